@@ -152,7 +152,7 @@ SUBJECT_HEAD = "layer=3&head=1&query=7&key=2"
 WINDOWS = {"minilm-segments.webp": (1560, 780)}
 PAGES: dict[str, tuple[str, str]] = {
     **{f"minilm-{view}.webp": ("minilm", f"view={view}&{SUBJECT_HEAD}") for view in VIEWS},
-    "minilm-segments.webp": ("minilm", r"view=segments&parts=pattern&pattern=\w%2B&of=all"),
+    "minilm-segments.webp": ("minilm", "view=segments&parts=words&heads=mean"),
     "smollm2-overview.webp": ("smollm2", "view=overview"),
     "smollm2-map.webp": ("smollm2", "view=map&layer=18&head=6&query=1418&key=99"),
     "needle.webp": ("needle", "view=map&scale=log&layer=0&head=2&{needle}"),

@@ -42,7 +42,7 @@ def test_places_of_a_view_are_the_indices_that_it_shows(
     stored = places.permute(order).contiguous()
     axes = Axes.of(stored, tuple(places.stride(axis) for axis in order))
     view = viewed(stored, data.draw)
-    seen = axes.seen_as(view)
+    seen = axes.of_view(view)
     if seen is not None:
         steps = [torch.arange(n) * place for n, place in zip(view.shape, seen.places, strict=True)]
         shown = torch.full((), seen.start)
@@ -57,14 +57,14 @@ def test_views_that_keep_each_axis_whole_are_always_known(
 ) -> None:
     stored = torch.zeros(sizes)
     axes = Axes.of(stored, contiguous(sizes))
-    assert axes.seen_as(stored.permute(data.draw(st.permutations(range(len(sizes)))))) is not None
+    assert axes.of_view(stored.permute(data.draw(st.permutations(range(len(sizes)))))) is not None
 
 
 def test_axes_that_do_not_run_on_into_each_other_have_no_places_as_one() -> None:
     stored = torch.zeros(2, 3, 4)
     axes = Axes.of(stored, (4, 8, 1))
-    assert axes.seen_as(stored.flatten(0, 1)) is None
-    assert axes.seen_as(stored.flatten(1, 2)) is None
+    assert axes.of_view(stored.flatten(0, 1)) is None
+    assert axes.of_view(stored.flatten(1, 2)) is None
 
 
 def test_a_view_beyond_the_tensor_is_not_known() -> None:

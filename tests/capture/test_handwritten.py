@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from handwritten_ways import WAYS, Way, nano_gpt
 from regard import AttentionMatrix
 from regard.capture.handwritten import Handwritten
-from regard.capture.unseen_attention import Absence
+from regard.capture.refusals import Absence
 from regard.tracing.tracer import Tracer
 
 MODES = {
@@ -54,7 +54,7 @@ class Seen:
 def watch(model: nn.Module, seen: Seen) -> Generator[None, None, None]:
     handwritten = Handwritten(model, seen.take, seen.refuse, Absence(model))
     try:
-        with Tracer(model, handwritten.listeners, handwritten.pass_on):
+        with Tracer(model, handwritten.listeners, handwritten.listener_of):
             yield
     finally:
         handwritten.finish()
@@ -406,7 +406,7 @@ def alive(
 
     model = layer(lambda q, k, v: way(q, k, v, note) is None)
     handwritten = Handwritten(model, *[lambda *_: None] * 2, Absence(model))
-    with torch.no_grad(), Tracer(model, handwritten.listeners, handwritten.pass_on):
+    with torch.no_grad(), Tracer(model, handwritten.listeners, handwritten.listener_of):
         model(noise())
         return [not reference.expired() for reference in noted]
 

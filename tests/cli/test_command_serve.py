@@ -219,7 +219,7 @@ def test_a_recording_of_answers_is_one_clear_sentence(run: Run, tmp_path: Path) 
     assert (code, out) == (2, "")
     assert err == (
         "regard: run.safetensors has answers only; the page needs query and key.\n"
-        "    Record again without --answers, or ask it with regard heads.\n"
+        "    Record query and key, or ask it with regard heads.\n"
     )
 
 

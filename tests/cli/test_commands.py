@@ -51,18 +51,6 @@ def test_record_tells_that_the_model_runs_and_that_the_file_is_written(
     assert told[1:] == [(f"running {bert}", 1, 2), ("writing run.safetensors", 2, 2)]
 
 
-def test_a_recording_of_answers_has_no_query_and_key(run: Run, bert: str) -> None:
-    _, out, _ = run("record", TEXT, "-m", bert, "--answers", "-o", "a.safetensors", "--json")
-    seen, told = regard.load("a.safetensors"), json.loads(out)
-    expected = Pretrained.load(bert).observe(TEXT)
-    assert told["kept"] == "answers"
-    assert told["bytes"] == Path("a.safetensors").stat().st_size
-    for name, received in expected.received().items():
-        torch.testing.assert_close(seen.received()[name], received)
-    with pytest.raises(regard.RegardError):
-        seen[0]
-
-
 def test_a_recording_has_the_values_where_they_are_asked_for(run: Run, bert: str) -> None:
     _, out, _ = run("record", TEXT, "-m", bert, "--values", "--json")
     seen, expected = regard.load("run.safetensors"), Pretrained.load(bert).observe(TEXT, keep="qkv")
@@ -70,23 +58,6 @@ def test_a_recording_has_the_values_where_they_are_asked_for(run: Run, bert: str
     assert all(torch.equal(seen.value(name), expected.value(name)) for name in expected)
     _, out, _ = run("record", TEXT, "-m", bert, "--values")
     assert "query, key and value of each" in out
-
-
-def test_answers_and_values_together_are_refused_before_any_work(run: Run) -> None:
-    code, out, err = run("record", TEXT, "--answers", "--values")
-    assert (code != 0, out) == (True, "")
-    assert err.strip() == (
-        "regard: --answers excludes --values: with answers no values are kept.\n"
-        "    Leave out one of them."
-    )
-    assert not Path("run.safetensors").exists()
-
-
-def test_a_recording_of_the_last_tokens_has_their_rows(run: Run, bert: str) -> None:
-    run("record", TEXT, "-m", bert, "--last", "3")
-    seen, expected = regard.load("run.safetensors"), Pretrained.load(bert).observe(TEXT)
-    assert seen.query_tokens == (expected.key_tokens or ())[-3:]
-    torch.testing.assert_close(seen[0].to_dense(), expected[0][..., -3:, :])
 
 
 def test_a_recording_that_cannot_be_written_is_refused_before_any_work(
@@ -203,10 +174,9 @@ def test_many_parts_are_shown_by_the_strongest_in_the_width_of_the_terminal(
 
 
 def test_a_recording_of_the_last_tokens_says_how_to_ask_it(run: Run, bert: str) -> None:
-    _, out, _ = run("record", TEXT, "-m", bert, "--last", "4")
-    *_, hint = out.split("regard ")
-    assert hint == "segments run.safetensors --by sentence --query last=0:4\n"
-    assert run(*hint.split())[0] == 0
+    Pretrained.load(bert).observe(TEXT, queries=slice(-4, None)).save("run.safetensors")
+    asked = ("segments", "run.safetensors", "--by", "sentence", "--query", "last=0:4")
+    assert run(*asked)[0] == 0
     assert run("segments", "run.safetensors", "--by", "sentence")[0] == 0
     code, _, err = run("segments", "run.safetensors", "--part", "start=0:2")
     assert code == 2
@@ -258,19 +228,14 @@ def test_a_recording_without_layers_is_one_clear_error(command: str, run: Run) -
     )
 
 
-@pytest.mark.parametrize("command", ["segments", "heads"])
-def test_answers_to_other_questions_are_told_in_the_words_of_the_command(
-    command: str, run: Run, bert: str
-) -> None:
-    run("record", TEXT, "-m", bert, "--answers")
+@pytest.mark.parametrize("command", ["segments", "heads", "page"])
+def test_answers_to_other_questions_are_one_clear_error(command: str, run: Run, bert: str) -> None:
+    Pretrained.load(bert).observe(TEXT, keep=[regard.TopK(8)]).save("run.safetensors")
     more = ("--by", "word") if command == "segments" else ()
-    assert run(command, "run.safetensors", *more) == (
-        2,
-        "",
-        "regard: run.safetensors was recorded with --answers, but not with those that this command "
-        "needs.\n"
-        "    Record the text again without --answers.\n",
-    )
+    code, out, err = run(command, "run.safetensors", *more)
+    assert (code, out) == (2, "")
+    assert re.search("has answers only, TopK|has no answer for|has not all the answers", err)
+    assert not Path("attention.html").exists()
 
 
 def test_how_many_tokens_a_recording_has_is_told_where_it_is_known(run: Run) -> None:
@@ -399,7 +364,6 @@ def test_the_dtype_of_the_weights_is_chosen(run: Run, bert: str) -> None:
         pytest.param(["--device", "foo"], "device is 'foo', which cannot be used: ", id="device"),
         pytest.param(["--chat"], "chat is asked for and ", id="no template"),
         pytest.param(["--max-tokens", "2"], "max_tokens is 2; ", id="special tokens alone"),
-        pytest.param(["--generate", "2", "--last", "3"], "queries is slice(-3, ", id="generate"),
     ],
 )
 def test_options_of_the_model_that_are_wrong_are_one_clear_error(
@@ -537,17 +501,6 @@ def test_page_writes_a_recording_as_one_file(run: Run, recorded: str) -> None:
     assert (code, err) == (0, "")
     assert re.fullmatch(r"run\.html   \d+ kB, one file, opens in any browser\n", out)
     assert Path("run.html").read_text().startswith("<!doctype html>")
-
-
-def test_a_page_needs_query_and_key(run: Run, bert: str) -> None:
-    run("record", TEXT, "-m", bert, "--answers")
-    code, out, err = run("page", "run.safetensors")
-    assert (code, out) == (2, "")
-    assert err.startswith(
-        "regard: run.safetensors was recorded with --answers, but not with those that this command "
-        "needs."
-    )
-    assert not Path("attention.html").exists()
 
 
 @pytest.mark.parametrize("place", [["--layer", "9"], ["--head", "99"]])

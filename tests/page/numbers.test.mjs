@@ -55,10 +55,11 @@ for (const [theme, ground] of [
       return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
     };
     const text = { "#17181c": "rgb(23,24,28)", "#fbfaf7": "rgb(251,250,247)" };
+    Object.assign(text, { "#000000": "rgb(0,0,0)", "#ffffff": "rgb(255,255,255)" });
     for (const ramp of [colours.ramp(theme, ground), colours.differenceRamp(theme, ground)])
       ramp.css.forEach((css, i) => {
         const [one, other] = [luminance(css), luminance(text[ramp.onTop[i]])].sort((a, b) => b - a);
-        assert.ok((one + 0.05) / (other + 0.05) >= 4.1, css);
+        assert.ok((one + 0.05) / (other + 0.05) >= 4.5, css);
       });
   });
 

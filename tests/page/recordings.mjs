@@ -11,7 +11,7 @@ export function tokens(texts) {
 export function layer(more = {}) {
   const usual = { name: "layer", kind: "query-key", num_heads: 2, num_kv_heads: 2, q_len: 9, kv_len: 9, head_dim: 4 };
   const units = { scale: 0.5, query_unit: 1, key_unit: 1, value_unit: 1, value_heads: 0, value_dim: 0 };
-  return { ...usual, ...units, span_heads: 0, block: 1, strongest: 0, heads: null, overview: null, ...more };
+  return { ...usual, ...units, span_heads: 0, block: 1, heads: null, overview: null, ...more };
 }
 
 export function recording(layers = [layer(), layer()], more = {}) {

@@ -11,7 +11,8 @@ let frames = [];
 
 function store(from = recording(), open = { layer: 0, head: 0, query: 4, key: 3 }) {
   frames = [];
-  return new Store(freshState(open, from.layers[0].kv_len, "alone"), (state) => fitted(state, from));
+  const fresh = freshState({ ...open, compare: "alone", parts: "sentences" }, from.layers[0].kv_len);
+  return new Store(fresh, (state) => fitted(state, from));
 }
 
 /** The state that an address gives, beside that of a fresh page. */
@@ -24,19 +25,19 @@ function differences(address, from) {
 test("an address names the cell always and the rest where it is unusual", () => {
   const page = store();
   assert.equal(page.address(), "#layer=0&head=0&query=4&key=3");
-  page.set({ hidden: true, scale: "log", pattern: "eat & [a-z]+ #1" });
+  page.set({ hidden: true, scale: "log", pins: written([{ layer: 0, head: 1, query: 2, key: 3, note: "a & b #1" }]) });
   assert.equal(
     page.address(),
-    "#layer=0&head=0&query=4&key=3&scale=log&pattern=eat%20%26%20%5Ba-z%5D%2B%20%231&hidden=1",
+    "#layer=0&head=0&query=4&key=3&scale=log&pins=%5B%5B0%2C1%2C2%2C3%2C%22a%20%26%20b%20%231%22%5D%5D&hidden=1",
   );
 });
 
 test("every part of the state comes back from its address", () => {
   const page = store();
   page.set({ layer: 1, head: 1, query: 2, key: 5, view: "text", hidden: true, zoom: 2, row: 1.5, column: 2.25 });
-  page.set({ queryTo: 4, keyTo: 6, side: "looked", sort: "kind", only: "first-token-sink", compare: "difference" });
+  page.set({ side: "looked", sort: "kind", compare: "difference" });
   page.set({ with: "0.1", heads: "0.0_1.1", pins: written([{ layer: 0, head: 1, query: 2, key: 3, note: "a & b" }]) });
-  page.set({ folded: true, distances: true, theme: "dark", entropy: "low", sink: "high", parts: "lines", of: "all" });
+  page.set({ folded: true, theme: "dark", parts: "lines", per: "token" });
   const again = store();
   again.go(page.address());
   assert.deepEqual(again.state, page.state);
@@ -47,7 +48,7 @@ for (const wrong of [
   "#%00=&&=&query=x",
   "#zoom=-3&row=99999&column=-1",
   "#constructor=1&__proto__=x&toString=x",
-  "#pattern=a%00b&only=A<b>&heads=1.1_&with=x&pins=%00",
+  "#parts=pattern&per=A<b>&heads=1.1_&with=x&pins=%00",
 ])
   test(`a wrong address opens what there is: ${wrong}`, () => {
     const page = store();
@@ -85,16 +86,6 @@ test("the part of the map stays inside the matrix", () => {
   assert.deepEqual([page.state.row, page.state.column], [75, 150]);
   page.set({ row: 10.12345 });
   assert.equal(page.state.row, 10.123);
-});
-
-test("several chosen tokens are let go where one is chosen, and are not too many to add up", () => {
-  const page = store(recording([layer({ q_len: 900, kv_len: 900 })]));
-  page.set({ query: 3, queryTo: 800 });
-  assert.equal(page.state.queryTo, 258);
-  page.set({ query: 4 });
-  assert.equal(page.state.queryTo, null);
-  page.set({ query: 5, queryTo: 5 });
-  assert.equal(page.state.queryTo, null);
 });
 
 test("more steps are asked for again at each query", () => {
@@ -144,9 +135,9 @@ test("of two recordings the same head is compared, and without a difference wher
 });
 
 test("sinks that are inside block means are not set aside", () => {
-  const held = recording([layer({ kind: "pyramid", block: 2, strongest: 8 }), layer()]);
-  assert.deepEqual(differences("#hidden=1", held), {});
-  assert.deepEqual(differences("#layer=1&key=3&hidden=1", held), { layer: 1, hidden: true });
+  const large = recording([layer({ kind: "pyramid", block: 2 }), layer()]);
+  assert.deepEqual(differences("#hidden=1", large), {});
+  assert.deepEqual(differences("#layer=1&key=3&hidden=1", large), { layer: 1, hidden: true });
 });
 
 for (const pins of ['[[9,0,0,0,""]]', "[[0,0,0]]", "{}", "[1,null]", "<b>", '[[0,0,"1",2,""]]', "[[0,0,-1,2]]"])
@@ -198,7 +189,6 @@ const PRESSED = {
   s: { hidden: true },
   d: { side: "looked" },
   t: { folded: true },
-  g: { distances: true },
   m: { heads: "mean" },
   c: { compare: "beside", with: "0.1" },
   1: { view: "overview" },

@@ -1,10 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { endsSentence } from "../../src/regard/view/web/text/flow";
-import { parted } from "../../src/regard/view/web/text/parts";
-import { secondText, sentenceAt, wordAt } from "../../src/regard/view/web/text/parts_of_text";
-import { blockSentence } from "../../src/regard/view/web/text/held_words";
-import { quoted, quotedRange, sentence } from "../../src/regard/view/web/text/sentence";
+import { parted, secondText } from "../../src/regard/view/web/text/parts";
+import { blockSentence } from "../../src/regard/view/web/text/block_words";
+import { quoted, sentence, textSentence } from "../../src/regard/view/web/text/sentence";
 import * as words from "../../src/regard/view/web/text/tokens";
 import { layer, tokens, WORDS } from "./recordings.mjs";
 
@@ -67,39 +66,12 @@ test("positions stand where no text was recorded", () => {
 const TEXT = ["[CLS]", "Life", " is", " short", ".", " Eat", " dessert", " first", ".", " Then", " rest", ".", "[SEP]"];
 const names = (parts) => parts.map(({ name }) => name);
 
-test("a word is its tokens without a space between, never a special one", () => {
-  const text = tokens(["Des", "sert", " first", ".", " Then", " re", "st", "."]);
-  assert.deepEqual(
-    [wordAt(text, 1), wordAt(text, 2), wordAt(text, 5), wordAt(text, 7)],
-    [
-      [0, 1],
-      [2, 2],
-      [5, 6],
-      [7, 7],
-    ],
-  );
-  assert.deepEqual(wordAt(tokens(["[CLS]", "Life"]), 1), [1, 1]);
-});
-
-test("a sentence has no special tokens", () => {
-  const text = tokens(TEXT);
-  assert.deepEqual(
-    [sentenceAt(text, 1), sentenceAt(text, 6), sentenceAt(text, 11)],
-    [
-      [1, 4],
-      [5, 8],
-      [9, 11],
-    ],
-  );
-  assert.deepEqual(sentenceAt(text, 0), [0, 0]);
-});
-
 test("sentences end at full stops and dots and nowhere else", () => {
   const text = tokens(
     "I told you that in 2020 nobody saw 6 of them … . Then you left .".split(" ").map((one) => ` ${one}`),
   );
   assert.deepEqual(
-    names(parted(text, { parts: "sentences" })).map((name) => name.slice(0, 6)),
+    names(parted(text, "sentences")).map((name) => name.slice(0, 6)),
     ["I told", ".", "Then y"],
   );
   assert.deepEqual(
@@ -110,35 +82,27 @@ test("sentences end at full stops and dots and nowhere else", () => {
   assert.ok(endsSentence(tokens(["line", "\nnext"]), 0));
 });
 
-test("parts are sentences or lines, without special tokens; many are joined", () => {
-  assert.deepEqual(parted(tokens(TEXT), { parts: "sentences" }), [
+test("parts are sentences, words or lines, without special tokens; many are joined", () => {
+  assert.deepEqual(parted(tokens(TEXT), "sentences"), [
     { name: "Life is short.", span: [1, 5] },
     { name: "Eat dessert first.", span: [5, 9] },
     { name: "Then rest.", span: [9, 12] },
   ]);
-  assert.deepEqual(names(parted(tokens(["a\n", "b", " c\n", "d"]), { parts: "lines" })), ["a", "b c", "d"]);
-  const many = parted(tokens(Array(100).fill(" x.")), { parts: "sentences" });
+  assert.deepEqual(names(parted(tokens(["a\n", "b", " c\n", "d"]), "lines")), ["a", "b c", "d"]);
+  const split = tokens(["Des", "sert", " first", ".", " Then", " re", "st", "[SEP]"]);
+  assert.deepEqual(
+    parted(split, "words").map(({ name, span }) => [name, ...span]),
+    [
+      ["Dessert", 0, 2],
+      ["first", 2, 3],
+      ["Then", 4, 5],
+      ["rest", 5, 7],
+    ],
+  );
+  const many = parted(tokens(Array(100).fill(" x.")), "sentences");
   assert.deepEqual([many.length, many[0].span, many.at(-1).span], [34, [0, 3], [99, 100]]);
-  assert.deepEqual(parted(tokens(["[CLS]"]), { parts: "sentences" }), []);
+  assert.deepEqual(parted(tokens(["[CLS]"]), "sentences"), []);
 });
-
-test("a pattern finds parts over tokens, in any case", () => {
-  const found = (pattern) => parted(tokens(TEXT), { parts: "pattern", pattern });
-  assert.deepEqual(found("DESSERT first|rest"), [
-    { name: "dessert first", span: [6, 8] },
-    { name: "rest", span: [10, 11] },
-  ]);
-  assert.deepEqual(found("ess")[0].span, [6, 7]);
-  assert.deepEqual(found("  "), []);
-  assert.deepEqual(found("never"), []);
-});
-
-for (const pattern of ["(", "[", "a{2,1}", "\\", "*"])
-  test(`a pattern that is no expression means its own letters: ${pattern}`, () => {
-    const found = (texts) => parted(tokens(texts), { parts: "pattern", pattern });
-    assert.deepEqual(found(TEXT), []);
-    assert.deepEqual(names(found(["one", ` ${pattern}`])), [pattern]);
-  });
 
 test("special tokens part the two texts of a pair", () => {
   assert.equal(secondText(tokens(["[CLS]", "Life", "[SEP]", " eat", "[SEP]"])), 3);
@@ -154,13 +118,27 @@ const axes = { queries: text, keys: text };
 
 function read(more, isKnown = true) {
   const mask = Uint8Array.from(EVEN, (weight) => Number(weight > 0));
-  const usual = { layer: 1, head: 0, hidden: false, query: 6, key: 1, queryTo: null, keyTo: null, column: null };
+  const usual = { layer: 1, head: 0, hidden: false, query: 6, key: 1, column: null };
   return sentence({ ...usual, row: EVEN, mask, ...more }, axes, LAYERS, isKnown).replaceAll("\u202f", " ");
 }
 
 test("a cell is read with its share, its rank and its head", () => {
   assert.equal(read({}), "“dessert” gives 25.0 % of its attention to “Life” (rank 2 of 3), layer 1 head 0.");
   assert.equal(read({ key: 2 }), "“dessert” gives 25.0 % of its attention to “is” (rank 3 of 3), layer 1 head 0.");
+});
+
+test("in a text a token is read with what it looks at most, and what looks at it most", () => {
+  const reading = { layer: 1, head: 0, hidden: false, query: 6, key: 6, row: EVEN, column: null };
+  const read = (more) => textSentence({ ...reading, ...more }, axes, LAYERS).replaceAll("\u202f", " ");
+  assert.equal(read({}), "“dessert” looks most at “[CLS]”: 50.0 %, layer 1 head 0.");
+  assert.match(read({ column: EVEN }), /; “dessert” is looked at most by “\[CLS\]”: 50\.0 %, layer/);
+  assert.match(read({ column: new Float32Array(9) }), /; nobody looks at “dessert”, layer/);
+  assert.match(read({ row: new Float32Array(9).fill(NaN) }), /^“dessert”: its weights are not numbers \(NaN\), layer/);
+  const large = [layer(), layer({ kind: "pyramid", block: 4, octaves: 0 })];
+  assert.match(
+    textSentence(reading, axes, large),
+    /^“dessert” looks most at tokens 0 to 3: .* \(means of blocks of 4 × 4/,
+  );
 });
 
 test("a masked key is told as such where the mask is known", () => {
@@ -200,7 +178,6 @@ test("a repeated token says its position, and one from right to left turns nothi
   const twice = tokens(["a", " b", " a"]);
   assert.deepEqual([quoted(twice, 1), quoted(twice, 2)], ["“b”", "“a” (token 2)"]);
   assert.equal(quoted(tokens([HEBREW]), 0), `“\u2068${HEBREW}\u2069”`);
-  assert.equal(quotedRange(text, 3, 5), "“short, eat” (3 tokens)");
 });
 
 test("of a small map a sentence names blocks", () => {

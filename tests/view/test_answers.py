@@ -277,7 +277,7 @@ def test_memory_is_bounded_by_letting_go_of_what_was_looked_at_first() -> None:
     with Answers(recording(matrix), limit=2 * one) as answers:
         for head in range(5):
             answers.tile(Which(0, head), Place(1, 0, 0))
-        assert answers.held <= 2 * one
+        assert answers.nbytes <= 2 * one
         exact = matrix[0].to_dense()[:256, :256]
         torch.testing.assert_close(answers.tile(Which(0, 0), Place(0, 0, 0)).values, exact)
 

@@ -264,7 +264,7 @@ def assert_one_matrix(page: Path, scores: Tensor, hidden: bool) -> None:
             assert_steps(answer, row)
 
 
-def test_a_layer_too_large_for_its_file_has_the_strongest_keys_of_large_scores(
+def test_a_layer_too_large_for_its_file_has_the_means_of_large_scores(
     tmp_path: Path,
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -276,13 +276,8 @@ def test_a_layer_too_large_for_its_file_has_the_strongest_keys_of_large_scores(
     exact = softmax(scores_of(matrix))
     page = write_page(regard.Recording({"layer": matrix}), tmp_path / "page.html", limit=180_000)
     layer, _ = first_layer(page)
-    assert (layer["kind"], layer["strongest"]) == ("pyramid", 8)
-    row, column = answers_of(page, [{"kind": "row", "query": 5}, {"kind": "column", "key": 7}])
-    values = torch.tensor(row["values"]).double()
-    held = values > 0
-    assert int(held.sum()) == 8
-    torch.testing.assert_close(values[held], exact[5].topk(8).values, **EXACT)
-    assert row["rest"]["share"] == pytest.approx(1 - 8 * float(exact.max()), abs=1e-6)
+    assert layer["kind"] == "pyramid"
+    (column,) = answers_of(page, [{"kind": "column", "key": 7}])
     block = exact[6:8, 6:8].mean()  # of 2 x 2 tokens, in a byte
     assert column["values"][7] == pytest.approx(float(block), rel=0.05)
 

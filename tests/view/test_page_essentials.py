@@ -74,7 +74,7 @@ def test_a_page_of_one_head_has_the_map_and_the_steps(show: Open, tmp_path: Path
     page.wait_for_selector("#view-steps table[data-ready]")
     shown = [share(text) for text in column(page, "#view-steps", "weight")]
     assert shown == pytest.approx(row.tolist(), rel=SHOWN, abs=1e-12)
-    for key in ["?", "Escape", *"[]{}+-0gmclsdpt/12345"]:
+    for key in ["?", "Escape", *"[]{}+-0mclsdpt/12345"]:
         page.keyboard.press(key)  # the fixture fails on any error
 
 
@@ -120,7 +120,7 @@ def test_segments_are_those_of_the_library(show: Open) -> None:
     tokens = ["Life", " is", " short", ".", " Eat", " dessert", "."]
     query, key = torch.randn(2, 1, 2, 7, 8, generator=torch.Generator().manual_seed(7))
     recording = regard.Recording({"a": regard.attend(query, key)}, query_tokens=tokens)
-    page = show(recording, "#view=segments&layer=0&head=1&of=head")
+    page = show(recording, "#view=segments&layer=0&head=1")
     page.wait_for_selector("#view-segments td")
     weights = regard.segment_shares(recording, {"one": (0, 4), "two": (4, 7)}).weights[0, 1]
     shown = [float(cell) for cell in page.locator("#view-segments td").all_inner_texts()]

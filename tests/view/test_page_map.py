@@ -381,29 +381,6 @@ def test_two_heads_stand_side_by_side_on_one_scale(show: Open) -> None:
 
 @pytest.mark.browser
 @pytest.mark.full
-def test_distances_start_where_the_last_query_meets_the_last_key(show: Open) -> None:
-    recording = recorded(tokens=5, keys=13, mask=regard.Causal())
-    page = show(recording, "#query=0&key=0&scale=linear")
-    ready(page)
-    left, top, width, height = frame_of(page)
-
-    def pixels(query: float, key: float) -> set[str]:
-        at = [round(left + key * width), round(top + query * height)]
-        script = """([x, y]) => [...document.querySelector(".map canvas").getContext("2d")
-          .getImageData(x - 6, y - 6, 12, 12).data].join()"""
-        return {page.evaluate(script, at)}
-
-    before = {place: pixels(*place) for place in [(2.0, 10.0), (2.0, 2.0)]}
-    page.keyboard.press("g")
-    page.wait_for_selector('#distances[aria-pressed="true"]')
-    page.wait_for_timeout(300)
-    after = {place: pixels(*place) for place in before}
-    assert after[2.0, 10.0] != before[2.0, 10.0]
-    assert after[2.0, 2.0] == before[2.0, 2.0]
-
-
-@pytest.mark.browser
-@pytest.mark.full
 def test_shift_and_a_click_on_a_small_map_adds_its_head(show: Open) -> None:
     page = show(recorded(heads=3, kv_heads=3), "#query=4&key=6")
     box = page.locator("#overview canvas").bounding_box()

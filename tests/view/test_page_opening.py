@@ -49,7 +49,7 @@ def test_a_fresh_page_opens_on_the_head_that_stands_out_at_a_content_word(show: 
 def test_the_heads_that_stand_out_are_listed_and_open(show: Open) -> None:
     page = show(story())
     ready(page)
-    button = page.locator("#standing button")
+    button = page.locator("#notable button")
     assert button.all_inner_texts()[0].startswith("L0H1 previous token ")
     button.first.click()
     at = address(page, lambda said: said["head"] == "1")
@@ -97,7 +97,7 @@ def test_the_scale_fits_the_weights_and_says_its_darkest_value(show: Open) -> No
 @pytest.mark.full
 def test_the_steps_tell_of_the_key_that_is_read_below(show: Open) -> None:
     page = show(recorded(), "#view=steps&query=7&key=6&order=position")
-    page.wait_for_selector("#view-steps td.told")
+    page.wait_for_selector("#view-steps td.explaining")
     page.wait_for_selector("#view-steps tr.chosen")
     assert sentence(page).startswith("“first” gives ")
     assert "“dessert”" in sentence(page)
@@ -116,7 +116,7 @@ def test_segments_say_that_there_are_more_columns(show: Open) -> None:
 
 
 @pytest.mark.full
-def test_numbers_above_words_and_names_of_flows_are_not_cut(show: Open) -> None:
+def test_numbers_above_words_are_not_cut(show: Open) -> None:
     page = show(recorded(), "#view=text&query=5", viewport={"width": 390, "height": 844})
     page.wait_for_selector("#view-text [data-share]")
     ends = page.eval_on_selector_all(
@@ -130,21 +130,6 @@ def test_numbers_above_words_and_names_of_flows_are_not_cut(show: Open) -> None:
         })""",
     )
     assert all(before >= -1 and after >= -1 for before, after in ends)
-    parts = ["WWWWWWWWWWWWWWWWWW WWWWWWWWWW.", " MMMMMMMMMMMMMMM MMMMMMMMMMMMMM."]
-    x = torch.randn(1, 2, 8, generator=torch.Generator().manual_seed(7))
-    recording = regard.Recording({"a": regard.attend(x, x)}, query_tokens=parts)
-    page = show(recording, "#view=segments&form=flows")
-    page.wait_for_selector("#view-segments svg text")
-    assert page.evaluate(
-        """() => {
-          const { width } = document.querySelector("#view-segments svg").getBoundingClientRect();
-          const { left } = document.querySelector("#view-segments svg").getBoundingClientRect();
-          return [...document.querySelectorAll("#view-segments svg text")].every((text) => {
-            const box = text.getBoundingClientRect();
-            return box.left >= left - 1 && box.right <= left + width + 1;
-          });
-        }"""
-    )
 
 
 @pytest.mark.full
@@ -214,19 +199,20 @@ def test_two_fingers_zoom_and_the_map_is_on_the_first_screen_of_a_phone(show: Op
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("view", ["overview", "map", "text", "steps", "segments"])
-def test_what_a_thumb_presses_has_44_pixels_and_nothing_sticks_out(view: str, show: Open) -> None:
-    page = show(recorded(), f"#view={view}", **PHONE)
-    page.wait_for_selector(f'body[data-view="{view}"][data-read]')
-    small = page.eval_on_selector_all(
-        "#tabs button, .choices button, .tools button, .filters select, #understood, #theme",
-        """all => all.filter((one) => one.offsetParent).filter((one) => {
-          const { width, height } = one.getBoundingClientRect();
-          return width < 44 || height < 44;
-        }).map((one) => one.outerHTML)""",
-    )
-    assert small == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+def test_what_a_thumb_presses_has_44_pixels_and_nothing_sticks_out(show: Open) -> None:
+    page = show(recorded(), **PHONE)
+    for view in ("overview", "map", "text", "steps", "segments"):
+        page.evaluate(f"location.hash = 'view={view}&query=3&key=2'")
+        page.wait_for_selector(f'body[data-view="{view}"][data-read]')
+        small = page.eval_on_selector_all(
+            "#tabs button, .choices button, .tools button, .filters select, #understood, #theme",
+            """all => all.filter((one) => one.offsetParent).filter((one) => {
+              const { width, height } = one.getBoundingClientRect();
+              return width < 44 || height < 44;
+            }).map((one) => one.outerHTML)""",
+        )
+        assert small == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_special_tokens_have_one_spelling(show: Open, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""The overview: every head as a small map with its kind, sorted and filtered as people ask."""
+"""The overview: every head as a small map with its kind, in layers or sorted."""
 
 import pytest
 import torch
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page
 
 import pages
 import regard
@@ -28,32 +28,13 @@ def heads(page: Page) -> list[str]:
     return [label.split(",")[0] for label in labels]
 
 
-@pytest.mark.parametrize(
-    ("address", "order"),
-    [
-        pytest.param("&sort=kind", ["0 0", "1 1", "0 1", "1 0"], id="kind"),
-        pytest.param("&sink=middle", [], id="none"),
-    ],
-)
-def test_heads_are_sorted_and_filtered(address: str, order: list[str], show: Open) -> None:
-    page = show(even_and_one(), f"#view=overview{address}")
-    expect(page.locator("#view-overview .count")).not_to_be_empty()
-    expected = [f"layer {place.split()[0]} head {place.split()[1]}" for place in order]
-    assert (heads(page) if order else []) == expected
-    count = page.inner_text("#view-overview .count")
-    assert count == ("4 heads" if len(order) == 4 else f"{len(order)} of 4 heads")
-
-
-def test_a_click_opens_the_map_of_the_head(show: Open) -> None:
+def test_a_click_or_the_arrows_and_enter_open_the_map_of_a_head(show: Open) -> None:
     page = show(recorded(), "#view=overview")
     page.click("#view-overview button >> nth=3")
     page.wait_for_selector('body[data-view="map"]')
-    assert page.input_value("#layer") == "1"
-    assert page.input_value("#head") == "1"
-
-
-def test_arrows_go_from_head_to_head_and_enter_opens(show: Open) -> None:
-    page = show(recorded(), "#view=overview&layer=0&head=0")
+    assert (page.input_value("#layer"), page.input_value("#head")) == ("1", "1")
+    page.evaluate("location.hash = 'view=overview&layer=0&head=0'")
+    page.wait_for_selector('body[data-view="overview"]')
     page.locator('#view-overview button[aria-pressed="true"]').focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
@@ -62,13 +43,14 @@ def test_arrows_go_from_head_to_head_and_enter_opens(show: Open) -> None:
     assert (page.input_value("#layer"), page.input_value("#head")) == ("1", "1")
 
 
-def test_the_menus_change_the_address(show: Open) -> None:
+def test_the_menu_sorts_the_heads_and_changes_the_address(show: Open) -> None:
     page = show(even_and_one(), "#view=overview")
-    page.select_option("#view-overview [data-menu=sort]", "entropy")
-    page.select_option("#view-overview [data-menu=only]", "self")
-    said = pages.address(page, lambda said: "only" in said)
-    assert (said["sort"], said["only"]) == ("entropy", "self")
-    assert heads(page) == ["layer 0 head 0", "layer 1 head 1"]
+    assert page.inner_text("#view-overview .count") == "4 heads"
+    page.select_option("#view-overview .filters select", "kind")
+    assert pages.address(page, lambda said: "sort" in said)["sort"] == "kind"
+    page.wait_for_selector("#view-overview .row:only-child")
+    order = [(0, 0), (1, 1), (0, 1), (1, 0)]
+    assert heads(page) == [f"layer {layer} head {head}" for layer, head in order]
 
 
 def test_without_kinds_the_maps_are_shown_in_layers(show: Open) -> None:
@@ -89,7 +71,7 @@ def test_many_heads_are_on_one_screen_of_small_maps(show: Open) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 850, 1280])
-def test_no_kind_of_a_head_is_cut(width: int, show: Open) -> None:
+def test_each_of_many_heads_stands_right_of_its_layer_with_its_kind(width: int, show: Open) -> None:
     viewport = {"width": width, "height": 844}
     page = show(recorded(heads=12, kv_heads=12), "#view=overview", viewport=viewport)
     page.wait_for_selector("#view-overview .kind:not(:empty)")
@@ -98,13 +80,6 @@ def test_no_kind_of_a_head_is_cut(width: int, show: Open) -> None:
         "all => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)",
     )
     assert cut == []
-
-
-@pytest.mark.parametrize("width", [390, 850])
-def test_each_of_many_heads_stands_right_of_its_layer_with_its_kind(width: int, show: Open) -> None:
-    viewport = {"width": width, "height": 844}
-    page = show(recorded(heads=12, kv_heads=12), "#view=overview", viewport=viewport)
-    page.wait_for_selector("#view-overview button")
     lefts = page.eval_on_selector_all(
         "#view-overview .row:first-child button", "all => all.map((one) => one.offsetLeft)"
     )

@@ -1,12 +1,8 @@
-"""Parts of the text in the page: equal to the library's own segments, as a table and as flows."""
-
-import csv
-from pathlib import Path
-from urllib.parse import quote
+"""Parts of the text in the page: equal to the library's own segments."""
 
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 import pages
 import regard
@@ -41,39 +37,43 @@ def percent(weights: torch.Tensor) -> list[list[float]]:
     return [[float(f"{100 * w:.3g}") for w in row] for row in weights.tolist()]
 
 
-@pytest.mark.parametrize("of", ["head", "layer", "all"])
-def test_sentences_draw_what_the_library_says(of: str, show: Open) -> None:
+@pytest.mark.parametrize("heads", ["one", "mean", "0.1_2.0"])
+def test_sentences_draw_what_the_library_says(heads: str, show: Open) -> None:
     recording = three_sentences(mask=regard.Causal())
-    page = show(recording, f"#view=segments&layer=1&head=1&of={of}&hidden=1")
+    page = show(recording, f"#view=segments&layer=1&head=1&heads={heads}&hidden=1")
     drawn = regard.segment_shares(recording, SENTENCES, sinks=False).weights
-    chosen = {"head": drawn[1, 1], "layer": drawn[1].mean(0), "all": drawn.mean((0, 1))}[of]
+    chosen = {
+        "one": drawn[1, 1],
+        "mean": drawn[1].mean(0),
+        "0.1_2.0": (drawn[0, 1] + drawn[2, 0]) / 2,
+    }[heads]
     page.wait_for_selector("#view-segments td")
     for ours, theirs in zip(shares(page), percent(chosen), strict=True):
         assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-4)
 
 
-def test_a_pattern_finds_the_parts(show: Open) -> None:
+def test_a_share_of_each_token_is_that_of_a_part_over_its_tokens(show: Open) -> None:
     recording = three_sentences()
-    page = show(recording, f"#view=segments&parts=pattern&pattern={quote('dessert first|rest')}")
-    weights = regard.segment_shares(recording, {"a": (6, 8), "b": (10, 11)}).weights[0, 0]
-    for ours, theirs in zip(shares(page), percent(weights), strict=True):
+    page = show(recording, "#view=segments&parts=words")
+    names = page.locator("#view-segments tbody th")
+    words = ["Life", "is", "short", "Eat", "dessert", "first", "Then", "rest"]
+    expect(names).to_have_text([f"{at} {word}" for at, word in enumerate(words, start=1)])
+    page.click("[data-set='parts=sentences']")
+    page.click("[data-set='per=token']")
+    expect(page.locator("#legend .unit")).to_contain_text("for each token")
+    drawn = regard.segment_shares(recording, SENTENCES).weights[0, 0] / torch.tensor([4, 4, 3])
+    for ours, theirs in zip(shares(page), percent(drawn), strict=True):
         assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-4)
-    assert page.locator("#view-segments tbody th").all_inner_texts() == [
-        "1 dessert first",
-        "2 rest",
-    ]
+    page.hover('#view-segments td[data-row="1"][data-column="2"]')
+    assert "of its attention to each token of “Then rest.”" in page.inner_text("#view-segments")
 
 
-def test_a_typed_pattern_is_in_the_address_and_comes_back(show: Open) -> None:
-    page = show(three_sentences(), "#view=segments")
-    page.fill("#view-segments input", "eat & [a-z]+ #1")
-    page.keyboard.press("Enter")
-    said = pages.address(page, lambda said: "pattern" in said)
-    assert said["pattern"] == quote("eat & [a-z]+ #1", safe="")
-    page.reload()
-    page.wait_for_selector("body.ready")
-    assert page.input_value("#view-segments input") == "eat & [a-z]+ #1"
-    assert page.inner_text("#view-segments .line") == "Nothing in the text fits the pattern."
+def test_one_sentence_is_shown_by_its_words(show: Open) -> None:
+    tokens = ["Life", " is", " short", "."]
+    query, key = torch.randn(2, 1, 4, 8, generator=torch.Generator().manual_seed(7)).unbind(0)
+    recording = regard.Recording({"layer": regard.attend(query, key)}, query_tokens=tokens)
+    page = show(recording, "#view=segments")
+    expect(page.locator("#view-segments tbody th")).to_have_text(["1 Life", "2 is", "3 short"])
 
 
 def test_pointing_at_a_cell_reads_it(show: Open) -> None:
@@ -88,43 +88,6 @@ def test_pointing_at_a_cell_reads_it(show: Open) -> None:
     )
 
 
-def test_flows_are_as_thick_as_the_shares(show: Open) -> None:
-    recording = three_sentences()
-    page = show(recording, "#view=segments&form=flows&layer=0&head=0")
-    page.wait_for_selector("#view-segments path")
-    thick = page.eval_on_selector_all(
-        "#view-segments path",
-        """all => all.map((path) => {
-          const [, y1, y2] = path.getAttribute("d").match(/^M\\S+ (\\S+)C.* \\S+ (\\S+)Z$/);
-          return [Number(path.dataset.row), Number(path.dataset.column), y2 - y1];
-        })""",
-    )
-    weights = regard.segment_shares(recording, SENTENCES).weights[0, 0]
-    ratios = [height / float(weights[row, column]) for row, column, height in thick]
-    assert len(thick) == 9
-    assert max(ratios) == pytest.approx(min(ratios), rel=1e-3)
-
-
-def test_the_numbers_are_saved_as_a_table(show: Open, tmp_path: Path) -> None:
-    recording = three_sentences()
-    page = show(recording, "#view=segments")
-    page.wait_for_selector("#view-segments td")
-    page.click("#save summary")
-    with page.expect_download() as download:
-        page.click("[data-save=csv]")
-    download.value.save_as(tmp_path / "segments.csv")
-    with (tmp_path / "segments.csv").open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.reader(file))
-    assert [row[0] for row in rows] == [
-        "part",
-        "Life is short.",
-        "Eat dessert first.",
-        "Then rest.",
-    ]
-    weights = regard.segment_shares(recording, SENTENCES).weights[0, 0]
-    assert [float(cell) for cell in rows[2][1:]] == pytest.approx(weights[1].tolist(), rel=1e-5)
-
-
 def test_parts_of_another_text_have_their_names_over_the_columns(show: Open) -> None:
     recording = regard.Recording(
         {"layer": regard.attend(torch.randn(1, 3, 2), torch.randn(1, 5, 2))},
@@ -137,35 +100,11 @@ def test_parts_of_another_text_have_their_names_over_the_columns(show: Open) -> 
     assert names == ["gives to", "1 Life is.", "2 Eat."]
 
 
-def test_flows_are_reached_by_the_keyboard_and_have_names(show: Open) -> None:
-    page = show(three_sentences(), "#view=segments&form=flows&layer=0&head=0")
-    page.wait_for_selector("#view-segments path")
-    page.focus("#view-segments [data-set='form=flows']")
-    page.keyboard.press("Tab")
-    said = []
-    for _ in range(3):
-        said.append(page.inner_text("#view-segments .line").split(" gives ")[0])
-        page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowLeft")
-    line = page.inner_text("#view-segments .line")
-    assert said == ["“Life is short.”"] * 3
-    assert line.startswith("“Life is short.” gives ")
-    assert "of its attention to “Then rest.”" in line
-    names = page.get_by_role("img").filter(has=page.locator("title"))
-    assert names.count() == 9
-    assert names.first.get_attribute("tabindex") == "-1"
-
-
-@pytest.mark.parametrize(
-    ("form", "place"),
-    [
-        pytest.param("table", "td[data-row='1'][data-column='2']", id="cell"),
-        pytest.param("flows", "path[data-row='1'][data-column='2']", id="flow"),
-    ],
-)
-def test_the_next_head_leaves_the_focus_where_it_is(form: str, place: str, show: Open) -> None:
-    page = show(three_sentences(), f"#view=segments&form={form}")
-    page.focus(f"#view-segments {place}")
+def test_the_next_head_leaves_the_focus_where_it_is(show: Open) -> None:
+    page = show(three_sentences(), "#view=segments")
+    place = "td[data-row='1'][data-column='2']"
+    page.focus("#view-segments td[data-row='0'][data-column='2']")
+    page.keyboard.press("ArrowDown")
     page.keyboard.press("]")
     page.wait_for_selector("#view-segments .line:has-text('layer 0 head 1')")
     assert page.locator(f"#view-segments {place}:focus").count() == 1
@@ -176,7 +115,9 @@ def test_names_of_parts_take_the_room_that_is_free(show: Open) -> None:
     words = [regard.Token(f" wordwordword{i}") for i in range(4)]
     layer = regard.attend(torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8))
     recording = regard.Recording({"layer": layer}, query_tokens=words)
-    page = show(recording, "#view=segments", viewport={"width": 1440, "height": 900})
+    page = show(
+        recording, "#view=segments&parts=sentences", viewport={"width": 1440, "height": 900}
+    )
     page.wait_for_selector("#view-segments td")
     name = page.locator("#view-segments tbody th")
     assert name.inner_text() == "1 wordwordword0 wordwordword1 wordwordword2 wordwordword3"

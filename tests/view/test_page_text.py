@@ -1,4 +1,4 @@
-"""The page's text: where words look and who looks at them, for one token or several."""
+"""The page's text: where words look and who looks at them."""
 
 from pathlib import Path
 
@@ -19,11 +19,6 @@ def read(page: Page, which: str) -> None:
     page.wait_for_selector(f'body[data-read="{which}"]')
 
 
-def says(page: Page, text: str) -> None:
-    """Waits until the line below says it; in a selector a narrow space is a space."""
-    page.wait_for_selector(f'#sentence:has-text("{text}")')
-
-
 def side(page: Page, place: int) -> str:
     return f"#view-text .side:nth-child({place + 1})"
 
@@ -38,11 +33,10 @@ def over(page: Page, place: int, at: int) -> None:
     page.mouse.move(x, y)
 
 
-def press(page: Page, place: int, at: int, times: int = 1) -> None:
+def press(page: Page, place: int, at: int) -> None:
     over(page, place, at)
-    for count in range(1, times + 1):
-        page.mouse.down(click_count=count)
-        page.mouse.up(click_count=count)
+    page.mouse.down()
+    page.mouse.up()
 
 
 def tinted(page: Page, place: int) -> set[int]:
@@ -84,81 +78,20 @@ def test_the_tint_is_where_the_weights_are(show: Open) -> None:
     assert 4 in tinted(page, 1)
 
 
-def test_pointing_at_a_word_reads_it_and_leaving_it_goes_back(show: Open) -> None:
+def test_pointing_at_a_word_reads_it_and_a_click_or_an_arrow_keeps_one(show: Open) -> None:
     page = show(recorded(), "#view=text&query=2")
     read(page, "0,0,2,2,0")
     over(page, 1, 6)
     read(page, "0,0,6,6,0")
     page.mouse.move(2, 2)
     read(page, "0,0,2,2,0")
-
-
-def test_several_words_are_the_mean_of_their_rows(show: Open) -> None:
-    recording = recorded()
-    page = show(recording, "#view=text&layer=0&head=1&query=3")
-    read(page, "0,1,3,3,0")
-    over(page, 0, 3)
-    page.mouse.down()
-    over(page, 0, 5)
-    page.mouse.up()
+    press(page, 0, 3)
     page.mouse.move(2, 2)
-    mean = recording[0][0, 1, 3:6].mean(0)
-    added = recording[0][0, 1][:, 3:6].sum(-1)
-    says(page, f"{three_digits(float(mean.max()))}, the mean of 3 queries")
-    says(page, f"{three_digits(float(added.max()))} to these 3 keys together")
-    assert chosen(page, 0) == chosen(page, 1) == ["short", ",", "eat"]
-    assert address(page, lambda said: said.get("queryTo") == "5")["query"] == "3"
-
-
-def test_with_several_chosen_a_word_is_read_against_them(show: Open) -> None:
-    recording = recorded()
-    page = show(recording, "#view=text&layer=0&head=1&query=3&queryTo=5")
-    read(page, "0,1,3,3,0")
-    says(page, "the mean of 3 queries")
-    over(page, 0, 7)
-    given = three_digits(float(recording[0][0, 1, 3:6, 7].mean()))
-    taken = three_digits(float(recording[0][0, 1, 7, 3:6].sum()))
-    assert sentence(page) == (
-        f"“short , eat” (3 tokens) gives {given} of its attention to “first”, the mean of 3 "
-        f"queries; “first” gives {taken} to “short , eat” (3 tokens)."
-    )
-
-
-def test_the_arrows_move_and_with_shift_choose_several(show: Open) -> None:
-    page = show(recorded(), "#view=text&query=3")
     read(page, "0,0,3,3,0")
+    assert chosen(page, 0) == chosen(page, 1) == ["short"]
     page.keyboard.press("ArrowRight")
     read(page, "0,0,4,4,0")
-    page.keyboard.press("Shift+ArrowRight")
-    page.keyboard.press("Shift+ArrowRight")
-    says(page, "the mean of 3 queries")
-    assert address(page, lambda said: said.get("queryTo") == "6")["query"] == "4"
-    page.keyboard.press("ArrowLeft")
-    said = address(page, lambda said: "queryTo" not in said)
-    assert "queryTo" not in said
-
-
-def subwords() -> regard.Recording:
-    tokens = names("Des|sert| first|.| Then| re|st|.")
-    return regard.Recording({"layer": recorded(tokens=8)[0]}, query_tokens=tokens)
-
-
-def test_a_word_and_a_sentence_are_chosen_whole(show: Open) -> None:
-    page = show(subwords(), "#view=text&query=6")
-    read(page, "0,0,6,6,0")
-    for button, expected in [("word", ["re", "st"]), ("sentence", ["Then", "re", "st", "."])]:
-        page.click(f"text=Whole {button}")
-        says(page, f"the mean of {len(expected)} queries")
-        assert chosen(page, 0) == expected
-
-
-def test_two_clicks_choose_the_word(show: Open) -> None:
-    page = show(subwords(), "#view=text&query=6")
-    read(page, "0,0,6,6,0")
-    press(page, 0, 1, times=2)
-    page.mouse.move(2, 2)
-    says(page, "the mean of 2 queries")
-    assert chosen(page, 0) == ["Des", "sert"]
+    assert address(page, lambda said: said.get("query") == "4")["query"] == "4"
 
 
 # Two texts
@@ -205,7 +138,7 @@ def test_queries_and_keys_of_cross_attention_face_each_other(show: Open) -> None
 # Lines
 
 
-def test_few_tokens_have_a_line_for_each_weight(show: Open) -> None:
+def test_few_tokens_have_a_line_for_each_weight_and_a_name_its_own(show: Open) -> None:
     recording = recorded()
     page = show(recording, "#view=text&layer=1&head=1&query=2")
     page.wait_for_selector("#view-text line", state="attached")
@@ -214,20 +147,11 @@ def test_few_tokens_have_a_line_for_each_weight(show: Open) -> None:
     assert page.locator("#view-text line").count() == count
     said = page.inner_text("#view-text .lines .caption").replace("\u202f", " ")
     assert said.startswith(f"Lines: {count} weights of 1.00 % and more, of 81 weights above 0")
-
-
-def test_pointing_at_a_name_leaves_its_lines_alone(show: Open) -> None:
-    recording = recorded()
-    page = show(recording, "#view=text&layer=1&head=1&query=2")
-    page.wait_for_selector("#view-text line", state="attached")
     page.hover('#view-text [data-line="key"][data-place="4"]')
     page.wait_for_selector("#view-text line.aside", state="attached")
     keys = page.locator("#view-text line:not(.aside)")
     assert {line.get_attribute("data-key") for line in keys.all()} == {"4"}
     assert keys.count() == int((recording[1][0, 1].to_dense()[:, 4] >= 0.01).sum())
-
-
-def test_many_tokens_have_no_lines(show: Open) -> None:
     page = show(recorded(tokens=61), "#view=text&query=2")
     read(page, "0,0,2,2,0")
     assert page.locator("#view-text line").count() == 0
@@ -273,18 +197,8 @@ def test_of_a_small_map_the_text_says_so(show: Open, tmp_path: Path) -> None:
     assert tinted(page, 0) == tinted(page, 1) == set()
 
 
-def test_where_all_tokens_are_special_nobody_is_asked_for_a_pattern(show: Open) -> None:
+def test_where_all_tokens_are_special_there_are_no_parts(show: Open) -> None:
     page = show(recorded(tokens=1), "#view=segments&parts=sentences")
     page.wait_for_selector("#view-segments .line:has-text('no parts')")
     line = page.inner_text("#view-segments .line")
     assert line == "There are no parts: the text has special tokens only."
-    page.click("#view-segments button:has-text('pattern')")
-    page.wait_for_selector("#view-segments .line:has-text('Type a pattern.')")
-
-
-def test_a_small_map_names_the_call_that_users_have(show: Open, tmp_path: Path) -> None:
-    path = write_page(recorded(tokens=64), tmp_path / "small.html", layers=[0])
-    page = show(path, "#layer=1")
-    assert page.inner_text("#notes").endswith(
-        "Name the layers you want: regard.page(recording, path, layers=[1])."
-    )

@@ -204,7 +204,7 @@ def segment_shares(
     key_parts = checked_parts("parts", parts, "kv_len", kv_len)
     if queries is None:
         _check_one_text(layers, query_tokens, key_tokens)
-        query_parts = key_parts if _all_ran(layers) else _asking(layers, key_parts)
+        query_parts = key_parts if _all_ran(layers) else _recorded_parts(layers, key_parts)
     else:
         query_parts = _checked_queries(queries, layers[0])
     out = _own_sinks(layers, key_tokens) if sinks is False else _named_sinks(sinks, kv_len)
@@ -212,7 +212,7 @@ def segment_shares(
     without = _WithoutSinks(tuple(query_parts.values()), tuple(key_parts.values()), out)
     answers: list[Tensor] = []
     for layer in layers:
-        answer = layer.whole().reduce(without) if out else _drawn(layer, question)
+        answer = layer.whole().reduce(without) if out else _answer_of(layer, question)
         answers.append(answer.reshape(-1, len(query_parts), len(key_parts)))
         if progress is not None:
             progress(len(answers), len(layers))
@@ -225,7 +225,7 @@ def segment_shares(
     return Shares(weights, names, tuple(query_parts), tuple(key_parts), places, out)
 
 
-def _drawn(layer: Layer, question: Segments) -> Tensor:
+def _answer_of(layer: Layer, question: Segments) -> Tensor:
     """Return the recorded answer, or compute it from query and key."""
     if layer.matrix is None and question not in layer.answers:
         spans = [each for each in layer.answers if isinstance(each, Segments)]
@@ -265,7 +265,7 @@ def _all_ran(layers: Sequence[Layer]) -> bool:
     return all(layer.reads_itself and layer.queries is None for layer in layers)
 
 
-def _asking(
+def _recorded_parts(
     layers: Sequence[Layer], parts: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
     """Return the parts of the text, limited to the recorded queries and counted from the first."""

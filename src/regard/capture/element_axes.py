@@ -46,7 +46,7 @@ class Axes:
         offset = int(tensor.storage_offset())
         return cls(tuple(tensor.shape), tensor.stride(), offset, places, start)
 
-    def seen_as(self, view: Tensor) -> "Axes | None":
+    def of_view(self, view: Tensor) -> "Axes | None":
         """Return the axes of another view of the same storage.
 
         The result is None if the view has elements that the tensor lacks.
@@ -65,7 +65,7 @@ class Axes:
                 return axis
         return None
 
-    def laid_over(self, view: Tensor) -> Tensor:
+    def whole_of(self, view: Tensor) -> Tensor:
         """Return the whole tensor, given any view of its storage."""
         return view.as_strided(self.sizes, self.strides, self.offset)
 

@@ -80,15 +80,15 @@ class Run:
 class Runs:
     """The calls of each module, grouped into runs.
 
-    ``fell_apart`` has the modules with a call that continued no run although an earlier run
+    ``broken`` has the modules with a call that continued no run although an earlier run
     contains its first key.
     """
 
     def __init__(self) -> None:
-        self.fell_apart: dict[str, None] = {}
+        self.broken: dict[str, None] = {}
         self._runs: dict[str, list[Run]] = {}
         self._clock = 0
-        self._began_again = 0  # the time of the last call that did not continue its module's run
+        self._last_restart = 0  # the time of the last call that did not continue its module's run
         self._grew = 0  # the time of the last call that added keys to a run
 
     def take(
@@ -125,9 +125,9 @@ class Runs:
         q_len = source.query.shape[-2]
         went_back = _has_first_key(runs, source, stop)
         if went_back:
-            self.fell_apart[name] = None
-        if runs and runs[-1].time >= self._began_again:
-            self._began_again = self._clock
+            self.broken[name] = None
+        if runs and runs[-1].time >= self._last_restart:
+            self._last_restart = self._clock
         run = Run(
             traits=_traits(source),
             sink_bias=None if source.sink_bias is None else source.sink_bias.clone(),
@@ -149,15 +149,15 @@ class Runs:
         traits, found = _traits(source), list[tuple[Run, Place]]()
         for run in runs if traits is not None else ():
             if run.traits == traits and _same(run.sink_bias, source.sink_bias):
-                place = self._staying(run, source) or _growing(run, source, stop)
+                place = self._with_same_keys(run, source) or _with_more_keys(run, source, stop)
                 if place is not None:
                     found.append((run, place))
-        if len(found) > 1 or any(_has_alike(run, place) for run, place in found):
-            self.fell_apart[name] = None  # heads with a shared key, or beams
+        if len(found) > 1 or any(_has_equal_entries(run, place) for run, place in found):
+            self.broken[name] = None  # heads with a shared key, or beams
             return None
         return found[0] if found else None
 
-    def _staying(self, run: Run, source: QueryKeyScores) -> Place | None:
+    def _with_same_keys(self, run: Run, source: QueryKeyScores) -> Place | None:
         """Return the place of a call with the same keys as the run, as in cross-attention.
 
         The result is None for any other call.
@@ -165,7 +165,7 @@ class Runs:
         kv_len, q_len = source.key.shape[-2], source.query.shape[-2]
         if run.grows or kv_len != run.keys.shape[-2]:
             return None
-        if run.time < self._began_again or run.time > self._grew:
+        if run.time < self._last_restart or run.time > self._grew:
             return None
         if q_len == kv_len and torch.equal(run.last_query, source.query[..., -1:, :]):
             return None  # the same text ran twice
@@ -248,7 +248,7 @@ def _seen(source: QueryKeyScores, mask: Mask | None, box: Box) -> Tensor:
     return seen.flatten(0, -2).any(0)
 
 
-def _growing(run: Run, source: QueryKeyScores, stop: int) -> Place | None:
+def _with_more_keys(run: Run, source: QueryKeyScores, stop: int) -> Place | None:
     """Return the place of a call whose keys begin with the keys of the run; None otherwise."""
     known = stop - source.query.shape[-2]
     base = run.kv_len - known
@@ -289,7 +289,7 @@ def _has_first_key(runs: Sequence[Run], source: QueryKeyScores, stop: int) -> bo
     return False
 
 
-def _has_alike(run: Run, place: Place) -> bool:
+def _has_equal_entries(run: Run, place: Place) -> bool:
     """Return True if two batch entries have equal keys in a call.
 
     A beam could then continue either of them.

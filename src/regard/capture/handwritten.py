@@ -12,7 +12,6 @@ that the recorded query, key, mask and bias give these weights (``proof.py``).
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -20,13 +19,14 @@ from torch import Tensor, nn
 
 from regard.capture.contractions import Product, Written, broadcast_product, written
 from regard.capture.element_axes import Axes, contiguous
-from regard.capture.merge_order import MergeOrder
-from regard.capture.product_axes import Unsupported
+from regard.capture.matrix_axes import Unsupported, WeightAxes
+from regard.capture.merging import TakeValue
 from regard.capture.proof import Sample
 from regard.capture.provenance import (
     Attention,
     Exponentials,
     Lost,
+    MergeOrder,
     Noise,
     Provenance,
     RowSums,
@@ -35,11 +35,9 @@ from regard.capture.provenance import (
     Weights,
     storage_key,
 )
-from regard.capture.recorded_values import TakeValue
+from regard.capture.refusals import Absence
 from regard.capture.score_chain import Plus, Step, Times, attention
 from regard.capture.score_operations import STEPS, next_scores, with_sink
-from regard.capture.unseen_attention import Absence
-from regard.capture.value_axes import Meeting
 from regard.capture.weight_operations import (
     after_operation,
     change_of,
@@ -78,6 +76,10 @@ class Handwritten:
             function that receives the value, or None if the value is not recorded.
         refuse: called with the module's name, the reason and the line of the softmax.
         absence: collects operations that might have been attention.
+
+    Attributes:
+        listeners: the listeners of the operations that may begin a chain: products, and the copies
+            and concatenations before them.
     """
 
     def __init__(
@@ -93,34 +95,29 @@ class Handwritten:
         self._known = Provenance(model)
         self._merges = MergeOrder()
         self._pending: list[Attention] = []
-
-    @property
-    def listeners(self) -> Mapping[Callable[..., Any], Listener]:
-        """Return the listener of each operation."""
-        on_scores = cache(self._if_any)
-        return {
-            **dict.fromkeys(STEPS, on_scores(self._step)),
-            **dict.fromkeys(MULTIPLICATIONS, self._multiply),
-            **dict.fromkeys(QUOTIENTS, on_scores(self._divide)),
-            **dict.fromkeys(SOFTMAXES, on_scores(self._softmax)),
-            **dict.fromkeys(EXPONENTIALS, on_scores(self._exp)),
-            **dict.fromkeys(ROW_SUMS, on_scores(self._sum)),
-            **dict.fromkeys(CHANCE, on_scores(self._draw)),
-            **dict.fromkeys(DROPOUTS, on_scores(self._drop)),
+        self.listeners: Mapping[Callable[..., Any], Listener] = {
             **dict.fromkeys(COPIES, self._copy),
-            **dict.fromkeys(COPY_INTO, on_scores(self._copy_into)),
             **dict.fromkeys(JOINS, self._join),
             **dict.fromkeys(PRODUCTS, self._product),
+            **dict.fromkeys(MULTIPLICATIONS, self._multiply),
+        }
+        self._on_chain: Mapping[Callable[..., Any], Listener] = {
+            **dict.fromkeys(STEPS, self._step),  # MULTIPLICATIONS have a listener already
+            **dict.fromkeys(QUOTIENTS, self._divide),
+            **dict.fromkeys(SOFTMAXES, self.on_softmax),
+            **dict.fromkeys(EXPONENTIALS, self._exp),
+            **dict.fromkeys(ROW_SUMS, self._sum),
+            **dict.fromkeys(CHANCE, self._draw),
+            **dict.fromkeys(DROPOUTS, self._drop),
+            **dict.fromkeys(COPY_INTO, self._copy_into),
         }
 
-    def _if_any(self, listener: Listener) -> Listener:
-        """Return a listener that does nothing while no storage is tracked."""
+    def listener_of(self, func: Callable[..., Any]) -> Listener | None:
+        """Return the listener of an operation that ``listeners`` lacks.
 
-        def listen(operation: Operation) -> None:
-            if self._known:
-                listener(operation)
-
-        return listen
+        It is None while no scores or weights are tracked.
+        """
+        return self._on_chain.get(func, self.pass_on) if self._known else None
 
     def finish(self) -> None:
         """Refuse each attention whose weights were not multiplied by a value unchanged."""
@@ -159,7 +156,7 @@ class Handwritten:
         self._known.put(output, axes, Scores(found, steps))
 
     def _multiply(self, operation: Operation) -> None:
-        """Track an elementwise product: a step, dropout, or an einsum over a single number."""
+        """Track an elementwise product: a step, dropout, or an einsum over an axis of size 1."""
         first, second = operation.args[:2]
         if isinstance(first, Tensor) and isinstance(second, Tensor):
             for tensor, value in ((first, second), (second, first)):
@@ -233,7 +230,7 @@ class Handwritten:
         if own.trouble is not None:
             self._refuse_attention(own, own.trouble)
             return
-        seen = track.seen_as(tensor)
+        seen = track.of_view(tensor)
         with apart():
             reason = _mismatch(operation, own, seen, alpha)
             if reason is not None:
@@ -248,15 +245,15 @@ class Handwritten:
     def _is_proved(self, weights: Weights, seen: Axes, tensor: Tensor) -> bool:
         """Return True if sampled rows show that a tensor holds the weights of the matrix."""
         own = weights.attention
-        if own.sample is None or own.meeting is None:
+        if own.sample is None or own.weight_axes is None:
             return False
         if own.matrix is not None and not own.sample.is_of(own.matrix):
             return False
-        used = seen.arranged(tensor, own.meeting.axes)
+        used = seen.arranged(tensor, own.weight_axes.axes)
         if used is None:
             return False
-        used = used.expand(own.meeting.axes.sizes)
-        return own.sample.meets(used, weights.rounding, is_dropped=weights.is_dropped)
+        used = used.expand(own.weight_axes.axes.sizes)
+        return own.sample.has_weights(used, weights.rounding, is_dropped=weights.is_dropped)
 
     def _record(self, weights: Weights, seen: Axes, factor: Tensor) -> None:
         own = weights.attention
@@ -265,7 +262,7 @@ class Handwritten:
         self._pending = [each for each in self._pending if each is not own]
         take_value = self._take(cast(str, own.name), without_rows(matrix, weights.emptied))
         if take_value is not None:
-            value = cast(Meeting, own.meeting).value(seen, factor)
+            value = cast(WeightAxes, own.weight_axes).value(seen, factor)
             if value is not None:
                 take_value(value)
 
@@ -292,11 +289,12 @@ class Handwritten:
 
     # Softmax
 
-    def _softmax(self, operation: Operation) -> None:
+    def on_softmax(self, operation: Operation) -> None:
+        """Track the weights of a softmax of scores."""
         source, dim = operation.args[:2]
         track = self._known.of(source)
         if track is not None and isinstance(track.stage, Scores):
-            seen = track.seen_as(source)
+            seen = track.of_view(source)
             self._normalise(operation, track.stage, seen, dim % source.ndim, source)
         elif track is not None and isinstance(track.stage, Lost):
             reason = (
@@ -312,7 +310,7 @@ class Handwritten:
     def _exp(self, operation: Operation) -> None:
         source = operation.args[0]
         track = self._known.of(source)
-        seen = None if track is None else track.seen_as(source)
+        seen = None if track is None else track.of_view(source)
         moved = None if seen is None else seen.moved(cast(Tensor, operation.output))
         if track is None or moved is None or not isinstance(track.stage, Scores):
             self.pass_on(operation)
@@ -340,7 +338,7 @@ class Handwritten:
         ):
             self._step(operation)
             return
-        seen = track.seen_as(source)
+        seen = track.of_view(source)
         self._normalise(operation, sums.scores, seen, sums.dim % source.ndim, None)
 
     def _normalise(
@@ -388,22 +386,22 @@ class Handwritten:
     ) -> None:
         """Set the matrix of an attention, the axes of its weights, and sampled rows."""
         moved = axes.moved(output)
-        meeting = None if moved is None else Meeting.of(output, moved, final, matrix.ndim)
+        weight_axes = None if moved is None else WeightAxes.of(output, moved, final, matrix.ndim)
         whole = Axes.of(output, contiguous(output.shape))
-        weights = None if meeting is None else whole.arranged(output, meeting.axes)
-        if meeting is None or weights is None:
+        weights = None if weight_axes is None else whole.arranged(output, weight_axes.axes)
+        if weight_axes is None or weights is None:
             raise Unsupported("is taken of a part of the scores that cannot be told.")
-        sizes = meeting.axes.sizes
+        sizes = weight_axes.axes.sizes
         rows = None
         if source is not None:
-            rows = whole.arranged(source, meeting.axes)
+            rows = whole.arranged(source, weight_axes.axes)
             rows = None if rows is None else rows.expand(sizes)
         dtypes = [matrix.dtype, output.dtype if source is None else source.dtype]
         dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
         sample = Sample.of(rows, weights.expand(sizes), dtype, len(scores.steps))
         if not sample.is_of(matrix):
             raise Unsupported("gave other weights than follow from its query and key.")
-        own.matrix, own.meeting, own.sample = matrix, meeting, sample
+        own.matrix, own.weight_axes, own.sample = matrix, weight_axes, sample
 
     def _put_weights(self, operation: Operation, own: Attention) -> None:
         output = cast(Tensor, operation.output)
@@ -489,40 +487,40 @@ class Handwritten:
     def _copy_into(self, operation: Operation) -> None:
         """Track scores or weights that are copied into an existing tensor."""
         target, source = operation.args[:2]
-        track, held = self._known.of(source), self._known.of(target)
+        track, earlier = self._known.of(source), self._known.of(target)
         whole = target.nbytes == target.untyped_storage().nbytes()
-        if track is None and held is not None:
-            if isinstance(held.stage, Lost) and whole:
+        if track is None and earlier is not None:
+            if isinstance(earlier.stage, Lost) and whole:
                 self._known.drop(target)
-            elif isinstance(held.stage, Scores | Weights) and not whole:
+            elif isinstance(earlier.stage, Scores | Weights) and not whole:
                 self._step(operation)
             else:
                 self.pass_on(operation)
-        elif track is not None and whole and held is None:
-            seen = track.seen_as(source)
+        elif track is not None and whole and earlier is None:
+            seen = track.of_view(source)
             moved = None if seen is None else seen.moved(target)
             if moved is not None and isinstance(track.stage, Scores | Exponentials | Weights):
                 self._known.put(target, moved, track.stage)
             else:
                 self.pass_on(operation)
-        elif track is not None and (found := self._added_to_a_part(target, source, track, held)):
+        elif track is not None and (found := self._added_to_a_part(target, source, track, earlier)):
             self._known.put(target, found[1], found[0])
         elif track is not None:
-            for each in (track, held):
+            for each in (track, earlier):
                 if each is not None:
                     self._end_chain(operation, target, each)
 
     def _added_to_a_part(
-        self, target: Tensor, source: Tensor, track: Track, held: Track | None
+        self, target: Tensor, source: Tensor, track: Track, earlier: Track | None
     ) -> tuple[Scores, Axes] | None:
         """Return scores after a bias was added to a part of them; None for any other change.
 
         MViT adds a bias to all tokens but the class token.
         """
-        before, after = None if held is None else held.stage, track.stage
-        if held is None or held.axes is None or not isinstance(before, Scores):
+        before, after = None if earlier is None else earlier.stage, track.stage
+        if earlier is None or earlier.axes is None or not isinstance(before, Scores):
             return None
-        there, own = held.seen_as(target), track.seen_as(source)
+        there, own = earlier.of_view(target), track.of_view(source)
         if not isinstance(after, Scores) or after.product is not before.product:
             return None
         more = after.steps[len(before.steps) :]
@@ -542,8 +540,8 @@ class Handwritten:
                 if numbers is None:
                     return None
                 part += step.factor * numbers
-            whole = added.as_strided(held.axes.sizes, held.axes.strides, held.axes.offset)
-        return replace(before, steps=(*before.steps, Plus(whole, held.axes))), held.axes
+            whole = added.as_strided(earlier.axes.sizes, earlier.axes.strides, earlier.axes.offset)
+        return replace(before, steps=(*before.steps, Plus(whole, earlier.axes))), earlier.axes
 
     def _join(self, operation: Operation) -> None:
         """Track scores that get a sink column; end the chain of any other concatenation."""
@@ -631,16 +629,16 @@ def _mismatch(operation: Operation, own: Attention, seen: Axes | None, alpha: fl
     ``seen`` are the axes of the weights, (batch, rows, keys); None if they cannot be determined.
     ``alpha`` is the factor of the product.
     """
-    meeting = own.meeting
-    if seen is None or meeting is None:
+    weight_axes = own.weight_axes
+    if seen is None or weight_axes is None:
         return change_of(operation, own.line)
     if seen.sizes[-1] > 1 and not _is_along(seen, -1, own):
-        over_queries = seen.places[-1] == meeting.axes.places[-2]
+        over_queries = seen.places[-1] == weight_axes.axes.places[-2]
         return _OTHER_AXIS.format(own.line) if over_queries else change_of(operation, own.line)
     sides = zip(seen.sizes, seen.places, strict=True)
-    if math.prod(size for size, place in sides if place) != math.prod(meeting.axes.sizes):
+    if math.prod(size for size, place in sides if place) != math.prod(weight_axes.axes.sizes):
         return _PART.format(own.line)
-    is_of_batch = seen.sizes[0] == 1 or seen.places[0] in meeting.axes.places[:-2]
+    is_of_batch = seen.sizes[0] == 1 or seen.places[0] in weight_axes.axes.places[:-2]
     return None if alpha == 1 and is_of_batch else change_of(operation, own.line)
 
 
@@ -663,7 +661,7 @@ def _are_alike(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _axes_after(track: Track, source: Tensor, output: Tensor) -> Axes | None:
-    seen = track.seen_as(source)
+    seen = track.of_view(source)
     return None if seen is None else seen.moved(output) or seen.reshaped(output)
 
 

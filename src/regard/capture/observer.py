@@ -21,14 +21,20 @@ from regard.capture.distribution import (
     microbatch,
     stage_of,
 )
-from regard.capture.flex_calls import FLEX_ATTENTION, read_flex
-from regard.capture.fused_calls import NESTED, FusedCall, Read, fused_call
+from regard.capture.fused_calls import (
+    FLEX_ATTENTION,
+    NESTED,
+    FusedCall,
+    Read,
+    fused_call,
+    read_flex,
+)
 from regard.capture.handwritten import Handwritten
+from regard.capture.merging import TakeValue
 from regard.capture.provenance import storage_key
-from regard.capture.recorded_values import TakeValue
 from regard.capture.recorder import Recorder
+from regard.capture.refusals import Absence, compiled_error, is_compiled
 from regard.capture.selection import Selection
-from regard.capture.unseen_attention import Absence, compiled_error, is_compiled
 from regard.capture.weight_operations import tensors_in
 from regard.errors import is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
@@ -140,9 +146,9 @@ def observe(
     )
     if mesh is not None:
         _check_mergeable(wanted)
-    keeper = Recorder(seen, wanted, path, progress, distribution)
+    recorder = Recorder(seen, wanted, path, progress, distribution)
     compiled = _compiled_parts(modules)
-    watch = _Watch(model, keeper, distribution, has_compiled_parts=bool(compiled))
+    watch = _Watch(model, recorder, distribution, has_compiled_parts=bool(compiled))
     # Casts that autocast cached before the block would not be recognised as parameters.
     torch.clear_autocast_cache()
     try:
@@ -150,24 +156,24 @@ def observe(
             yield seen
     except BaseException:
         watch.finish()
-        keeper.abandon()
+        recorder.abandon()
         raise
     watch.finish()
     if watch.absence.is_compiled:
-        keeper.problems.add_text(str(compiled_error("model is compiled")))
+        recorder.problems.add_text(str(compiled_error("model is compiled")))
     for name, what in compiled.items():
-        keeper.refuse_compiled(name, str(compiled_error(what)))
+        recorder.refuse_compiled(name, str(compiled_error(what)))
     if _runs_flex_attention(model) and not watch.saw_flex_attention:
-        keeper.refuse_compiled(seen.model, _COMPILED_FLEX)
-    keeper.close()
-    problem = keeper.problems.error()
-    if problem is not None and (strict or keeper.problems.are_fatal or not seen.layers):
+        recorder.refuse_compiled(seen.model, _COMPILED_FLEX)
+    recorder.close()
+    problem = recorder.problems.error()
+    if problem is not None and (strict or recorder.problems.are_fatal or not seen.layers):
         raise problem
-    if not (seen.layers or keeper.without):
+    if not (seen.layers or recorder.without):
         raise watch.absence.error()
     if problem is not None:
         warnings.warn(f"{problem}\n    seen.refused has every reason.", stacklevel=3)
-    keeper.warn(stacklevel=3)
+    recorder.warn(stacklevel=3)
     watch.absence.warn()
 
 
@@ -252,7 +258,7 @@ class _Watch:
     def __init__(
         self,
         model: nn.Module,
-        keeper: Recorder,
+        recorder: Recorder,
         distribution: Distribution | None,
         *,
         has_compiled_parts: bool,
@@ -260,7 +266,7 @@ class _Watch:
         self._distribution = distribution
         self._has_compiled_parts = has_compiled_parts
         self._root = class_name(model)
-        self._keeper = keeper
+        self._recorder = recorder
         self.saw_flex_attention = False
         self._padded_to: dict[tuple[int, ...], int] = {}
         self._has_processes = dist.is_available() and dist.is_initialized()
@@ -269,46 +275,56 @@ class _Watch:
         self.absence = Absence(model)
         handwritten = Handwritten(model, self._take_handwritten, self._refuse, self.absence)
         self.finish = handwritten.finish
-        self._pass_on = handwritten.pass_on
-        self.tracer = Tracer(model, self._listeners(handwritten), self._safe(self._other))
+        self._handwritten = handwritten
+        self._safe = cache(self._reporting)
+        self.tracer = Tracer(model, self._listeners(), self._listener_of)
 
-    def _listeners(self, handwritten: Handwritten) -> Mapping[Callable[..., Any], Listener]:
-        listeners: dict[Callable[..., Any], Listener] = {**handwritten.listeners}
-        listeners[FLEX_ATTENTION] = self._flexible
-        more = {_SOFTMAX_OF_NESTED: self._nested, _NESTED_FROM_MASK: self._without_padding}
-        for operation, listener in more.items():
-            first = listeners.get(operation, self._pass_on)
-            listeners[operation] = _in_turn(first, listener)
-        safe = cache(self._safe)
-        return {operation: safe(listener) for operation, listener in listeners.items()}
+    def _listeners(self) -> Mapping[Callable[..., Any], Listener]:
+        """Return the listeners of the operations that always have one."""
+        listeners: dict[Callable[..., Any], Listener] = {
+            **self._handwritten.listeners,
+            FLEX_ATTENTION: self._flexible,
+            _SOFTMAX_OF_NESTED: self._nested,
+            _NESTED_FROM_MASK: self._without_padding,
+        }
+        return {operation: self._safe(listener) for operation, listener in listeners.items()}
 
-    def _safe(self, listener: Listener) -> Listener:
+    def _listener_of(self, func: Callable[..., Any]) -> Listener | None:
+        """Return the current listener of any other operation; None if it is ignored."""
+        if fused_call(func) is not None:
+            return self._safe(self._fused)
+        listener = self._handwritten.listener_of(func)
+        if listener is None and (self._has_processes or torch.is_grad_enabled()):
+            listener = self._handwritten.pass_on
+        return None if listener is None else self._safe(listener)
+
+    def _reporting(self, listener: Listener) -> Listener:
         """Return a listener whose exceptions are reported when the block ends."""
 
-        def tell(operation: Operation) -> None:
-            self._keeper.gradients = torch.is_grad_enabled()
-            self._keeper.is_gathered = False
+        def listen(operation: Operation) -> None:
+            self._recorder.gradients = torch.is_grad_enabled()
+            self._recorder.is_gathered = False
             try:
                 if self._has_processes:
                     here = self._of_this_process(operation)
                     if here is None:
                         return
                     operation = here
-                if self._keeper.gradients:
-                    self._keeper.graph.note(operation)
+                if self._recorder.gradients:
+                    self._recorder.graph.note(operation)
                 if not (self._has_compiled_parts and operation.is_in_compiled_part()):
                     listener(operation)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
                 self._fail(operation.module() or self._root, cause, operation)
 
-        return tell
+        return listen
 
     def _of_this_process(self, operation: Operation) -> Operation | None:
         """Return an operation with ordinary tensors as arguments; None if it is ignored."""
         number = microbatch()
         if number is None:
             return None
-        self._keeper.microbatches = max(self._keeper.microbatches, number + 1)
+        self._recorder.microbatches = max(self._recorder.microbatches, number + 1)
         tensors = list(tensors_in(operation.args))
         if any(map(is_sharded, tensors)):
             whole = None if self._distribution is None else self._distribution.whole(operation)
@@ -316,7 +332,7 @@ class _Watch:
                 self._of_dtensors(operation)
             else:
                 # No gradient flows through the gathered tensors.
-                self._keeper.is_gathered, self._keeper.gradients = True, False
+                self._recorder.is_gathered, self._recorder.gradients = True, False
             return whole
         if any(map(is_waiting, tensors)):
             return operation._replace(args=tree_map(_waited, operation.args))
@@ -339,21 +355,16 @@ class _Watch:
         elif fused_call(operation.func) is not None or operation.func is FLEX_ATTENTION:
             self._refuse(name, GATHERED, operation.place())
 
-    def _other(self, operation: Operation) -> None:
-        call = fused_call(operation.func)
-        if call is None:
-            self._pass_on(operation)
-        else:
-            self._fused(operation, call)
+    def _fused(self, operation: Operation) -> None:
+        call = cast(FusedCall, fused_call(operation.func))
 
-    def _fused(self, operation: Operation, call: FusedCall) -> None:
         def read() -> Read:
             one_query = _has_packed_heads(operation.innermost(), operation.args)
             padded_to, kwargs = self._padded_to, operation.kwargs
             return call.read(operation.args, kwargs, one_query=one_query, padded_to=padded_to)
 
-        if self._keeper.gradients:
-            self._keeper.graph.note(operation, is_attention=True)
+        if self._recorder.gradients:
+            self._recorder.graph.note(operation, is_attention=True)
         self._keep(operation, read, call.inside)
 
     def _flexible(self, operation: Operation) -> None:
@@ -365,11 +376,13 @@ class _Watch:
 
         No later operation has it.
         """
+        self._handwritten.pass_on(operation)
         mask = operation.args[1]
         with apart():
             self._padded_to[tuple(mask.sum(-1).tolist())] = mask.shape[-1]
 
     def _nested(self, operation: Operation) -> None:
+        self._handwritten.on_softmax(operation)
         if operation.args[0].is_nested and (name := operation.module()) is not None:
             self._refuse(name, NESTED, operation.place())
 
@@ -380,7 +393,7 @@ class _Watch:
             output = multiply()
         finally:
             self._multiplying = outer
-        self._keeper.gradients, self._keeper.is_gathered = torch.is_grad_enabled(), False
+        self._recorder.gradients, self._recorder.is_gathered = torch.is_grad_enabled(), False
         if isinstance(matrix, AttentionMatrix) and not in_backward():
             operation = Operation(torch.matmul, (), {}, output, self.tracer.name_of)
             self._keep(operation, lambda: (matrix, lambda: value))
@@ -399,9 +412,9 @@ class _Watch:
             name = inside if name == self._root else f"{name}.{inside}"
         self.absence.note_attention(name)
         try:
-            with apart(), torch.set_grad_enabled(self._keeper.gradients):
+            with apart(), torch.set_grad_enabled(self._recorder.gradients):
                 matrix, value = read()
-                take_value = self._keeper.take(name, matrix)
+                take_value = self._recorder.take(name, matrix)
                 if take_value is not None:
                     take_value(value())
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
@@ -412,7 +425,7 @@ class _Watch:
             return None
         self.absence.note_attention(name)
         try:
-            return self._keeper.take(name, matrix)
+            return self._recorder.take(name, matrix)
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(name, cause)
             return None
@@ -426,7 +439,7 @@ class _Watch:
         self, name: str, reason: str, line: str | None, cause: Exception | None = None
     ) -> None:
         if not self._multiplying:
-            self._keeper.refuse(name, reason, line, cause)
+            self._recorder.refuse(name, reason, line, cause)
 
 
 def _runs_flex_attention(model: nn.Module) -> bool:
@@ -468,14 +481,6 @@ def _is_empty(output: object) -> bool:
 def _waited(value: object) -> object:
     """Wait for a pending collective operation and return its tensor; return others unchanged."""
     return cast(Any, value).trigger_wait() if is_waiting(value) else value
-
-
-def _in_turn(first: Listener, second: Listener) -> Listener:
-    def tell(operation: Operation) -> None:
-        first(operation)
-        second(operation)
-
-    return tell
 
 
 _NESTED_FROM_MASK = torch.ops.aten._nested_tensor_from_mask.default

@@ -101,7 +101,7 @@ class Sample:
             accumulated += self.rounding * reach
         return (1e-5 + accumulated + (self.steps + 2) * self.rounding * (largest + bias))[..., None]
 
-    def meets(self, used: Tensor, rounding: float, *, is_dropped: bool) -> bool:
+    def has_weights(self, used: Tensor, rounding: float, *, is_dropped: bool) -> bool:
         """Return True if the weights that multiply a value equal the output of the softmax.
 
         ``used`` has all rows, (..., num_heads, q_len, kv_len). A cast of them had the relative

@@ -3,26 +3,31 @@
 Tracking is by storage, so all views of a storage are in the same stage. Storages are referenced
 weakly. A product of query and key is kept alive until its scores are freed, because another softmax
 may use them.
+
+``MergeOrder`` tracks which storages hold heads before the batch in one axis.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from regard.capture.contractions import Product
 from regard.capture.element_axes import Axes
+from regard.capture.matrix_axes import WeightAxes
 from regard.capture.proof import Sample
 from regard.capture.score_chain import Step
-from regard.capture.value_axes import Meeting
 from regard.matrix.attention_matrix import AttentionMatrix
+from regard.tracing.tracer import Operation
 
 __all__ = [
     "Attention",
     "Exponentials",
     "Lost",
+    "MergeOrder",
     "Noise",
     "Provenance",
     "RowSums",
@@ -80,7 +85,7 @@ class Attention:
     length: int
     trouble: str | None = None
     matrix: AttentionMatrix | None = None
-    meeting: Meeting | None = None
+    weight_axes: WeightAxes | None = None
     sample: Sample | None = None
     changed: str | None = None
     emptied: Tensor | None = None
@@ -134,9 +139,9 @@ class Track:
         """Return True if a tensor is a view of this storage."""
         return isinstance(tensor, Tensor) and storage_key(tensor) == cast(int, self.storage.cdata)
 
-    def seen_as(self, tensor: Tensor) -> Axes | None:
+    def of_view(self, tensor: Tensor) -> Axes | None:
         """Return the axes of a view of this storage; None if they cannot be determined."""
-        return None if self.axes is None else self.axes.seen_as(tensor)
+        return None if self.axes is None else self.axes.of_view(tensor)
 
 
 class Provenance:
@@ -222,3 +227,57 @@ def storage_key(tensor: Tensor) -> int | None:
         return cast(int, cast(Any, tensor.untyped_storage())._cdata)
     except (NotImplementedError, RuntimeError, ValueError):  # ValueError: a lazy parameter
         return None
+
+
+class MergeOrder:
+    """The storages that a copy or a concatenation filled with heads before the batch.
+
+    The shape (batch * num_heads, tokens, head_dim) does not show whether batch or heads come first.
+    Heads come first in two cases. The heads were concatenated along the first axis. Or the model
+    copied a transposed tensor, whose second axis has the larger stride.
+    """
+
+    def __init__(self) -> None:
+        # The storage, the size of its merged axis, and head_dim.
+        self._storages: dict[int, tuple[StorageWeakRef, int, int]] = {}
+        self._room = 64
+
+    def note_join(self, operation: Operation) -> None:
+        """Record the output if several tensors were concatenated along the first axis."""
+        if operation.func not in _ALONG:
+            return
+        tensors = cast("list[Tensor]", operation.args[0])
+        dim = operation.kwargs.get("dim", operation.args[1] if len(operation.args) > 1 else 0)
+        output = operation.output
+        if dim == 0 and len(tensors) > 1 and output.ndim in (3, 4):
+            self._note(output, output.shape[:-2].numel(), output.shape[-1])
+
+    def note_copy(self, operation: Operation) -> None:
+        """Record the output if the copied tensor has its first two axes transposed."""
+        source = operation.args[0]
+        if source.layout != torch.strided or source.ndim != 4 or source.is_nested:
+            return
+        (batch, heads), (further, near) = source.shape[:2], source.stride()[:2]
+        if min(batch, heads) > 1 and 0 < further < near:
+            self._note(operation.output, batch * heads, source.shape[-1])
+
+    def is_heads_first(self, product: Product) -> bool:
+        """Return True if the query or key of a product may have heads before the batch."""
+        for factor in (product.left, product.right):
+            known = self._storages.get(storage_key(factor) or 0)
+            if known is not None and known[1:] == (factor.shape[0], factor.shape[-1]):
+                return True
+        return False
+
+    def _note(self, tensor: object, merged: int, width: int) -> None:
+        if not isinstance(tensor, Tensor) or storage_key(tensor) is None:
+            return
+        reference = StorageWeakRef(tensor.untyped_storage())
+        self._storages[reference.cdata] = (reference, merged, width)
+        if len(self._storages) > self._room:
+            alive = self._storages.items()
+            self._storages = {key: each for key, each in alive if not each[0].expired()}
+            self._room = 2 * len(self._storages) + 64
+
+
+_ALONG = (torch.ops.aten.stack.default, torch.ops.aten.cat.default)

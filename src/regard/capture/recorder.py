@@ -9,12 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from regard.capture.call_group import CallGroup, ask, queries_kept
 from regard.capture.distribution import GATHERED, ON_ONE_PROCESS, Distribution
 from regard.capture.generation import Run, Runs
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
-from regard.capture.merging import Copies
-from regard.capture.recorded_values import TakeValue, Values
+from regard.capture.merging import CallGroup, Copies, TakeValue, Values, ask, queries_kept
 from regard.capture.refusals import Problems
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
@@ -318,7 +316,7 @@ class Recorder:
 
     def warn(self, stacklevel: int) -> None:
         """Warn of layers whose calls could not be merged, so that they stay separate layers."""
-        names = [name for name in self._runs.fell_apart if name in self._seen.shapes]
+        names = [name for name in self._runs.broken if name in self._seen.shapes]
         if names:
             more = f" and {len(names) - 1} more layers" if len(names) > 1 else ""
             warnings.warn(

@@ -1,8 +1,17 @@
-"""Problems of a recording, reported as one error or warning when the block ends."""
+"""Attention that is missing from a recording, reported when the block has ended.
+
+``Problems`` has the attention that was refused. ``Absence`` has operations that might have been
+attention: compiled code, and products without a softmax.
+"""
+
+import warnings
+
+from torch import nn
 
 from regard.errors import RegardError
+from regard.tracing.tracer import Operation
 
-__all__ = ["Problems"]
+__all__ = ["Absence", "Problems", "compiled_error", "is_compiled"]
 
 _MOST = 5
 
@@ -11,13 +20,13 @@ class Problems:
     """The first problem of each kind for each layer; layers with equal problems share one line."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str], str] = {}  # (problem, layer) -> reason
+        self._reasons: dict[tuple[str, str], str] = {}  # (problem, layer) -> reason
         self._alone: list[str] = []
         self._cause: Exception | None = None
 
     def __bool__(self) -> bool:
         """Return True if there are problems."""
-        return bool(self._told or self._alone)
+        return bool(self._reasons or self._alone)
 
     @property
     def are_fatal(self) -> bool:
@@ -29,7 +38,7 @@ class Problems:
 
         ``what`` has {} for the layer's name: ``"the attention of {} cannot be kept"``.
         """
-        self._told.setdefault((what, name), reason)
+        self._reasons.setdefault((what, name), reason)
         self._cause = self._cause or cause
 
     def add_text(self, text: str, cause: Exception | None = None) -> None:
@@ -42,7 +51,7 @@ class Problems:
         if not self:
             return None
         alike: dict[tuple[str, str], list[str]] = {}
-        for (what, name), reason in self._told.items():
+        for (what, name), reason in self._reasons.items():
             alike.setdefault((what, reason), []).append(name)
         texts = [f"{what.format(_listed(names))}: {why}" for (what, why), names in alike.items()]
         texts += self._alone
@@ -56,3 +65,80 @@ def _listed(names: list[str]) -> str:
     """Return the first names and the number of the others, as text."""
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return ", ".join(map(repr, names[:_MOST])) + more
+
+
+class Absence:
+    """Possible attention that was not recorded, reported when the block has ended.
+
+    ``is_compiled`` is True if compiled code ran in place of the model's modules. The module of an
+    attention is then unknown.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.is_compiled = False
+        self._model = model
+        self._unlike: dict[str, str] = {}
+        self._present: set[str] = set()
+        self._ran = False
+
+    def note_product(self, operation: Operation) -> None:
+        """Record that a product of two tensors ran, and whether compiled code ran the first one."""
+        if not self._ran:
+            self.is_compiled |= operation.is_compiled()
+            self._ran = self.is_compiled or operation.module() is not None
+
+    def note_attention(self, name: str) -> None:
+        """Record that a module ran an attention, whether it is recorded or not."""
+        self._present.add(name)
+
+    def note_unlike(self, name: str, how: str) -> None:
+        """Record that a module multiplied scores by a value without a softmax, and where."""
+        self._unlike.setdefault(name, how)
+
+    def warn(self) -> None:
+        """Warn of modules that multiplied scores by a value and are not in the recording."""
+        missing = {name: how for name, how in self._unlike.items() if name not in self._present}
+        if missing:
+            first, how = next(iter(missing.items()))
+            more = f", and {len(missing) - 1} more modules likewise" if len(missing) > 1 else ""
+            warnings.warn(
+                f"{first!r} is missing from the recording: {how}{more}. {_SOFTMAX_ALONE}",
+                stacklevel=4,
+            )
+
+    def error(self) -> RegardError:
+        """Return the error for a block without any attention, with the likely reason."""
+        why, remedy = self._why()
+        return RegardError(
+            f"no attention was seen in {type(self._model).__name__}; {why}.\n    {remedy}"
+        )
+
+    def _why(self) -> tuple[str, str]:
+        for name, how in self._unlike.items():
+            return f"in {name!r}, {how}", _SOFTMAX_ALONE
+        if not self._ran:
+            return (
+                "none of its modules ran a product of matrices in the block, on this thread",
+                "Run the model inside the block, without torch.compile, on the thread that opened "
+                "it.",
+            )
+        return (
+            "its modules ran, and ran no attention over tokens that observe knows",
+            "observe sees softmax attention that PyTorch or flash-attn runs on this thread, and "
+            "no other kernels or compiled functions.",
+        )
+
+
+def compiled_error(what: str) -> RegardError:
+    """Return the error for compiled code; ``what`` is like ``"model is compiled"``."""
+    return RegardError(f"{what}; observe cannot look into compiled code.\n    {_UNCOMPILED}")
+
+
+def is_compiled(value: object) -> bool:
+    """Return True if a function comes from torch.compile, and not from torch.compiler.disable."""
+    known = getattr(value, "__dict__", {}) if callable(value) else {}
+    return "_torchdynamo_orig_callable" in known and not known.get("_torchdynamo_disable", False)
+
+
+_UNCOMPILED = "Observe the same model without torch.compile."
+_SOFTMAX_ALONE = "observe keeps attention whose weights are a softmax of query times key."

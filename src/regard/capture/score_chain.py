@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.capture.contractions import Product
 from regard.capture.element_axes import Axes, Numbers, translated
-from regard.capture.product_axes import Layout, Unsupported, layout_of
+from regard.capture.matrix_axes import Layout, Unsupported, layout_of
 from regard.capture.slicing import drop_repeated_heads
 from regard.masks import Mask
 from regard.masks.recognise import FAR, recognised, split

@@ -47,7 +47,7 @@ def next_scores(
     """
     output = cast(Tensor, operation.output)
     axes = track.axes
-    seen = None if axes is None else axes.seen_as(source)
+    seen = None if axes is None else axes.of_view(source)
     moved = None if seen is None else seen.moved(output)
     if axes is None or seen is None or moved is None:
         return None
@@ -157,7 +157,7 @@ def with_sink(
     source, other, track = tensors[at], tensors[1 - at], tracks[at]
     dim: int = operation.kwargs.get("dim", operation.args[1] if len(operation.args) > 1 else 0)
     dim %= output.ndim
-    axes = None if track is None else track.seen_as(source)
+    axes = None if track is None else track.of_view(source)
     if other.ndim != source.ndim or other.shape[dim] != 1 or axes is None:
         return None
     before, own = at == 1, cast(Scores, scores[at])

@@ -39,13 +39,13 @@ def after_operation(
     random numbers.
     """
     output = cast(Tensor, operation.output)
-    seen = track.seen_as(source)
+    seen = track.of_view(source)
     if seen is None:
         return None
     own = weights.attention
     if track.lies_in(output):
         axes = cast(Axes, track.axes)
-        whole = axes.laid_over(output)
+        whole = axes.whole_of(output)
         dim = axes.along(own.place, own.length)
         if noisy:
             dropped = replace(weights, is_dropped=True)
@@ -75,8 +75,8 @@ def _with_empty_rows(weights: Weights, rows: Tensor, axes: Axes) -> tuple[Weight
     """Return weights with their empty rows recorded; None if ``rows`` does not cover all rows."""
     if weights.is_dropped or not bool(rows.any()):
         return weights, axes
-    meeting = weights.attention.meeting
-    found = None if meeting is None else meeting.rows(rows, axes)
+    weight_axes = weights.attention.weight_axes
+    found = None if weight_axes is None else weight_axes.rows(rows, axes)
     if found is None:
         return None
     if weights.emptied is not None:

@@ -13,7 +13,7 @@ import typer
 from regard.cli.options import AsJson, Device, Dtype, Model, Open
 from regard.cli.output_files import check_output, page_line, show_page, write_json
 from regard.cli.progress import progress
-from regard.cli.recording_argument import explain_missing_answers, open_recording
+from regard.cli.recording_argument import open_recording
 from regard.errors import count_text
 from regard.matrix.comparisons import js
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
@@ -112,18 +112,13 @@ def compare(
         is_alike = list(pair.one.shapes.values()) == list(pair.two.shapes.values())
         if not is_alike and page is None:
             raise ValueError(_shape_mismatch(pair))
-        one, two, names = pair
-        with (
-            explain_missing_answers(Path(names[0]), one),
-            explain_missing_answers(Path(names[1]), two),
-        ):
-            report("comparing every layer")
-            found = _differences(one, two) if is_alike else []
-            if page is not None:
-                _write(pair, found, page, partial(report, f"writing {page}"))
+        report("comparing every layer")
+        found = _differences(pair.one, pair.two) if is_alike else []
+        if page is not None:
+            _write(pair, found, page, partial(report, f"writing {page}"))
     differences = [difference for _, difference in found]
     if as_json:
-        write_json(_as_json(one, two, differences))
+        write_json(_as_json(pair, differences))
     else:
         sys.stdout.write(_as_text(pair, differences, top))
         if page is not None:
@@ -212,9 +207,9 @@ def _as_text(pair: _Pair, found: list[_Difference], top: int) -> str:
     )
 
 
-def _as_json(one: Recording, two: Recording, found: list[_Difference]) -> dict[str, Any]:
+def _as_json(pair: _Pair, found: list[_Difference]) -> dict[str, Any]:
     return {
-        "models": [one.model, two.model],
+        "models": [pair.one.model, pair.two.model],
         "mean": _mean(found) if found else None,
         "heads": [each._asdict() for each in found],
     }

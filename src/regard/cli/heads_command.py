@@ -15,7 +15,7 @@ from regard.analysis.head_kinds import Head
 from regard.cli.options import AsJson, Device, Dtype, MaxTokens, TextFile, cut_to_tokens
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
-from regard.cli.recording_argument import explain_missing_answers, open_recording
+from regard.cli.recording_argument import open_recording
 from regard.cli.text_argument import read_text
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
 from regard.models.trials import needle, repetition
@@ -136,8 +136,7 @@ def _check_recording(run: Path, model: str | None, words: str | None) -> None:
 def _classify_recording(path: Path, report: Callable[..., None]) -> _ClassifiedHeads:
     seen = open_recording(path)
     report_progress = partial(report, "asking every head")
-    with explain_missing_answers(path, seen):
-        heads = classify(seen.layers, seen.query_tokens, seen.key_tokens, progress=report_progress)
+    heads = classify(seen.layers, seen.query_tokens, seen.key_tokens, progress=report_progress)
     return _ClassifiedHeads(seen, heads)
 
 

@@ -10,7 +10,7 @@ import typer
 from regard.cli.options import FirstHead, FirstLayer, Open, Run
 from regard.cli.output_files import check_output, page_line, show_page
 from regard.cli.progress import progress
-from regard.cli.recording_argument import explain_missing_answers, open_recording
+from regard.cli.recording_argument import open_recording
 from regard.text.escaping import visible
 from regard.view.export.page_file import write_page
 
@@ -31,7 +31,7 @@ def page(
     """Write a recording as a page: one file for any browser."""
     check_output(output)
     seen = open_recording(run)
-    with explain_missing_answers(run, seen), progress() as report:
+    with progress() as report:
         report_progress = partial(report, f"writing {output}")
         write_page(
             seen, output, title=visible(seen.model), opened=(layer, head), progress=report_progress

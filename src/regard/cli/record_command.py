@@ -28,31 +28,13 @@ from regard.cli.text_argument import read_text
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
 from regard.recording.file_writer import check_replaceable
 from regard.recording.recording import Recording
-from regard.reductions.row_statistics import Entropy
-from regard.reductions.sums import Pool, Sum
-from regard.reductions.top_k import TopK
 from regard.text.escaping import visible
 
 __all__ = ["Output", "record", "write_summary"]
 
-# What people ask most, in a file that grows with the length alone.
-_ANSWERS = (TopK(8), Entropy(), Sum(-2), Pool(64, 64))
-
 Output = Annotated[
     Path,
     typer.Option("--output", "-o", metavar="FILE", help="Write the recording to this file."),
-]
-Answers = Annotated[
-    bool,
-    typer.Option(
-        "--answers",
-        help="Record answers instead of query and key: the 8 largest weights of each token, its "
-        "entropy, the attention it receives, and a picture of each head.",
-    ),
-]
-Last = Annotated[
-    int | None,
-    typer.Option("--last", min=1, metavar="N", help="Record only the last N queries."),
 ]
 
 
@@ -68,19 +50,12 @@ def record(
     layers: Layers = None,
     heads: Heads = None,
     output: Output = Path("run.safetensors"),
-    answers: Answers = False,
     values: Values = False,
-    last: Last = None,
     as_json: AsJson = False,
 ) -> None:
     """Save what a model attends to when it reads a text."""
     check_output(output)
     check_replaceable(output)
-    if answers and values:
-        raise ValueError(
-            "--answers excludes --values: with answers no values are kept.\n"
-            "    Leave out one of them."
-        )
     words = check_text(read_text(text, file))
     with progress() as report:
         report(f"loading {model}")
@@ -92,12 +67,11 @@ def record(
 
         seen = pretrained.observe(
             words,
-            keep=_ANSWERS if answers else "qkv" if values else "qk",
+            keep="qkv" if values else "qk",
             layers=parse_positions("layers", layers),
             heads=parse_positions("heads", heads),
             chat=chat,
             generate=generate,
-            queries=None if last is None else slice(-last, None),
             path=output,
             progress=report_progress,
         )
@@ -113,33 +87,19 @@ def write_summary(seen: Recording, output: Path, *, as_json: bool) -> None:
 
 
 def _as_text(seen: Recording, output: Path) -> str:
-    kept = {"answers": "answers", "qk": "query and key", "qkv": "query, key and value"}[
-        _kept_tensors(seen)
-    ]
+    kept = {"qk": "query and key", "qkv": "query, key and value"}[_kept_tensors(seen)]
     size = f"{output.stat().st_size / 1e6:,.1f} MB"
     lengths = f"{len(seen.key_tokens or ()):,} tokens · {len(seen.layers)} layers"
     name = visible(str(output))
     return (
         f"{visible(seen.model)}   {lengths}, {kept} of each\n"
         f"{name}   {size}; open it with regard.load({str(output)!r})\n"
-        + (
-            ""
-            if seen.kept
-            else f"    regard page {name}\n    regard segments {name} {_parts(seen)}\n"
-        )
+        f"    regard page {name}\n    regard segments {name} --by sentence\n"
     )
 
 
 def _kept_tensors(seen: Recording) -> str:
-    if seen.kept:
-        return "answers"
     return "qk" if seen.layers[0].value is None else "qkv"
-
-
-def _parts(seen: Recording) -> str:
-    """Return example options for ``regard segments RUN``."""
-    rows, columns = len(seen.query_tokens or ()), len(seen.key_tokens or ())
-    return "--by sentence" if rows == columns else f"--by sentence --query last=0:{rows}"
 
 
 def _as_json(seen: Recording, output: Path) -> dict[str, object]:

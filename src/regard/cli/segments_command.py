@@ -14,7 +14,7 @@ from regard.analysis.span_shares import Shares, segment_shares
 from regard.cli.options import AsJson, Run
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
-from regard.cli.recording_argument import explain_missing_answers, open_recording
+from regard.cli.recording_argument import open_recording
 from regard.recording.recording import Recording
 from regard.text import spans
 from regard.text.tokens import Token
@@ -116,12 +116,14 @@ def segments(
                 "    Name those that ask, counted from the first of them: --query last=0:4"
             )
         asking = _parse_parts("query", queries, seen.query_tokens) if queries else None
-        with explain_missing_answers(run, seen):
-            report_progress = partial(report, "asking every layer")
-            drawn = segment_shares(
-                seen, cut, queries=asking, sinks=not no_sinks, progress=report_progress
-            )
-    drawn = drawn if beyond is None else _shares_beyond(drawn, beyond)
+        shares = segment_shares(
+            seen,
+            cut,
+            queries=asking,
+            sinks=not no_sinks,
+            progress=partial(report, "asking every layer"),
+        )
+    drawn = shares if beyond is None else _shares_beyond(shares, beyond)
     if as_json:
         write_json(_as_json(seen, drawn, per))
     elif per is Per.TOTAL:

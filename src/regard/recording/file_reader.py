@@ -42,7 +42,7 @@ Content = TypeVar("Content")
 _FORMATS = range(1, FORMAT + 1)
 _MOST_AXES = 16
 _MOST_PARTS = 2**16
-_TOLD = 200
+_MOST_CHARACTERS = 200
 _LONGEST = 2**40
 _KEPT_BYTES = 2**30  # the size of the cache of tensors
 _WRONG = (
@@ -76,9 +76,9 @@ def read(path: str | os.PathLike[str]) -> Recording:
 def _recording(path: Path, file: TensorFile, about: dict[str, Any]) -> Recording:
     if type(about["format"]) is not int or about["format"] not in _FORMATS:
         raise RegardError(
-            f"{path} is a recording of format {_told(repr(about['format']))}; "
+            f"{path} is a recording of format {_shortened(repr(about['format']))}; "
             f"this version of regard reads formats 1 to {FORMAT}.\n"
-            f"    Open it with the regard that made it, {_told(repr(about.get('regard')))}, "
+            f"    Open it with the regard that made it, {_shortened(repr(about.get('regard')))}, "
             "or a newer one."
         )
     try:
@@ -362,20 +362,20 @@ def _reason(error: BaseException) -> str:
     return f"{text} is missing" if isinstance(error, KeyError) else text
 
 
-def _told(what: str) -> str:
+def _shortened(what: str) -> str:
     """Truncate and escape a text from the untrusted file."""
-    return visible(what if len(what) <= _TOLD else what[:_TOLD] + " ...")
+    return visible(what if len(what) <= _MOST_CHARACTERS else what[:_MOST_CHARACTERS] + " ...")
 
 
 def _damaged(path: Path, what: str) -> RegardError:
     return RegardError(
-        f"{path} is damaged: {_told(what)}.\n    Take a copy of it, or record and save again."
+        f"{path} is damaged: {_shortened(what)}.\n    Take a copy of it, or record and save again."
     )
 
 
 def _no_recording(path: Path, what: str) -> RegardError:
     return RegardError(
-        f"{path} is no recording of regard: {_told(what)}.\n"
+        f"{path} is no recording of regard: {_shortened(what)}.\n"
         '    Recordings are made with seen.save("run.safetensors"); where it is a copy of one, '
         "copy it again: it may be cut short."
     )

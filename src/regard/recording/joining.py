@@ -230,7 +230,7 @@ def _layer_of(axis: int, pieces: Sequence[Piece], name: str, *, is_all: bool) ->
     answers = [
         (
             asked,
-            _together([_part(layer, asked) for layer in layers], join.answers(asked, len(shape))),
+            _merged([_part(layer, asked) for layer in layers], join.answers(asked, len(shape))),
         )
         for asked in first.answers
     ]
@@ -239,11 +239,11 @@ def _layer_of(axis: int, pieces: Sequence[Piece], name: str, *, is_all: bool) ->
     return Layer(
         name,
         torch.Size(shape),
-        _together(matrices, join.matrices) if matrices else None,
+        _merged(matrices, join.matrices) if matrices else None,
         Answers.reading(answers),
         origin,
         None if axis == _QUERIES else first.queries,
-        _together(values, join.values(tuple(layer.shape for layer in layers))) if values else None,
+        _merged(values, join.values(tuple(layer.shape for layer in layers))) if values else None,
     )
 
 
@@ -290,7 +290,7 @@ def _part(layer: Layer, asked: Any) -> Callable[[], Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Together(Generic[Content]):
+class _Merged(Generic[Content]):
     """A function that calls the functions of the parts and merges their results."""
 
     parts: tuple[Callable[[], Content], ...]
@@ -303,11 +303,11 @@ class _Together(Generic[Content]):
         return f"{self.parts[0]!r} and {len(self.parts) - 1} more parts"
 
 
-def _together(
+def _merged(
     parts: Sequence[Callable[[], Content]], join: Callable[[Sequence[Content]], Content]
 ) -> Callable[[], Content]:
     """Return a function for the merged result; parts in memory are merged immediately."""
-    both = _Together(tuple(parts), join)
+    both = _Merged(tuple(parts), join)
     return InMemory(both()) if all(isinstance(part, InMemory) for part in parts) else both
 
 
@@ -419,10 +419,10 @@ class _Join:
         """Raise an error if the parts differ in a property."""
         for name, fact in zip(self.names, facts, strict=True):
             if fact != facts[0]:
-                told = f", {facts[0]} and {fact}" if isinstance(fact, str) else ""
+                values = f", {facts[0]} and {fact}" if isinstance(fact, str) else ""
                 raise RegardError(
                     f"layer {self.name!r} has another {what} on {name} than on {self.names[0]}"
-                    f"{told}.\n    Run the same model on all processes."
+                    f"{values}.\n    Run the same model on all processes."
                 )
 
     def _mask(

@@ -13,10 +13,9 @@ while its block runs. It patches no module and sets no hook. It observes:
 
 It ignores the operations of a backward pass, also the forward that a checkpoint runs again there.
 
-The mapping from operations to listeners is looked up once for each operation; an operation without
-a listener costs nothing more. Another listener receives all operations that the mapping lacks. A
-listener is called after the operation, while the model's frames are still on the stack, so it must
-ask for the module and the line before it returns. A listener must catch its own errors, which would
+The listener of an operation is looked up when it has run; an operation without a listener costs
+nothing more. The listener is called while the model's frames are still on the stack, so it must ask
+for the module and the line before it returns. A listener must catch its own errors, which would
 stop the model, and must run tensor operations inside ``apart()``.
 """
 
@@ -207,7 +206,8 @@ class Tracer(TorchDispatchMode):
     Args:
         model: the model, whose modules name the operations.
         listeners: the listener of each operation.
-        otherwise: the listener of all other operations; None ignores them.
+        otherwise: returns the current listener of an operation that ``listeners`` lacks; None if
+            the operation is ignored. It is called for each of these operations.
 
     Attributes:
         name_of: returns the name of a module of the model, also of one that is added while the
@@ -230,7 +230,7 @@ class Tracer(TorchDispatchMode):
         self,
         model: nn.Module,
         listeners: Mapping[Callable[..., Any], Listener],
-        otherwise: Listener | None = None,
+        otherwise: Callable[[Callable[..., Any]], Listener | None] | None = None,
     ) -> None:
         super().__init__()
         _leave_uncompiled()
@@ -269,7 +269,9 @@ class Tracer(TorchDispatchMode):
                 output = func(*args, **kwargs or {})
         else:
             output = func(*args, **kwargs) if kwargs else func(*args)
-        listener = self._listeners.get(func, self._otherwise)
+        listener = self._listeners.get(func)
+        if listener is None and self._otherwise is not None:
+            listener = self._otherwise(func)
         if listener is not None and not in_backward():
             listener(Operation(func, args, kwargs or {}, output, self.name_of))
         return output

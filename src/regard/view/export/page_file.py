@@ -2,7 +2,7 @@
 
 The file holds the page's own code, the tokens, a small map of every head, and for each layer the
 query, the key and two numbers of every row, from which the browser computes any weight by itself.
-Of layers that are too large for that it holds block means and the strongest keys of every row.
+Of layers that are too large for that it holds block means.
 """
 
 import math
@@ -33,11 +33,10 @@ from regard.view.export.complete_layer import (
 )
 from regard.view.export.page_template import filled_template, json_block, number_block
 from regard.view.export.summarised_layer import (
-    count_of,
-    held,
-    least_bytes_of_rows,
+    BlockMeans,
+    block_of,
+    embed_block_means,
     most_bytes,
-    questions_of_held,
 )
 from regard.view.tiles.layer_survey import Sweeps
 from regard.view.tiles.manifest import (
@@ -46,11 +45,11 @@ from regard.view.tiles.manifest import (
     add_other,
     first_sequence,
     first_value,
+    head_records,
     live_layers,
     manifest,
     sink_keys,
     small_numbers,
-    told,
 )
 
 __all__ = ["page_text", "write_page"]
@@ -89,10 +88,9 @@ def write_page(
 
     Where query and key of all layers do not fit ``limit``, every layer first gets the mean weights
     of at most 512 x 512 blocks of each head, one byte each. Then the opened layer, and the others
-    in their order, get query and key instead while that fits. In the same order those that have
-    block means get the exact 8 strongest keys of every row as well, while there is room. A layer
-    whose block means do not fit keeps its small map of 32 x 32 blocks. The page says at every
-    number what it is. Last come the values of layers with query and key, where the recording has
+    in their order, get query and key instead while that fits. A layer whose block means do not fit
+    keeps its small map of 32 x 32 blocks. The page says at every number what it is. Last come the
+    values of layers with query and key, where the recording has
     them. For fewer heads record fewer: ``regard.observe(model, heads=...)``.
 
     Args:
@@ -138,8 +136,8 @@ def write_page(
             raise OSError(22, "it is a device, a pipe or the like")
         with temporary.open("w", encoding="ascii", newline="\n") as file:
             share = limit if other is None else limit // 2
-            layers_told, blocks = _blocks(recording, wanted, heads, share, progress)
-            first = manifest(recording, layers_told, title=title, opened=opened)
+            layers_known, blocks = _blocks(recording, wanted, heads, share, progress)
+            first = manifest(recording, layers_known, title=title, opened=opened)
             if other is not None:
                 _add_other(other, other_title, first, blocks, share, progress)
             file.writelines(_page(first, blocks))
@@ -240,10 +238,10 @@ def _blocks(
             aside = sink_keys(recording, layer.kv_len)
             blocks[place] = _whole(place, layer, wholes[place], aside, sweeps, room)
         else:
-            blocks[place] = _held(place, layer, matrix, sweeps, room)
+            blocks[place] = _means(place, layer, matrix, sweeps)
         room -= _size(blocks[place])
     _add_values(recording, layers, blocks, wanted, room)
-    kinds = sweeps.kinds() if heads is None else told(heads)
+    kinds = sweeps.kinds() if heads is None else head_records(heads)
     for layer in layers if kinds else ():
         layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
     return layers, blocks
@@ -321,20 +319,12 @@ def _whole(
     return block
 
 
-def _held(
-    place: int, layer: PageLayer, matrix: AttentionMatrix, sweeps: Sweeps, room: int
-) -> Block:
-    """Block means, and where there is room the strongest keys; sets the layer's fields."""
-    asked = questions_of_held(matrix.shape, strongest=least_bytes_of_rows(matrix.shape) <= room)
-    found = held(matrix, sweeps.over(place, matrix, asked))
-    layer.kind = "pyramid"
-    layer.overview = found.overview
-    layer.block, layer.maximum, layer.octaves = found.block, found.maximum, found.octaves
-    layer.span_heads = found.span_heads
-    if not found.rows or _size(found.pyramid) + _size(found.rows) > room:
-        return found.pyramid
-    layer.strongest = count_of(matrix.shape)
-    return found.pyramid | found.rows
+def _means(place: int, layer: PageLayer, matrix: AttentionMatrix, sweeps: Sweeps) -> Block:
+    """Return the block means of a layer; sets the layer's fields."""
+    asked = [Pool(SMALL, SMALL), BlockMeans(block_of(matrix.shape))]
+    small, means = sweeps.over(place, matrix, asked)
+    layer.overview = small_numbers(small)
+    return embed_block_means(layer, matrix, means)
 
 
 def _add_values(

@@ -1,7 +1,7 @@
-"""A layer that is too large for a page: block means of one byte each, and strong keys.
+"""A layer that is too large for a page: block means of one byte each.
 
 A block is 2^level x 2^level tokens, counted from token 0, so that every coarser tile of the map is
-a mean of blocks; `held.ts` reads them.
+a mean of blocks; `block_means.ts` reads them.
 """
 
 import math
@@ -9,36 +9,29 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.block import RowStatistics
-from regard.reductions.reduction import Contribution, Reduction
-from regard.reductions.sums import Pool, Sum, SumsOfRows
-from regard.reductions.top_k import Top, TopK
-from regard.view.tiles.manifest import SMALL, small_numbers
+from regard.reductions.reduction import Contribution
+from regard.reductions.sums import SumsOfRows
+from regard.view.tiles.manifest import PageLayer
 from regard.view.tiles.mask_intervals import intervals
 from regard.view.tiles.packing import packed
 
 __all__ = [
     "BlockMeans",
-    "Held",
     "block_of",
-    "count_of",
-    "held",
-    "least_bytes_of_rows",
+    "embed_block_means",
     "levels_of",
     "most_bytes",
-    "questions_of_held",
 ]
 
 MOST_BLOCKS = 512
-STRONGEST = 8
 OCTAVES = 32.0
-WHOLE = 1e-5  # how far the weights of a row may be from 1 and still be said to be all of it
 
 
 @final
@@ -90,29 +83,6 @@ class BlockMeans(SumsOfRows):
         return buffers[0] / (down[:, None] * across).to(buffers[0])
 
 
-@dataclass(frozen=True)
-class Held:
-    """The numbers that a page stores in place of query and key, as its JSON has them.
-
-    Attributes:
-        overview: its small map.
-        pyramid: the block means of its heads, and for each row the keys that are allowed.
-        rows: the strongest keys of every row, with their weights; empty where not asked for.
-        block: tokens of a block, each way.
-        maximum: the largest mean.
-        octaves: so many powers of two below it are the lowest ones that are told apart.
-        span_heads: 0 where the allowed keys of a row are no single interval; else 1, or num_heads.
-    """
-
-    overview: dict[str, Any]
-    pyramid: dict[str, str]
-    rows: dict[str, str]
-    block: int
-    maximum: float
-    octaves: float
-    span_heads: int
-
-
 def block_of(shape: Sequence[int]) -> int:
     """Tokens of a block: the least power of two with at most 512 blocks each way.
 
@@ -138,57 +108,26 @@ def most_bytes(shape: Sequence[int]) -> int:
     return (cells + cells // 1000 + 512) * 4 // 3
 
 
-def least_bytes_of_rows(shape: Sequence[int]) -> int:
-    """Fewer bytes than the strongest keys of all rows hardly ever take.
+def embed_block_means(layer: PageLayer, matrix: AttentionMatrix, means: Tensor) -> dict[str, str]:
+    """Store a layer as block means in the page's JSON, and set the layer's fields.
 
     Args:
-        shape: of the matrix, (num_heads, q_len, kv_len).
-    """
-    return math.prod(shape[:-1]) * count_of(shape) // 8
-
-
-def count_of(shape: Sequence[int]) -> int:
-    """Return how many of the strongest keys of a row are stored.
-
-    Args:
-        shape: of the matrix, (..., kv_len).
-    """
-    return min(STRONGEST, shape[-1])
-
-
-def questions_of_held(shape: Sequence[int], *, strongest: bool) -> list[Reduction]:
-    """Return the reductions to ask of a layer that is too large to store completely.
-
-    Args:
-        shape: of the matrix, (num_heads, q_len, kv_len).
-        strongest: whether to look for the 8 strongest keys of each row.
-    """
-    asked: list[Reduction] = [Pool(SMALL, SMALL), BlockMeans(block_of(shape))]
-    return [*asked, Sum(-1), TopK(count_of(shape))] if strongest else asked
-
-
-def held(matrix: AttentionMatrix, answers: Sequence[Any]) -> Held:
-    """Return the numbers of a layer that a page stores.
-
-    Args:
+        layer: what the page reads of it.
         matrix: (num_heads, q_len, kv_len).
-        answers: to ``questions_of_held``.
+        means: the answer to ``BlockMeans(block_of(matrix.shape))``.
+
+    Returns:
+        The means, and for each row the keys that are allowed, if these are one interval.
     """
-    small, means, *of_rows = answers
-    levels, maximum, octaves = levels_of(means)
-    pyramid = {"levels": packed(levels, zlib.Z_DEFAULT_STRATEGY, 1)}
+    layer.kind = "pyramid"
+    layer.block = block_of(matrix.shape)
+    levels, layer.maximum, layer.octaves = levels_of(means)
+    block = {"levels": packed(levels, zlib.Z_DEFAULT_STRATEGY, 1)}
     spans = _spans(matrix)
+    layer.span_heads = 0 if spans is None else spans.shape[0]
     if spans is not None:
-        pyramid["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
-    return Held(
-        overview=small_numbers(small),
-        pyramid=pyramid,
-        rows=_rows(*of_rows) if of_rows else {},
-        block=block_of(matrix.shape),
-        maximum=maximum,
-        octaves=octaves,
-        span_heads=0 if spans is None else spans.shape[0],
-    )
+        block["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
+    return block
 
 
 def levels_of(means: Tensor) -> tuple[Tensor, float, float]:
@@ -220,22 +159,6 @@ def levels_of(means: Tensor) -> tuple[Tensor, float, float]:
         steps = below * (253 / octaves) if octaves > 0 else torch.zeros_like(below)
         levels = torch.where(known > 0, (254 - steps.round()).clamp(min=1), 0)
     return levels.masked_fill(means.isnan(), 255).to(torch.uint8), maximum, octaves
-
-
-def _rows(totals: Tensor, top: Top) -> dict[str, str]:
-    """Store the strongest keys in the order of the text, each as its distance from the last one."""
-    known = top.values > 0  # (num_heads, q_len, 8)
-    keys, order = torch.where(known, top.indices, 0).sort(-1)
-    values = top.values.gather(-1, order)
-    steps = keys.diff(dim=-1, prepend=torch.zeros_like(keys[..., :1]))
-    # (num_heads, 8, q_len): what the rows have in common stands together.
-    rows = {
-        "keys": packed(steps.mT.int(), zlib.Z_DEFAULT_STRATEGY),
-        "weights": packed(values.mT.float(), zlib.Z_DEFAULT_STRATEGY),
-    }
-    if not bool(((totals - 1).abs() <= WHOLE).all()):  # also where one is not a number
-        rows["totals"] = packed(totals.float(), zlib.Z_DEFAULT_STRATEGY)
-    return rows
 
 
 def _spans(matrix: AttentionMatrix) -> Tensor | None:

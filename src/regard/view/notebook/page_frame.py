@@ -90,8 +90,8 @@ def notebook_pages(recording: Recording, title: str) -> Pages:
     """
 
     def page() -> str:
-        told = manifest(recording, layers, title=title)
-        return "".join(filled_template([json_block("recording", told)]))
+        first = manifest(recording, layers, title=title)
+        return "".join(filled_template([json_block("recording", first)]))
 
     layers = live_layers(recording)
     if sum(recording[layer.name].shape.numel() for layer in layers) > _MOST_WEIGHTS:

@@ -33,12 +33,12 @@ def reply(answers: Answers, question: Mapping[str, Any], wanted: Wanted) -> Repl
         str(key): _text(value) for key, value in question.items() if key not in ("id", "kind")
     }
     try:
-        told = QUESTIONS[kind].answer(answers, QUESTIONS[kind].asked(parameters), wanted)
+        answer = QUESTIONS[kind].answer(answers, QUESTIONS[kind].parse(parameters), wanted)
     except Gone:
         return None
     except WRONG as error:
         return {**name, "error": str(error).partition("\n")[0]}, []
-    return {**name, **told.content}, [memory(array) for array in told.arrays]
+    return {**name, **answer.content}, [memory(array) for array in answer.arrays]
 
 
 def _text(value: object) -> str:

@@ -42,10 +42,10 @@ from regard.view.export.page_template import filled_template, json_block
 from regard.view.server.access_guard import Guard
 from regard.view.server.connection_limits import LimitedProtocol
 from regard.view.server.launch_file import LaunchFile
-from regard.view.tiles.manifest import PageLayer, add_other, live_layers, manifest, told
+from regard.view.tiles.manifest import PageLayer, add_other, head_records, live_layers, manifest
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
-from regard.view.tiles.page_questions import QUESTIONS, WRONG, Question, Threads, Told, Wanted
+from regard.view.tiles.page_questions import QUESTIONS, WRONG, Answer, Question, Threads, Wanted
 
 __all__ = ["Read", "application", "serve", "serve_text"]
 
@@ -141,10 +141,10 @@ class _Served:
 
     def _show(self, recording: Recording, text: str) -> None:
         answers = Answers(recording)
-        first = manifest(recording, _told_at_once(recording, answers), title=self.title)
+        first = manifest(recording, _known_at_once(recording, answers), title=self.title)
         if self._beside is not None:
             other, by = self._beside.recording, self._beside._answers
-            add_other(first, manifest(other, _told_at_once(other, by), title=self._beside.title))
+            add_other(first, manifest(other, _known_at_once(other, by), title=self._beside.title))
         if self._read is not None:
             first |= {"text": text, "run": self._runs}
         self._page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
@@ -179,18 +179,18 @@ class _Served:
 
     def _answer(
         self, mine: Answers, question: Question, parameters: Mapping[str, str], wanted: Wanted
-    ) -> Told:
+    ) -> Answer:
         beside = self._beside
         if beside is None:
-            return question.answer(mine, question.asked(parameters), wanted)
+            return question.answer(mine, question.parse(parameters), wanted)
         if question is QUESTIONS["heads"]:
-            asked = question.asked(parameters)
-            each = (question.answer(one, asked, wanted) for one in (mine, beside._answers))
-            return Told({"heads": [head for one in each for head in one.content["heads"]]})
-        layer = question.asked(parameters).whole("layer") - len(self.recording.layers)
+            parsed = question.parse(parameters)
+            each = (question.answer(one, parsed, wanted) for one in (mine, beside._answers))
+            return Answer({"heads": [head for one in each for head in one.content["heads"]]})
+        layer = question.parse(parameters).whole("layer") - len(self.recording.layers)
         if layer >= 0:
             mine, parameters = beside._answers, {**parameters, "layer": str(layer)}
-        return question.answer(mine, question.asked(parameters), wanted)
+        return question.answer(mine, question.parse(parameters), wanted)
 
     def _refusal(self) -> Response | None:
         if not (self.is_changed() or (self._beside is not None and self._beside.is_changed())):
@@ -250,12 +250,12 @@ async def _posted_text(request: Request) -> str:
     return check_text(text)
 
 
-def _told_at_once(recording: Recording, answers: Answers) -> list[PageLayer]:
+def _known_at_once(recording: Recording, answers: Answers) -> list[PageLayer]:
     """Return the layers; of a short recording with what opens the page on the right head."""
     layers = live_layers(recording)
     if sum(layer.num_heads * layer.q_len * layer.kv_len for layer in layers) > _AT_ONCE:
         return layers
-    kinds = told(answers.heads())
+    kinds = head_records(answers.heads())
     for place, layer in enumerate(layers):
         layer.overview = answers.overview(place)
         layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
@@ -386,7 +386,7 @@ def _opened(path: Path, *, several: bool) -> _Served:
     if not whole:
         raise RegardError(
             f"{path} has answers only; the page needs query and key.\n"
-            "    Record again without --answers, or ask it with regard heads."
+            "    Record query and key, or ask it with regard heads."
         )
     title = path.name if several else visible(seen.model) or path.name
     return _Served(whole, title, partial(_is_another, path, found))
@@ -421,14 +421,14 @@ def _is_another(path: Path, found: tuple[int, ...]) -> bool:
         return True
 
 
-def _sent(told: Told) -> Response:
+def _sent(answer: Answer) -> Response:
     """Arrays one after the other, with what they are in headers; what has none as JSON."""
-    if not told.arrays:
-        text = json.dumps(told.content, allow_nan=False, separators=(",", ":"))
+    if not answer.arrays:
+        text = json.dumps(answer.content, allow_nan=False, separators=(",", ":"))
         return Response(text, media_type="application/json")
-    known = {name: value for name, value in told.content.items() if value is not None}
+    known = {name: value for name, value in answer.content.items() if value is not None}
     headers = {f"X-{name.title()}": str(int(value)) for name, value in known.items()}
-    content = b"".join(memory(array) for array in told.arrays)
+    content = b"".join(memory(array) for array in answer.arrays)
     return Response(content, headers=headers, media_type="application/octet-stream")
 
 
@@ -436,7 +436,7 @@ def _sent(told: Told) -> Response:
 
 
 async def _endpoint(
-    answer: Callable[[Question, Mapping[str, str], Wanted], Told],
+    answer: Callable[[Question, Mapping[str, str], Wanted], Answer],
     threads: Threads,
     question: Question,
     request: Request,

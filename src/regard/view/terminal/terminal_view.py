@@ -170,9 +170,9 @@ class _Table:
     def fitted(cls, summary: Summary, shown: list[Row], names: list[str], width: int) -> "_Table":
         """As many tokens side by side as were asked for, if the words stay readable."""
         label = min(max(cell_len(names[row.token]) for row in shown), max(10, width // 6))
-        told = [share for row in shown for share in row.top_text]
-        longest = max((cell_len(names[share.token]) for share in told), default=1)
-        most = max((share.share for share in told), default=1.0)
+        shares = [share for row in shown for share in row.top_text]
+        longest = max((cell_len(names[share.token]) for share in shares), default=1)
+        most = max((share.share for share in shares), default=1.0)
         across = max(len(row.top_text) for row in shown) or 1
         percent = 5 if most >= 0.995 else 4
         for bar, sink_bar, least in (

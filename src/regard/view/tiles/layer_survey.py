@@ -18,7 +18,7 @@ from regard.recording.recording import Recording
 from regard.reductions.block import RowStatistics
 from regard.reductions.reduction import Contribution, Reduction
 from regard.text.tokens import Token
-from regard.view.tiles.manifest import told
+from regard.view.tiles.manifest import head_records
 
 __all__ = ["EachBlock", "Sweeps", "Tally", "answered", "known_kinds", "swept"]
 
@@ -197,7 +197,7 @@ class Sweeps:
         None for each head of a layer whose weights are not all numbers.
         """
         layers = enumerate(self._layers)
-        return told(
+        return head_records(
             head for place, layer in layers for head in known_kinds(layer, place, *self._tokens)
         )
 

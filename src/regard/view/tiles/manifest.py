@@ -21,12 +21,12 @@ __all__ = [
     "add_other",
     "first_sequence",
     "first_value",
+    "head_records",
     "live_layers",
     "manifest",
     "sink_keys",
     "small_map",
     "small_numbers",
-    "told",
 ]
 
 SMALL = 32
@@ -58,21 +58,20 @@ class PageLayer:
     block: int = 1
     maximum: float = 0.0
     octaves: float = 0.0
-    strongest: int = 0
     value_heads: int = 0
     value_dim: int = 0
     value_unit: float = 1.0
 
 
-def told(heads: Iterable[Head | None]) -> list[dict[str, Any] | None]:
+def head_records(heads: Iterable[Head | None]) -> list[dict[str, Any] | None]:
     """Heads as the page has them: kind, score, entropy as a share of even attention's, sinks.
 
-    None for a head whose kind cannot be told.
+    None for a head without a kind.
 
     Example:
         >>> from regard.analysis.head_kinds import Head
-        >>> from regard.view.tiles.manifest import told
-        >>> told([Head(0, 0, "self", 0.9, {"self": 0.9, "uniform": 0.25})])
+        >>> from regard.view.tiles.manifest import head_records
+        >>> head_records([Head(0, 0, "self", 0.9, {"self": 0.9, "uniform": 0.25})])
         [{'kind': 'self', 'score': 0.9, 'entropy': 0.25, 'sink': 0}]
     """
     return [
@@ -131,8 +130,8 @@ def add_other(first: dict[str, Any], second: dict[str, Any]) -> None:
         first: from ``manifest``.
         second: likewise.
     """
-    told = ("title", "query_tokens", "key_tokens", "one_text")
-    first["other"] = {"first": len(first["layers"])} | {name: second[name] for name in told}
+    names = ("title", "query_tokens", "key_tokens", "one_text")
+    first["other"] = {"first": len(first["layers"])} | {name: second[name] for name in names}
     first["layers"] = [*first["layers"], *second["layers"]]
 
 

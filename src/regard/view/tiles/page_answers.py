@@ -123,7 +123,7 @@ class Answers:
         self.close()
 
     @property
-    def held(self) -> int:
+    def nbytes(self) -> int:
         """Return the number of bytes that are cached, or will be, for heads."""
         return sum(pyramid.nbytes for pyramid in self._pyramids.values())
 
@@ -343,7 +343,7 @@ class Answers:
         made = Pyramid(HeadScores.of(matrix, aside))
         with self._changed:
             pyramid = self._pyramids.setdefault(which, made)
-            while self.held > self._limit and len(self._pyramids) > 1:
+            while self.nbytes > self._limit and len(self._pyramids) > 1:
                 oldest, _ = self._pyramids.popitem(last=False)
                 self._unfinished.pop(oldest, None)
             return pyramid

@@ -10,26 +10,26 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.view.tiles.manifest import told
+from regard.view.tiles.manifest import head_records
 from regard.view.tiles.page_answers import Answers, Which
 from regard.view.tiles.pyramid import Place
 from regard.view.tiles.query_steps import KeysAsked
-from regard.view.tiles.request_parsing import Asked
+from regard.view.tiles.request_parsing import Parameters
 
-__all__ = ["QUESTIONS", "WRONG", "Question", "Threads", "Told", "Wanted"]
+__all__ = ["QUESTIONS", "WRONG", "Answer", "Question", "Threads", "Wanted"]
 
 _MOST_KEYS = 1000
 _AT_ONCE = 2  # answers of a kind that are computed side by side
 _WAITING = 32  # threads that only wait for the pass over a head
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 WRONG = (ValueError, IndexError, RegardError)
 """What a question raises that asks for what is not there; its first line is the sentence."""
 
 
 @dataclass(frozen=True)
-class Told:
+class Answer:
     """An answer.
 
     Attributes:
@@ -42,7 +42,7 @@ class Told:
 
 
 Wanted = Callable[[], bool]
-Work = Callable[[Answers, Asked, Wanted], Told]
+Work = Callable[[Answers, Parameters, Wanted], Answer]
 
 
 @dataclass(frozen=True)
@@ -61,67 +61,67 @@ class Question:
     waits: bool = False
     long: bool = False
 
-    def asked(self, parameters: Mapping[str, str]) -> Asked:
+    def parse(self, parameters: Mapping[str, str]) -> Parameters:
         """Parse one request.
 
         Raises:
             ValueError: it has a parameter that is not known.
         """
-        return Asked(parameters, self.parameters)
+        return Parameters(parameters, self.parameters)
 
 
-def _which_head(asked: Asked) -> Which:
-    return Which(asked.whole("layer"), asked.whole("head"), asked.flag("hidden"))
+def _which_head(request: Parameters) -> Which:
+    return Which(request.whole("layer"), request.whole("head"), request.flag("hidden"))
 
 
-def _row(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
-    row = answers.row(_which_head(asked), asked.whole("query"), wanted=wanted)
-    return Told(arrays=(row.values.float(), row.mask.to(torch.uint8)))
+def _row(answers: Answers, request: Parameters, wanted: Wanted) -> Answer:
+    row = answers.row(_which_head(request), request.whole("query"), wanted=wanted)
+    return Answer(arrays=(row.values.float(), row.mask.to(torch.uint8)))
 
 
-def _column(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
-    values = answers.column(_which_head(asked), asked.whole("key"), wanted=wanted)
-    return Told(arrays=(values.float(),))
+def _column(answers: Answers, request: Parameters, wanted: Wanted) -> Answer:
+    values = answers.column(_which_head(request), request.whole("key"), wanted=wanted)
+    return Answer(arrays=(values.float(),))
 
 
-def _tile(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
-    level, row, column = (asked.whole(name) for name in ("level", "row", "column"))
-    place = Place(level, row, column, asked.flag("by_row"))
-    tile = answers.tile(_which_head(asked), place, wanted=wanted)
+def _tile(answers: Answers, request: Parameters, wanted: Wanted) -> Answer:
+    level, row, column = (request.whole(name) for name in ("level", "row", "column"))
+    place = Place(level, row, column, request.flag("by_row"))
+    tile = answers.tile(_which_head(request), place, wanted=wanted)
     height, width = tile.values.shape
     content = {"height": height, "width": width, "exact": tile.exact, "sampled": tile.sampled}
-    return Told(content, (tile.values.float(),))
+    return Answer(content, (tile.values.float(),))
 
 
-def _progress(answers: Answers, asked: Asked, _: Wanted) -> Told:
-    asked.flag("by_row")  # one pass serves both
-    return Told(asdict(answers.progress(_which_head(asked))))
+def _progress(answers: Answers, request: Parameters, _: Wanted) -> Answer:
+    request.flag("by_row")  # one pass serves both
+    return Answer(asdict(answers.progress(_which_head(request))))
 
 
-def _steps(answers: Answers, asked: Asked, _: Wanted) -> Told:
-    by = asked.one_of("by", ("weight", "position"))
-    keys = KeysAsked(by, asked.whole("start"), asked.whole("count", most=_MOST_KEYS))
-    steps = answers.steps(_which_head(asked), asked.whole("query"), keys)
+def _steps(answers: Answers, request: Parameters, _: Wanted) -> Answer:
+    by = request.one_of("by", ("weight", "position"))
+    keys = KeysAsked(by, request.whole("start"), request.whole("count", most=_MOST_KEYS))
+    steps = answers.steps(_which_head(request), request.whole("query"), keys)
     if isnan(steps.total):
-        query = asked.whole("query")
+        query = request.whole("query")
         raise ValueError(
             f"query is {query}, whose weights are not numbers (NaN); it has no steps to show."
         )
-    return Told(asdict(steps))
+    return Answer(asdict(steps))
 
 
-def _segments(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
-    which, queries, keys = _which_head(asked), asked.spans("queries"), asked.spans("keys")
+def _segments(answers: Answers, request: Parameters, wanted: Wanted) -> Answer:
+    which, queries, keys = _which_head(request), request.spans("queries"), request.spans("keys")
     shares = answers.segments(which, queries, keys, wanted=wanted)
-    return Told(arrays=(shares.float(),))
+    return Answer(arrays=(shares.float(),))
 
 
-def _overview(answers: Answers, asked: Asked, wanted: Wanted) -> Told:
-    return Told({"overview": answers.overview(asked.whole("layer"), wanted=wanted)})
+def _overview(answers: Answers, request: Parameters, wanted: Wanted) -> Answer:
+    return Answer({"overview": answers.overview(request.whole("layer"), wanted=wanted)})
 
 
-def _heads(answers: Answers, _: Asked, wanted: Wanted) -> Told:
-    return Told({"heads": told(answers.heads(wanted=wanted))})
+def _heads(answers: Answers, _: Parameters, wanted: Wanted) -> Answer:
+    return Answer({"heads": head_records(answers.heads(wanted=wanted))})
 
 
 _HEAD = ("layer", "head", "hidden")
@@ -145,7 +145,7 @@ class Threads:
         self._quick, self._long = (ThreadPoolExecutor(_AT_ONCE, "regard") for _ in range(2))
         self._waits = ThreadPoolExecutor(_WAITING, "regard")
 
-    def submit(self, question: Question, work: Callable[[], Answer]) -> "Future[Answer]":
+    def submit(self, question: Question, work: Callable[[], Result]) -> "Future[Result]":
         """Run the work that answers a question."""
         if question.waits:
             return self._waits.submit(work)

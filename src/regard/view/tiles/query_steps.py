@@ -131,13 +131,13 @@ def query_steps(
     values = [None] * len(places) if value is None else _vectors(value[chosen])
     by_key = zip(places, vectors, *steps, may, scores, weights, values, strict=True)
     maximum = float(row.maximum)
-    is_told = known and isfinite(maximum)
+    is_known = known and isfinite(maximum)
     return QuerySteps(
         vector=vector,
         scale=source.scale if isinstance(source, QueryKeyScores) else 1.0,
         masked=not bool(allowed.all()),
-        maximum=maximum if is_told else None,
-        log_normalizer=float(row.log_normalizer) if is_told else None,
+        maximum=maximum if is_known else None,
+        log_normalizer=float(row.log_normalizer) if is_known else None,
         sink=None if sink is None else float(sink),
         keys=keys.stop,
         allowed=int(allowed.sum()),

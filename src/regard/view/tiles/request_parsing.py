@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-__all__ = ["Asked"]
+__all__ = ["Parameters"]
 
 _WHOLE = re.compile(r"\d+", re.ASCII)
 _MOST_DIGITS = 9
@@ -14,7 +14,7 @@ _MOST_SPANS = 200
 Word = TypeVar("Word", bound=str)
 
 
-class Asked:
+class Parameters:
     """The parameters of a request.
 
     Args:
@@ -29,18 +29,8 @@ class Asked:
         for name in parameters:
             if name not in known:
                 asks = ", ".join(known) or "nothing"
-                raise ValueError(f"{_told(name)} is no parameter of this question; it has {asks}.")
+                raise ValueError(f"{_shown(name)} is no parameter of this question; it has {asks}.")
         self._parameters = parameters
-
-    def only(self, *names: str) -> "Asked":
-        """Return the request, or raise an error if it has other parameters."""
-        some = {name: text for name, text in self._parameters.items() if name in names}
-        return Asked(some, names)
-
-    @property
-    def key(self) -> tuple[tuple[str, str], ...]:
-        """The same for the same question."""
-        return tuple(sorted(self._parameters.items()))
 
     def spans(self, name: str) -> list[tuple[int, int]]:
         """Parts of a text, ``[[0, 12], [12, 40]]``: of each the first token, and one past the last.
@@ -63,10 +53,10 @@ class Asked:
         """
         text = self._parameters.get(name)
         if text is None or not _WHOLE.fullmatch(text):
-            came = "missing" if text is None else _told(text)
+            came = "missing" if text is None else _shown(text)
             raise ValueError(f"{name} is {came}; it must be a whole number.")
         if len(text) > _MOST_DIGITS:
-            raise ValueError(f"{name} is {_told(text)}; that is too large.")
+            raise ValueError(f"{name} is {_shown(text)}; that is too large.")
         if most is not None and int(text) > most:
             raise ValueError(f"{name} is {text}; it must be at most {most}.")
         return int(text)
@@ -89,7 +79,7 @@ class Asked:
         for word in words:
             if word == text:
                 return word
-        came = "missing" if text is None else _told(text)
+        came = "missing" if text is None else _shown(text)
         raise ValueError(f"{name} is {came}; it must be {' or '.join(words)}.")
 
 
@@ -104,5 +94,5 @@ def _spans(text: str) -> list[tuple[int, int]] | None:
     return spans if right and 0 < len(spans) <= _MOST_SPANS else None
 
 
-def _told(text: str) -> str:
+def _shown(text: str) -> str:
     return ascii(text if len(text) <= 40 else f"{text[:40]} ...")

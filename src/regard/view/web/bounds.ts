@@ -1,13 +1,12 @@
 /** The state inside the recording: no number, head or pin of an address names what is not there. */
 
-import { coarsest } from "./data/held";
+import { coarsest } from "./data/block_means";
 import type { LayerInfo, Recording } from "./data/payload";
 import { beside, fittedHeads, shown } from "./map/compare";
 import { FEWEST_STEPS, type State } from "./state";
 import { pinsOf, written } from "./views/pins";
 
-const MOST_STEPS = 1000; // that a server tells at once
-const MOST_CHOSEN = 256; // tokens whose rows are added up
+const MOST_STEPS = 1000; // that a server sends at once
 
 /** @returns every number inside the recording */
 export function fitted(state: State, recording: Recording): State {
@@ -19,13 +18,11 @@ export function fitted(state: State, recording: Recording): State {
   const heads = { ...state, layer, head, ...fittedHeads({ ...state, layer, head }, recording) };
   return {
     ...heads,
-    hidden: state.hidden && !isHeld(heads, layers),
+    hidden: state.hidden && !isOfBlocks(heads, layers),
     zoom,
     pins: written(pinsOf(state.pins, layers)),
     query: state.query === null ? null : within(state.query, q_len),
     key: state.key === null ? null : within(state.key, kv_len),
-    queryTo: lastOf(state.query, state.queryTo, q_len),
-    keyTo: lastOf(state.key, state.keyTo, kv_len),
     steps: Math.max(FEWEST_STEPS, Math.min(state.steps, kv_len, MOST_STEPS)),
     row: thousandths(Math.max(0, Math.min(q_len - q_len / zoom, state.row))),
     column: thousandths(Math.max(0, Math.min(kv_len - kv_len / zoom, state.column))),
@@ -33,7 +30,7 @@ export function fitted(state: State, recording: Recording): State {
 }
 
 /** Is any of the heads on the stage there as block means only, with its sinks in them? */
-function isHeld(state: State, layers: LayerInfo[]): boolean {
+function isOfBlocks(state: State, layers: LayerInfo[]): boolean {
   const other = state.compare === "beside" && coarsest(beside(state), layers);
   return Boolean(other || coarsest(shown(state, layers), layers));
 }
@@ -45,10 +42,4 @@ function within(value: number, count: number): number {
 
 function thousandths(value: number): number {
   return Math.round(value * 1000) / 1000;
-}
-
-/** The last of several tokens, or null where there is but one; so many that they can be added up at once. */
-function lastOf(first: number | null, last: number | null, count: number) {
-  if (first === null || last === null || last <= first) return null;
-  return Math.min(within(last, count), first + MOST_CHOSEN - 1);
 }

@@ -9,14 +9,14 @@ const to = (name) => join(process.argv[2] ?? from("bundle"), name);
 const options = { bundle: true, minify: true, charset: "ascii", target: "es2022", logLevel: "warning" };
 const template = readFileSync(from("index.html"), "utf8");
 const pages = {
-  page: template.replace(/<!-- \/?several -->/g, ""),
-  small: template.replace(/<!-- several -->[^]*?<!-- \/several -->/g, ""),
+  page: template.replace(/<!-- \/?full -->/g, ""),
+  small: template.replace(/<!-- full -->[^]*?<!-- \/full -->/g, ""),
 };
-// In the small page small.ts stands in the place of these modules.
-const absent = /\/(several|held_answers|held_words|minimap)$/;
+// In the small page small_page.ts stands in the place of these modules.
+const absent = /\/(full_page|block_answers|block_words|minimap)$/;
 const small = {
   name: "small",
-  setup: (page) => page.onResolve({ filter: absent }, () => ({ path: from("small.ts") })),
+  setup: (page) => page.onResolve({ filter: absent }, () => ({ path: from("small_page.ts") })),
 };
 
 mkdirSync(to("."), { recursive: true });

@@ -2,7 +2,7 @@
 
 import { Client } from "./data/client";
 import { engine } from "./data/engine";
-import { coarsest } from "./data/held";
+import { coarsest } from "./data/block_means";
 import { Damaged, readRecording, type Recording } from "./data/payload";
 import { Source, type Host } from "./data/source";
 import { byId, element } from "./dom";
@@ -14,9 +14,10 @@ import type { Look, MapView } from "./map/map";
 import { smallMap, type SmallMap } from "./map/small";
 import { differenceRamp, ramp } from "./maths/colours";
 import { fitted } from "./bounds";
-import { gather, liveHost, menus, moreViews, panes, type Panes } from "./several";
+import { gather, liveHost, menus, moreViews, panes, type Panes } from "./full_page";
 import { freshState, Store, type Cell, type State } from "./state";
-import { blockSentence, errorName, meansName } from "./text/held_words";
+import { blockSentence, errorName, meansName } from "./text/block_words";
+import { parted } from "./text/parts";
 import { Prose } from "./text/prose";
 import { ReadingView } from "./text/sentence";
 import { forAxis, sinksOf, type TwoAxes } from "./text/tokens";
@@ -37,7 +38,7 @@ export class Page {
   look: Look;
   reading: Reading | null = null;
   troubles = new Map<object, Error>(); // who has no answer, and why
-  isGathering: boolean;
+  isGathering: boolean; // until the host has answered for every head
   gridCeiling = 1;
   remembering = 0;
   redrawing = 0;
@@ -58,7 +59,7 @@ export class Page {
     this.isLive = recording.layers.some(({ kind }) => kind === "live");
     this.source = new Source(recording.layers, this.host());
     this.look = this.themed();
-    this.isGathering = this.isLive; // until the host has told of every head
+    this.isGathering = this.isLive;
     this.panes = panes(this);
     this.atlas = new Atlas(byId("view-map"), this);
     this.map = this.atlas.first;
@@ -84,14 +85,14 @@ export class Page {
     return new Client(this.recording.layers, (layer) => sinksOf(this.axes(layer).keys));
   }
 
-  /** More is known of the heads: at most one drawing a frame, however many layers are told. */
+  /** More is known of the heads: they are drawn once a frame, however many layers came. */
   gathered() {
     cancelAnimationFrame(this.redrawing);
     this.redrawing = requestAnimationFrame(() => {
       const { state } = this.store;
       this.drawOverview();
       this.views.update(state, new Set(["maps"]));
-      this.panes?.standing.list();
+      this.panes?.notable.list();
       this.explain(state);
       this.note(state);
     });
@@ -118,12 +119,23 @@ export class Page {
     if (this.isLive) void this.gather();
   }
 
-  /** The host tells of the heads, until they are drawn. */
+  /** Asks a live host for what the page needs of every head. */
   async gather() {
-    await gather(this);
+    const { layers } = this.recording;
+    await gather(this.source, this.store.state.layer, {
+      onMap: (at, overview) => {
+        layers[at].overview = overview;
+        this.maps[at] = smallMap(layers[at]);
+        this.gathered();
+      },
+      onKinds: (kinds) => {
+        for (const layer of layers) layer.heads = kinds.splice(0, layer.num_heads);
+        this.gathered();
+      },
+    });
     requestAnimationFrame(() => {
       this.isGathering = false; // after the last drawing
-      this.panes?.standing.show(this.store.state);
+      this.panes?.notable.show(this.store.state);
     });
   }
 
@@ -133,8 +145,12 @@ export class Page {
     const head = openingHead(layers, opened);
     const layer = Math.max(0, Math.min(layers.length - 1, head.layer));
     const kind = layers[layer].heads?.[head.head];
-    const cell = openingCell(kind, this.axes(layer), this.maps[layer], head.head);
-    return freshState({ layer, head: head.head, ...cell }, layers[layer].kv_len, other ? "beside" : "alone");
+    const axes = this.axes(layer);
+    const cell = openingCell(kind, axes, this.maps[layer], head.head);
+    const compare = other ? "beside" : "alone";
+    // One sentence has no other parts than its words.
+    const parts = parted(axes.keys, "sentences").length > 1 ? "sentences" : "words";
+    return freshState({ layer, head: head.head, ...cell, compare, parts }, layers[layer].kv_len);
   }
 
   /** @returns every number inside the recording, and a view that there is */
@@ -203,7 +219,7 @@ export class Page {
     if (["layer", "scale", "theme"].some((name) => changed.has(name))) {
       this.drawOverview();
     }
-    if (["layer", "head", "heads", "compare"].some((name) => changed.has(name))) this.panes?.standing.show(state);
+    if (["layer", "head", "heads", "compare"].some((name) => changed.has(name))) this.panes?.notable.show(state);
     if (changed.has("layer") || changed.has("head")) {
       this.panes?.overview.name();
       this.panes?.overview.outline();
@@ -228,6 +244,13 @@ export class Page {
     this.remembering = setTimeout(() => history.replaceState(null, "", this.store.address()), 150);
   }
 
+  /** Opens the page again, somewhere else. */
+  reload(address: string) {
+    clearTimeout(this.remembering);
+    history.replaceState(null, "", address);
+    location.reload();
+  }
+
   /** @param state another layer */
   open({ layer }: State) {
     this.prose.write(this.axes(layer));
@@ -241,16 +264,17 @@ export class Page {
 
   /** @returns what a cell is */
   unit(state: State): string {
-    if (state.view === "segments") return "share of the attention of a part";
+    if (state.view === "segments")
+      return `share of the attention of a part${state.per === "token" ? ", for each token" : ""}`;
     const { kind } = this.recording.layers[state.layer];
     if (kind === "map") return "share between blocks of tokens";
     const size = this.blockSize(state);
     const compared = this.isCompared(state);
     let unit = compared ? "points more or less of a query’s attention" : "share of a query’s attention";
     if (size > 1) unit = `${compared ? "points more or less" : "share"} for each ${size} keys`;
-    const held = coarsest(shown(state, this.recording.layers), this.recording.layers);
-    if (state.view === "map" && held)
-      unit += size < held.block ? `: ${meansName(held)}, not finer in this file` : `, ${errorName(held)}`;
+    const means = coarsest(shown(state, this.recording.layers), this.recording.layers);
+    if (state.view === "map" && means)
+      unit += size < means.block ? `: ${meansName(means)}, not finer in this file` : `, ${errorName(means)}`;
     return unit;
   }
 
@@ -322,8 +346,10 @@ export class Page {
     this.troubles.set(asker, error);
     this.warn();
     if (asker === this.words) this.forget();
-    const map = this.atlas.maps().find((one) => one === asker);
-    if (map) map.holder.dataset.ready = "damaged";
+    this.atlas
+      .maps()
+      .find((map) => map === asker)
+      ?.giveUp();
   }
 
   /**

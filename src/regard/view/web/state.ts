@@ -1,6 +1,6 @@
 /**
- * The one state that all views share, and its address. Every change goes through `set`; views are
- * told once per frame which parts changed.
+ * The one state that all views share, and its address. Every change goes through `set`; once a
+ * frame the views learn which parts changed.
  */
 
 import type { Scale } from "./maths/colours";
@@ -16,8 +16,6 @@ export interface State {
   head: number;
   query: number | null; // chosen; null for a moment, as in a Cell
   key: number | null; // chosen
-  queryTo: number | null; // the last of several chosen queries, `query` being the first
-  keyTo: number | null; // the last of several chosen keys
   hover: Cell | null; // pointed at; shown instead of the chosen cell while it lasts
   scale: Scale;
   hidden: boolean; // sinks set aside
@@ -25,18 +23,12 @@ export interface State {
   order: "weight" | "position"; // of the keys in the steps
   steps: number; // how many keys the steps show
   sort: "place" | "kind" | "score" | "entropy" | "sink"; // of the heads in the overview
-  only: string; // heads of this kind, its words joined by dashes; "all"
-  entropy: "any" | "low" | "middle" | "high"; // only heads with so much of it
-  sink: "any" | "low" | "middle" | "high"; // only heads that give so much to sinks
-  parts: "sentences" | "lines" | "pattern"; // of the text, in the segments
-  pattern: string; // that finds the parts
-  of: "head" | "layer" | "all"; // which heads the segments are the mean
-  form: "table" | "flows"; // of the segments
+  parts: "sentences" | "words" | "lines"; // of the text, in the segments
+  per: "part" | "token"; // what a share of the segments goes to
   zoom: number; // 1: the whole matrix
   heads: string; // "one", "mean" of the open layer, or some as layer.head_layer.head
   compare: "alone" | "beside" | "difference"; // the open head with another
   with: string; // which other, as layer.head
-  distances: boolean; // the map shows its diagonals
   row: number; // first query on the map; a part of one, if the map is moved by less
   column: number; // first key on the map
   theme: "auto" | "light" | "dark";
@@ -52,34 +44,23 @@ const SHORT = 32; // keys whose steps stand in the order of the text
  * @param keys of the open layer
  */
 export function freshState(
-  open: Pick<State, "layer" | "head" | "query" | "key">,
+  open: Pick<State, "layer" | "head" | "query" | "key" | "compare" | "parts">,
   keys: number,
-  compare: State["compare"],
 ): State {
   return {
     ...open,
-    compare,
     order: keys > SHORT ? "weight" : "position",
     view: "map",
-    queryTo: null,
-    keyTo: null,
     hover: null,
     scale: "fit",
     hidden: false,
     side: "looks",
     steps: FEWEST_STEPS,
-    parts: "sentences",
-    pattern: "",
-    of: "head",
-    form: "table",
+    per: "part",
     sort: "place",
-    only: "all",
-    entropy: "any",
-    sink: "any",
     zoom: 1,
     heads: "one",
     with: "",
-    distances: false,
     row: 0,
     column: 0,
     theme: "auto",
@@ -97,23 +78,18 @@ const WORDS = {
   order: ["weight", "position"],
   theme: ["auto", "light", "dark"],
   sort: ["place", "kind", "score", "entropy", "sink"],
-  entropy: ["any", "low", "middle", "high"],
-  sink: ["any", "low", "middle", "high"],
-  parts: ["sentences", "lines", "pattern"],
-  of: ["head", "layer", "all"],
-  form: ["table", "flows"],
+  parts: ["sentences", "words", "lines"],
+  per: ["part", "token"],
   compare: ["alone", "beside", "difference"],
 };
 const NAMES: Record<string, RegExp> = {
   heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/,
   with: /^\d{1,4}\.\d{1,4}$/,
-  only: /^[a-z-]{1,30}$/,
-  pattern: /^\P{Cc}{0,200}$/u,
   pins: /^\P{Cc}{0,4000}$/u,
 };
 const ALWAYS = ["layer", "head", "query", "key"];
-const COUNTS = [...ALWAYS, "queryTo", "keyTo", "steps", "zoom", "row", "column"];
-const FLAGS = ["hidden", "folded", "distances"];
+const COUNTS = [...ALWAYS, "steps", "zoom", "row", "column"];
+const FLAGS = ["hidden", "folded"];
 
 export class Store {
   fresh: State;
@@ -139,10 +115,7 @@ export class Store {
 
   set(patch: Partial<State>) {
     const before = this.state;
-    // Who chooses one token has let go of several.
     const next = { ...before, ...patch };
-    if (next.query !== before.query && !("queryTo" in patch)) next.queryTo = null;
-    if (next.key !== before.key && !("keyTo" in patch)) next.keyTo = null;
     const isOther = ["layer", "head", "query"].some((name) => next[name as "head"] !== before[name as "head"]);
     if (isOther && !("steps" in patch)) next.steps = this.fresh.steps;
     this.state = this.fitted(next);
@@ -150,10 +123,10 @@ export class Store {
     for (const name of Object.keys(this.state) as (keyof State)[]) {
       if (this.state[name] !== before[name]) this.changed.add(name);
     }
-    if (!waits && this.changed.size > 0) requestAnimationFrame(() => this.tell());
+    if (!waits && this.changed.size > 0) requestAnimationFrame(() => this.notify());
   }
 
-  tell() {
+  notify() {
     const changed = this.changed;
     this.changed = new Set();
     for (const view of this.views) view(this.state, changed);
@@ -165,9 +138,9 @@ export class Store {
     for (const name of [...COUNTS, ...Object.keys(WORDS), ...Object.keys(NAMES), ...FLAGS]) {
       const value = this.state[name as keyof State];
       const fresh = this.fresh[name as keyof State];
-      const told = ALWAYS.includes(name) ? value !== null : value !== fresh;
-      const said = FLAGS.includes(name) ? Number(value) : String(value);
-      if (told) parts.push(`${name}=${encodeURIComponent(said)}`);
+      const isUnusual = ALWAYS.includes(name) ? value !== null : value !== fresh;
+      const text = FLAGS.includes(name) ? Number(value) : String(value);
+      if (isUnusual) parts.push(`${name}=${encodeURIComponent(text)}`);
     }
     return `#${parts.join("&")}`;
   }

@@ -18,7 +18,7 @@ export class Client implements Host {
     readonly layers: LayerInfo[],
     readonly sinksOf: (layer: number) => number[],
   ) {
-    this.post = connect((answer) => this.waiting.tell(answer.id, answer));
+    this.post = connect((answer) => this.waiting.settle(answer.id, answer));
     this.waiting = new Waiting(this.post, { kind: "drop" });
   }
 

@@ -7,8 +7,7 @@ import { addRow, extent, middle, type Extent } from "../maths/blocks";
 import { rowSteps, type Steps } from "../maths/row_steps";
 import { shares, type Span } from "../maths/shares";
 import { allowed, highestOf, isMaskKnown, readLayer, rowOf, rowWeights, weightsOf, type Layer } from "../maths/softmax";
-import type { Rest } from "./held";
-import { heldAnswer } from "./held_answers";
+import { blockAnswer } from "./block_answers";
 import { blockSize, isStored, Pass } from "./pass";
 import type { LayerInfo } from "./payload";
 
@@ -40,7 +39,6 @@ export interface Found {
   id: number;
   values?: Float32Array;
   mask?: Uint8Array;
-  rest?: Rest; // with a row of which not every weight is known
   height?: number; // cells of a tile
   width?: number;
   exact?: boolean; // a tile that is no sample
@@ -135,7 +133,7 @@ export function engine(answer: (answer: Answer) => void, direct = DIRECT): (ques
       if (kind === "load") layers.set(question.layer, readLayer(question.info, question.raw, question.sinks));
       const layer = await layers.get(question.layer);
       if (!layer || kind === "load" || !wanted.has(id)) return;
-      const found = layer.held ? heldAnswer(layer, question) : await answers[kind](question, layer);
+      const found = layer.levels ? blockAnswer(layer, question) : await answers[kind](question, layer);
       if (found && wanted.has(id)) answer({ id, ...found });
     } catch (error) {
       answer({ id, damage: error instanceof Error ? error.message : String(error) });

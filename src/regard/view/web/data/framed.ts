@@ -9,7 +9,7 @@ export class Framed implements Host {
   constructor() {
     // To anyone: the page does not know where it stands, and asks for nothing secret.
     window.addEventListener("message", ({ source, data }) => {
-      if (source === window.parent) this.waiting.tell(data?.id, data);
+      if (source === window.parent) this.waiting.settle(data?.id, data);
     });
   }
 

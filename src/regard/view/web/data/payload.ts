@@ -1,4 +1,4 @@
-/** What page_file.py put into the page, read back. Every damage is found here and told in one sentence. */
+/** What page_file.py put into the page, read back. Every damage is found here and said in one sentence. */
 
 import type { Token } from "../text/tokens";
 
@@ -26,7 +26,7 @@ export interface LayerInfo {
   q_len: number;
   kv_len: number;
   /**
-   * what is in this file besides the small map; pyramid: block means, see held.ts; live: nothing, the page's
+   * what is in this file besides the small map; pyramid: block means, see block_means.ts; live: nothing, the page's
    * host is asked
    */
   kind: "query-key" | "weights" | "pyramid" | "map" | "live";
@@ -42,16 +42,15 @@ export interface LayerInfo {
   block: number;
   maximum: number; // of its means
   octaves: number; // below it that its 255 levels span
-  strongest: number; // how many keys of each row are held with their weights
   value_heads: number; // 0: there are no values
   value_dim: number;
   value_unit: number; // the stored value is over this power of two
-  overview: SmallNumbers | null; // null: not told yet, or not here
-  /** null: not told, or not yet; of a layer with weights that are not numbers no head has a kind */
+  overview: SmallNumbers | null; // null: not known yet, or not here
+  /** null: not known, or not yet; of a layer with weights that are not numbers no head has a kind */
   heads: (HeadKind | null)[] | null;
 }
 
-/** What the page is told of a second recording. */
+/** What the page knows of a second recording. */
 export interface Other {
   first: number; // its first layer
   title: string;
@@ -137,7 +136,7 @@ export async function unpack(
 ): Promise<Float32Array | Int32Array> {
   const width = { float16: 2, float24: 3, float32: 4, int32: 4 }[dtype];
   const joined = new Uint8Array(4 * length);
-  // The bits of a half number stand low until the table tells what they mean.
+  // The bits of a half number stand low until the table says what they mean.
   let to = width === 2 ? 0 : 4 - width;
   await inflate(text, length * width, (piece) => {
     for (const byte of piece) {

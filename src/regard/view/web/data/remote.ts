@@ -27,15 +27,15 @@ export class Remote implements Host {
     const answer = await this.fetched(`api/${kind}?${new URLSearchParams(texts)}`, signal);
     if (answer.headers.get("Content-Type")?.startsWith("application/json")) return answer.json();
     const bytes = await answer.arrayBuffer();
-    const told = (name: string) => Number(answer.headers.get(name) ?? 0);
+    const header = (name: string) => Number(answer.headers.get(name) ?? 0);
     if (kind === "row") {
       const { kv_len } = this.layers[parameters.layer];
       return { values: new Float32Array(bytes, 0, kv_len), mask: new Uint8Array(bytes, 4 * kv_len) };
     }
     const values = new Float32Array(bytes);
     if (kind !== "tile") return { values };
-    const exact = told("X-Exact") === 1;
-    return { values, height: told("X-Height"), width: told("X-Width"), exact, sampled: told("X-Sampled") || undefined };
+    const [height, width, exact] = [header("X-Height"), header("X-Width"), header("X-Exact") === 1];
+    return { values, height, width, exact, sampled: header("X-Sampled") || undefined };
   }
 
   async fetched(address: string, signal: AbortSignal): Promise<Response> {

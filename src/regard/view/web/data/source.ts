@@ -7,7 +7,6 @@
 import type { Place } from "../maths/blocks";
 import type { Part, Steps } from "../maths/row_steps";
 import type { Parts } from "../maths/shares";
-import type { Rest } from "./held";
 import type { HeadKind, LayerInfo, SmallNumbers } from "./payload";
 
 /** Hidden: sinks are set aside. */
@@ -26,9 +25,8 @@ export interface Host {
 }
 
 export interface Row {
-  values: Float32Array; // one weight for each key; 0 where it is not known
+  values: Float32Array; // one weight for each key
   mask: Uint8Array;
-  rest?: Rest; // of the keys whose weights are not known
 }
 
 /** Of a tile. */
@@ -81,14 +79,7 @@ export class Source {
     if (!which.terms) return rows[0];
     const mask = new Uint8Array(rows[0].mask.length);
     for (const row of rows) row.mask.forEach((may: number, key: number) => (mask[key] |= may));
-    return {
-      values: added(which.terms, rows),
-      mask,
-      rest: addedRests(
-        rows.map(({ rest }) => rest),
-        which.terms,
-      ),
-    };
+    return { values: added(which.terms, rows), mask };
   }
 
   /** What every query gives to one key. */
@@ -130,8 +121,13 @@ export class Source {
    * What parts of the text give to each other.
    * @returns (query parts, key parts)
    */
-  async segments(head: Head, parts: Parts, signal: AbortSignal): Promise<Float32Array> {
-    return (await this.ask({ kind: "segments", ...head, ...parts }, signal)).values;
+  async segments(which: Which, parts: Parts, signal: AbortSignal): Promise<Float32Array> {
+    const { terms = [{ ...which, factor: 1 }], hidden } = which;
+    const shares = [];
+    // One after the other: each may wait for a pass over its head.
+    for (const { layer, head } of terms)
+      shares.push(await this.ask({ kind: "segments", layer, head, hidden, ...parts }, signal));
+    return added(terms, shares);
   }
 
   /** Of a live host. */
@@ -146,17 +142,6 @@ export class Source {
   async heads(): Promise<(HeadKind | null)[]> {
     return (await this.ask({ kind: "heads" })).heads;
   }
-}
-
-/** What is not known of a sum of rows; undefined where all is known. */
-export function addedRests(rests: (Rest | undefined)[], terms: { factor: number }[]): Rest | undefined {
-  if (rests.every((rest) => rest === undefined)) return undefined;
-  const sum = { share: 0, most: 0 };
-  rests.forEach((rest, i) => {
-    sum.share += terms[i].factor * (rest?.share ?? 0);
-    sum.most += Math.abs(terms[i].factor) * (rest?.most ?? 0);
-  });
-  return sum;
 }
 
 function added(terms: Term[], answers: { values: Float32Array }[]): Float32Array {

@@ -6,7 +6,7 @@ export class Waiting {
 
   /**
    * @param post sends a question to the other side
-   * @param forget what tells the other side, with a number, that nobody waits any more
+   * @param forget says to the other side, with a number, that nobody waits any more
    */
   constructor(
     readonly post: (message: any) => void,
@@ -31,7 +31,7 @@ export class Waiting {
     });
   }
 
-  tell(id: number, answer: any) {
+  settle(id: number, answer: any) {
     this.waiting.get(id)?.(answer);
   }
 }

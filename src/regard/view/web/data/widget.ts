@@ -56,7 +56,7 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     }
   }
 
-  function tell(content: any, buffers: DataView[]) {
+  function receive(content: any, buffers: DataView[]) {
     if (content?.id?.[0] !== view) return;
     heard = Date.now();
     look();
@@ -81,13 +81,13 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     look();
   }, OFTEN);
   window.addEventListener("message", ask);
-  model.on("msg:custom", tell);
+  model.on("msg:custom", receive);
   el.append(box);
   return () => {
     clearInterval(looking);
     for (const id of waiting) send({ kind: "forget", id });
     window.removeEventListener("message", ask);
-    model.off("msg:custom", tell);
+    model.off("msg:custom", receive);
     box.remove();
   };
 }

@@ -1,10 +1,10 @@
-/** The Save menu: what the open view shows as PNG or SVG, on paper, or its numbers as CSV. */
+/** The Save menu: what the open view shows as PNG, on paper, or its numbers as CSV. */
 
 import { byId, context2d, element } from "../dom";
 import type { Page } from "../main";
 import { drawLegend } from "../map/legend";
 import type { State } from "../state";
-import { fitted, SvgPen, type Pen, type Picture } from "./svg";
+import { fitted, type Pen } from "./picture";
 
 const SHARP = 2; // pixels of a PNG for each pixel of the page
 const MARGIN = 16; // pixels around a picture, and under its heading
@@ -14,7 +14,7 @@ const GIVEN_UP = "Nothing was saved: another view, layer or head was opened mean
 const NO_NUMBERS = "Nothing was saved: there are no numbers here.";
 const NO_PICTURE = "Nothing was saved: there is nothing here to draw.";
 const IN_FRAME = "Words have no picture. To print them, write the page to a file: regard.page(recording, path).";
-const TYPES = { png: "image/png", svg: "image/svg+xml", csv: "text/csv" };
+const TYPES = { png: "image/png", csv: "text/csv" };
 
 export class SaveMenu {
   menu = byId<HTMLDetailsElement>("save");
@@ -52,7 +52,7 @@ export class SaveMenu {
     this.close();
     if (!(await this.settled())) return this.say(GIVEN_UP);
     if (kind === "print") return print();
-    const content = kind === "csv" ? this.csv() : await this.picture(kind);
+    const content = kind === "csv" ? this.csv() : await this.picture();
     if (!content) return this.say(kind === "csv" ? NO_NUMBERS : NO_PICTURE);
     const href = URL.createObjectURL(new Blob([content], { type: TYPES[kind] }));
     const link = element("a", { href, download: `${this.name()}.${kind}` });
@@ -85,23 +85,23 @@ export class SaveMenu {
   }
 
   /** @returns the view under its heading; null: there is nothing to draw */
-  async picture(kind: "png" | "svg"): Promise<Blob | string | null> {
+  async picture(): Promise<Blob | null> {
     const shown = this.page.views.now()?.picture?.();
     if (!shown) return null;
     const inner = Math.max(NARROWEST, Math.ceil(shown.width));
-    const picture = {
-      width: inner + 2 * MARGIN,
-      height: HEADING + Math.ceil(shown.height) + 3 * MARGIN,
-      draw: (pen: Pen) => {
-        pen.fillStyle = this.page.look.ink.ground;
-        pen.fillRect(0, 0, picture.width, picture.height);
-        pen.translate(MARGIN, MARGIN);
-        this.heading(pen, inner);
-        pen.translate(0, HEADING + MARGIN);
-        shown.draw(pen);
-      },
-    };
-    return kind === "svg" ? new SvgPen().document(picture) : png(picture);
+    const [width, height] = [inner + 2 * MARGIN, HEADING + Math.ceil(shown.height) + 3 * MARGIN];
+    const canvas = element("canvas", { width: width * SHARP, height: height * SHARP });
+    const pen = context2d(canvas);
+    pen.scale(SHARP, SHARP);
+    pen.fillStyle = this.page.look.ink.ground;
+    pen.fillRect(0, 0, width, height);
+    pen.translate(MARGIN, MARGIN);
+    this.heading(pen, inner);
+    pen.translate(0, HEADING + MARGIN);
+    shown.draw(pen);
+    return new Promise((resolve, reject) =>
+      canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the picture is too large"))), TYPES.png),
+    );
   }
 
   /** The title, what is seen, and the scale. */
@@ -123,7 +123,7 @@ export class SaveMenu {
     pen.restore();
   }
 
-  /** @returns with a mark that tells spreadsheets it is UTF-8; "": there are no numbers */
+  /** @returns with a mark by which spreadsheets know UTF-8; "": there are no numbers */
   csv(): string {
     const table = this.page.views.now()?.table?.() ?? [];
     if (table.length === 0) return "";
@@ -145,16 +145,6 @@ export class SaveMenu {
 /** @returns what a save is of */
 function placeOf({ view, layer, head }: State): string {
   return [view, layer, head].join();
-}
-
-function png({ width, height, draw }: Picture): Promise<Blob> {
-  const canvas = element("canvas", { width: width * SHARP, height: height * SHARP });
-  const context = context2d(canvas);
-  context.scale(SHARP, SHARP);
-  draw(context);
-  return new Promise((resolve, reject) =>
-    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the picture is too large"))), TYPES.png),
-  );
 }
 
 /** A cell of a CSV file. A text that a spreadsheet would take for a formula gets a quote in front. */

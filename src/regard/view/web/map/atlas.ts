@@ -1,15 +1,13 @@
 /** The map view: one map, or two side by side, and what chooses their heads. */
 
-import type { Which } from "../data/source";
 import { byId } from "../dom";
-import { fitted, type Picture } from "../export/svg";
+import { fitted, type Picture } from "../export/picture";
 import type { Page } from "../main";
 import { grouped } from "../maths/numbers";
 import type { State } from "../state";
 import { ceilingOf } from "./ceiling";
 import { cellTable } from "./cells";
 import { beside, headline, headsName, shown, shownName } from "./compare";
-import type { Diagonal } from "./distances";
 import { MapView } from "./map";
 import { followMinimap } from "./minimap";
 import { followPointer } from "./travel";
@@ -25,7 +23,6 @@ export class Atlas {
   titles: HTMLElement[];
   withLayer = byId<HTMLSelectElement>("with-layer");
   withHead = byId<HTMLSelectElement>("with-head");
-  diagonals = new Map<number, Diagonal | null>();
 
   constructor(
     readonly section: HTMLElement,
@@ -56,7 +53,6 @@ export class Atlas {
     if (["layer", "head", "heads", "with", "compare"].some((name) => changed.has(name))) this.name(state);
     this.first.update(state, changed);
     if (state.compare === "beside") this.second.update(state, changed);
-    if (state.distances && !this.diagonals.has(state.layer)) void this.measure(state);
   }
 
   /** Which heads are on the stage, in words. */
@@ -151,28 +147,6 @@ export class Atlas {
     if (trouble) unit.push(trouble);
     const grids = this.maps().map((map) => map.grid());
     return cellTable(grids, unit.join(", "));
-  }
-
-  diagonal({ layer }: Which): Diagonal | null {
-    return this.diagonals.get(layer) ?? null;
-  }
-
-  /** Where query 0 stands among the keys: told by what it may attend to. */
-  async measure({ layer, head }: State) {
-    const { q_len, kv_len, kind } = this.page.recording.layers[layer];
-    this.diagonals.set(layer, null);
-    const isOneText = this.page.recording.one_text;
-    let last = kv_len - 1;
-    if (kind !== "map") {
-      const { signal } = new AbortController();
-      const { mask } = await this.page.source.row({ layer, head, hidden: false }, 0, signal);
-      last = mask.lastIndexOf(1);
-    }
-    const isBackOnly = last < kv_len - 1;
-    const isAtEnd = q_len < kv_len && (isOneText || (isBackOnly && last === kv_len - q_len));
-    if (q_len !== kv_len && !isAtEnd && !(isBackOnly && last === 0)) return;
-    this.diagonals.set(layer, { offset: isAtEnd ? kv_len - q_len : 0, isBackOnly });
-    this.page.redraw();
   }
 }
 

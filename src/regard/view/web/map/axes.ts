@@ -1,6 +1,6 @@
 /** Where the map lies on its canvas and what stands beside it: tokens on both axes, at any zoom. */
 
-import { fitted, type Pen } from "../export/svg";
+import { fitted, type Pen } from "../export/picture";
 import { named, type Token } from "../text/tokens";
 
 export type Ink = { ground: string; ink: string; grey: string; faint: string; line: string; accent: string };

@@ -1,7 +1,7 @@
 /** The scale, always in sight: its colours, its units, and whether it is linear, log or by row. */
 
 import { element, pixelated } from "../dom";
-import { fitted, type Pen } from "../export/svg";
+import { fitted, type Pen } from "../export/picture";
 import { logFloor, type Ramp, type Scale } from "../maths/colours";
 import { plain } from "../maths/numbers";
 import type { Ink } from "./axes";

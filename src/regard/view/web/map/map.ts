@@ -1,10 +1,10 @@
 /** The large map: exact weights in tiles, coarse first, with a crosshair over it. */
 
-import { coarsest } from "../data/held";
+import { coarsest } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import type { Which } from "../data/source";
 import { context2d, resize } from "../dom";
-import type { Pen, Picture } from "../export/svg";
+import type { Pen, Picture } from "../export/picture";
 import type { Page } from "../main";
 import { edge, TILE, type Place } from "../maths/blocks";
 import { tintOf, type Ramp } from "../maths/colours";
@@ -14,7 +14,6 @@ import type { Token } from "../text/tokens";
 import { Axes, type Frame, type Ink } from "./axes";
 import { rangesOf, type Grid } from "./cells";
 import { isDifference, shownName } from "./compare";
-import { drawDistances } from "./distances";
 import { drawMinimap } from "./minimap";
 import { Mosaic, paletteOf, partOf, placesOf, type Palette, type Part } from "./mosaic";
 import { smallPicture, smallShares } from "./small";
@@ -31,7 +30,7 @@ export interface Look {
 const NUMBERS = 40; // pixels of a cell that holds a number
 const QUIET = 400; // milliseconds until waiting is spoken of
 const REDRAWN = [
-  ...["layer", "head", "heads", "with", "compare", "hidden", "scale", "distances"],
+  ...["layer", "head", "heads", "with", "compare", "hidden", "scale"],
   ...["zoom", "row", "column", "theme", "folded", "size", "maps", "pins"],
 ];
 
@@ -132,7 +131,7 @@ export class MapView {
     if (!this.info().overview) places.push(this.whole());
     this.since = performance.now();
     this.tiles.want(places.map((place) => ({ name: this.tileName(place), which, place, byRow })));
-    setTimeout(() => this.tell(), QUIET);
+    setTimeout(() => this.showProgress(), QUIET);
   }
 
   /** @returns the one tile that holds the whole */
@@ -147,7 +146,7 @@ export class MapView {
   }
 
   /** What is still on its way, and how long it will take. */
-  tell() {
+  showProgress() {
     const { kept, progress } = this.tiles;
     const wanted = this.tiles.wanted.slice(0, this.onStage);
     const there = wanted.filter(({ name }) => kept.has(name)).length;
@@ -175,7 +174,7 @@ export class MapView {
     const { isWhole, all } = this.drawMap(this.context, this.axes);
     drawMinimap(this.mini, all, this.frame as Frame, this.info(), this.page.look.ink);
     this.point();
-    this.tell();
+    this.showProgress();
     this.mark(isWhole);
     if (this.mosaic.unfinished) requestAnimationFrame(() => this.refresh());
   }
@@ -218,7 +217,6 @@ export class MapView {
     if (isWhole && isFine && part.level === 0 && frame.cellWidth >= NUMBERS)
       this.drawNumbers(context, palette(this.info().kv_len));
     this.drawPins(context, frame);
-    if (state.distances) drawDistances(context, frame, this.page.atlas.diagonal(this.which), look.ink);
     context.restore();
     context.strokeStyle = look.ink.line;
     context.lineWidth = 1;
@@ -248,6 +246,11 @@ export class MapView {
     if (this.info().kind === "map") this.holder.dataset.ready = "small map";
     else this.holder.dataset.ready = isWhole && !this.mosaic.unfinished ? name : "";
     if (isWhole && this.sampled() === 1) this.page.mended(this);
+  }
+
+  /** Some of what is wanted cannot be had. */
+  giveUp() {
+    this.holder.dataset.ready = "damaged";
   }
 
   /** @returns is all that is wanted on the stage, or cannot be had? */

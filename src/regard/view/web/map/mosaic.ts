@@ -4,7 +4,7 @@
  */
 
 import { context2d, element, pixelated, resize } from "../dom";
-import type { Pen } from "../export/svg";
+import type { Pen } from "../export/picture";
 import { TILE, type Place } from "../maths/blocks";
 import { differenceLevel, level, logFloor, pixelOf, type Ramp, type Scale } from "../maths/colours";
 import type { Frame } from "./axes";
@@ -77,6 +77,7 @@ export function paletteOf(look: Look, scale: Scale, blocks: number, isDifference
 export class Mosaic {
   window = element("canvas");
   enlarged = element("canvas");
+  pictures = new WeakMap<Tile, { canvas: HTMLCanvasElement; colours: string }>();
   until = 0;
   unfinished = false;
   palette: ((blocks: number) => Palette) | undefined;
@@ -127,14 +128,15 @@ export class Mosaic {
     const { kv_len } = this.shape as { q_len: number; kv_len: number };
     const size = 2 ** place.level;
     const palette = (this.palette as (blocks: number) => Palette)(kv_len / size);
-    if (tile.canvas && tile.colours === palette.name) return tile.canvas;
+    const picture = this.pictures.get(tile);
+    if (picture?.colours === palette.name) return picture.canvas;
     if (performance.now() > this.until) {
       this.unfinished = true;
-      return tile.canvas;
+      return picture?.canvas ?? null;
     }
-    tile.canvas = paint(tile, size, kv_len, palette);
-    tile.colours = palette.name;
-    return tile.canvas;
+    const canvas = paint(tile, size, kv_len, palette, picture?.canvas);
+    this.pictures.set(tile, { canvas, colours: palette.name });
+    return canvas;
   }
 
   drawSmall(
@@ -208,7 +210,14 @@ export class Mosaic {
   }
 }
 
-function paint({ canvas, values, height, width, place }: Tile, size: number, keys: number, { ramp, at }: Palette) {
+/** @param canvas that has its picture in other colours */
+function paint(
+  { values, height, width, place }: Tile,
+  size: number,
+  keys: number,
+  { ramp, at }: Palette,
+  canvas?: HTMLCanvasElement,
+) {
   const pixels = new Uint32Array(width * height);
   const first = place.column * TILE * size;
   for (let column = 0; column < width; column++) {
@@ -216,7 +225,7 @@ function paint({ canvas, values, height, width, place }: Tile, size: number, key
     const count = Math.min(size, keys - first - column * size);
     for (let i = column; i < pixels.length; i += width) pixels[i] = pixelOf(ramp, at(values[i] * count));
   }
-  return pixelated(width, height, pixels, canvas ?? undefined);
+  return pixelated(width, height, pixels, canvas);
 }
 
 function isInteger(value: number): boolean {

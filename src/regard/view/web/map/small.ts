@@ -1,6 +1,6 @@
 /** The small map of each head, and of what is shown: a sum of the small maps of its heads. */
 
-import { NO_NUMBER } from "../data/held";
+import { NO_NUMBER } from "../data/block_means";
 import { Damaged, fromBase64, type LayerInfo } from "../data/payload";
 import type { Which } from "../data/source";
 import { pixelated } from "../dom";
@@ -15,7 +15,7 @@ export interface SmallMap {
   shares: Float32Array; // the same times the keys in a cell: what the cell receives
 }
 
-/** @returns of a layer whose small map nobody told: one empty cell */
+/** @returns of a layer whose small map is not known: one empty cell */
 export function smallMap(info: LayerInfo): SmallMap {
   if (!info.overview) {
     const none = new Float32Array(info.num_heads);

@@ -13,8 +13,7 @@ export interface Wanted {
   byRow: boolean;
 }
 
-/** With its picture, once it has one, and the name of that picture's colours. */
-export type Tile = Numbers & { place: Place; canvas: HTMLCanvasElement | null; colours: string; stale: boolean };
+export type Tile = Numbers & { place: Place; stale: boolean };
 
 const ROOM = 96 * 2 ** 20; // bytes
 const AT_ONCE = 4;
@@ -80,7 +79,7 @@ export class Tiles {
       const numbers = await this.source.tile(which, { ...place, byRow }, controller.signal);
       this.running.delete(name);
       this.kept.delete(name);
-      this.kept.set(name, { ...numbers, place, canvas: null, colours: "", stale: false });
+      this.kept.set(name, { ...numbers, place, stale: false });
       this.makeRoom();
       this.ask();
       this.onNews();

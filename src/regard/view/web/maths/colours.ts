@@ -111,8 +111,12 @@ export function differenceRamp(theme: "light" | "dark", ground: string): Ramp {
   return through([...less, labOf(ground), ...MORE[theme].map(toLab)], 511);
 }
 
-/** The luminance on which #17181c and #fbfaf7 have the same contrast, as WCAG 2 defines both. */
-const EVEN = 0.194;
+/** @returns a colour for text whose contrast is at least 4.5, as WCAG 2 defines it. */
+function readableOn(luminance: number): string {
+  if (luminance > 0.217) return "#17181c";
+  if (luminance < 0.173) return "#fbfaf7";
+  return luminance > 0.179 ? "#000000" : "#ffffff";
+}
 
 /**
  * @param rgb 0..255
@@ -138,7 +142,7 @@ function through(stops: number[][], count: number): Ramp {
     const [red, green, blue] = toRgb(lab).map(Math.round);
     packed[i] = (255 << 24) | (blue << 16) | (green << 8) | red;
     css.push(`rgb(${red},${green},${blue})`);
-    onTop.push(luminance([red, green, blue]) > EVEN ? "#17181c" : "#fbfaf7");
+    onTop.push(readableOn(luminance([red, green, blue])));
   }
   return { packed, css, onTop };
 }

@@ -7,9 +7,8 @@
  * first asked for. Sums run in double precision. A row without an allowed key has weights 0.
  */
 
-import { blocksOf, type Held } from "../data/held";
-import { readHeld } from "../data/held_answers";
-import { unpack, type LayerInfo } from "../data/payload";
+import { blocksOf } from "../data/block_means";
+import { unpack, unpackBytes, type LayerInfo } from "../data/payload";
 
 const LARGE = 256; // scores computed in float32 move each weight by less than 2e-5 up to here
 
@@ -24,7 +23,7 @@ export interface Layer {
   key: Float32Array | null; // (num_kv_heads, kv_len, head_dim)
   value: Float32Array | null; // (value_heads, kv_len, value_dim)
   weights: Float32Array | null; // (num_heads, q_len, kv_len)
-  held: Held | null; // where neither is in this file
+  levels: Uint8Array | null; // of block means (num_heads, rows, columns), where neither is in this file
   spans: Int32Array | null; // (span_heads, q_len, 2): first allowed key, and the one past the last
   sinks: Uint8Array; // (kv_len): 1 where a key is set aside by `hide sinks`
   /** (4, num_heads, q_len): maximum and log_normalizer, then both of the row without sinks; null beside weights */
@@ -52,7 +51,7 @@ export async function readLayer(info: LayerInfo, raw: Record<string, Uint8Array>
     key: null,
     value: null,
     weights: null,
-    held: null,
+    levels: null,
     spans: null,
     sinks: new Uint8Array(kv_len),
     rows: null,
@@ -60,18 +59,16 @@ export async function readLayer(info: LayerInfo, raw: Record<string, Uint8Array>
     sums: null,
   };
   for (const position of sinks) layer.sinks[position] = 1;
+  const { rows, columns } = blocksOf(info);
   if (info.kind === "pyramid") {
-    layer.held = await readHeld(info, raw);
+    layer.levels = await unpackBytes(raw.levels, num_heads * rows * columns);
   } else if (info.kind === "weights") {
     layer.weights = await numbers("weights", dtype, num_heads * q_len * kv_len);
   } else {
     layer.query = await numbers("query", dtype, num_heads * q_len * head_dim);
     layer.key = await numbers("key", dtype, num_kv_heads * kv_len * head_dim);
     layer.rows = await numbers("rows", "float32", 4 * num_heads * q_len);
-    if (info.block > 1) {
-      const { rows, columns } = blocksOf(info);
-      layer.sums = summedRows(info, await numbers("means", "float24", num_heads * rows * columns));
-    }
+    if (info.block > 1) layer.sums = summedRows(info, await numbers("means", "float24", num_heads * rows * columns));
   }
   if (value_heads > 0) layer.value = await numbers("value", dtype, value_heads * kv_len * value_dim);
   if (span_heads > 0) layer.spans = (await unpack(raw.spans, "int32", span_heads * q_len * 2)) as Int32Array;

@@ -13,7 +13,7 @@ export interface Column {
 }
 
 const MOST_TERMS = 6;
-const LISTED = 4; // numbers of a vector that are told
+const LISTED = 4; // numbers of a vector that are written
 const WEIGHTED = "weight × value";
 export const PRODUCTS = "query × key";
 const READABLE = 16; // exp of a larger score is no number that anybody reads

@@ -51,7 +51,7 @@ function cuts(tokens: Token[], first: number, end: number): number[] {
 export class Flow {
   tints = new Float32Array(this.tokens.length); // levels of the ramp; 0: no tint; NaN: no number
   ramp: Ramp | null = null;
-  marks = new Map<string, [number, number]>();
+  marks = new Map<string, number>(); // classes of tokens
   labels = new Map<number, string>();
   twin: Flow | null = null; // the same text beside it, built as this one is
   observer: IntersectionObserver | null = null; // null: all is built
@@ -191,20 +191,18 @@ export class Flow {
   }
 
   /**
-   * Some tokens with a line under them.
+   * Draws a line under one token.
    * @param name of the class
-   * @param range first and last
    */
-  mark(name: string, range: [number, number] | null) {
-    const [first, last] = this.marks.get(name) ?? [0, -1];
-    if (range && range[0] === first && range[1] === last) return;
-    if (range) this.marks.set(name, range);
-    else this.marks.delete(name);
-    for (const [from, to] of [[first, last], range ?? [0, -1]])
-      for (let at = from; at <= to; at++) {
-        const span = this.span(at);
-        if (span) this.dress(span, at);
-      }
+  mark(name: string, at: number | null) {
+    const before = this.marks.get(name) ?? null;
+    if (at === before) return;
+    if (at === null) this.marks.delete(name);
+    else this.marks.set(name, at);
+    for (const changed of [before, at]) {
+      const span = changed === null ? null : this.span(changed);
+      if (span) this.dress(span, changed as number);
+    }
   }
 
   /** Numbers above tokens. */
@@ -222,10 +220,7 @@ export class Flow {
     const colours = tint === 0 || !this.ramp ? { css: "", onTop: "" } : tintOf(this.ramp, tint);
     span.style.backgroundColor = colours.css;
     span.style.color = colours.onTop;
-    for (const name of ["chosen", "other"]) {
-      const [first, last] = this.marks.get(name) ?? [0, -1];
-      span.classList.toggle(name, at >= first && at <= last);
-    }
+    for (const name of ["chosen", "other"]) span.classList.toggle(name, this.marks.get(name) === at);
     const label = this.labels.get(at);
     if (label) span.dataset.share = label;
     else delete span.dataset.share;

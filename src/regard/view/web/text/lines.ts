@@ -21,18 +21,18 @@ export class Lines {
 
   constructor(
     readonly holder: HTMLElement,
-    told: { point: (axis: Axis, at: number | null) => void; choose: (axis: Axis, at: number) => void },
+    listener: { point: (axis: Axis, at: number | null) => void; choose: (axis: Axis, at: number) => void },
   ) {
     holder.append(this.caption, this.picture);
     for (const kind of ["pointerover", "click"])
       this.picture.addEventListener(kind, ({ target }) => {
         const name = (target as HTMLElement).closest("[data-line]");
         const { line, place } = (name as HTMLElement | null)?.dataset ?? {};
-        if (line === undefined) return kind === "click" ? undefined : told.point("query", null);
-        const tell = kind === "click" ? told.choose : told.point;
-        tell(line as Axis, Number(place));
+        if (line === undefined) return kind === "click" ? undefined : listener.point("query", null);
+        const report = kind === "click" ? listener.choose : listener.point;
+        report(line as Axis, Number(place));
       });
-    this.picture.addEventListener("pointerleave", () => told.point("query", null));
+    this.picture.addEventListener("pointerleave", () => listener.point("query", null));
   }
 
   /** @param matrices a colour for each */
@@ -63,29 +63,23 @@ export class Lines {
     this.drawn = [];
   }
 
-  /**
-   * Only the lines of some tokens; all lines for null.
-   * @param range first and last
-   */
-  isolate(axis: Axis, range: [number, number] | null) {
-    for (const drawn of this.drawn) {
-      const at = Number(drawn.dataset[axis]);
-      drawn.classList.toggle("aside", range !== null && (at < range[0] || at > range[1]));
-    }
+  /** Only the lines of one token; all lines for null. */
+  isolate(axis: Axis, at: number | null) {
+    for (const drawn of this.drawn) drawn.classList.toggle("aside", at !== null && Number(drawn.dataset[axis]) !== at);
   }
 
   /**
    * Tints the names at one side.
    * @param chosen underlined
    */
-  tint(axis: Axis, tintOf: (at: number) => { css: string; onTop: string } | null, chosen: [number, number] | null) {
+  tint(axis: Axis, tintOf: (at: number) => { css: string; onTop: string } | null, chosen: number | null) {
     for (const name of this.picture.querySelectorAll(`[data-line="${axis}"]`)) {
       const { style, dataset, classList } = name as HTMLElement;
       const at = Number(dataset.place);
       const tint = tintOf(at);
       style.backgroundColor = tint?.css ?? "";
       style.color = tint?.onTop ?? "";
-      classList.toggle("chosen", chosen !== null && at >= chosen[0] && at <= chosen[1]);
+      classList.toggle("chosen", at === chosen);
     }
   }
 }

@@ -1,25 +1,34 @@
-/** A text in parts: its sentences, its lines, or what a pattern finds in it. */
+/** A text in parts: its sentences, its words or its lines; and the two texts of a pair. */
 
-import type { Part } from "../views/segments";
+import type { Span } from "../maths/shares";
 import { endsSentence } from "./flow";
 import { visible, type Token } from "./tokens";
 
-const MOST = 48; // parts; more of them are joined, so many to each
-const NAME = 64; // characters of a name
+export interface Part {
+  name: string; // its first words
+  span: Span;
+}
 
-/** @returns none where nothing fits the pattern */
-export function parted(
-  tokens: Token[],
-  { parts, pattern }: { parts: "sentences" | "lines" | "pattern"; pattern: string },
-): Part[] {
-  if (parts === "pattern") return matches(tokens, pattern);
-  const spans: [number, number][] = [];
+const MOST = 48; // parts; more of them are joined, the same number to each
+const NAME = 64; // characters of a name
+const BEGINS_IN_WORD = /^[\p{L}\p{N}\p{M}]/u;
+const ENDS_IN_WORD = /[\p{L}\p{N}\p{M}]$/u;
+const LETTER = /[\p{L}\p{N}]/u;
+const ENDS = {
+  sentences: endsSentence,
+  words: (tokens: Token[], at: number) => !continues(tokens, at + 1),
+  lines: (tokens: Token[], at: number) => tokens[at].text.includes("\n"),
+};
+
+/** Special tokens are in no part, and punctuation is no word. */
+export function parted(tokens: Token[], by: keyof typeof ENDS): Part[] {
+  const spans: Span[] = [];
   let first = 0;
   tokens.forEach((token, at) => {
-    const last = at === tokens.length - 1 || tokens[at + 1].special !== token.special;
-    const ends = parts === "lines" ? token.text.includes("\n") : endsSentence(tokens, at);
-    if (!last && !ends) return;
-    if (!token.special) spans.push([first, at + 1]);
+    const isLast = at === tokens.length - 1 || tokens[at + 1].special !== token.special;
+    if (!isLast && !ENDS[by](tokens, at)) return;
+    const counts = by !== "words" || tokens.slice(first, at + 1).some(({ text }) => LETTER.test(text));
+    if (!token.special && counts) spans.push([first, at + 1]);
     first = at + 1;
   });
   const each = Math.ceil(spans.length / MOST);
@@ -30,48 +39,10 @@ export function parted(
   });
 }
 
-function matches(tokens: Token[], pattern: string): Part[] {
-  if (!pattern.trim()) return [];
-  const found = expression(pattern);
-  const starts: number[] = [];
-  let text = "";
-  for (const token of tokens) {
-    starts.push(text.length);
-    text += token.special ? "\n" : token.text;
-  }
-  const spans: Part[] = [];
-  for (const { index, 0: match } of text.matchAll(found)) {
-    if (!match.trim()) continue;
-    const start = tokenAt(starts, index + match.length - match.trimStart().length);
-    const stop = tokenAt(starts, index + match.trimEnd().length - 1) + 1;
-    const before = spans.at(-1)?.span[1] ?? 0;
-    if (stop > before) spans.push(part(tokens, Math.max(start, before), stop));
-    if (spans.length === MOST) break;
-  }
-  return spans;
-}
-
-/** A pattern that is no regular expression means its own letters. */
-function expression(pattern: string): RegExp {
-  try {
-    return new RegExp(pattern, "giu");
-  } catch {
-    return new RegExp(pattern.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&"), "giu");
-  }
-}
-
-/**
- * @param at a character
- * @returns its token
- */
-function tokenAt(starts: number[], at: number): number {
-  let [low, high] = [0, starts.length - 1];
-  while (low < high) {
-    const middle = Math.ceil((low + high) / 2);
-    if (starts[middle] <= at) low = middle;
-    else high = middle - 1;
-  }
-  return low;
+/** Is a token the rest of the word before it? */
+function continues(tokens: Token[], at: number): boolean {
+  const [before, token] = [tokens[at - 1], tokens[at]];
+  return ENDS_IN_WORD.test(before.text) && BEGINS_IN_WORD.test(token.text);
 }
 
 function part(tokens: Token[], start: number, stop: number): Part {
@@ -86,4 +57,16 @@ function part(tokens: Token[], start: number, stop: number): Part {
   const letters = [...text];
   const name = letters.length > NAME ? `${letters.slice(0, NAME - 1).join("")}…` : text;
   return { name: name || `token ${start}`, span: [start, stop] };
+}
+
+/**
+ * Where the second text of a pair begins: special tokens part exactly two runs of words.
+ * @returns null: no pair
+ */
+export function secondText(tokens: Token[]): number | null {
+  const starts: number[] = [];
+  tokens.forEach((token, at) => {
+    if (!token.special && (at === 0 || tokens[at - 1].special)) starts.push(at);
+  });
+  return starts.length === 2 ? starts[1] : null;
 }

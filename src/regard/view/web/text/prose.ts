@@ -6,7 +6,7 @@ import { share } from "../maths/numbers";
 import type { Cell } from "../state";
 import { strongest, type Reading } from "../views/reading";
 import { Flow } from "./flow";
-import { heldAside } from "./held_words";
+import { meansAside } from "./block_words";
 import type { Token, TwoAxes } from "./tokens";
 
 export class Prose {
@@ -59,7 +59,7 @@ export class Prose {
     const looks = side === "looks";
     const weights = looks ? reading.row : reading.column;
     if (!weights || !queries || !keys) return;
-    const aside = heldAside(reading, looks ? "row" : "column", this.page.recording.layers);
+    const aside = meansAside(reading, this.page.recording.layers);
     // A tint points at words; on a log scale nearly every word would have one.
     const relative = scale !== "linear";
     const highest = relative ? weights[strongest(weights)] : 1;
@@ -72,8 +72,8 @@ export class Prose {
     if (other !== tinted) other.clear();
     tinted.tint(weights, highest, this.page.look.ramp);
     const [chosen, at] = looks ? [reading.query, reading.key] : [reading.key, reading.query];
-    other.mark("chosen", [chosen, chosen]);
-    tinted.mark("other", at === chosen && other === tinted ? null : [at, at]);
+    other.mark("chosen", chosen);
+    tinted.mark("other", at === chosen && other === tinted ? null : at);
     if (!hover) other.reveal(chosen);
   }
 

@@ -1,6 +1,6 @@
 /** The cell as a sentence, and the readable twin of the map: the strongest of its row and column. */
 
-import { coarsest, type Rest } from "../data/held";
+import { coarsest } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
 import type { Page } from "../main";
@@ -8,7 +8,7 @@ import { headsName, isDifference, lessName } from "../map/compare";
 import { counted, digits, full, points, share } from "../maths/numbers";
 import { isMaskKnown } from "../maths/softmax";
 import { rankOf, strongest, top, type Reading } from "../views/reading";
-import { blockAt, heldSentence, heldValue, listBlocks, meansName } from "./held_words";
+import { blockAt, listBlocks, meansName, meanSentence, meanValue } from "./block_words";
 import { isolated, isShortened, named, sinksOf, visible, type Token, type TwoAxes } from "./tokens";
 
 export const LISTED = 8;
@@ -34,35 +34,29 @@ export function quoted(tokens: Token[], at: number): string {
   return isRepeated(tokens, at) ? `“${name}” (token ${at})` : `“${name}”`;
 }
 
-/** One token in a sentence, or several that stand together. */
-export function quotedRange(tokens: Token[], first: number, last: number | null): string {
-  if (last === null) return quoted(tokens, first);
-  const text = tokens.slice(first, last + 1).map((token) => token.text);
-  return `“${isolated(named({ text: text.join(""), special: false }, 40))}” (${counted(text.length, "token")})`;
-}
-
 /** What is chosen in the text: where it looks, and who looks at it. */
 export function textSentence(reading: Reading, { queries, keys }: TwoAxes, layers: LayerInfo[]): string {
-  const { hidden, query, key, queryTo, keyTo, row, column } = reading;
+  const { hidden, query, key, row, column } = reading;
   const aside = hidden ? ", the first and the special tokens set aside" : "";
-  const [to, by] = [strongest(row), column ? strongest(column) : 0];
-  const held = coarsest(reading, layers);
-  const mean = queryTo === null ? "" : `, the mean of ${queryTo - query + 1} queries`;
-  const means = held ? ` (${meansName(held)})` : "";
-  const only = held && !reading.rest ? means : "";
+  const blocks = coarsest(reading, layers);
+  const means = blocks ? ` (${meansName(blocks)})` : "";
+  const nameOf = (tokens: Token[], at: number) =>
+    blocks ? blockAt(at, blocks.block, tokens.length).name : quoted(tokens, at);
+  const [from, of] = [quoted(queries, query), quoted(keys, key)];
+  const to = strongest(row);
   const looks = Number.isNaN(row[to])
-    ? `${quotedRange(queries, query, queryTo)}: ${NOT_NUMBERS}${only}`
+    ? `${from}: ${NOT_NUMBERS}${means}`
     : row[to] > 0
-      ? `${quotedRange(queries, query, queryTo)} looks most at ${only ? blockAt(to, held?.block ?? 1, row.length).name : quoted(keys, to)}: ${share(row[to])}${mean}${only}`
-      : `${quotedRange(queries, query, queryTo)} looks at nothing`;
-  const sum = keyTo === null ? "" : ` to these ${keyTo - key + 1} keys together`;
+      ? `${from} looks most at ${nameOf(keys, to)}: ${share(row[to])}${means}`
+      : `${from} looks at nothing`;
+  const by = column ? strongest(column) : 0;
   const looked = !column
     ? ""
     : Number.isNaN(column[by])
-      ? `; of what looks at ${quotedRange(keys, key, keyTo)} the weights are not numbers (NaN)`
+      ? `; of what looks at ${of} the weights are not numbers (NaN)`
       : column[by] > 0
-        ? `; ${quotedRange(keys, key, keyTo)} is looked at most by ${held ? blockAt(by, held.block, column.length).name : quoted(queries, by)}: ${share(column[by])}${sum}${means}`
-        : `; nobody looks at ${quotedRange(keys, key, keyTo)}`;
+        ? `; ${of} is looked at most by ${nameOf(queries, by)}: ${share(column[by])}${means}`
+        : `; nobody looks at ${of}`;
   return `${looks}${looked}, ${headsName(reading, layers)}${aside}.`;
 }
 
@@ -72,10 +66,10 @@ export function sentence(reading: Reading, { queries, keys }: TwoAxes, layers: L
   const [from, to] = [quoted(queries, query), quoted(keys, key)];
   const where = headsName(reading, layers);
   const aside = hidden ? ", the first and the special tokens set aside" : "";
-  const held = coarsest(reading, layers);
-  const only = held && !reading.rest ? ` (${meansName(held)})` : "";
-  if (mask[key] && Number.isNaN(row[key])) return `${from}: ${NOT_NUMBERS}${only}, ${where}${aside}.`;
-  if (isDifference(reading) && mask[key] && !held) {
+  const blocks = coarsest(reading, layers);
+  const means = blocks ? ` (${meansName(blocks)})` : "";
+  if (mask[key] && Number.isNaN(row[key])) return `${from}: ${NOT_NUMBERS}${means}, ${where}${aside}.`;
+  if (isDifference(reading) && mask[key] && !blocks) {
     const much = `${digits(Math.abs(row[key]) * 100)} percentage points ${row[key] < 0 ? "less" : "more"} of its attention`;
     return `${from} gives ${to} ${much} in ${where} than in ${lessName(reading, layers)}${aside}.`;
   }
@@ -86,7 +80,7 @@ export function sentence(reading: Reading, { queries, keys }: TwoAxes, layers: L
     const verb = isAside ? "is read without" : isKnown ? "may not attend to" : "gives nothing to";
     return `${from} ${verb} ${to}, ${where}${aside}.`;
   }
-  if (held) return heldSentence(reading, held, { from, to, where, less: lessName(reading, layers) });
+  if (blocks) return meanSentence(reading, blocks, where);
   return `${from} gives ${share(row[key])} of its attention to ${to} (rank ${rank} of ${of}), ${where}${aside}.`;
 }
 
@@ -123,36 +117,28 @@ export class ReadingView {
     const { layers } = this.page.recording;
     this.say(this.page.views.now()?.sentence?.(reading) ?? sentence(reading, axes, layers, isKnown));
     const what = isDifference(reading) ? "difference" : reading.terms ? "mean weight" : "weight";
-    const held = coarsest(reading, layers);
-    const value = held ? heldValue(reading, held) : `${what} ${full(reading.row[reading.key])}`;
+    const blocks = coarsest(reading, layers);
+    const value = blocks ? meanValue(reading, blocks) : `${what} ${full(reading.row[reading.key])}`;
     this.value.textContent = inText ? "" : value;
     this.written = isDifference(reading) ? points : share;
     const [looks, looked] = [
       `${quoted(axes.queries, reading.query)} looks at`,
       `${quoted(axes.keys, reading.key)} is looked at by`,
     ];
-    if (held && !reading.rest) listBlocks(this.looks, looks, reading.row, held, this.written);
-    else this.list(this.looks, looks, reading.row, axes.keys, "key", reading.rest);
-    if (reading.column && held) listBlocks(this.looked, looked, reading.column, held, this.written);
+    if (blocks) listBlocks(this.looks, looks, reading.row, blocks, this.written);
+    else this.list(this.looks, looks, reading.row, axes.keys, "key");
+    if (reading.column && blocks) listBlocks(this.looked, looked, reading.column, blocks, this.written);
     else if (reading.column) this.list(this.looked, looked, reading.column, axes.queries, "query");
     this.spell(axes, reading);
   }
 
-  /** @param unknown weights that are not among these */
-  list(
-    table: HTMLElement,
-    caption: string,
-    weights: Float32Array,
-    tokens: Token[],
-    axis: "query" | "key",
-    unknown?: Rest,
-  ) {
+  list(table: HTMLElement, caption: string, weights: Float32Array, tokens: Token[], axis: "query" | "key") {
     const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
     const name = element("caption", {}, this.written === share ? caption : `${caption}, in points`);
     const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
     if (rows.length === 0) rows.push(note(weights.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
-    const known = weights.reduce((sum, weight) => sum + weight, 0) + (unknown?.share ?? 0);
-    const rest = known - best.reduce((sum, at) => sum + weights[at], 0);
+    const sum = (total: number, weight: number) => total + weight;
+    const rest = weights.reduce(sum, 0) - best.map((at) => weights[at]).reduce(sum, 0);
     const others = weights.length - best.length;
     if (axis === "key" && others > 0 && best.length >= LISTED)
       rows.push(note(`${counted(others, "other")}`, this.written(this.written === share ? Math.max(0, rest) : rest)));

@@ -1,7 +1,7 @@
 /**
- * The text as people read it. A token, or several, is chosen with the mouse or the arrows; its tint
- * shows where it looks and who looks at it. One text stands twice, a tint for each direction; the
- * two texts of a pair or of cross-attention face each other; few tokens have lines between them.
+ * The text as people read it. A token is chosen with the mouse or the arrows; its tint shows where it
+ * looks and who looks at it. One text stands twice, a tint for each direction; the two texts of a pair
+ * or of cross-attention face each other; few tokens have lines between them.
  */
 
 import { choice, element } from "../dom";
@@ -9,13 +9,13 @@ import type { Page } from "../main";
 import { chosenHeads, shown, withHead } from "../map/compare";
 import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
-import type { State } from "../state";
+import type { Cell, State } from "../state";
 import { strongest, top, type Reading } from "../views/reading";
 import { Flow } from "./flow";
-import { heldAside } from "./held_words";
+import { meansAside } from "./block_words";
 import { Lines, MOST_LINED, type Axis } from "./lines";
-import { secondText, sentenceAt, wordAt } from "./parts_of_text";
-import { quoted, quotedRange, textSentence } from "./sentence";
+import { secondText } from "./parts";
+import { quoted, textSentence } from "./sentence";
 import type { Token } from "./tokens";
 import type { Table } from "../views/views";
 
@@ -33,7 +33,7 @@ export interface Side {
 // Told apart with any kind of colour sight (Okabe and Ito), on light and on dark ground.
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#8c8c8c"];
 const STROKE = 150; // level of the ramp, of the lines of one head
-const HINT = "Point at a word, or choose several: drag, or Shift and the arrows.";
+const HINT = "Point at a word; click to keep it.";
 const LABELLED = 6; // of the strongest tokens have their number above them
 const LEAST = 0.04; // of the strongest: less is not worth a number
 const APART = 8; // characters between two numbers that do not touch
@@ -48,8 +48,6 @@ export class TextView {
   sides: Side[] = [];
   written: Token[][] = [];
   isolated: Axis | null = null;
-  drag: { axis: Axis; at: number } | null = null;
-  anchor = 0; // the end of the chosen tokens that stays where it is
   matrix = ""; // what the lines are of
   isLined = true; // are they there, or none wanted?
   latest = new AbortController();
@@ -58,8 +56,6 @@ export class TextView {
     readonly pane: HTMLElement,
     readonly page: Page,
   ) {
-    const words = [this.growButton("Whole word", wordAt), this.growButton("Whole sentence", sentenceAt)];
-    const grow = element("span", { className: "grow pressed", role: "group", "aria-label": "Choose more" }, ...words);
     this.turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
     this.turn.className = "pressed";
     this.facing = element("div", { className: "facing" });
@@ -69,23 +65,11 @@ export class TextView {
       "aria-label": "Heads whose lines are shown",
     });
     this.lined = element("div", { className: "lines" }, this.toggles);
-    pane.append(element("div", { className: "tools" }, this.direction, this.turn, grow), this.facing, this.lined);
+    pane.append(element("div", { className: "tools" }, this.direction, this.turn), this.facing, this.lined);
     this.lines = new Lines(this.lined, {
       point: (axis, at) => this.point(axis, at),
-      choose: (axis, at) => this.choose(axis, at, at),
+      choose: (axis, at) => this.choose(axis, at),
     });
-    document.addEventListener("pointerup", () => {
-      this.drag = null;
-    });
-  }
-
-  growButton(text: string, around: (tokens: Token[], at: number) => [number, number]) {
-    const button = element("button", { type: "button" }, text);
-    button.addEventListener("click", () => {
-      const { axis, tokens, first, last } = this.chosen();
-      this.choose(axis, around(tokens, first)[0], around(tokens, last)[1]);
-    });
-    return button;
   }
 
   /** @returns are queries and keys the same tokens? */
@@ -93,63 +77,32 @@ export class TextView {
     return this.written[0] === this.written[1];
   }
 
-  /** What is chosen, and on which axis. */
-  chosen() {
-    const { query, key, queryTo, keyTo, side } = this.page.store.state;
-    const axis = (!this.isOneText() && side === "looked" ? "key" : "query") as Axis;
-    const [from, to] = axis === "query" ? [query, queryTo] : [key, keyTo];
-    const first = from ?? this.page.reading?.[axis] ?? 0;
-    return { axis, tokens: this.written[axis === "query" ? 0 : 1], first, last: to ?? first };
+  /** @returns a token as the cell that is read */
+  cellOf(axis: Axis, at: number): Cell {
+    return axis === "query" || this.isOneText() ? { query: at, key: null } : { query: null, key: at };
   }
 
-  choose(axis: Axis, first: number, last: number) {
-    const [from, to] = first < last ? [first, last] : [last, first];
-    const end = to > from ? to : null;
-    if (this.isOneText()) this.page.store.set({ query: from, queryTo: end, hover: null });
-    else if (axis === "query")
-      this.page.store.set({ query: from, queryTo: end, key: null, side: "looks", hover: null });
-    else this.page.store.set({ key: from, keyTo: end, query: null, side: "looked", hover: null });
+  choose(axis: Axis, at: number) {
+    if (this.isOneText()) return this.page.store.set({ query: at, hover: null });
+    this.page.store.set({ ...this.cellOf(axis, at), side: axis === "query" ? "looks" : "looked", hover: null });
   }
 
   /** @param at pointed at; null: no longer */
   point(axis: Axis, at: number | null) {
     this.isolated = at === null ? null : axis;
-    const { queryTo, keyTo } = this.page.store.state;
-    if (at !== null && (queryTo !== null || keyTo !== null)) return this.readPair(axis, at);
-    if (at === null) this.page.hover(null);
-    else if (this.isOneText()) this.page.hover({ query: at, key: null });
-    else this.page.hover(axis === "query" ? { query: at, key: null } : { query: null, key: at });
+    this.page.hover(at === null ? null : this.cellOf(axis, at));
     if (this.page.reading) this.connect(this.page.reading);
   }
 
-  /** With several tokens chosen, another one is read against them. */
-  readPair(axis: Axis, at: number) {
-    const { reading } = this.page;
-    if (!reading) return;
-    const { query, queryTo, key, keyTo, row, column } = reading;
-    const [queries, keys] = this.written;
-    const said = [];
-    if (axis === "key" || this.isOneText())
-      said.push(
-        `${quotedRange(queries, query, queryTo)} gives ${share(row[at])} of its attention to ${quoted(keys, at)}${queryTo === null ? "" : `, the mean of ${queryTo - query + 1} queries`}`,
-      );
-    if (column && (axis === "query" || this.isOneText()))
-      said.push(`${quoted(queries, at)} gives ${share(column[at])} to ${quotedRange(keys, key, keyTo)}`);
-    this.page.words.say(`${said.join("; ")}.`);
-  }
-
   /** The arrows. */
-  move(down: number, right: number, extends_: boolean) {
-    const { axis, first, last } = this.chosen();
-    if (first === last) this.anchor = first;
-    const end = this.anchor === first ? last : first;
-    const from = extends_ || first === last ? end : right + down > 0 ? last : first;
-    const side = this.sideOf(axis, from);
-    const length = this.written[axis === "query" ? 0 : 1].length;
-    const step = Math.sign(right);
-    const to = Math.max(0, Math.min(length - 1, down ? (side?.flow.beside(from, down) ?? from) : from + step));
-    if (!extends_) this.anchor = to;
-    this.choose(axis, extends_ ? this.anchor : to, to);
+  move(down: number, right: number) {
+    const { query, key, side } = this.page.store.state;
+    const axis = !this.isOneText() && side === "looked" ? "key" : "query";
+    const from = (axis === "query" ? query : key) ?? this.page.reading?.[axis] ?? 0;
+    const last = this.written[axis === "query" ? 0 : 1].length - 1;
+    const next = down ? (this.sideOf(axis, from)?.flow.beside(from, down) ?? from) : from + right;
+    const to = Math.max(0, Math.min(last, next));
+    this.choose(axis, to);
     this.sideOf(axis, to)?.flow.reveal(to);
     this.isolated = axis;
   }
@@ -223,31 +176,16 @@ export class TextView {
     this.facing.append(element("div", { className: "side" }, heading, caption, scroller));
     const flow = new Flow(scroller, tokens, name, first, end);
     const pointed: Axis = axis === "both" ? "query" : axis;
-    this.follow(scroller, flow, pointed, tokens);
+    this.follow(scroller, flow, pointed);
     return { flow, axis, shows, name, range: [first, end], heading, caption };
   }
 
-  /** The mouse: point, press and drag, twice for the word, three times for the sentence. */
-  follow(scroller: HTMLElement, flow: Flow, axis: Axis, tokens: Token[]) {
+  follow(scroller: HTMLElement, flow: Flow, axis: Axis) {
     scroller.addEventListener("pointerleave", () => this.point(axis, null));
-    scroller.addEventListener("pointermove", (event) => {
-      const at = flow.at(event);
-      if (this.drag && at !== null) this.choose(axis, this.drag.at, at);
-      else if (!this.drag) this.point(axis, at);
-    });
-    scroller.addEventListener("pointerdown", (event) => {
-      const at = flow.at(event);
-      if (at === null || event.button !== 0) return;
-      if (!event.shiftKey) this.anchor = at;
-      else if (this.chosen().first === this.chosen().last) this.anchor = this.chosen().first;
-      this.drag = { axis, at: this.anchor };
-      this.choose(axis, this.anchor, at);
-    });
+    scroller.addEventListener("pointermove", (event) => this.point(axis, flow.at(event)));
     scroller.addEventListener("click", (event) => {
       const at = flow.at(event);
-      if (at === null || event.detail < 2) return;
-      const [first, last] = event.detail === 2 ? wordAt(tokens, at) : sentenceAt(tokens, at);
-      this.choose(axis, first, last);
+      if (at !== null) this.choose(axis, at);
     });
   }
 
@@ -261,32 +199,26 @@ export class TextView {
   }
 
   read(reading: Reading) {
-    const { side } = this.page.store.state;
-    const ranges = {
-      query: [reading.query, reading.queryTo ?? reading.query] as [number, number],
-      key: [reading.key, reading.keyTo ?? reading.key] as [number, number],
-    };
+    const { side, hover } = this.page.store.state;
     const [queries, keys] = this.written;
-    const names = {
-      row: quotedRange(queries, reading.query, reading.queryTo),
-      column: quotedRange(keys, reading.key, reading.keyTo),
+    const titles = {
+      row: `Where ${quoted(queries, reading.query)} looks`,
+      column: `Who looks at ${quoted(keys, reading.key)}`,
     };
     const shown = side === "looks" ? "row" : "column";
-    if (!this.turn.hidden)
-      this.direction.textContent = shown === "row" ? `Where ${names.row} looks` : `Who looks at ${names.column}`;
+    if (!this.turn.hidden) this.direction.textContent = titles[shown];
     for (const each of this.sides) {
       const shows = each.shows === "side" ? shown : each.shows;
       const isTinted = this.isOneText() || shows === shown;
       const weights = isTinted ? reading[shows] : null;
-      this.tint(each, weights, heldAside(reading, shows, this.page.recording.layers));
+      this.tint(each, weights, meansAside(reading, this.page.recording.layers));
       if (isTinted && !weights) each.caption.textContent = "Who looks at it is being added up …";
-      const chosen = shows === "row" ? "query" : "key";
-      const mine = each.axis === "both" ? chosen : each.axis;
-      each.flow.mark("chosen", this.isOneText() || mine === (side === "looks" ? "query" : "key") ? ranges[mine] : null);
-      if (each.shows !== "side" && this.isOneText())
-        each.heading.textContent = shows === "row" ? `Where ${names.row} looks` : `Who looks at ${names.column}`;
+      const mine = each.axis === "both" ? (shows === "row" ? "query" : "key") : each.axis;
+      const isChosen = this.isOneText() || mine === (side === "looks" ? "query" : "key");
+      each.flow.mark("chosen", isChosen ? reading[mine] : null);
+      if (each.shows !== "side" && this.isOneText()) each.heading.textContent = titles[shows];
     }
-    if (!this.page.store.state.hover && !this.drag) this.sideOf("query", reading.query)?.flow.reveal(reading.query);
+    if (!hover) this.sideOf("query", reading.query)?.flow.reveal(reading.query);
     this.connect(reading);
   }
 
@@ -313,13 +245,11 @@ export class TextView {
   }
 
   /** The lines, and the tints of their names. */
-  connect({ query, key, queryTo, keyTo, row, column }: Reading) {
+  connect({ query, key, row, column }: Reading) {
     if (this.matrix === "") return;
     const { ramp } = this.page.look;
-    const asked: [number, number] = [query, queryTo ?? query];
-    const given: [number, number] = [key, keyTo ?? key];
     const axis = this.isolated;
-    this.lines.isolate(axis ?? "query", axis === null ? null : axis === "query" ? asked : given);
+    this.lines.isolate(axis ?? "query", axis === null ? null : axis === "query" ? query : key);
     const tints = (weights: Float32Array | null) => {
       const highest = weights ? weights[strongest(weights)] : 0;
       return (at: number) => {
@@ -327,8 +257,8 @@ export class TextView {
         return tint === 0 ? null : tintOf(ramp, tint);
       };
     };
-    this.lines.tint("key", tints(axis === "key" ? null : row), axis === "key" ? given : null);
-    this.lines.tint("query", tints(axis === "key" ? column : null), axis === "key" ? null : asked);
+    this.lines.tint("key", tints(axis === "key" ? null : row), axis === "key" ? key : null);
+    this.lines.tint("query", tints(axis === "key" ? column : null), axis === "key" ? null : query);
   }
 
   /** The lines of the open head, or of several in colours, when there are few tokens. */

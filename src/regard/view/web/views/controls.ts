@@ -26,7 +26,7 @@ export class Controls {
     writeHelp(byId("keys"), page);
   }
 
-  /** What this is: told once, at the top. */
+  /** What this is, at the top. */
   describe() {
     const { layers } = this.page.recording;
     const [title, model] = [visible(this.page.recording.title), visible(this.page.recording.model)];
@@ -112,7 +112,6 @@ export class Controls {
     byId("theme").textContent = isDark() ? "Light" : "Dark";
     byId("sinks").setAttribute("aria-pressed", String(state.hidden));
     byId("sinks").textContent = `Hide ${sinkNames(this.page.axes(state.layer).keys)}`;
-    byId("distances").setAttribute("aria-pressed", String(state.distances));
     byId("fold").textContent = state.folded ? "Show the text" : "Fold";
     for (const id of ["whole", "out"]) byId(id).hidden = state.zoom === 1;
     byId("closer").hidden = Math.max(info.q_len, info.kv_len) <= 8;

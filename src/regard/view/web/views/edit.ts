@@ -5,7 +5,7 @@ import type { Page } from "../main";
 
 const LOOK_AGAIN = 400; // milliseconds
 /** What another text makes meaningless: places in it. */
-const PLACES = ["query", "key", "queryTo", "keyTo", "row", "column", "zoom", "pins"];
+const PLACES = ["query", "key", "row", "column", "zoom", "pins"];
 
 export class Edit {
   dialog = byId<HTMLDialogElement>("edit");
@@ -44,9 +44,7 @@ export class Edit {
         .slice(1)
         .split("&")
         .filter((part) => !PLACES.includes(part.split("=")[0]));
-      clearTimeout(this.page.remembering);
-      history.replaceState(null, "", `#${kept.join("&")}`);
-      location.reload();
+      this.page.reload(`#${kept.join("&")}`);
     } catch (error) {
       this.button.disabled = this.text.readOnly = false;
       this.say(error instanceof Error ? error.message : String(error));

@@ -1,11 +1,11 @@
-/** All heads at once: a small map of each with its kind, in layers or sorted, all or some of them. */
+/** All heads at once: a small map of each with its kind, in layers or sorted. */
 
 import type { HeadKind } from "../data/payload";
 import { element } from "../dom";
-import { fitted, type Pen, type Picture } from "../export/svg";
+import { fitted, type Pen, type Picture } from "../export/picture";
 import type { Page } from "../main";
 import { picturedMap } from "../map/small";
-import { share } from "../maths/numbers";
+import { counted, share } from "../maths/numbers";
 import type { State } from "../state";
 import { ARROWS } from "./keys";
 import { NO_KINDS } from "./notes";
@@ -14,25 +14,19 @@ import type { Table } from "./views";
 export interface Tile {
   layer: number;
   head: number;
-  kind: HeadKind | null | undefined; // null: it has none; undefined: not told
+  kind: HeadKind | null | undefined; // null: it has none; undefined: not known yet
 }
 
 const ORDERS = { place: "Place", kind: "Kind", score: "Score", entropy: "Entropy", sink: "Sinks" };
-const SHARES = { any: "Any", low: "Below 25 %", middle: "25 to 75 %", high: "Above 75 %" };
-const BETWEEN: Record<string, [number, number]> = {
-  any: [0, Infinity],
-  low: [0, 0.25],
-  middle: [0.25, 0.75],
-  high: [0.75, Infinity],
-};
-const CHOSEN = ["sort", "only", "entropy", "sink", "maps", "size"];
+const CHOSEN = ["sort", "maps", "size"];
 const NO_KIND = "no kind: not numbers (NaN)";
 const LEAST = 84; // pixels of a tile in a picture, so that its kind has room
 const UNDER = 42; // pixels of the words under it
 const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
 
 export class HeadsView {
-  choices = element("div", { className: "filters pressed" });
+  order = element("select", {}, ...Object.entries(ORDERS).map(([value, text]) => new Option(text, value)));
+  choices = element("div", { className: "filters pressed" }, element("label", {}, "Sort by ", this.order));
   count = element("p", { className: "count", role: "status" });
   grid: HTMLDivElement;
   details: HTMLParagraphElement;
@@ -43,7 +37,6 @@ export class HeadsView {
   inLayers = true; // a row for each layer
   isPainted = false; // what is on screen
   seen: IntersectionObserver;
-  total: number | undefined;
 
   constructor(
     readonly pane: HTMLElement,
@@ -57,6 +50,7 @@ export class HeadsView {
       this.isPainted = true;
       for (const { target, isIntersecting } of entries) if (isIntersecting) this.paint(target);
     });
+    this.order.addEventListener("change", () => page.store.set({ sort: this.order.value as State["sort"] }));
     this.grid.addEventListener("click", (event) => this.open(event.target));
     this.grid.addEventListener("pointerover", (event) => this.say(event.target));
     this.grid.addEventListener("focusin", (event) => this.say(event.target));
@@ -88,10 +82,10 @@ export class HeadsView {
   arrange(state: State) {
     const all = this.all();
     const known = all.some(({ kind }) => Boolean(kind));
-    this.choose(state, all, known);
-    this.tiles = known ? chosenTiles(all, state) : all;
-    this.total = all.length;
-    this.tell();
+    this.choices.hidden = !known;
+    this.order.value = state.sort;
+    this.tiles = known ? sorted(all, state.sort) : all;
+    this.count.textContent = counted(all.length, "head");
     this.inLayers = state.sort === "place" || !known;
     const most = Math.max(...this.page.recording.layers.map(({ num_heads }) => num_heads));
     const room = this.grid.clientWidth - (this.inLayers ? LABELS : 0) - 12;
@@ -100,43 +94,10 @@ export class HeadsView {
     this.grid.style.setProperty("--side", `${this.side}px`);
     this.grid.classList.toggle("small", this.side < 64);
     this.seen.disconnect();
-    this.isPainted = this.tiles.length === 0;
+    this.isPainted = false;
     this.tileOf.clear();
     this.grid.replaceChildren(...(this.inLayers ? this.rows() : [this.row(this.tiles)]));
     this.outline(state);
-  }
-
-  /** The menus; a kind that no head is of is not offered. */
-  choose(state: State, all: Tile[], known: boolean) {
-    this.choices.hidden = !known;
-    const kinds = new Map<string, number>();
-    for (const { kind } of all) if (kind) kinds.set(kind.kind, (kinds.get(kind.kind) ?? 0) + 1);
-    if (state.only !== "all" && ![...kinds.keys()].some((name) => slug(name) === state.only))
-      kinds.set(state.only.replaceAll("-", " "), 0);
-    const named = [...kinds].sort((a, b) => b[1] - a[1]).map(([name, n]) => [slug(name), `${name} (${n})`]);
-    const menus = [
-      ["sort", "Sort by", Object.entries(ORDERS)],
-      ["only", "Kind", [["all", `All (${all.length})`], ...named]],
-      ["entropy", "Entropy", Object.entries(SHARES)],
-      ["sink", "Sinks", Object.entries(SHARES)],
-    ] as const;
-    const asked = menus.map(([name, , options]) => `${name} ${state[name]} ${options}`).join();
-    if (this.choices.dataset.asked === asked) return;
-    this.choices.dataset.asked = asked;
-    const focused = (document.activeElement as HTMLElement | null)?.dataset.menu;
-    this.choices.replaceChildren(
-      ...menus.map(([name, label, options]) => {
-        const select = element(
-          "select",
-          { "data-menu": name },
-          ...options.map(([value, text]) => new Option(text, value)),
-        );
-        select.value = state[name];
-        select.addEventListener("change", () => this.page.store.set({ [name]: select.value }));
-        return element("label", {}, `${label} `, select);
-      }),
-    );
-    if (focused) (this.choices.querySelector(`[data-menu=${focused}]`) as HTMLElement | null)?.focus();
   }
 
   /** One row for each layer, its number and mean entropy in front. */
@@ -146,12 +107,12 @@ export class HeadsView {
       if (tiles.length === 0) return [];
       const row = this.row(tiles);
       const label = element("p", { className: "layer" }, `Layer ${layer}`);
-      const told = heads?.filter((kind) => kind !== null) ?? [];
-      if (heads && told.length < heads.length) {
+      const known = heads?.filter((kind) => kind !== null) ?? [];
+      if (heads && known.length < heads.length) {
         label.title = NO_KINDS;
         label.append(element("span", { className: "number" }, "no kinds (NaN)"));
       } else if (heads) {
-        const mean = told.reduce((sum, { entropy }) => sum + entropy, 0) / told.length;
+        const mean = known.reduce((sum, { entropy }) => sum + entropy, 0) / known.length;
         const part = element("span");
         part.style.width = `${100 * mean}%`;
         label.title = `Mean entropy of its heads: ${share(mean)} of that of even attention`;
@@ -199,7 +160,7 @@ export class HeadsView {
   /** What is on screen gets its colours at once, the rest when it comes into view. */
   repaint() {
     this.seen.disconnect();
-    this.isPainted = this.tiles.length === 0;
+    this.isPainted = false;
     for (const button of this.tileOf.keys()) this.seen.observe(button);
   }
 
@@ -233,11 +194,6 @@ export class HeadsView {
     const below = box.bottom - pane.top + 2;
     const fits = below + this.details.offsetHeight <= pane.height;
     this.details.style.top = `${fits ? below : box.top - pane.top - this.details.offsetHeight - 2}px`;
-  }
-
-  tell() {
-    const of = this.tiles.length === this.total ? "" : ` of ${this.total}`;
-    this.count.textContent = `${this.tiles.length}${of} ${this.total === 1 ? "head" : "heads"}`;
   }
 
   /** @param event arrows go from tile to tile */
@@ -313,22 +269,8 @@ export class HeadsView {
   }
 }
 
-/** Those that are wanted, in the order that is wanted. */
-export function chosenTiles(all: Tile[], state: Pick<State, "sort" | "only" | "entropy" | "sink">): Tile[] {
-  return sorted(
-    all.filter((tile) => isWanted(tile, state)),
-    state.sort,
-  );
-}
-
-function isWanted({ kind }: Tile, { only, entropy, sink }: Pick<State, "only" | "entropy" | "sink">): boolean {
-  if (!kind) return only === "all" && entropy === "any" && sink === "any";
-  const inside = (value: number, range: string) => value >= BETWEEN[range][0] && value < BETWEEN[range][1];
-  return inside(kind.entropy, entropy) && inside(kind.sink, sink) && (only === "all" || slug(kind.kind) === only);
-}
-
 /** @returns the strongest first */
-function sorted(tiles: Tile[], by: State["sort"]): Tile[] {
+export function sorted(tiles: Tile[], by: State["sort"]): Tile[] {
   if (by === "place") return tiles;
   const score = ({ kind }: Tile) => kind?.score ?? -1;
   if (by === "kind") {
@@ -354,11 +296,6 @@ function described({ layer, head, kind }: Tile): string {
     `sinks ${share(kind.sink)}`,
   ];
   return `${name}, ${kind.kind}, ${parts.filter(Boolean).join(", ")}`;
-}
-
-/** @returns as the address writes it */
-function slug(kind: string): string {
-  return kind.replaceAll(" ", "-");
 }
 
 function whole(part: number): string {

@@ -54,12 +54,7 @@ const OF_SEVERAL: Binding[] = [
 ];
 
 const OF_ALL: Binding[] = [
-  {
-    keys: Object.keys(ARROWS),
-    shown: "← → ↑ ↓",
-    does: "move the crosshair, ten at once with Shift; in the text, choose several with Shift",
-    run: moveCell,
-  },
+  { keys: Object.keys(ARROWS), shown: "← → ↑ ↓", does: "move the crosshair; ten at once with Shift", run: moveCell },
   {
     keys: ["+", "="],
     shown: "+",
@@ -68,12 +63,6 @@ const OF_ALL: Binding[] = [
   },
   { keys: ["-"], shown: "−", does: "zoom out", run: (page) => zoomBy(page, 0.5) },
   { keys: ["0"], shown: "0", does: "the whole matrix", run: (page) => page.store.set({ zoom: 1, row: 0, column: 0 }) },
-  {
-    keys: ["g"],
-    shown: "g",
-    does: "the diagonal and the lines of distance 1, 10, 100 …",
-    run: (page) => page.store.set({ distances: !page.store.state.distances }),
-  },
   { keys: ["l"], shown: "l", does: "scale: fitted, 0 to 100 %, log, by row", run: nextScale },
   {
     keys: ["s"],
@@ -109,7 +98,7 @@ export function bindingsOf({ panes, views }: Pick<Page, "panes" | "views">): Bin
 function moveCell(page: Page, key: string, event: KeyboardEvent) {
   const [down, right] = ARROWS[key];
   const view = page.views.now();
-  if (view?.move) return view.move(down, right, event.shiftKey);
+  if (view?.move) return view.move(down, right);
   const far = event.shiftKey ? 10 : 1;
   const { query, key: at } = page.cell();
   page.store.set({ query: query + down * far, key: at + right * far, hover: null });

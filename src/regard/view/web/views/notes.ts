@@ -2,10 +2,10 @@
 
 import type { Other, Recording } from "../data/payload";
 import { counted, digits } from "../maths/numbers";
-import { heldNotes } from "../text/held_words";
+import { meansNotes } from "../text/block_words";
 import { visible } from "../text/tokens";
 
-export const NO_KINDS = "The kinds of its heads cannot be told: some weights of this layer are not numbers (NaN).";
+export const NO_KINDS = "The kinds of its heads are not known: some weights of this layer are not numbers (NaN).";
 
 export function notes(recording: Recording, layer: number): string[] {
   const info = recording.layers[layer];
@@ -15,7 +15,7 @@ export function notes(recording: Recording, layer: number): string[] {
       `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: regard.page(recording, path, layers=[${layer}]).`,
     );
   } else if (info.kind === "pyramid") {
-    found.push(...heldNotes(info, layer));
+    found.push(...meansNotes(info, layer));
   } else if (info.dtype && info.dtype !== "float32") {
     const stored = info.kind === "weights" ? "Weights are" : "Queries and keys are";
     const bits = info.dtype === "float16" ? "16" : "24";

@@ -11,7 +11,7 @@ export interface Kind {
   key?: (tokens: Token[], query: number) => number; // the key that such a head attends to
 }
 
-export type Standing = { layer: number; head: number; kind: HeadKind };
+export type NotableHead = { layer: number; head: number; kind: HeadKind };
 
 const TRIAL = "in a trial made to show it";
 const MEAN = "of its attention on average";
@@ -88,8 +88,8 @@ function earlier(tokens: Token[], query: number) {
 }
 
 /** @returns for each kind the head that is it most */
-export function standingOut(layers: LayerInfo[]): Standing[] {
-  const best = new Map<string, Standing>();
+export function notableHeads(layers: LayerInfo[]): NotableHead[] {
+  const best = new Map<string, NotableHead>();
   layers.forEach(({ heads }, layer) =>
     heads?.forEach((kind, head) => {
       if (kind && !(kind.score <= (best.get(kind.kind)?.kind.score ?? 0))) best.set(kind.kind, { layer, head, kind });
@@ -104,7 +104,7 @@ export function doing({ kind }: HeadKind): string {
 }
 
 /** @returns one sentence that says what is seen */
-export function introduced({ layer, head, kind }: Standing): string {
+export function introduced({ layer, head, kind }: NotableHead): string {
   const known = KINDS[kind.kind];
   const name = `Layer ${layer}, head ${head} is ${known?.name ?? "a mixed head"}: ${doing(kind)}`;
   return known ? `${name} (${Math.round(100 * kind.score)}\u202f% ${known.score}).` : `${name}.`;
@@ -116,8 +116,8 @@ export function introduced({ layer, head, kind }: Standing): string {
  */
 export function openingHead(layers: LayerInfo[], [layer, head]: (number | null)[]): { layer: number; head: number } {
   const whole = layers.map(({ kind }, at) => (layer === null ? kind !== "map" : at === layer));
-  const held = layers.map((info, at) => (whole[at] ? info : { ...info, heads: null }));
-  const best = head === null ? standingOut(held)[0] : undefined;
+  const known = layers.map((info, at) => (whole[at] ? info : { ...info, heads: null }));
+  const best = head === null ? notableHeads(known)[0] : undefined;
   return { layer: layer ?? best?.layer ?? Math.max(0, whole.indexOf(true)), head: head ?? best?.head ?? 0 };
 }
 
@@ -150,14 +150,14 @@ export function openingCell(
     const key = keyOf(query);
     if (key !== null && !(key in keys)) continue;
     const share = isExact && key !== null ? map.shares[(head * map.rows + query) * map.columns + key] : 0.5;
-    const told = key === null || restsOnFirst ? 1 : sinks.has(key) ? 0 : weightOf(keys[key]);
-    const worth = share * weightOf(queries[query]) * told;
+    const keyWorth = key === null || restsOnFirst ? 1 : sinks.has(key) ? 0 : weightOf(keys[key]);
+    const worth = share * weightOf(queries[query]) * keyWorth;
     if (worth > found.worth) found = { query, key, worth };
   }
   return { query: found.query, key: found.key };
 }
 
-/** How telling a token is: a content word more than an article, a full stop or a special token not at all. */
+/** How much a token says: a content word more than an article, a full stop or a special token not at all. */
 function weightOf({ text, special }: Token) {
   const letters = special ? 0 : (text.match(LETTERS)?.length ?? 0);
   return letters === 0 ? 0 : 0.5 + 0.5 * Math.min(1, letters / CONTENT);

@@ -3,7 +3,7 @@
  * link takes them along.
  */
 
-import { isWhole } from "../data/held";
+import { isWhole } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
 import type { Page } from "../main";

@@ -3,8 +3,7 @@
  * of its key. One reading at a time; a newer one replaces an older that is still being computed.
  */
 
-import type { Rest } from "../data/held";
-import { addedRests, type Head, type Source, type Term } from "../data/source";
+import type { Source, Term } from "../data/source";
 import { shown } from "../map/compare";
 import type { State } from "../state";
 
@@ -15,18 +14,14 @@ export interface Reading {
   terms?: Term[]; // several heads: a mean or a difference
   query: number;
   key: number;
-  queryTo: number | null; // the last of several queries, of which the row is the mean
-  keyTo: number | null; // the last of several keys, of which the column is the sum
   row: Float32Array; // weights of the query, one for each key
   mask: Uint8Array; // which keys the query may attend to
-  rest?: Rest; // of the keys whose weights this file does not hold
   /** weights of the key, one from each query; null: on its way */
   column: Float32Array | null;
 }
 
 /** What changes a reading. */
-const CAUSES = "view layer head heads compare with hidden query key queryTo keyTo hover".split(" ");
-const ONE = { queryTo: null, keyTo: null };
+const CAUSES = "view layer head heads compare with hidden query key hover".split(" ");
 /** Views that compare no heads, and those that show one alone. */
 const ONLY: Partial<Record<State["view"], Partial<State>>> = {
   text: { compare: "alone" },
@@ -62,69 +57,24 @@ export class Reader {
 
   /** The row is there at once; the column may take longer and comes in a second reading. */
   async read(state: State, signal: AbortSignal, onReading: (reading: Reading) => void) {
-    const isText = state.view === "text";
     const which = shown({ ...state, ...ONLY[state.view] }, this.source.layers);
-    // Several tokens are chosen in the text, and read there.
-    let { queryTo, keyTo } = state.hover || !isText ? ONE : state;
     let { query, key } = state.hover ?? state;
-    if (isText && this.isOneText(state.layer)) {
-      // Where a token looks and who looks at it: one token, both ways.
-      query ??= key;
-      [key, keyTo] = [query, queryTo];
-    }
+    // Where a token looks and who looks at it: one token, both ways.
+    if (state.view === "text" && this.isOneText(state.layer)) key = query ??= key;
     let column = null;
     if (query === null) {
       key ??= 0;
-      column = await this.columns(which, key, keyTo ?? key, signal);
+      column = await this.source.column(which, key, signal);
       query = strongest(column);
     }
-    const { row, mask, rest } = await this.rows(which, query, queryTo ?? query, signal);
+    const { values: row, mask } = await this.source.row(which, query, signal);
     key ??= strongest(row);
-    const reading = { ...which, query, key, queryTo, keyTo, row, mask, rest };
+    const reading = { ...which, query, key, row, mask };
     if (!column) {
       onReading({ ...reading, column: null });
-      column = await this.columns(which, key, keyTo ?? key, signal);
+      column = await this.source.column(which, key, signal);
     }
     onReading({ ...reading, column });
-  }
-
-  /** The mean of some rows, and the keys that any of them may attend to. */
-  async rows(
-    which: Head,
-    first: number,
-    last: number,
-    signal: AbortSignal,
-  ): Promise<Pick<Reading, "row" | "mask" | "rest">> {
-    const { values: row, mask, rest } = await this.source.row(which, first, signal);
-    const count = last - first + 1;
-    const rests = [rest];
-    for (let query = first + 1; query <= last && !signal.aborted; query++) {
-      const next = await this.source.row(which, query, signal);
-      for (let key = 0; key < row.length; key++) {
-        row[key] += next.values[key];
-        mask[key] |= next.mask[key];
-      }
-      rests.push(next.rest);
-    }
-    const mean = count > 1 ? row.map((weight) => weight / count) : row;
-    return {
-      row: mean,
-      mask,
-      rest: addedRests(
-        rests,
-        rests.map(() => ({ factor: 1 / count })),
-      ),
-    };
-  }
-
-  /** What each query gives to some keys together. */
-  async columns(which: Head, first: number, last: number, signal: AbortSignal): Promise<Float32Array> {
-    const column = await this.source.column(which, first, signal);
-    for (let key = first + 1; key <= last && !signal.aborted; key++) {
-      const next = await this.source.column(which, key, signal);
-      for (let query = 0; query < column.length; query++) column[query] += next[query];
-    }
-    return column;
   }
 }
 

@@ -1,64 +1,48 @@
-/**
- * What parts of the text give to each other: sentences, lines, or what a pattern finds, as a table
- * and as flows, for the open head, its layer, or all of them.
- */
+/** What the parts of a text give to each other, as a table: its sentences, words or lines, for the chosen heads. */
 
-import { isWhole } from "../data/held";
-import type { Head } from "../data/source";
+import { isWhole } from "../data/block_means";
+import type { Which } from "../data/source";
 import { choice, element } from "../dom";
-import { fitted, type Pen, type Picture } from "../export/svg";
+import { fitted, type Pen, type Picture } from "../export/picture";
 import type { Page } from "../main";
 import { roundedUp } from "../map/ceiling";
+import { headline, headsName, shown } from "../map/compare";
 import { level, tintOf } from "../maths/colours";
 import { counted, digits, lasting, share } from "../maths/numbers";
-import type { Span } from "../maths/shares";
 import type { State } from "../state";
-import { missing } from "../text/held_words";
-import { parted } from "../text/parts";
+import { missing } from "../text/block_words";
+import { parted, type Part } from "../text/parts";
 import { isolated } from "../text/tokens";
 import { ARROWS } from "./keys";
-import { drawnRibbons, ribbons } from "./ribbons";
 import type { Table } from "./views";
 
-export interface Part {
-  name: string; // its first words
-  span: Span;
-}
+/** Values: shares of whole parts, or of each of their tokens. */
+type Found = { queries: Part[]; keys: Part[]; shares: Float32Array; values: Float32Array };
 
-const ASKED = ["layer", "head", "hidden", "parts", "pattern", "of"];
+const ASKED = ["layer", "head", "heads", "hidden", "parts"];
 const AGAIN = 500; // milliseconds
 const NUMBERED = 14; // columns that have room for their numbers
 const FIFTH = 5;
 const NAMES = 230; // pixels of the names of parts in a picture
-const MEANS = { head: "this head", layer: "this layer", all: "all layers" };
-const WAYS = { sentences: "sentences", lines: "lines", pattern: "pattern" };
-const FORMS = { table: "table", flows: "flows" };
+const NO_PARTS = "There are no parts: the text has special tokens only.";
+const WAYS = { sentences: "sentences", words: "words", lines: "lines" };
+const EACH = { part: "part", token: "token" };
 
 export class SegmentsView {
-  pattern = element("input", {
-    type: "search",
-    placeholder: "Words or a regular expression",
-    "aria-label": "Pattern that finds the parts",
-  });
   line: HTMLParagraphElement;
   body: HTMLDivElement;
   overflow: HTMLParagraphElement;
   asking: AbortController | null = null;
   isAsking = false;
   darkest = 1; // the share of the darkest colour
-  found: { queries: Part[]; keys: Part[]; values: Float32Array } | null = null;
+  found: Found | null = null;
 
   constructor(
     pane: HTMLElement,
     readonly page: Page,
   ) {
-    this.pattern.addEventListener("change", () =>
-      page.store.set({ pattern: this.pattern.value.slice(0, 200), parts: "pattern" }),
-    );
     const tools = element("div", { className: "tools pressed" });
-    const parts = group("Parts", "parts", WAYS);
-    parts.append(this.pattern);
-    tools.append(parts, group("Mean over", "of", MEANS), group("As", "form", FORMS));
+    tools.append(group("Parts", "parts", WAYS), group("Share of each", "per", EACH));
     this.line = element("p", { className: "line", role: "status" });
     this.body = element("div", { className: "scroller" });
     this.overflow = element("p", { className: "overflow", hidden: true }, "More columns on the right: scroll →");
@@ -67,45 +51,52 @@ export class SegmentsView {
     this.body.addEventListener("pointerover", (event) => this.say(event.target));
     this.body.addEventListener("focusin", (event) => {
       this.body.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
-      (event.target as HTMLElement | SVGElement).setAttribute("tabindex", "0");
+      (event.target as HTMLElement).setAttribute("tabindex", "0");
       this.say(event.target);
     });
-    this.body.addEventListener("pointerleave", () => this.tell());
+    this.body.addEventListener("pointerleave", () => this.sayAll());
     this.body.addEventListener("keydown", (event) => this.go(event));
   }
 
   update(state: State, changed: Set<string>) {
-    if (document.activeElement !== this.pattern) this.pattern.value = state.pattern;
     if (ASKED.some((name) => changed.has(name))) void this.ask(state);
-    else if (["form", "theme", "scale"].some((name) => changed.has(name))) this.draw();
+    else if (changed.has("per") || changed.has("theme")) this.show();
+  }
+
+  /** @returns the heads of the table: one, or a mean of some */
+  which(): Which {
+    return shown({ ...this.page.store.state, compare: "alone" }, this.page.recording.layers);
   }
 
   async ask(state: State) {
     this.asking?.abort();
-    const asking = (this.asking = new AbortController());
+    const { signal } = (this.asking = new AbortController());
     this.found = null;
-    this.isAsking = true;
     this.page.mended(this);
-    const { queries, keys } = this.page.axes(state.layer);
+    const { layers } = this.page.recording;
+    const axes = this.page.axes(state.layer);
+    const [queries, keys] = [parted(axes.queries, state.parts), parted(axes.keys, state.parts)];
+    if (queries.length === 0 || keys.length === 0) return this.fail(NO_PARTS);
+    const which = this.which();
+    const terms = which.terms ?? [which];
+    const partial = terms.find(({ layer }) => !isWhole(layers[layer]));
+    if (partial) return this.fail(missing(layers[partial.layer], partial.layer, "what parts give to each other"));
+    this.isAsking = true;
+    const asking = `Asking ${counted(terms.length, "head")} …`;
+    this.line.textContent = asking;
+    const looking = setInterval(() => void this.look(asking, which, signal), AGAIN);
     try {
-      const asked = { queries: parted(queries, state), keys: parted(keys, state) };
-      if (asked.queries.length === 0 || asked.keys.length === 0) return this.fail(nothing(state));
-      const heads = this.heads(state);
-      if (heads.length === 0)
-        return this.fail(
-          missing(this.page.recording.layers[state.layer], state.layer, "what parts give to each other"),
-        );
-      const values = await this.mean(heads, asked, state.hidden, asking.signal);
-      this.found = { ...asked, values };
-      this.darkest = roundedUp(values.reduce((most, value) => (value > most ? value : most), 0));
-      this.draw();
-      this.page.explain(this.page.store.state);
+      const spans = { queries: queries.map(({ span }) => span), keys: keys.map(({ span }) => span) };
+      const shares = await this.page.source.segments(which, spans, signal);
+      this.found = { queries, keys, shares, values: shares };
+      this.show();
     } catch (error) {
-      if (asking.signal.aborted) return;
+      if (signal.aborted) return;
       this.fail("");
       this.page.damaged(error as Error, this);
     } finally {
-      if (!asking.signal.aborted) this.isAsking = false;
+      clearInterval(looking);
+      if (!signal.aborted) this.isAsking = false;
     }
   }
 
@@ -113,44 +104,10 @@ export class SegmentsView {
     return this.darkest;
   }
 
-  /** The heads that the mean is over. */
-  heads({ layer, head, of }: State): { layer: number; head: number }[] {
-    const { q_len, kv_len } = this.page.recording.layers[layer];
-    return this.page.recording.layers.flatMap((info, place) => {
-      const alike = info.q_len === q_len && info.kv_len === kv_len && isWhole(info);
-      if (!alike || info.of !== this.page.recording.layers[layer].of || (of !== "all" && place !== layer)) return [];
-      const all = Array.from({ length: info.num_heads }, (_, one) => ({ layer: place, head: one }));
-      return of === "head" ? [all[head]] : all;
-    });
-  }
-
-  async mean(
-    heads: { layer: number; head: number }[],
-    asked: { queries: Part[]; keys: Part[] },
-    hidden: boolean,
-    signal: AbortSignal,
-  ): Promise<Float32Array> {
-    const parts = { queries: asked.queries.map(({ span }) => span), keys: asked.keys.map(({ span }) => span) };
-    const sum = new Float64Array(parts.queries.length * parts.keys.length);
-    for (const [done, head] of heads.entries()) {
-      const part = heads.length > 1 ? `: ${Math.floor((100 * done) / heads.length)} %` : " …";
-      const asking = `Asking ${counted(heads.length, "head")}${part}`;
-      this.line.textContent = asking;
-      const looking = setInterval(() => void this.look(asking, { ...head, hidden }, signal), AGAIN);
-      try {
-        const values = await this.page.source.segments({ ...head, hidden }, parts, signal);
-        values.forEach((value, at) => (sum[at] += value / heads.length));
-      } finally {
-        clearInterval(looking);
-      }
-    }
-    return Float32Array.from(sum);
-  }
-
   /** How far the pass over a long head is, which the sums wait for. */
-  async look(asking: string, head: Head, signal: AbortSignal) {
+  async look(asking: string, which: Which, signal: AbortSignal) {
     try {
-      const { done, seconds } = await this.page.source.progress(head, false, signal);
+      const { done, seconds } = await this.page.source.progress(which, false, signal);
       if (done >= 1 || signal.aborted || this.found) return;
       const left = seconds === null ? "" : `, ${lasting(seconds)}`;
       this.line.textContent = `${asking} Looking at the whole head: ${Math.floor(100 * done)} %${left}`;
@@ -161,24 +118,28 @@ export class SegmentsView {
 
   fail(text: string) {
     this.found = null;
+    this.isAsking = false;
     this.body.replaceChildren();
     this.line.textContent = text;
   }
 
-  draw() {
+  /** Draws the shares of whole parts, or of each of their tokens. */
+  show() {
     if (!this.found) return;
-    const { state } = this.page.store;
-    const picture = state.form === "flows" ? ribbons(this.found, this.room()) : this.tabled(this.found);
+    const { keys, shares } = this.found;
+    const sizes = keys.map(({ span: [start, stop] }) => (this.page.store.state.per === "token" ? stop - start : 1));
+    const values = shares.map((one, at) => one / sizes[at % keys.length]);
+    this.found.values = values;
+    this.darkest = roundedUp(values.reduce((most, value) => (value > most ? value : most), 0));
     const focused = this.body.contains(document.activeElement) ? document.activeElement : null;
-    this.body.replaceChildren(picture);
+    this.body.replaceChildren(this.tabled(this.found));
     this.showOverflow();
-    this.tell();
-    if (focused) this.focus((focused as HTMLElement | SVGElement).dataset);
-  }
-
-  room() {
-    const { clientWidth, clientHeight } = this.body;
-    return { look: this.page.look, ceiling: this.darkest, width: clientWidth - 8, height: clientHeight - 8 };
+    this.sayAll();
+    this.page.explain(this.page.store.state);
+    if (!focused) return;
+    const { row, column } = (focused as HTMLElement).dataset;
+    const same = this.body.querySelector(`[data-row="${row}"][data-column="${column}"]`) as HTMLElement | null;
+    same?.focus({ preventScroll: true });
   }
 
   /** Says that there are more columns than fit: a scroll bar may be invisible until it is used. */
@@ -188,14 +149,7 @@ export class SegmentsView {
     this.overflow.hidden = rest < 2;
   }
 
-  /** The cell or flow of two parts; where they have no flow, the first. */
-  focus({ row, column }: DOMStringMap) {
-    const same = this.body.querySelector(`[data-row="${row}"][data-column="${column}"]`);
-    const one = (same ?? this.body.querySelector('[tabindex="0"]')) as HTMLElement | SVGElement | null;
-    one?.focus({ preventScroll: true });
-  }
-
-  tabled({ queries, keys, values }: NonNullable<SegmentsView["found"]>): HTMLTableElement {
+  tabled({ queries, keys, values }: Found): HTMLTableElement {
     const { ramp } = this.page.look;
     const table = element("table", { "aria-label": "What parts give to each other, in percent" });
     table.classList.toggle("dense", keys.length > NUMBERED);
@@ -238,17 +192,18 @@ export class SegmentsView {
     return cell;
   }
 
-  /** @param target a cell or a ribbon */
+  /** @param target a cell */
   say(target: EventTarget | null) {
-    const { row, column } = (target as HTMLElement | SVGElement).dataset;
-    if (!this.found || row === undefined || column === undefined) return this.tell();
+    const { row, column } = (target as HTMLElement).dataset;
+    if (!this.found || row === undefined || column === undefined) return this.sayAll();
     const { queries, keys, values } = this.found;
     const value = values[Number(row) * keys.length + Number(column)];
     const [from, to] = [isolated(queries[Number(row)].name), isolated(keys[Number(column)].name)];
-    this.line.textContent = `“${from}” gives ${share(value)} of its attention to “${to}”, ${this.over()}.`;
+    const each = this.page.store.state.per === "token" ? "each token of " : "";
+    this.line.textContent = `“${from}” gives ${share(value)} of its attention to ${each}“${to}”, ${this.over()}.`;
   }
 
-  tell() {
+  sayAll() {
     if (!this.found) return;
     const { queries, keys } = this.found;
     const same = queries.length === keys.length;
@@ -257,29 +212,19 @@ export class SegmentsView {
   }
 
   over(): string {
-    const { layer, head, of, hidden } = this.page.store.state;
-    const sinks = hidden ? ", without sinks" : "";
-    const heads = this.heads(this.page.store.state).length;
-    if (of === "head") return `layer ${layer} head ${head}${sinks}`;
-    const all = this.page.recording.layers.every(isWhole) ? "all layers" : "the layers that are here in full";
-    return `mean over ${counted(heads, "head")} of ${of === "layer" ? `layer ${layer}` : all}${sinks}`;
+    const which = this.which();
+    return `${headsName(which, this.page.recording.layers)}${which.hidden ? ", without sinks" : ""}`;
   }
 
-  /** @param event arrows go from cell to cell, or from flow to flow */
+  /** @param event arrows go from cell to cell */
   go(event: KeyboardEvent) {
     const step = ARROWS[event.key];
-    const target = event.target as HTMLElement | SVGElement;
-    const { row, column } = target.dataset;
+    const { row, column } = (event.target as HTMLElement).dataset;
     if (!step || row === undefined || column === undefined) return;
     event.preventDefault();
     event.stopPropagation();
-    const [down, right] = step;
-    const flows = [...(this.body.querySelectorAll("path") as NodeListOf<SVGElement>)];
-    const cell = `td[data-row="${Number(row) + down}"][data-column="${Number(column) + right}"]`;
-    const next = (
-      target instanceof SVGElement ? flows[flows.indexOf(target) + down + right] : this.body.querySelector(cell)
-    ) as HTMLElement | SVGElement | null | undefined;
-    next?.focus();
+    const cell = `td[data-row="${Number(row) + step[0]}"][data-column="${Number(column) + step[1]}"]`;
+    (this.body.querySelector(cell) as HTMLElement | null)?.focus();
   }
 
   isSettled(): boolean {
@@ -287,17 +232,14 @@ export class SegmentsView {
   }
 
   caption(): string {
-    const over = this.over();
-    return over[0].toUpperCase() + over.slice(1);
+    return headline(this.which(), this.page.recording.layers);
   }
 
   picture(): Picture | null {
-    if (!this.found) return null;
-    const isFlows = this.page.store.state.form === "flows";
-    return isFlows ? drawnRibbons(this.found, this.room()) : this.drawnTable(this.found);
+    return this.found && this.drawnTable(this.found);
   }
 
-  drawnTable({ queries, keys, values }: NonNullable<SegmentsView["found"]>): Picture {
+  drawnTable({ queries, keys, values }: Found): Picture {
     const { ramp, ink } = this.page.look;
     const isDense = keys.length > NUMBERED;
     const [width, height] = isDense ? [17, 17] : [54, 28];
@@ -349,12 +291,6 @@ export class SegmentsView {
 /** @returns in percent */
 function inCell(value: number): string {
   return value > 0 && value < 1e-5 ? "<0.001" : digits(value * 100);
-}
-
-/** Why there are no parts. */
-function nothing({ parts, pattern }: State): string {
-  if (parts !== "pattern") return "There are no parts: the text has special tokens only.";
-  return pattern ? "Nothing in the text fits the pattern." : "Type a pattern.";
 }
 
 function group(label: string, name: string, ways: Record<string, string>): HTMLElement {

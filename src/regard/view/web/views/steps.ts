@@ -1,16 +1,16 @@
 /**
  * One query of one head, step by step, with the model's own numbers: a row for each key, a column
- * for each step. Every number tells the sum that made it, when pointed at or reached by the arrows.
+ * for each step. Every number shows the sum that made it, when pointed at or reached by the arrows.
  */
 
-import { isWhole } from "../data/held";
+import { isWhole } from "../data/block_means";
 import { choice, element } from "../dom";
 import type { Page } from "../main";
 import { counted, grouped, share } from "../maths/numbers";
 import type { Step, Steps } from "../maths/row_steps";
 import { columnsOf, PRODUCTS, productsOf, totalOf, weightedValue, written, type Column } from "../maths/sums";
 import type { State } from "../state";
-import { missing } from "../text/held_words";
+import { missing } from "../text/block_words";
 import { quoted } from "../text/sentence";
 import { named } from "../text/tokens";
 import { ARROWS } from "./keys";
@@ -64,12 +64,12 @@ export class StepsView {
     this.follow();
   }
 
-  /** The pointer, the arrows and the focus, all by way of `tell`. */
+  /** The pointer, the arrows and the focus, all by way of `explainNumber`. */
   follow() {
-    this.grid.addEventListener("pointerover", (event) => this.tell(placeOf(event)));
+    this.grid.addEventListener("pointerover", (event) => this.explainNumber(placeOf(event)));
     this.grid.addEventListener("pointerleave", () => {
       this.page.hover(null);
-      this.tell(this.active);
+      this.explainNumber(this.active);
     });
     this.grid.addEventListener("focusin", (event) => {
       const place = placeOf(event);
@@ -139,7 +139,7 @@ export class StepsView {
     if (!steps) return;
     const { layer, hidden } = this.page.store.state;
     const axes = this.page.axes(layer);
-    const held = this.grid.contains(document.activeElement);
+    const hasFocus = this.grid.contains(document.activeElement);
     const unfolded = document.activeElement === this.more ? this.grid.tBodies[0].rows.length : null;
     const name = quoted(axes.queries, this.query);
     const keys = steps.masked
@@ -172,10 +172,10 @@ export class StepsView {
     if (!steps.vector) ends.push(NO_VECTORS);
     else if (!steps.output) ends.push(NO_VALUES);
     this.notes.textContent = ends.join("");
-    const chosen = held ? -1 : this.placeOfKey();
+    const chosen = hasFocus ? -1 : this.placeOfKey();
     const at = chosen < 0 ? clamp(this.active[0], rows.length) : chosen;
     this.activate([at, clamp(this.active[1], columns.length - 1)]);
-    if (held) this.cell(this.active)?.focus({ preventScroll: true });
+    if (hasFocus) this.cell(this.active)?.focus({ preventScroll: true });
     // Where nothing is left to unfold, the focus goes on to the first key that was.
     if (unfolded !== null && this.more.hidden) this.cell([unfolded, this.active[1]])?.focus();
     this.mark();
@@ -271,18 +271,18 @@ export class StepsView {
     this.cell(this.active)?.setAttribute("tabindex", "-1");
     this.active = place;
     this.cell(place)?.setAttribute("tabindex", "0");
-    this.tell(place);
+    this.explainNumber(place);
   }
 
   /** Says which sum made a number, and reads its cell. */
-  tell(place: number[] | null) {
+  explainNumber(place: number[] | null) {
     const { steps } = this;
     if (!place || !steps) return;
     const column = columnsOf(steps)[place[1]];
     const step = steps.rows[place[0]];
     const { queries, keys } = this.page.axes(this.page.store.state.layer);
-    this.grid.querySelector(".told")?.classList.remove("told");
-    this.cell(place)?.classList.add("told");
+    this.grid.querySelector(".explaining")?.classList.remove("explaining");
+    this.cell(place)?.classList.add("explaining");
     if (!step) {
       this.sum.textContent = totalOf(steps, column.name).sum;
       return;
@@ -298,7 +298,7 @@ export class StepsView {
     return this.steps?.rows.findIndex((step) => step.key === key) ?? -1;
   }
 
-  /** The key that is read below, here too: marked, and its sum told while nobody points at another. */
+  /** The key that is read below, here too: marked, and its sum shown while nobody points at another. */
   mark() {
     const { key } = this.page.cell();
     const at = this.placeOfKey();

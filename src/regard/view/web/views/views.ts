@@ -1,7 +1,7 @@
 /** The views of the stage, one tab each. All share the state; the open one draws itself. */
 
 import { byId } from "../dom";
-import type { Picture } from "../export/svg";
+import type { Picture } from "../export/picture";
 import type { State } from "../state";
 import type { Reading } from "./reading";
 
@@ -13,7 +13,7 @@ export interface View {
   update: (state: State, changed: Set<string>) => void;
   read?: (reading: Reading) => void; // draws what is read off
   /** the arrows, where they do not move the crosshair */
-  move?: (down: number, right: number, extends_: boolean) => void;
+  move?: (down: number, right: number) => void;
   table?: () => Table; // the numbers shown
   caption?: () => string; // what is seen, in words, for a picture of it
   sentence?: (reading: Reading) => string; // what is read, where a cell alone does not say it

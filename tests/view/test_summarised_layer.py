@@ -1,4 +1,4 @@
-"""What a page holds of layers too large for it: block means, strong keys, and which gets what."""
+"""What a page holds of layers too large for it: block means, and which layer gets what."""
 
 import base64
 import json
@@ -16,14 +16,12 @@ from regard.view.export import complete_layer as whole
 from regard.view.export.page_file import write_page
 from regard.view.export.summarised_layer import (
     BlockMeans,
-    Held,
     block_of,
-    held,
+    embed_block_means,
     levels_of,
     most_bytes,
-    questions_of_held,
 )
-from regard.view.tiles.layer_survey import Tally, swept
+from regard.view.tiles.manifest import PageLayer
 
 MASKS = {
     "no mask": None,
@@ -51,9 +49,10 @@ def aligned_means(weights: Tensor, size: int) -> Tensor:
     return torch.stack(means, -1).reshape(-1, len(down), len(across))
 
 
-def found_of(matrix: regard.AttentionMatrix, *, strongest: bool) -> Held:
-    asked = questions_of_held(matrix.shape, strongest=strongest)
-    return held(matrix, swept(matrix, asked, Tally(0, None)))
+def summarised(matrix: regard.AttentionMatrix) -> tuple[PageLayer, dict[str, str]]:
+    layer = PageLayer("layer", *matrix.shape)
+    means = matrix.reduce(BlockMeans(block_of(matrix.shape)))
+    return layer, embed_block_means(layer, matrix, means)
 
 
 def read(levels: Tensor, maximum: float, octaves: float) -> Tensor:
@@ -62,10 +61,10 @@ def read(levels: Tensor, maximum: float, octaves: float) -> Tensor:
     return means.masked_fill(levels == 0, 0).masked_fill(levels == 255, torch.nan)
 
 
-def means_in(found: Held) -> Tensor:
-    packed = base64.b64decode(found.pyramid["levels"])
+def means_in(layer: PageLayer, block: dict[str, str]) -> Tensor:
+    packed = base64.b64decode(block["levels"])
     levels = torch.frombuffer(bytearray(zlib.decompress(packed)), dtype=torch.uint8)
-    return read(levels, found.maximum, found.octaves)
+    return read(levels, layer.maximum, layer.octaves)
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
@@ -113,42 +112,21 @@ def test_a_mean_that_is_not_a_number_stays_none_and_tiny_ones_are_the_lowest(
 
 def test_the_pyramid_of_a_long_layer_is_within_its_error_of_the_pooled_matrix() -> None:
     matrix = matrix_of(regard.Causal(), tokens=1024)
-    found = found_of(matrix, strongest=False)
-    assert found.block == block_of(matrix.shape) == 2
-    means = means_in(found)
+    layer, block = summarised(matrix)
+    assert layer.block == block_of(matrix.shape) == 2
+    means = means_in(layer, block)
     expected = matrix.pool(512, 512).double().flatten()
-    error = 2 ** (found.octaves / 506) - 1
-    lowest = found.maximum * 2**-32
+    error = 2 ** (layer.octaves / 506) - 1
+    lowest = layer.maximum * 2**-32
     assert bool(((means - expected).abs() <= expected * (error + 1e-5) + lowest).all())
-    assert len(found.pyramid["levels"]) <= most_bytes(matrix.shape)
+    assert len(block["levels"]) <= most_bytes(matrix.shape)
 
 
-@pytest.mark.parametrize("mask", [pytest.param(mask, id=name) for name, mask in MASKS.items()])
-def test_the_strongest_keys_of_every_row_are_those_of_topk(mask: regard.Mask | None) -> None:
-    matrix = matrix_of(mask)
-    rows = found_of(matrix, strongest=True).rows
-    keys = unpacked(rows["keys"], torch.int32).reshape(2, 8, 13).cumsum(1)
-    weights = unpacked(rows["weights"], torch.float32).reshape(2, 8, 13)
-    stored = torch.zeros(2, 13, 13).scatter_add(-1, keys.mT, weights.mT)
-    top = matrix.topk(8)
-    expected = torch.zeros(2, 13, 13).scatter_add(-1, top.indices.clamp(min=0), top.values)
-    assert torch.equal(stored, expected)
-    assert "totals" not in rows
-
-
-def test_where_rows_are_less_than_1_their_sums_are_held() -> None:
-    matrix = matrix_of(sink_bias=torch.tensor([1.0, -1.0]))
-    totals = unpacked(found_of(matrix, strongest=True).rows["totals"], torch.float32)
-    torch.testing.assert_close(totals, matrix.sum(-1).flatten())
-
-
-def test_where_a_row_is_not_numbers_its_sum_says_so() -> None:
+def test_where_a_row_is_not_numbers_its_means_say_so() -> None:
     query, key = torch.randn(2, 1, 13, 4)
     query[0, 5, 2] = torch.nan
-    found = found_of(regard.attend(query, key), strongest=True)
-    totals = unpacked(found.rows["totals"], torch.float32)
-    assert totals.isnan().nonzero().tolist() == [[5]]
-    assert means_in(found).reshape(13, 13).isnan().all(1).nonzero().tolist() == [[5]]
+    means = means_in(*summarised(regard.attend(query, key)))
+    assert means.reshape(13, 13).isnan().all(1).nonzero().tolist() == [[5]]
 
 
 @pytest.mark.parametrize(
@@ -159,13 +137,13 @@ def test_where_a_row_is_not_numbers_its_sum_says_so() -> None:
         pytest.param(MASKS["gaps"], 0, id="gaps"),
     ],
 )
-def test_which_keys_are_allowed_is_held_where_they_are_one_interval(
+def test_which_keys_are_allowed_is_stored_where_they_are_one_interval(
     mask: regard.Mask | None, heads: int
 ) -> None:
-    found = found_of(matrix_of(mask), strongest=False)
-    assert found.span_heads == heads
+    layer, block = summarised(matrix_of(mask))
+    assert layer.span_heads == heads
     if heads:
-        stored = unpacked(found.pyramid["spans"], torch.int32).reshape(13, 2)
+        stored = unpacked(block["spans"], torch.int32).reshape(13, 2)
         assert stored.tolist() == [[0, 13 if mask is None else row + 1] for row in range(13)]
 
 
@@ -173,7 +151,7 @@ def test_which_keys_are_allowed_is_held_where_they_are_one_interval(
 
 
 def recording(layers: int = 3, **options: Any) -> regard.Recording:
-    """Of each layer query and key take 700 kB in 16 bits, block means up to 31 kB, top-8 7 kB."""
+    """Of each layer query and key take 700 kB in 16 bits, block means up to 31 kB."""
     torch.manual_seed(2)
     return regard.Recording(
         {
@@ -213,26 +191,9 @@ def layers_in(folder: Path, seen: regard.Recording, **options: Any) -> list[dict
         ),
     ],
 )
-def test_what_fits_is_held(options: dict[str, Any], kinds: list[str], tmp_path: Path) -> None:
+def test_what_fits_is_stored(options: dict[str, Any], kinds: list[str], tmp_path: Path) -> None:
     layers = layers_in(tmp_path, recording(), **options)
     assert [layer["kind"] for layer in layers] == kinds
-
-
-@pytest.mark.parametrize(
-    ("options", "strongest"),
-    [
-        pytest.param({"limit": 64_400, "layers": [0, 1]}, [8, 0, 0], id="the first one"),
-        pytest.param(
-            {"limit": 64_400, "layers": [0, 1], "opened": (1, 0)}, [0, 8, 0], id="the opened one"
-        ),
-        pytest.param({"limit": 120_000}, [8, 8, 8], id="all fit"),
-    ],
-)
-def test_strongest_keys_get_the_room_that_is_left(
-    options: dict[str, Any], strongest: list[int], tmp_path: Path
-) -> None:
-    layers = layers_in(tmp_path, recording(), **options)
-    assert [layer["strongest"] for layer in layers] == strongest
 
 
 def test_layers_that_never_fit_in_full_take_no_precision_from_the_others(
@@ -243,7 +204,6 @@ def test_layers_that_never_fit_in_full_take_no_precision_from_the_others(
     seen = regard.Recording({"plain": matrix_of(), "capped": capped})
     plain, other = layers_in(tmp_path, seen)
     assert (plain["kind"], plain["dtype"], other["kind"]) == ("query-key", "float32", "pyramid")
-    assert other["strongest"] == 8
 
 
 def test_a_file_is_about_as_large_as_its_limit_at_most(tmp_path: Path) -> None:

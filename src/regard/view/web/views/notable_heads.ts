@@ -3,14 +3,14 @@
 import { byId, element } from "../dom";
 import type { Page } from "../main";
 import type { State } from "../state";
-import { doing, introduced, standingOut } from "./opening";
+import { doing, introduced, notableHeads } from "./opening";
 
 const SEARCHING = "Looking at every head for those that stand out; they will be listed here.";
 
-export class Standing {
-  pane = byId("standing");
+export class NotableHeads {
+  pane = byId("notable");
   sentence = byId("introduction");
-  isLate = !this.isKnown(); // The page was there before its host told of the heads.
+  isLate = !this.isKnown(); // the page was there before the kinds of its heads
 
   constructor(readonly page: Page) {
     this.list();
@@ -23,7 +23,7 @@ export class Standing {
 
   /** Beside a head that was opened before the kinds were known, the one that stands out most. */
   offer(layer: number, head: number) {
-    const [best] = standingOut(this.page.recording.layers);
+    const [best] = notableHeads(this.page.recording.layers);
     const isMoved = layer !== this.page.store.fresh.layer || head !== this.page.store.fresh.head;
     if (isMoved) this.isLate = false;
     if (isMoved || !best || (best.layer === layer && best.head === head)) return;
@@ -35,7 +35,7 @@ export class Standing {
 
   /** A button for each kind of head, with the head that is it most. */
   list() {
-    const found = standingOut(this.page.recording.layers);
+    const found = notableHeads(this.page.recording.layers);
     this.pane.hidden = found.length === 0;
     const list = this.pane.querySelector("ul") as HTMLElement;
     list.replaceChildren(

@@ -1,6 +1,6 @@
 /**
  * What a page of several heads or of a long text has besides the map and the steps. In the page of
- * one head of a short text, build.mjs puts small.ts in the place of this module.
+ * one head of a short text, build.mjs puts small_page.ts in the place of this module.
  */
 
 import { Framed } from "./data/framed";
@@ -13,9 +13,9 @@ import { Overview } from "./map/overview";
 import { TextView } from "./text/text";
 import { Edit } from "./views/edit";
 import { HeadsView } from "./views/heads_view";
+import { NotableHeads } from "./views/notable_heads";
 import { Pins } from "./views/pins";
 import { SegmentsView } from "./views/segments";
-import { Standing } from "./views/standing";
 import type { Views } from "./views/views";
 
 export { gather } from "./views/gather";
@@ -23,13 +23,13 @@ export { gather } from "./views/gather";
 /** What stands beside the stage. */
 export interface Panes {
   overview: Overview;
-  standing: Standing;
+  notable: NotableHeads;
   pins: Pins;
 }
 
 export function panes(page: Page): Panes | null {
   const overview = new Overview(byId("overview"), page.recording.layers, page.maps, page.store);
-  return { overview, standing: new Standing(page), pins: new Pins(page) };
+  return { overview, notable: new NotableHeads(page), pins: new Pins(page) };
 }
 
 export function moreViews(page: Page): Views["views"] {
