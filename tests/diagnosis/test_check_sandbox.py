@@ -190,14 +190,14 @@ def test_an_option_that_the_class_does_not_take() -> None:
         ),
         pytest.param(
             "broken.ipynb",
-            "broken.ipynb is no notebook (JSONDecodeError); an .ipynb is JSON with cells.\n"
+            "broken.ipynb is no notebook; an .ipynb is JSON with cells.\n"
             "    Open it in Jupyter and save it again.",
             marks=pytest.mark.full,
             id="no-json",
         ),
         pytest.param(
             "list.ipynb",
-            "list.ipynb is no notebook (AttributeError); an .ipynb is JSON with cells.\n"
+            "list.ipynb is no notebook; an .ipynb is JSON with cells.\n"
             "    Open it in Jupyter and save it again.",
             marks=pytest.mark.full,
             id="no-cells",

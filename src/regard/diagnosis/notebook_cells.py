@@ -43,7 +43,7 @@ def read_cells(path: Path) -> list[Cell]:
         ) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"{path.name} is no notebook ({type(error).__name__}); an .ipynb is JSON with cells.\n"
+            f"{path.name} is no notebook; an .ipynb is JSON with cells.\n"
             "    Open it in Jupyter and save it again."
         ) from error
     return [
