@@ -23,7 +23,7 @@ from regard.capture.observer import observe
 from regard.errors import RegardError, kind_text
 from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
-from regard.text.tokens import Token
+from regard.text.tokens import Token, tokens_of
 
 __all__ = ["DEFAULT_MODEL", "Pretrained", "check_text", "quiet"]
 
@@ -39,8 +39,8 @@ _SHIFTED_POSITIONS = {
 }
 # The limit of a model without one, whose hidden states must still fit into memory.
 _MOST_TOKENS = 2**20
-# Up to this many characters, a text is tokenised as a whole, so that an error has its token count.
-_PREFIX = 200_000
+# A text of up to this many characters is always tokenised, so that an error has its token count.
+_ALWAYS_TOKENISED = 200_000
 # An upper bound on the characters per token of real text. A text beyond it is refused even if it
 # has few tokens, such as one word of a million letters.
 _MOST_CHARACTERS = 100
@@ -252,22 +252,7 @@ class Pretrained:
         writer: Any = self.writer
         read = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
         written = writer.generate(**read, max_new_tokens=count, do_sample=False)
-        ids: list[int] = written[0].tolist()
-        start = inputs["input_ids"].shape[1]
-        special, tokens, before = set(self.tokenizer.all_special_ids), list[Token](), ""
-        for end in range(start + 1, len(ids)):
-            if ids[end - 1] in special:
-                name = self.tokenizer.convert_ids_to_tokens(ids[end - 1])
-                tokens.append(Token(name, special=True))
-                continue
-            # A character may consist of several tokens; it belongs to the last of them.
-            plain = [number for number in ids[:end] if number not in special]
-            text = self.tokenizer.decode(plain).removesuffix("\ufffd")
-            if not tokens:
-                before = self.tokenizer.decode([n for n in ids[:start] if n not in special])
-            tokens.append(Token(text[len(before) :]))
-            before = text
-        return tuple(tokens)
+        return tuple(tokens_of(self.tokenizer, written[0]))[inputs["input_ids"].shape[1] : -1]
 
     @property
     def _title(self) -> str:
@@ -290,8 +275,8 @@ class Pretrained:
         check_text(text)
         if chat:
             text = self._chat(text)
-        if len(text) > _PREFIX:
-            self._check_length(text, room)
+        if len(text) > max(_ALWAYS_TOKENISED, _MOST_CHARACTERS * (self.limit - room)):
+            raise self._too_long(text, "too many", room)
         with quiet():
             encoded = self._tokenise(
                 text,
@@ -299,8 +284,9 @@ class Pretrained:
                 return_offsets_mapping=True,
                 add_special_tokens=not chat,  # the chat template contains them
             )
-        if encoded["input_ids"].shape[1] > self.limit - room:
-            self._check_length(text, room)
+        count = encoded["input_ids"].shape[1]
+        if count > self.limit - room:
+            raise self._too_long(text, f"{count:,}", room)
         special = encoded.pop("special_tokens_mask")[0].tolist()
         if chat:
             known = set(self.tokenizer.all_special_ids)
@@ -360,25 +346,11 @@ class Pretrained:
                 message, tokenize=False, add_generation_prompt=True
             )
 
-    def _check_length(self, text: str, room: int = 0) -> None:
-        """Raise an error for a text that is too long; a huge text is not tokenised completely."""
-        limit, length = self.limit - room, len(text)
-        size = max(_PREFIX, 8 * limit)
-        while length <= max(_PREFIX, _MOST_CHARACTERS * limit):
-            prefix = text if size >= length else text[:size]
-            with quiet():
-                count = len(self._tokenise(prefix)["input_ids"])
-            # A truncated word can have a few tokens more than the whole word.
-            if count > limit + (0 if prefix is text else 100):
-                counted = f"{count:,}" if prefix is text else f"more than {limit:,}"
-                break
-            if prefix is text:
-                return
-            size *= 4
-        else:
-            counted = "too many"
-        raise ValueError(
-            f"text has {counted} tokens ({length:,} characters); "
+    def _too_long(self, text: str, tokens: str, room: int) -> ValueError:
+        """Return the error for a text with too many tokens; ``tokens`` is their count."""
+        limit = self.limit - room
+        return ValueError(
+            f"text has {tokens} tokens ({len(text):,} characters); "
             f"{self.name} reads at most {limit:,} tokens"
             + (f" before it writes {room:,}.\n" if room else ".\n")
             + f"    Give a part of it (--max-tokens {limit}), or choose a model that reads more."
