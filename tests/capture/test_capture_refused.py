@@ -339,3 +339,18 @@ def test_a_block_that_is_left_by_an_exception_keeps_no_refused_layer() -> None:
         model(noise(3, 7, 22))
         raise KeyError
     assert list(seen) == ["0"]
+
+
+def test_a_matrix_of_given_scores_is_refused_in_words() -> None:
+    class Given(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return regard.AttentionMatrix.from_scores(x @ x.mT) @ x
+
+    model = Given()
+    with pytest.raises(regard.RegardError) as refusal, torch.no_grad(), regard.observe(model):
+        model(noise(2, 5, 6))
+    first, remedy = str(refusal.value).splitlines()
+    assert first.endswith(
+        "its matrix was made of scores or weights; observe records a query and a key."
+    )
+    assert remedy == "    Make the matrix with regard.attend(query, key)."

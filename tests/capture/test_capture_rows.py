@@ -183,6 +183,18 @@ def test_rows_that_chance_sets_to_0_stay_what_the_softmax_gave() -> None:
     assert seen[0].mask is None
 
 
+def test_rows_that_are_set_to_0_beside_dropout_are_refused() -> None:
+    torch.manual_seed(0)
+    model = Changing(lambda weights: nn.functional.dropout(weights * HEADS, 0.5))
+    with pytest.raises(regard.RegardError) as refusal, torch.no_grad(), regard.observe(model):
+        model(noise(2, 9, 12))
+    first, remedy = str(refusal.value).splitlines()
+    assert first.endswith(
+        "rows were set to 0 and others dropped at random; the zeros do not show which."
+    )
+    assert remedy == "    Observe the model in eval() mode, without dropout."
+
+
 def test_zeros_in_what_meets_no_value_hide_nothing() -> None:
     class Reporting(Changing):
         def forward(self, x: Tensor) -> Tensor:

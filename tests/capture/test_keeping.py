@@ -86,6 +86,10 @@ MASKED = {
 @pytest.mark.parametrize("options", MASKED.values(), ids=MASKED)
 def test_rows_of_a_matrix_are_its_rows(options: dict[str, Any], rows: range) -> None:
     matrix = regard.attend(noise(2, 4, 5, 3), noise(2, 2, 7, 3), **options)
+    if rows.stop < 5 and isinstance(options.get("bias"), regard.ALiBi):
+        with pytest.raises(ValueError, match="its position bias counts from the last query"):
+            some_queries(matrix, rows)
+        return
     close(some_queries(matrix, rows).to_dense(), matrix.to_dense()[..., rows, :])
 
 

@@ -154,22 +154,21 @@ class Distribution:
             ValueError: the heads cannot be determined.
         """
         rank, ranks = self.shard.heads
-        source = matrix.source
         if ranks == 1:
             return None
-        if isinstance(source, QueryKeyScores):
-            num_heads, dim = matrix.shape[-3] if matrix.ndim > 2 else 1, source.query.shape[-1]
-            own, packed = num_heads * dim, (num_heads + 2 * num_heads // source.group) * dim
-            for module in self._around(name):
-                weights = [weight for weight in module.parameters() if weight.ndim == 2]
-                split = {weight.shape[0] for weight in weights if self._is_split(weight)}
-                whole = {n for weight in weights if not is_sharded(weight) for n in weight.shape}
-                if packed * ranks in split:
-                    raise ValueError(_PACKED)
-                if own * ranks in split:
-                    return range(rank * num_heads, (rank + 1) * num_heads)
-                if whole & {own, packed}:
-                    return None
+        source = cast(QueryKeyScores, matrix.source)
+        num_heads, dim = matrix.shape[-3] if matrix.ndim > 2 else 1, source.query.shape[-1]
+        own, packed = num_heads * dim, (num_heads + 2 * num_heads // source.group) * dim
+        for module in self._around(name):
+            weights = [weight for weight in module.parameters() if weight.ndim == 2]
+            split = {weight.shape[0] for weight in weights if self._is_split(weight)}
+            whole = {n for weight in weights if not is_sharded(weight) for n in weight.shape}
+            if packed * ranks in split:
+                raise ValueError(_PACKED)
+            if own * ranks in split:
+                return range(rank * num_heads, (rank + 1) * num_heads)
+            if whole & {own, packed}:
+                return None
         raise ValueError(_UNKNOWN.format(ranks))
 
     def _around(self, name: str) -> Iterator[nn.Module]:

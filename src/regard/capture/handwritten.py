@@ -235,32 +235,31 @@ class Handwritten:
             reason = _mismatch(operation, own, seen, alpha)
             if reason is not None:
                 own.changed = own.changed or reason
-            elif not self._is_proved(weights, cast(Axes, seen), tensor):
+                return
+            weight_axes = cast(WeightAxes, own.weight_axes)
+            used = cast(Axes, seen).arranged(tensor, weight_axes.axes)
+            used = None if used is None else used.expand(weight_axes.axes.sizes)
+            if used is None or not _is_proved(weights, used):
                 self._refuse_attention(own, _UNPROVED.format(own.line))
-            elif not own.is_recorded:
-                self._record(weights, cast(Axes, seen), value)
-            elif not _are_alike(own.emptied, weights.emptied):
+                return
+            empty_rows = weight_axes.empty_rows(used) if weights.may_have_empty_rows else None
+            if not own.is_recorded:
+                self._record(weights, empty_rows, cast(Axes, seen), value)
+            elif not _are_alike(own.empty_rows, empty_rows):
                 self._refuse_attention(own, _TWO_ROWS.format(own.line))
 
-    def _is_proved(self, weights: Weights, seen: Axes, tensor: Tensor) -> bool:
-        """Return True if sampled rows show that a tensor holds the weights of the matrix."""
+    def _record(
+        self, weights: Weights, empty_rows: Tensor | None, seen: Axes, factor: Tensor
+    ) -> None:
         own = weights.attention
-        if own.sample is None or own.weight_axes is None:
-            return False
-        if own.matrix is not None and not own.sample.is_of(own.matrix):
-            return False
-        used = seen.arranged(tensor, own.weight_axes.axes)
-        if used is None:
-            return False
-        used = used.expand(own.weight_axes.axes.sizes)
-        return own.sample.has_weights(used, weights.rounding, is_dropped=weights.is_dropped)
-
-    def _record(self, weights: Weights, seen: Axes, factor: Tensor) -> None:
-        own = weights.attention
-        own.is_recorded, own.emptied = True, weights.emptied
-        matrix, own.matrix = cast(AttentionMatrix, own.matrix), None
+        whole = cast(AttentionMatrix, own.matrix)
+        matrix = without_rows(whole, empty_rows)
+        if weights.is_dropped and matrix is not whole:
+            self._refuse_attention(own, _DROPPED_ROWS.format(own.line))
+            return
+        own.is_recorded, own.empty_rows, own.matrix = True, empty_rows, None
         self._pending = [each for each in self._pending if each is not own]
-        take_value = self._take(cast(str, own.name), without_rows(matrix, weights.emptied))
+        take_value = self._take(cast(str, own.name), matrix)
         if take_value is not None:
             value = cast(WeightAxes, own.weight_axes).value(seen, factor)
             if value is not None:
@@ -642,6 +641,14 @@ def _mismatch(operation: Operation, own: Attention, seen: Axes | None, alpha: fl
     return None if alpha == 1 and is_of_batch else change_of(operation, own.line)
 
 
+def _is_proved(weights: Weights, used: Tensor) -> bool:
+    """Return True if sampled rows show that a tensor on the matrix's axes holds its weights."""
+    own = weights.attention
+    if own.sample is None or (own.matrix is not None and not own.sample.is_of(own.matrix)):
+        return False
+    return own.sample.has_weights(used, weights.rounding, is_dropped=weights.is_dropped)
+
+
 def _is_along(seen: Axes, axis: int, own: Attention) -> bool:
     """Return True if an axis of the weights stays within the keys of one query."""
     step, rest = divmod(seen.places[axis], own.place) if own.place else (0, 0)
@@ -694,6 +701,11 @@ _TWO_ROWS = (
     "the softmax ({}) gives weights that are used twice, and rows of them were set to 0 for one of "
     "the two; a matrix has one of them.\n"
     "    Take the softmax twice, once for each."
+)
+_DROPPED_ROWS = (
+    "the softmax ({}) gives weights of which rows were set to 0 and others dropped at random; the "
+    "zeros do not show which.\n"
+    "    Observe the model in eval() mode, without dropout."
 )
 _UNPROVED = (
     "the weights of the softmax ({}) are not what its query and key give when they meet the value; "

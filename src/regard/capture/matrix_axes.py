@@ -174,19 +174,10 @@ class WeightAxes:
         axes = Axes(matrix.sizes, matrix.strides, matrix.offset, *found)
         return cls(axes, are_joined=ndim < len(matrix.sizes))
 
-    def rows(self, rows: Tensor, seen: Axes) -> Tensor | None:
-        """Return a copy with one element for each row of the matrix, (..., num_heads, q_len, 1).
-
-        ``rows`` has one element for each row of the weights, whose axes are ``seen``. The result is
-        None if ``rows`` does not cover all rows of the matrix.
-        """
-        view = seen.arranged(rows, self.axes)
-        if view is None or view.shape[-1] > 1:
-            return None
-        if self.are_joined:
-            heads = self.axes.sizes[-4:-2]
-            view = view.expand(*view.shape[:-4], *heads, *view.shape[-2:]).flatten(-4, -3)
-        return view.clone()
+    def empty_rows(self, weights: Tensor) -> Tensor:
+        """Return True for each row of the matrix that is 0, (..., num_heads, q_len, 1)."""
+        rows = (weights == 0).all(-1, keepdim=True)
+        return rows.flatten(-4, -3) if self.are_joined else rows
 
     def value(self, weights: Axes, factor: Tensor) -> Tensor | None:
         """Return a view of the value, (..., num_kv_heads, kv_len, head_dim), on the matrix's axes.

@@ -28,7 +28,7 @@ from regard.reductions.sums import Sum
 from regard.reductions.top_k import Top, TopK
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["CallGroup", "Copies", "TakeValue", "Values", "ask", "queries_kept"]
+__all__ = ["CallGroup", "Copies", "TakeValue", "Values"]
 
 Pairs = list[tuple[Reduction, Any]]
 
@@ -66,11 +66,11 @@ class _Call:
         """Return the positions of its queries among the queries of all calls."""
         return range(self.first, self.first + self.query.shape[-2])
 
-    def only(self, wanted: range) -> "_Call":
+    def only(self, selected: range) -> "_Call":
         """Return the part of the call with the queries at the given positions."""
         rows = self.rows
-        start = min(max(wanted.start, rows.start), rows.stop) - rows.start
-        stop = max(min(wanted.stop, rows.stop) - rows.start, start)
+        start = min(max(selected.start, rows.start), rows.stop) - rows.start
+        stop = max(min(selected.stop, rows.stop) - rows.start, start)
         if (start, stop) == (0, len(rows)):
             return self
         bias, mask = self.bias, self.mask
@@ -96,8 +96,7 @@ class Copies:
 
         Its first selected query is at ``first`` of all calls, its first key at column ``base``.
         """
-        source, once = part.source, self._tensor_copies.copy_once
-        assert isinstance(source, QueryKeyScores)
+        source, once = cast(QueryKeyScores, part.source), self._tensor_copies.copy_once
         query = self._tensor_copies.copy(source.query)
         mask = None if part.mask is None else part.mask.map(once)
         bias = None if source.bias is None else once(source.bias)
@@ -107,9 +106,9 @@ class Copies:
             self._source = without.map(lambda each: each if each is nothing else once(each))
         self._calls.append(_Call(first, query, mask, bias, base, part.shape[-1]))
 
-    def matrix(self, wanted: range) -> AttentionMatrix | None:
+    def matrix(self, selected: range) -> AttentionMatrix | None:
         """Return the merged attention of the queries at some positions; None without queries."""
-        calls = [part for call in self._calls if (part := call.only(wanted)).rows]
+        calls = [part for call in self._calls if (part := call.only(selected)).rows]
         if self._source is None or not calls:
             return None
         run, queries = self._run, [call.query for call in calls]
@@ -121,7 +120,7 @@ class Copies:
             # The buffer may have room for keys that were never added.
             key = run.keys[..., : run.kv_len, :].contiguous()
             shape, once = torch.Size((*query.shape[:-1], run.kv_len)), self._tensor_copies.copy_once
-            # The mask of all rows, of which some may be wanted, is of a simpler kind.
+            # The mask of all rows, of which some may be selected, is of a simpler kind.
             first, count = self._calls[0].first, sum(len(call.rows) for call in self._calls)
             mask = _merged_mask(self._calls, torch.Size((*shape[:-2], count, shape[-1])))
             if mask is not None:
@@ -209,7 +208,7 @@ class Values:
         self.trouble: str | None = None
         self.in_graph: Tensor | None = None
         self._tensor_copies = tensor_copies
-        self._kept: Tensor | None = None
+        self._value: Tensor | None = None
         self._place: Place | None = None
         self._shape = torch.Size()
         self._missing = False
@@ -238,11 +237,11 @@ class Values:
         value = value.expand(*self._shape[:-3], *value.shape[-3:])
         place = self._place
         if place is None:
-            self._kept = self._tensor_copies.copy(value)
-        elif place.known < place.stop and self._kept is not None:
+            self._value = self._tensor_copies.copy(value)
+        elif place.known < place.stop and self._value is not None:
             first = place.base + place.known
             more = value[..., place.known : place.stop, :]
-            self._kept = extended(self._kept, first, more, self._tensor_copies.empty)
+            self._value = extended(self._value, first, more, self._tensor_copies.empty)
 
     def whole(self, kv_len: int) -> Tensor | None:
         """Return the merged value, (..., num_kv_heads, kv_len, head_dim).
@@ -251,10 +250,10 @@ class Values:
         """
         if self._missing:
             self.trouble = self.trouble or _NEVER_SEEN
-        if self.trouble is not None or self._kept is None:
+        if self.trouble is not None or self._value is None:
             return None
         # The buffer may have room for keys that were never added.
-        return self._kept[..., :kv_len, :].contiguous()
+        return self._value[..., :kv_len, :].contiguous()
 
 
 def _fits(value: Tensor, shape: torch.Size) -> bool:
@@ -279,7 +278,7 @@ class CallGroup:
         self,
         module: str,
         run: Run,
-        wanted: Selection,
+        selection: Selection,
         leading: torch.Size,
         copies: Copies | None,
         values: Values | None,
@@ -288,7 +287,7 @@ class CallGroup:
         self.values = values
         self.name: str | None = None
         self._run = run
-        self._wanted = wanted
+        self._selection = selection
         self._leading = leading
         self._copies = copies
         self._answers: list[Pairs] = []  # the answers of each call
@@ -302,14 +301,14 @@ class CallGroup:
         """
         # If no call can continue the run, the first call has all of its queries.
         all_there = self._copies is None or self._run.traits is None
-        there = self._wanted.rows(first, matrix.shape[-2], all_there=all_there)
+        there = self._selection.rows(first, matrix.shape[-2], all_there=all_there)
         if there:
-            wanted, first = some_queries(matrix, there), first + there.start
+            part, first = some_queries(matrix, there), first + there.start
             if self._copies is not None:
-                self._copies.add(wanted, first, base)
+                self._copies.add(part, first, base)
             else:
-                self._rows.append(range(first, first + wanted.shape[-2]))
-                pairs = ask(wanted, self._wanted.reductions, self._wanted.device)
+                self._rows.append(range(first, first + part.shape[-2]))
+                pairs = _answers_to(part, self._selection.reductions, self._selection.device)
                 self._answers.append([self._placed(*pair, base) for pair in pairs])
 
     def layer(self) -> Layer | None:
@@ -319,11 +318,11 @@ class CallGroup:
         """
         run = self._run
         if self._copies is not None:
-            rows = self._wanted.rows(0, run.q_len, all_there=True)
+            rows = self._selection.rows(0, run.q_len, all_there=True)
             matrix = self._copies.matrix(rows)
             if matrix is None:
                 return None
-            queries = queries_kept(rows, run.q_len, run.start)
+            queries = _recorded_queries(rows, run.q_len, run.start)
             return Layer(self.module, matrix.shape, InMemory(matrix), Answers(), queries=queries)
         if not self._answers:
             return None
@@ -333,7 +332,7 @@ class CallGroup:
         shape = torch.Size((*self._leading, sum(map(len, self._rows)), run.kv_len))
         if run.parts == 1:
             shape = torch.Size((*shape[:-1], run.keys.shape[-2]))
-        queries = queries_kept(_neighbours(self._rows), run.q_len, run.start)
+        queries = _recorded_queries(_neighbours(self._rows), run.q_len, run.start)
         return Layer(self.module, shape, None, Answers(answers), queries=queries)
 
     def _placed(self, reduction: Reduction, answer: Any, base: int) -> tuple[Reduction, Any]:
@@ -371,7 +370,7 @@ class CallGroup:
         return torch.cat(parts, -1)
 
 
-def queries_kept(rows: range | None, ran: int, start: int = 0) -> Queries | None:
+def _recorded_queries(rows: range | None, ran: int, start: int = 0) -> Queries | None:
     """Return the recorded queries; None if all were recorded from the first token on, or unknown.
 
     ``rows`` are the recorded ones among the ``ran`` queries; the first is at position ``start``.
@@ -388,7 +387,7 @@ def _neighbours(parts: Sequence[range]) -> range | None:
     return range(parts[0].start, parts[-1].stop)
 
 
-def ask(
+def _answers_to(
     matrix: AttentionMatrix, reductions: Sequence[Reduction], device: torch.device | None
 ) -> Pairs:
     """Return each reduction with its answer, on the device; None is the device of the matrix."""

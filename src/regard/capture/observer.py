@@ -141,12 +141,12 @@ def observe(
     model, modules, distribution = _parts_of(model, layers, mesh)
     seen = Recording({}, model=class_name(model))
     seen.shard = None if distribution is None else distribution.shard
-    wanted = Selection.of(
+    selection = Selection.of(
         layers=layers, heads=heads, queries=queries, keep=keep, device=device, modules=modules
     )
     if mesh is not None:
-        _check_mergeable(wanted)
-    recorder = Recorder(seen, wanted, path, progress, distribution)
+        _check_mergeable(selection)
+    recorder = Recorder(seen, selection, path, progress, distribution)
     compiled = _compiled_parts(modules)
     watch = _Watch(model, recorder, distribution, has_compiled_parts=bool(compiled))
     # Casts that autocast cached before the block would not be recognised as parameters.
@@ -193,14 +193,14 @@ def _parts_of(
     return unwrapped(model), modules, Distribution.of(model, modules, stage, mesh)
 
 
-def _check_mergeable(wanted: Selection) -> None:
+def _check_mergeable(selection: Selection) -> None:
     """Raise an error if the parts of the queries could not be merged."""
-    if wanted.queries != slice(None):
+    if selection.queries != slice(None):
         raise ValueError(
             "queries is given with mesh; each process records its part of the queries.\n"
             "    Leave it out, and choose from the merged recording."
         )
-    for reduction in wanted.reductions:
+    for reduction in selection.reductions:
         if not isinstance(reduction, RowStatistic | TopK | Sum):
             raise ValueError(
                 f"keep has {type(reduction).__name__}, with mesh; the answers of the processes "

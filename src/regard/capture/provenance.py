@@ -74,7 +74,8 @@ class Attention:
         trouble: the reason why it cannot be recorded, found at the softmax; None without one.
         matrix: the matrix of the model's own tensors; None once it is recorded or refused.
         changed: a sentence about the first operation that changed the weights; None without one.
-        emptied: as in ``Weights``, when the weights were multiplied by a value.
+        empty_rows: True for rows of the matrix that were 0 when they met the first value,
+            (..., num_heads, q_len, 1); None without such rows.
         is_outer: True if head_dim is 1, as in products of positions and frequencies. If such a
             product is no attention, it is ignored without an error.
     """
@@ -88,7 +89,7 @@ class Attention:
     weight_axes: WeightAxes | None = None
     sample: Sample | None = None
     changed: str | None = None
-    emptied: Tensor | None = None
+    empty_rows: Tensor | None = None
     is_outer: bool = False
     is_recorded: bool = False
     is_refused: bool = False
@@ -98,14 +99,14 @@ class Attention:
 class Weights:
     """All or some weights of an attention.
 
-    A cast gave them the relative error ``rounding``. ``emptied`` is True for rows of the matrix
-    that were set to 0, (..., num_heads, q_len, 1); None without such rows.
+    A cast gave them the relative error ``rounding``. ``may_have_empty_rows`` is True if an
+    operation has set whole rows to 0.
     """
 
     attention: Attention
     rounding: float = 0.0
     is_dropped: bool = False
-    emptied: Tensor | None = None
+    may_have_empty_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from regard.capture.distribution import GATHERED, ON_ONE_PROCESS, Distribution
 from regard.capture.generation import Run, Runs
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
-from regard.capture.merging import CallGroup, Copies, TakeValue, Values, ask, queries_kept
+from regard.capture.merging import CallGroup, Copies, TakeValue, Values
 from regard.capture.refusals import Problems
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
@@ -21,13 +22,17 @@ from regard.errors import RegardError, check_path, check_progress, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_reader import read
 from regard.recording.file_writer import Writer
-from regard.recording.layers import Answers, InMemory, Layer, Origin, Refusal, layer_at
+from regard.recording.layers import InMemory, Layer, Origin, Refusal, layer_at
 from regard.recording.recording import Recording
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Recorder"]
 
 _APART = "the calls of {} cannot be put together"
+_GIVEN_SCORES = (
+    "its matrix was made of scores or weights; observe records a query and a key.\n"
+    "    Make the matrix with regard.attend(query, key)."
+)
 _ON_META = (
     "it ran on the meta device, whose tensors have no numbers.\n"
     "    Run the model on another device."
@@ -69,7 +74,7 @@ class Recorder:
     def __init__(
         self,
         seen: Recording,
-        wanted: Selection | None = None,
+        selection: Selection | None = None,
         path: str | os.PathLike[str] | None = None,
         progress: Callable[[int], None] | None = None,
         distribution: Distribution | None = None,
@@ -81,9 +86,9 @@ class Recorder:
         self.graph = GraphTensors()
         self._with_gradients = torch.is_grad_enabled()
         self._seen = seen
-        self._wanted = wanted or Selection()
+        self._selection = selection or Selection()
         if distribution is not None:
-            self._wanted = replace(self._wanted, part=distribution.shard.queries)
+            self._selection = replace(self._selection, part=distribution.shard.queries)
         self._path = None if path is None else check_path(path)
         if self._path is not None and seen.shard is not None:
             self._path = seen.shard.file(self._path)
@@ -92,7 +97,7 @@ class Recorder:
         self.without: dict[str, None] = {}
         self._writer = None if self._path is None else Writer(self._path)
         self._tensor_copies = TensorCopies(
-            self._wanted.device, None if self._path is None else self._path.parent
+            self._selection.device, None if self._path is None else self._path.parent
         )
         self._places: dict[str, int] = {}
         self._origins: dict[str, Origin] = {}
@@ -102,8 +107,7 @@ class Recorder:
         self._taken = 0
         self._gave_up = False
         self._runs = Runs()
-        self._kept: dict[Run, CallGroup] = {}
-        self._alone: list[tuple[str, Values, int]] = []
+        self._call_groups: dict[Run, CallGroup] = {}
 
     def take(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         """Record an attention that a module has just run, from the model's own tensors.
@@ -114,7 +118,7 @@ class Recorder:
             ValueError: the attention lacks a selected head, or a reduction does not fit it.
         """
         self._taken += 1
-        take_value = self._keep(name, matrix)
+        take_value = self._record(name, matrix)
         if self._progress is not None:
             self._progress(self._taken)
         return take_value
@@ -131,42 +135,45 @@ class Recorder:
         place = self._places.setdefault(name, len(self._places))
         if "meta tensor" in reason:  # a message of PyTorch
             reason = _ON_META
-        if cause is not None or self._wanted.has_layer(name, place):
+        if cause is not None or self._selection.has_layer(name, place):
             self.problems.add(_REFUSED, name, reason, cause)
             if name not in self._refused:
                 self._seen.refused.append(Refusal(name, line, reason))
         self._refused.add(name)
         for layer in self._names.pop(name, ()):
             self._seen.remove(layer)
-        self._kept = {run: kept for run, kept in self._kept.items() if kept.module != name}
-        self._alone = [alone for alone in self._alone if alone[0] in self._seen]
+        self._call_groups = {
+            run: calls for run, calls in self._call_groups.items() if calls.module != name
+        }
 
     def refuse_compiled(self, name: str, reason: str) -> None:
         """Report a compiled part of the model, whose attention is not recorded."""
         self.problems.add("{} is not looked into", name, reason)
         self._seen.refused.append(Refusal(name, None, reason))
 
-    def _keep(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
+    def _record(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         place = self._places.setdefault(name, len(self._places))
         if self._gave_up:
-            return None
-        if name in self._refused or not self._wanted.has_layer(name, place):
-            if isinstance(matrix.source, QueryKeyScores):
-                with torch.no_grad():
-                    source = _with_one_key_head(matrix.source)
-                    self._runs.take(name, source, matrix.mask, self._tensor_copies)
             return None
         if any(map(is_sharded, matrix.source.tensors)):
             self.refuse(name, GATHERED)
             return None
-        if self._wanted.part[1] > 1 and not self.is_gathered:
+        if not isinstance(matrix.source, QueryKeyScores):
+            self.refuse(name, _GIVEN_SCORES)
+            return None
+        if name in self._refused or not self._selection.has_layer(name, place):
+            with torch.no_grad():
+                source = _with_one_key_head(matrix.source)
+                self._runs.take(name, source, matrix.mask, self._tensor_copies)
+            return None
+        if self._selection.part[1] > 1 and not self.is_gathered:
             self.refuse(name, ON_ONE_PROCESS)
             return None
         if matrix.device.type == "meta":
             self.refuse(name, _ON_META)
             return None
         # Files, copies on another device and answers hold no graph.
-        numbers = self._path or self._wanted.device or self._wanted.reductions
+        numbers = self._path or self._selection.device or self._selection.reductions
         gradients = self.gradients and not numbers
         if self._with_gradients and not (gradients or numbers) and is_checkpointed_without_graph():
             self.refuse(name, _CHECKPOINTED)
@@ -180,19 +187,16 @@ class Recorder:
                 return None
             part = whole if heads is None else some_heads(whole, heads)
         with torch.inference_mode(False), torch.no_grad():
-            if self._wanted.names is not None or numbers is not None:
+            if self._selection.names is not None or numbers is not None:
                 self._origins[name] = Origin(place, numbers)
             try:
-                if isinstance(part.source, QueryKeyScores):
-                    values = self._take(name, part, part.source, gradients=gradients)
-                else:
-                    values = self._take_alone(name, part, gradients=gradients)
+                values = self._take(name, part, gradients=gradients)
             except OSError as error:
                 self._give_up(error)
                 return None
         if values is None:
             return None
-        group = whole.source.group if isinstance(whole.source, QueryKeyScores) else 1
+        group = cast(QueryKeyScores, whole.source).group
         num_heads = whole.shape[-3] if whole.ndim > 2 else 1
         take = partial(self._take_value, values, num_heads, group, heads)
         return partial(take, gradients=gradients)
@@ -210,18 +214,18 @@ class Recorder:
         num_heads = matrix.shape[-3] if len(matrix.shape) > 2 else 1
         own = None if self._distribution is None else self._distribution.heads(name, matrix)
         if own is None or self._distribution is None:
-            heads = self._wanted.head_indices(num_heads)
+            heads = self._selection.head_indices(num_heads)
             return heads, None if heads is None else tuple(heads)
         ranks = self._distribution.shard.heads[1]
-        wanted = self._wanted.head_indices(num_heads * ranks)
-        numbers = [head for head in own if wanted is None or head in wanted]
+        selected = self._selection.head_indices(num_heads * ranks)
+        numbers = [head for head in own if selected is None or head in selected]
         heads = [head - own.start for head in numbers]
         return None if len(heads) == num_heads else heads, tuple(numbers)
 
     def _show_graph(self, layer: str, part: AttentionMatrix) -> None:
         """Connect a layer, whose first call has just been added, to the model's graph."""
         with torch.enable_grad():
-            rows = self._wanted.rows(0, part.shape[-2], all_there=True)
+            rows = self._selection.rows(0, part.shape[-2], all_there=True)
             known = layer_at(self._seen.layers, layer)
             matrix = self.graph.matrix(known.whole(), some_queries(part, rows))
             self._seen.put(replace(known, matrix=InMemory(matrix)))
@@ -255,26 +259,23 @@ class Recorder:
         lost: list[str] = []
         with torch.inference_mode(False), torch.no_grad():
             spilled = [
-                kept.module
-                for run, kept in self._kept.items()
-                if run.parts > 1 and run.reach > run.kv_len and not self._wanted.reductions
+                calls.module
+                for run, calls in self._call_groups.items()
+                if run.parts > 1 and run.reach > run.kv_len and not self._selection.reductions
             ]
             for name in dict.fromkeys(spilled):
                 self.refuse(name, _SPILLED)
-            for run, kept in self._kept.items():
+            for run, calls in self._call_groups.items():
                 try:
-                    if run.parts > 1 and kept.name is not None:
-                        lost += [repr(kept.name)] * self._has_graph(kept.name)
-                        self._merge(kept, kept.name)
+                    if run.parts > 1 and calls.name is not None:
+                        lost += [repr(calls.name)] * self._has_graph(calls.name)
+                        self._merge(calls, calls.name)
                 except Exception as cause:  # noqa: BLE001  no fault of one layer loses the run
                     reason = f"{_reason(cause)}\n    Of this layer the first call alone is kept."
-                    self.problems.add(_APART, kept.name or kept.module, reason, cause)
-                if kept.name is not None and kept.values is not None:
-                    self._put_value(kept.name, kept.values, run.kv_len)
-            for alone in self._alone:
-                self._put_value(*alone)
-        self._kept.clear()
-        self._alone.clear()
+                    self.problems.add(_APART, calls.name or calls.module, reason, cause)
+                if calls.name is not None and calls.values is not None:
+                    self._put_value(calls.name, calls.values, run.kv_len)
+        self._call_groups.clear()
         if lost:
             warnings.warn(
                 f"no gradients flow through the recording of {', '.join(lost)}, because several "
@@ -285,22 +286,22 @@ class Recorder:
         if self._seen.shard is not None:
             counts = {"microbatches": self.microbatches, "without": tuple(self.without)}
             self._seen.shard = self._seen.shard._replace(**counts)
-        complete = not self._gave_up and self._has_wanted()
+        complete = not self._gave_up and self._has_selection()
         if self._writer is not None and complete and (self._seen.layers or self.without):
             self._write(self._writer)
         elif self._writer is not None:
             self._writer.abandon()
 
-    def _merge(self, kept: CallGroup, name: str) -> None:
+    def _merge(self, calls: CallGroup, name: str) -> None:
         """Replace a layer by the merged layer of all calls, without answers that cannot merge."""
-        layer = kept.layer()
+        layer = calls.layer()
         if layer is not None and (layer.matrix is not None or layer.answers):
-            self._seen.put(replace(layer, name=name, origin=self._origins.get(kept.module)))
+            self._seen.put(replace(layer, name=name, origin=self._origins.get(calls.module)))
         elif layer is not None:
-            self._names[kept.module].remove(name)
+            self._names[calls.module].remove(name)
             self._seen.remove(name)
-        if kept.unmerged:
-            reason = _UNMERGED.format(", ".join(map(repr, kept.unmerged)))
+        if calls.unmerged:
+            reason = _UNMERGED.format(", ".join(map(repr, calls.unmerged)))
             self.problems.add("{} lack answers", name, reason)
 
     def abandon(self) -> None:
@@ -339,52 +340,28 @@ class Recorder:
         else:
             self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
 
-    def _take_alone(self, name: str, part: AttentionMatrix, *, gradients: bool) -> Values | None:
-        """Record an attention of given scores, which no other call can continue."""
-        rows, values = self._wanted.rows(0, part.shape[-2], all_there=True), self._values()
-        if not rows:
-            return None
-        queries, part = queries_kept(rows, part.shape[-2]), some_queries(part, rows)
-        if self._wanted.reductions:
-            pairs = ask(part, self._wanted.reductions, self._wanted.device)
-            self._add(Layer(name, part.shape, None, Answers(pairs), queries=queries))
-            return None
-        mask = None if part.mask is None else part.mask.map(self._tensor_copies.copy_once)
-        matrix = AttentionMatrix(part.source.map(self._tensor_copies.copy), mask)
-        layer = Layer(name, matrix.shape, InMemory(matrix), Answers(), queries=queries)
-        name = self._add(layer)
-        if gradients:
-            self._show_graph(name, part)
-        if values is not None:
-            values.expect(None, matrix.shape)
-            self._alone.append((name, values, matrix.shape[-1]))
-        return values
-
-    def _values(self) -> Values | None:
-        return Values(self._tensor_copies) if self._wanted.values else None
-
-    def _take(
-        self, name: str, part: AttentionMatrix, source: QueryKeyScores, *, gradients: bool
-    ) -> Values | None:
-        asking, q_len = bool(self._wanted.reductions), part.shape[-2]
+    def _take(self, name: str, part: AttentionMatrix, *, gradients: bool) -> Values | None:
+        source, q_len = cast(QueryKeyScores, part.source), part.shape[-2]
+        asking = bool(self._selection.reductions)
         # If keys are not recorded, the keys of one head suffice to group calls.
         one = _with_one_key_head(source) if asking else source
         run, place = self._runs.take(name, one, part.mask, self._tensor_copies)
         if place is None:
             copies = None if asking else Copies(run, self._tensor_copies)
-            self._kept[run] = CallGroup(
-                name, run, self._wanted, part.shape[:-2], copies, self._values()
+            values = Values(self._tensor_copies) if self._selection.values else None
+            self._call_groups[run] = CallGroup(
+                name, run, self._selection, part.shape[:-2], copies, values
             )
-        kept = self._kept[run]
-        if kept.values is not None:
-            kept.values.expect(place, part.shape)
-        kept.take(part, run.q_len - q_len, 0 if place is None else place.base)
-        layer = None if kept.name is not None else kept.layer()
+        calls = self._call_groups[run]
+        if calls.values is not None:
+            calls.values.expect(place, part.shape)
+        calls.take(part, run.q_len - q_len, 0 if place is None else place.base)
+        layer = None if calls.name is not None else calls.layer()
         if layer is not None:
-            kept.name = self._add(layer)
-        if gradients and place is None and kept.name is not None:
-            self._show_graph(kept.name, part)
-        return kept.values
+            calls.name = self._add(layer)
+        if gradients and place is None and calls.name is not None:
+            self._show_graph(calls.name, part)
+        return calls.values
 
     def _add(self, layer: Layer) -> str:
         """Add a layer under the name of its module, and return the layer's unique name."""
@@ -399,9 +376,9 @@ class Recorder:
         self._names.setdefault(layer.name, []).append(name)
         return name
 
-    def _has_wanted(self) -> bool:
+    def _has_selection(self) -> bool:
         """Return True if all selected layers and queries ran; otherwise add a problem."""
-        text = self._wanted.missing(
+        text = self._selection.missing(
             list(self._places), any_kept=bool(self._seen.layers or self.problems or self.without)
         )
         if text is not None:

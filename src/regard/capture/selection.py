@@ -114,10 +114,10 @@ class Selection:
                 "it continues from a cache, under context parallel.\n"
                 "    Run the whole text at once."
             )
-        wanted = range(total)[queries]
-        wanted = wanted[len(wanted) * at // parts : len(wanted) * (at + 1) // parts]
-        start = max(wanted.start - first, 0)
-        return range(start, max(start, wanted.stop - first))
+        selected = range(total)[queries]
+        selected = selected[len(selected) * at // parts : len(selected) * (at + 1) // parts]
+        start = max(selected.start - first, 0)
+        return range(start, max(start, selected.stop - first))
 
     def missing(self, ran: Sequence[str], *, any_kept: bool) -> str | None:
         """Return a message about selected layers or queries that did not run; None if all ran.

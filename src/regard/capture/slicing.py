@@ -1,4 +1,4 @@
-"""Parts of an attention matrix: some heads, some queries, keys without repeated heads."""
+"""Parts of the matrix of a query and a key: some heads, some queries, keys without repetition."""
 
 from dataclasses import replace
 from math import gcd
@@ -9,9 +9,8 @@ from torch import Tensor
 
 from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.scores.box import Box, broadcast_index
 from regard.scores.query_key import QueryKeyScores
-from regard.scores.score_source import Scores, accumulation_dtype, reads_without_sync
+from regard.scores.score_source import reads_without_sync
 
 __all__ = ["drop_repeated_heads", "some_heads", "some_queries", "unrepeated", "value_heads"]
 
@@ -21,8 +20,8 @@ def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
 
     Models repeat the keys of grouped-query attention before they call a function without groups.
     """
-    source = matrix.source
-    if not isinstance(source, QueryKeyScores) or source.group > 1 or not _may_look(matrix, source):
+    source = cast(QueryKeyScores, matrix.source)
+    if source.group > 1 or not _may_look(matrix, source):
         return matrix
     key = drop_repeated_heads(source.key)
     return matrix if key is source.key else AttentionMatrix(replace(source, key=key), matrix.mask)
@@ -32,13 +31,6 @@ def _may_look(matrix: AttentionMatrix, source: QueryKeyScores) -> bool:
     """Return True if comparing the keys adds no device synchronisation."""
     of_mask = () if matrix.mask is None else matrix.mask.tensors
     return reads_without_sync(source.key) or bool(of_mask) or source.bias is not None
-
-
-def _repeats(tensor: Tensor, group: int) -> bool:
-    """Return True if the heads of each group are equal."""
-    *batch, num_heads, length, dim = tensor.shape
-    groups = tensor.reshape(*batch, num_heads // group, group, length, dim)
-    return torch.equal(groups, groups[..., :1, :, :].expand_as(groups))
 
 
 def some_heads(matrix: AttentionMatrix, heads: list[int]) -> AttentionMatrix:
@@ -51,19 +43,16 @@ def some_heads(matrix: AttentionMatrix, heads: list[int]) -> AttentionMatrix:
     def chosen(tensor: Tensor) -> Tensor:
         return tensor if tensor.shape[-3] == 1 else tensor.index_select(-3, at)
 
-    source: Scores = matrix.source
-    if isinstance(source, QueryKeyScores):
-        source = replace(
-            source,
-            query=source.query.index_select(-3, at),
-            key=_keys(source.key, [head // source.group for head in heads]),
-            bias=None if source.bias is None else chosen(source.bias),
-            position_bias=source.position_bias and source.position_bias.map(chosen),
-            score_mod=source.score_mod and source.score_mod.map(chosen),
-            sink_bias=None if source.sink_bias is None else chosen(source.sink_bias),
-        )
-    else:
-        source = source.map(lambda tensor: tensor.index_select(-3, at))
+    source = cast(QueryKeyScores, matrix.source)
+    source = replace(
+        source,
+        query=source.query.index_select(-3, at),
+        key=_keys(source.key, [head // source.group for head in heads]),
+        bias=None if source.bias is None else chosen(source.bias),
+        position_bias=source.position_bias and source.position_bias.map(chosen),
+        score_mod=source.score_mod and source.score_mod.map(chosen),
+        sink_bias=None if source.sink_bias is None else chosen(source.sink_bias),
+    )
     return AttentionMatrix(source, None if matrix.mask is None else matrix.mask.map(chosen))
 
 
@@ -83,55 +72,39 @@ def value_heads(value: Tensor, num_heads: int, group: int, heads: list[int] | No
     """
     if value.ndim < 3:
         return value
-    if group > 1 and value.shape[-3] == num_heads and _repeats(value, group):
-        value = value[..., ::group, :, :]
+    if group > 1 and value.shape[-3] == num_heads:
+        value = drop_repeated_heads(value)
     shared = num_heads // value.shape[-3]
     return value if heads is None else _keys(value, [head // shared for head in heads])
 
 
 def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
-    """Return the attention of some queries to all keys, as views; row i is query ``rows[i]``."""
-    q_len = matrix.shape[-2]
+    """Return the attention of some queries to all keys, as views; row i is query ``rows[i]``.
+
+    Raises:
+        ValueError: the matrix has a position bias, and the last query is not among the rows.
+    """
+    q_len, source = matrix.shape[-2], cast(QueryKeyScores, matrix.source)
     if rows == range(q_len):
         return matrix
 
     def chosen(tensor: Tensor) -> Tensor:
         return tensor if tensor.shape[-2] == 1 else tensor[..., rows.start : rows.stop, :]
 
-    mask = None if matrix.mask is None else row_slice_of(matrix.mask, rows, q_len)
-    source: Scores = matrix.source
-    if not isinstance(source, QueryKeyScores):
-        return AttentionMatrix(source.map(chosen), mask)
-    bias = None if source.bias is None else chosen(source.bias)
-    position_bias = source.position_bias
-    if position_bias is not None and rows.stop < q_len:
-        # A position bias is aligned with the last query, which is left out here. So it becomes an
-        # ordinary bias.
-        distances = _position_bias(source, rows)
-        bias, position_bias = distances if bias is None else bias + distances, None
+    if source.position_bias is not None and rows.stop < q_len:
+        raise ValueError(
+            f"queries {rows.start} to {rows.stop - 1} of {q_len} were selected, and its position "
+            "bias counts from the last query.\n"
+            "    Select queries up to the last, queries=slice(-64, None)."
+        )
     changed = replace(
         source,
         query=source.query[..., rows.start : rows.stop, :],
-        bias=bias,
-        position_bias=position_bias,
+        bias=None if source.bias is None else chosen(source.bias),
         score_mod=source.score_mod and source.score_mod.from_row(rows.start),
     )
+    mask = None if matrix.mask is None else row_slice_of(matrix.mask, rows, q_len)
     return AttentionMatrix(changed, mask)
-
-
-def _position_bias(source: QueryKeyScores, rows: range) -> Tensor:
-    """Compute the position bias of some rows, (..., num_heads, rows, kv_len)."""
-    assert source.position_bias is not None
-    *leading, _, kv_len = source.shape
-    everywhere = tuple(slice(0, n) for n in leading)
-    box = Box(everywhere, slice(rows.start, rows.stop), slice(0, kv_len))
-    dtype = accumulation_dtype(source.dtype)
-    return source.position_bias.block(
-        box,
-        source.shape,
-        source.device,
-        lambda tensor: broadcast_index(tensor, everywhere).to(dtype),
-    )
 
 
 def drop_repeated_heads(key: Tensor) -> Tensor:

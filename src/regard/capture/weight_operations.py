@@ -52,8 +52,7 @@ def after_operation(
             return (dropped, axes) if operation.func in MULTIPLICATIONS else None
         if dim is None or not _keeps_in_place(operation, whole, dim):
             return None
-        rows = (whole == 0).all(dim, keepdim=True)
-        return _with_empty_rows(weights, rows, axes)
+        return _noting_empty_rows(weights, (whole == 0).all(dim)), axes
     axes = seen.moved(output)
     dim = None if axes is None else axes.along(own.place, own.length)
     if axes is None or dim is None:
@@ -67,21 +66,12 @@ def after_operation(
     same |= (output == 0).all(dim, keepdim=True)
     if not bool(same.all()):
         return None
-    rows = (output == 0).all(dim, keepdim=True) & (before > 0).any(dim, keepdim=True)
-    return _with_empty_rows(weights, rows, axes)
+    return _noting_empty_rows(weights, (output == 0).all(dim) & (before > 0).any(dim)), axes
 
 
-def _with_empty_rows(weights: Weights, rows: Tensor, axes: Axes) -> tuple[Weights, Axes] | None:
-    """Return weights with their empty rows recorded; None if ``rows`` does not cover all rows."""
-    if weights.is_dropped or not bool(rows.any()):
-        return weights, axes
-    weight_axes = weights.attention.weight_axes
-    found = None if weight_axes is None else weight_axes.rows(rows, axes)
-    if found is None:
-        return None
-    if weights.emptied is not None:
-        found |= weights.emptied
-    return replace(weights, emptied=found), axes
+def _noting_empty_rows(weights: Weights, rows: Tensor) -> Weights:
+    is_one_empty = not weights.is_dropped and bool(rows.any())
+    return replace(weights, may_have_empty_rows=weights.may_have_empty_rows or is_one_empty)
 
 
 def _keeps_in_place(operation: Operation, whole: Tensor, dim: int) -> bool:
@@ -104,14 +94,14 @@ def _is_thinned(before: Tensor, output: Tensor) -> bool:
     return bool((largest > 0.99) & (factors > 0.99 * largest).all())
 
 
-def without_rows(matrix: AttentionMatrix, emptied: Tensor | None) -> AttentionMatrix:
+def without_rows(matrix: AttentionMatrix, empty_rows: Tensor | None) -> AttentionMatrix:
     """Return the same attention with some rows masked completely.
 
-    ``emptied`` is True for these rows, (..., num_heads, q_len, 1); None for no rows.
+    ``empty_rows`` is True for these rows, (..., num_heads, q_len, 1); None for no rows.
     """
-    if emptied is None or not bool((emptied & (matrix.logsumexp() > -torch.inf)[..., None]).any()):
+    if empty_rows is None or not (empty_rows & (matrix.logsumexp() > -torch.inf)[..., None]).any():
         return matrix
-    rows = ~emptied
+    rows = ~empty_rows
     for axis in range(rows.ndim):
         first = rows.narrow(axis, 0, 1)
         if torch.equal(first.expand_as(rows), rows):
