@@ -29,7 +29,7 @@ from regard.matrix.explanation import Explanation, explain
 from regard.matrix.rollouts import Rollout, rollout
 from regard.matrix.weighted_sums import weighted_sum
 from regard.models import trials
-from regard.recording.loading import load
+from regard.recording.file_reader import load
 from regard.recording.recording import Recording
 from regard.reductions.block import Block
 from regard.reductions.products import Output

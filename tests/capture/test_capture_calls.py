@@ -231,7 +231,7 @@ def test_a_pack_of_sequences_is_read_as_documents(
     [
         pytest.param(
             lambda: Packed(block_table=torch.zeros(1, 1, dtype=torch.int32)),
-            "the flash-attn call has block_table, which cannot be told in a matrix.\n"
+            "the flash-attn call has block_table, which a matrix cannot represent.\n"
             "    Run the model without it, or with attn_implementation='sdpa'.",
             id="paged cache",
         ),

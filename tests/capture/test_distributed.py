@@ -193,7 +193,10 @@ def by_heads(*arguments: object) -> list[tuple[list[Shard], list[Shard | None]]]
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "one-parameter": (lambda: parallel(Packed(), names="all"), "come from one parameter that is"),
-    "no-parameter": (lambda: parallel(Cut()), "it cannot be told which of the"),
+    "no-parameter": (
+        lambda: parallel(Cut()),
+        "the heads of this process are unknown: no parameter",
+    ),
     "regard-dtensors": (Ours, "its query and key are split over processes as DTensors"),
     "fused-dtensors": (
         lambda: parallel(Split(), local=False),

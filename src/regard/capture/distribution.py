@@ -326,12 +326,12 @@ def _refusal(what: str) -> RegardError:
 
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental"
 _PACKED = (
-    "its query, key and value come from one parameter that is split over processes, so it cannot "
-    "be told which heads this process has.\n"
+    "its query, key and value come from one parameter that is split over processes, so the heads "
+    "of this process are unknown.\n"
     "    Give query, key and value a projection each."
 )
 _UNKNOWN = (
-    "it cannot be told which of the model's heads this process has: no parameter of its module, "
-    "or of one around it, has the heads of all {} processes.\n"
+    "the heads of this process are unknown: no parameter of its module, or of one around it, has "
+    "the heads of all {} processes.\n"
     "    Split the projection of the query with ColwiseParallel."
 )

@@ -50,7 +50,7 @@ _LARGEST = 2**26
 
 NESTED = "query is a nested tensor; it must be an ordinary one.\n    Pad it and pass a mask."
 
-Given = Mapping[str, Any]
+Arguments = Mapping[str, Any]
 """The arguments of a call by name, including the defaults of omitted ones."""
 
 
@@ -70,14 +70,14 @@ class FusedCall:
     """
 
     names: tuple[str, ...]
-    defaults: Given
-    reader: Callable[[Given], Read]
+    defaults: Arguments
+    reader: Callable[[Arguments], Read]
     inside: str = ""
 
     def read(
         self,
         args: tuple[Any, ...],
-        kwargs: Given,
+        kwargs: Arguments,
         *,
         one_query: bool = False,
         padded_to: Mapping[tuple[int, ...], int] | None = None,
@@ -92,10 +92,10 @@ class FusedCall:
             TypeError: a tensor has a dtype that attention does not support.
             ValueError: a matrix cannot represent an argument.
         """
-        given = {**self.defaults, **dict(zip(self.names, args, strict=False))}
-        given |= {_OUR_NAMES.get(name, name): value for name, value in kwargs.items()}
-        given["padded_to"] = padded_to or {}
-        return self.reader(_unpacked(given) if one_query else given)
+        arguments = {**self.defaults, **dict(zip(self.names, args, strict=False))}
+        arguments |= {_OUR_NAMES.get(name, name): value for name, value in kwargs.items()}
+        arguments["padded_to"] = padded_to or {}
+        return self.reader(_unpacked(arguments) if one_query else arguments)
 
 
 @cache
@@ -111,7 +111,7 @@ def fused_call(operation: Callable[..., Any]) -> FusedCall | None:
     return None if kind is None else _fused_call(operation, *kind)
 
 
-def _fused_call(overload: Any, reader: Callable[[Given], Read], inside: str = "") -> FusedCall:
+def _fused_call(overload: Any, reader: Callable[[Arguments], Read], inside: str = "") -> FusedCall:
     arguments = overload._schema.arguments
     names = tuple(str(_OUR_NAMES.get(argument.name, argument.name)) for argument in arguments)
     defaults = {
@@ -153,63 +153,63 @@ def _causal(query: Tensor, key: Tensor) -> Mask:
     return Causal() if query.shape[-2] == key.shape[-2] else Causal(align="top-left")
 
 
-def _scaled_dot_product(given: Given) -> Read:
-    query, key = given["query"], given["key"]
+def _scaled_dot_product(args: Arguments) -> Read:
+    query, key = args["query"], args["key"]
     if query.is_nested or key.is_nested:
         raise ValueError(NESTED)
     matrix = attention_of(
         query,
         key,
-        numbers=given.get("attn_mask"),
-        mask=_causal(query, key) if given["is_causal"] else None,
-        scale=given["scale"],
+        numbers=args.get("attn_mask"),
+        mask=_causal(query, key) if args["is_causal"] else None,
+        scale=args["scale"],
     )
-    return matrix, lambda: given["value"]
+    return matrix, lambda: args["value"]
 
 
-def _unpacked(given: Given) -> Given:
+def _unpacked(args: Arguments) -> Arguments:
     """Return the arguments with query and mask unpacked to (batch, num_heads, 1, ...)."""
-    query, mask = given["query"], given.get("attn_mask")
+    query, mask = args["query"], args.get("attn_mask")
     packed = query.shape[1:3]
     if mask is not None and mask.shape[1:3] == packed:
         mask = mask.flatten(1, 2)[:, :, None]
-    return {**given, "query": query.flatten(1, 2)[:, :, None], "attn_mask": mask}
+    return {**args, "query": query.flatten(1, 2)[:, :, None], "attn_mask": mask}
 
 
-def _multi_head(given: Given) -> Read:
-    num_heads = given["num_head"]
-    matrix = _projected(given["query"], given["key"], num_heads, given)
-    return matrix, lambda: _projected_value(_padded(given["value"], given)[0], num_heads, given)
+def _multi_head(args: Arguments) -> Read:
+    num_heads = args["num_head"]
+    matrix = _projected(args["query"], args["key"], num_heads, args)
+    return matrix, lambda: _projected_value(_padded(args["value"], args)[0], num_heads, args)
 
 
-def _encoder_layer(given: Given) -> Read:
-    source, lengths = _padded(given["src"], given)
-    if given["norm_first"]:
-        weight, bias = given["norm_weight_1"], given["norm_bias_1"]
-        source = F.layer_norm(source, (given["embed_dim"],), weight, bias, given["eps"])
-    num_heads = given["num_heads"]
-    matrix = _projected(source, source, num_heads, given, lengths)
-    return matrix, lambda: _projected_value(source, num_heads, given)
+def _encoder_layer(args: Arguments) -> Read:
+    source, lengths = _padded(args["src"], args)
+    if args["norm_first"]:
+        weight, bias = args["norm_weight_1"], args["norm_bias_1"]
+        source = F.layer_norm(source, (args["embed_dim"],), weight, bias, args["eps"])
+    num_heads = args["num_heads"]
+    matrix = _projected(source, source, num_heads, args, lengths)
+    return matrix, lambda: _projected_value(source, num_heads, args)
 
 
-def _projected_value(value: Tensor, num_heads: int, given: Given) -> Tensor:
-    of_values, bias = given["qkv_weight"].chunk(3)[2], given["qkv_bias"].chunk(3)[2]
+def _projected_value(value: Tensor, num_heads: int, args: Arguments) -> Tensor:
+    of_values, bias = args["qkv_weight"].chunk(3)[2], args["qkv_bias"].chunk(3)[2]
     return _heads(F.linear(value, of_values, bias), num_heads)
 
 
 def _projected(
-    query: Tensor, key: Tensor, num_heads: int, given: Given, lengths: list[int] | None = None
+    query: Tensor, key: Tensor, num_heads: int, args: Arguments, lengths: list[int] | None = None
 ) -> AttentionMatrix:
     """Return the matrix of a fused layer by repeating its projections of query and key."""
-    query, of_query = _padded(query, given)
-    key, of_key = _padded(key, given)
+    query, of_query = _padded(query, args)
+    key, of_key = _padded(key, args)
     lengths = lengths or of_query or of_key
-    of_queries, of_keys, _ = given["qkv_weight"].chunk(3)
-    query_bias, key_bias, _ = given["qkv_bias"].chunk(3)
+    of_queries, of_keys, _ = args["qkv_weight"].chunk(3)
+    query_bias, key_bias, _ = args["qkv_bias"].chunk(3)
     query = _heads(F.linear(query, of_queries, query_bias), num_heads)
     key = _heads(F.linear(key, of_keys, key_bias), num_heads)
     mask = None if lengths is None else _only_real(lengths, query)
-    return attention_of(query, key, numbers=_kept(given["mask"], given["mask_type"]), mask=mask)
+    return attention_of(query, key, numbers=_as_allowed(args["mask"], args["mask_type"]), mask=mask)
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
@@ -217,7 +217,7 @@ def _heads(x: Tensor, num_heads: int) -> Tensor:
     return x.reshape(*x.shape[:-1], num_heads, -1).transpose(1, 2)
 
 
-def _padded(tensor: Tensor, given: Given) -> tuple[Tensor, list[int] | None]:
+def _padded(tensor: Tensor, args: Arguments) -> tuple[Tensor, list[int] | None]:
     """Pad a nested tensor to (batch, tokens, dim), and return the length of each sequence.
 
     An ordinary tensor is returned unchanged, with None for the lengths.
@@ -227,7 +227,7 @@ def _padded(tensor: Tensor, given: Given) -> tuple[Tensor, list[int] | None]:
     parts = list(tensor.unbind())
     lengths = [part.shape[0] for part in parts]
     padded = pad_sequence(parts, batch_first=True)
-    tokens = given["padded_to"].get(tuple(lengths), padded.shape[1])
+    tokens = args["padded_to"].get(tuple(lengths), padded.shape[1])
     return F.pad(padded, (0, 0, 0, tokens - padded.shape[1])), lengths
 
 
@@ -241,7 +241,7 @@ def _only_real(lengths: list[int], query: Tensor) -> Mask:
     return padding & Keep(real[:, None, :, None])
 
 
-def _kept(mask: Tensor | None, kind: int | None) -> Tensor | None:
+def _as_allowed(mask: Tensor | None, kind: int | None) -> Tensor | None:
     """Convert a mask of the fast path, where 0 means *may attend*, to True = may attend.
 
     The kind is 0 for a mask (q_len, kv_len), 1 for padding (batch, kv_len), and 2 for a mask
@@ -253,44 +253,44 @@ def _kept(mask: Tensor | None, kind: int | None) -> Tensor | None:
     return mask[:, None, None, :] if kind == 1 else mask
 
 
-def _flash(given: Given) -> Read:
+def _flash(args: Arguments) -> Read:
     """Return matrix and value of a flash-attn call, whose tensors have tokens before heads."""
     for name in _UNREAD:
-        if isinstance(given.get(name), Tensor) or given.get(name):
+        if isinstance(args.get(name), Tensor) or args.get(name):
             raise ValueError(
-                f"the flash-attn call has {name}, which cannot be told in a matrix.\n"
+                f"the flash-attn call has {name}, which a matrix cannot represent.\n"
                 "    Run the model without it, or with attn_implementation='sdpa'."
             )
-    query, key = (given[name].transpose(-3, -2) for name in ("query", "key"))
-    ends = [given.get(name) for name in ("cu_seqlens_q", "cu_seqlens_k")]
-    mask = _band(query, key, given)
+    query, key = (args[name].transpose(-3, -2) for name in ("query", "key"))
+    ends = [args.get(name) for name in ("cu_seqlens_q", "cu_seqlens_k")]
+    mask = _window_mask(query, key, args)
     if ends[0] is not None:
-        mask = _pack(ends[0], ends[0] if ends[1] is None else ends[1], mask)
-    slopes, softcap = given.get("alibi_slopes"), given.get("softcap") or None
+        mask = _packed_mask(ends[0], ends[0] if ends[1] is None else ends[1], mask)
+    slopes, softcap = args.get("alibi_slopes"), args.get("softcap") or None
     if slopes is not None and softcap is not None:
         raise ValueError(
             "the flash-attn call has softcap and alibi_slopes, added after the cap.\n"
             "    Leave one of them out."
         )
     bias = None if slopes is None else ALiBi(slopes)
-    matrix = attend(query, key, mask=mask, scale=given["scale"], bias=bias, softcap=softcap)
-    return matrix, lambda: given["value"].transpose(-3, -2)
+    matrix = attend(query, key, mask=mask, scale=args["scale"], bias=bias, softcap=softcap)
+    return matrix, lambda: args["value"].transpose(-3, -2)
 
 
-def _band(query: Tensor, key: Tensor, given: Given) -> Mask | None:
+def _window_mask(query: Tensor, key: Tensor, args: Arguments) -> Mask | None:
     """Return the mask of flash-attn's window; -1 is unlimited, and causal means 0 to the right."""
-    left, right = given.get("window_size") or (
-        given.get("window_size_left", -1),
-        given.get("window_size_right", -1),
+    left, right = args.get("window_size") or (
+        args.get("window_size_left", -1),
+        args.get("window_size_right", -1),
     )
-    right = 0 if given["is_causal"] else right
+    right = 0 if args["is_causal"] else right
     everything = query.shape[-2] + key.shape[-2]
     if left < 0:
         return None if right < 0 else Causal() if right == 0 else SlidingWindow(everything, right)
     return SlidingWindow(left, everything if right < 0 else right)
 
 
-def _pack(ends: Tensor, key_ends: Tensor, band: Mask | None) -> Mask:
+def _packed_mask(ends: Tensor, key_ends: Tensor, band: Mask | None) -> Mask:
     """Return the mask of packed sequences, each of which attends only to itself."""
     of_queries, of_keys = _documents(ends), _documents(key_ends)
     if torch.equal(ends, key_ends):
@@ -334,7 +334,7 @@ _OUR_NAMES = {
 }
 """Arguments that have another name in ``scaled_dot_product_attention``, with that name."""
 
-_Reading = tuple[Callable[[Given], Read], str]
+_Reading = tuple[Callable[[Arguments], Read], str]
 _TORCH: dict[str, _Reading] = {
     **dict.fromkeys(
         (
@@ -365,18 +365,18 @@ flash-attn 2 and 3 have a namespace each; kernels from a hub have one for each b
 
 def read_flex(operation: Operation) -> Read:
     """Return the attention matrix of a call of ``flex_attention``, and a function for its value."""
-    given = dict(zip(_FLEX_NAMES, operation.args, strict=False)) | operation.kwargs
-    query, key = given["query"], given["key"]
-    score_mod = _with_buffers(given["score_mod"], given.get("score_mod_other_buffers", ()))
-    block_mask = _block_mask(given["block_mask"], given.get("mask_mod_other_buffers", ()))
+    arguments = dict(zip(_FLEX_NAMES, operation.args, strict=False)) | operation.kwargs
+    query, key = arguments["query"], arguments["key"]
+    score_mod = _with_buffers(arguments["score_mod"], arguments.get("score_mod_other_buffers", ()))
+    block_mask = _block_mask(arguments["block_mask"], arguments.get("mask_mod_other_buffers", ()))
     matrix = attend(
         query,
         key,
         mask=None if block_mask is None else _recognised_mask(block_mask, query, key),
-        scale=float(given["scale"]),
-        score_mod=None if _is_identity(given["score_mod"]) else score_mod,
+        scale=float(arguments["scale"]),
+        score_mod=None if _is_identity(arguments["score_mod"]) else score_mod,
     )
-    return matrix, lambda: given["value"]
+    return matrix, lambda: arguments["value"]
 
 
 def _recognised_mask(block_mask: "BlockMask", query: Tensor, key: Tensor) -> Mask | None:

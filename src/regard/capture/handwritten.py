@@ -92,7 +92,7 @@ class Handwritten:
         self._take, self._refuse = take, refuse
         self._absence = absence
         self._buffers = model.buffers
-        self._known = Provenance(model)
+        self._provenance = Provenance(model)
         self._merges = MergeOrder()
         self._pending: list[Attention] = []
         self.listeners: Mapping[Callable[..., Any], Listener] = {
@@ -117,7 +117,7 @@ class Handwritten:
 
         It is None while no scores or weights are tracked.
         """
-        return self._on_chain.get(func, self.pass_on) if self._known else None
+        return self._on_chain.get(func, self.pass_on) if self._provenance else None
 
     def finish(self) -> None:
         """Refuse each attention whose weights were not multiplied by a value unchanged."""
@@ -130,9 +130,9 @@ class Handwritten:
     def _product(self, operation: Operation) -> None:
         self._forget()
         self._absence.note_product(operation)
-        owned = any(self._known.is_parameter(tensor) for tensor in tensors_in(operation.args))
+        owned = any(self._provenance.is_parameter(tensor) for tensor in tensors_in(operation.args))
         output = cast(Tensor, operation.output)
-        if (owned and not self._known) or output.is_nested or not output.numel():
+        if (owned and not self._provenance) or output.is_nested or not output.numel():
             return
         with apart():
             product = written(operation.func, operation.args, operation.kwargs)
@@ -153,14 +153,14 @@ class Handwritten:
         if product.added is not None and product.beta:
             steps = (*steps, Plus(product.added, axes, product.beta))
         found = Product(product.left, product.right.mT, operation.running())
-        self._known.put(output, axes, Scores(found, steps))
+        self._provenance.put(output, axes, Scores(found, steps))
 
     def _multiply(self, operation: Operation) -> None:
         """Track an elementwise product: a step, dropout, or an einsum over an axis of size 1."""
         first, second = operation.args[:2]
         if isinstance(first, Tensor) and isinstance(second, Tensor):
             for tensor, value in ((first, second), (second, first)):
-                track = self._known.of(tensor)
+                track = self._provenance.of(tensor)
                 if track is None or not isinstance(track.stage, Weights):
                     continue
                 if track.stage.attention.length == 1:
@@ -169,13 +169,15 @@ class Handwritten:
                     if product is not None and product.right.shape[-1] > 1:
                         self._meet(operation, track, product.left, product.right)
                         return
-            if _is_outer(first, second) and not any(map(self._known.of, (first, second))):
+            if _is_outer(first, second) and not any(map(self._provenance.of, (first, second))):
                 with apart():
                     product = broadcast_product(first, second)
-                if product is not None and not any(map(self._known.is_parameter, (first, second))):
+                if product is not None and not any(
+                    map(self._provenance.is_parameter, (first, second))
+                ):
                     self._score(operation, product)
                 return
-        if self._known:
+        if self._provenance:
             self._step(operation)
 
     def _meets_value(self, operation: Operation, product: Written) -> bool:
@@ -185,19 +187,19 @@ class Handwritten:
         are reported, but count as an ordinary product.
         """
         for tensor, other in product.sides:
-            track = self._known.of(tensor)
+            track = self._provenance.of(tensor)
             if track is None or not isinstance(track.stage, Weights):
                 continue
-            if isinstance(self._known.stage_of(other), Weights):
+            if isinstance(self._provenance.stage_of(other), Weights):
                 self._end_chain(operation, cast(Tensor, operation.output), track)
-            elif track.stage.attention.trouble is None or not self._known.is_parameter(other):
+            elif track.stage.attention.trouble is None or not self._provenance.is_parameter(other):
                 self._meet(operation, track, tensor, other, product.alpha)
             return True
-        stage = self._known.stage_of(product.left)
+        stage = self._provenance.stage_of(product.left)
         if isinstance(stage, Exponentials):
             self._suspect(operation, stage.scores, "exp is divided by no sum over the same keys")
             return True
-        if self._known.is_parameter(product.right):
+        if self._provenance.is_parameter(product.right):
             return False
         if isinstance(stage, Lost):
             self._suspect(operation, stage, f"{stage.through} stands in its place")
@@ -277,9 +279,9 @@ class Handwritten:
 
     def _forget(self) -> None:
         """Remove freed storages, and refuse attentions whose weights were freed."""
-        self._known.forget()
+        self._provenance.forget()
         if self._pending:
-            stages = [track.stage for track in self._known]
+            stages = [track.stage for track in self._provenance]
             alive = {id(stage.attention) for stage in stages if isinstance(stage, Weights)}
             gone = [each for each in self._pending if id(each) not in alive]
             self._pending = [each for each in self._pending if id(each) in alive]
@@ -291,7 +293,7 @@ class Handwritten:
     def on_softmax(self, operation: Operation) -> None:
         """Track the weights of a softmax of scores."""
         source, dim = operation.args[:2]
-        track = self._known.of(source)
+        track = self._provenance.of(source)
         if track is not None and isinstance(track.stage, Scores):
             seen = track.of_view(source)
             self._normalise(operation, track.stage, seen, dim % source.ndim, source)
@@ -308,27 +310,27 @@ class Handwritten:
 
     def _exp(self, operation: Operation) -> None:
         source = operation.args[0]
-        track = self._known.of(source)
+        track = self._provenance.of(source)
         seen = None if track is None else track.of_view(source)
         moved = None if seen is None else seen.moved(cast(Tensor, operation.output))
         if track is None or moved is None or not isinstance(track.stage, Scores):
             self.pass_on(operation)
         else:
-            self._known.put(operation.output, moved, Exponentials(track.stage))
+            self._provenance.put(operation.output, moved, Exponentials(track.stage))
 
     def _sum(self, operation: Operation) -> None:
         source: Tensor = operation.args[0]
         dims = cast("list[int]", operation.args[1] or ())
-        stage = self._known.stage_of(source)
+        stage = self._provenance.stage_of(source)
         if isinstance(stage, Exponentials) and len(dims) == 1:
             sums = RowSums(stage.scores, dims[0] % source.ndim - source.ndim)
-            self._known.put(operation.output, None, sums)
+            self._provenance.put(operation.output, None, sums)
         else:
             self.pass_on(operation)
 
     def _divide(self, operation: Operation) -> None:
         source, by = operation.args[:2]
-        track, sums = self._known.of(source), self._known.stage_of(by)
+        track, sums = self._provenance.of(source), self._provenance.stage_of(by)
         if not (
             track is not None
             and isinstance(track.stage, Exponentials)
@@ -358,11 +360,11 @@ class Handwritten:
         try:
             with apart():
                 if axes is None:
-                    raise Unsupported("is taken of a part of the scores that cannot be told.")
-                given = operation.inputs() if len(axes.sizes) == 3 else []
+                    raise Unsupported("is taken of an unknown part of the scores.")
+                inputs = operation.inputs() if len(axes.sizes) == 3 else []
                 heads_first = self._merges.is_heads_first(scores.product)
                 matrix, final = attention(
-                    scores.product, scores.steps, axes, dim, given, heads_first=heads_first
+                    scores.product, scores.steps, axes, dim, inputs, heads_first=heads_first
                 )
                 self._describe(own, matrix, final, axes, output, scores, source)
         except Unsupported as cause:
@@ -389,7 +391,7 @@ class Handwritten:
         whole = Axes.of(output, contiguous(output.shape))
         weights = None if weight_axes is None else whole.arranged(output, weight_axes.axes)
         if weight_axes is None or weights is None:
-            raise Unsupported("is taken of a part of the scores that cannot be told.")
+            raise Unsupported("is taken of an unknown part of the scores.")
         sizes = weight_axes.axes.sizes
         rows = None
         if source is not None:
@@ -404,14 +406,14 @@ class Handwritten:
 
     def _put_weights(self, operation: Operation, own: Attention) -> None:
         output = cast(Tensor, operation.output)
-        self._known.put(output, Axes.of(output, contiguous(output.shape)), Weights(own))
+        self._provenance.put(output, Axes.of(output, contiguous(output.shape)), Weights(own))
 
     # Steps before and after the softmax
 
     def _step(self, operation: Operation) -> None:
         """Track an operation on scores, or on weights that it leaves unchanged."""
         for source in tensors_in(operation.args):
-            track = self._known.of(source)
+            track = self._provenance.of(source)
             if not source.numel():
                 continue  # an empty view holds no scores or weights
             if track is not None and isinstance(track.stage, Scores):
@@ -419,7 +421,7 @@ class Handwritten:
                 if found is None:
                     self._lose(operation, track.stage, cast(Tensor, operation.output))
                 else:
-                    self._known.put(operation.output, found[1], found[0])
+                    self._provenance.put(operation.output, found[1], found[0])
                 return
             if track is not None and isinstance(track.stage, Weights):
                 self._weigh(operation, source, track, track.stage)
@@ -430,7 +432,9 @@ class Handwritten:
         """Track weights through an operation of the table that leaves them unchanged."""
         if not cast(Tensor, operation.output).is_floating_point():
             return
-        others = [self._known.stage_of(t) for t in tensors_in(operation.args) if t is not source]
+        others = [
+            self._provenance.stage_of(t) for t in tensors_in(operation.args) if t is not source
+        ]
         noisy = any(isinstance(stage, Noise) for stage in others)
         found = None
         if not any(isinstance(stage, Weights) for stage in others):
@@ -439,35 +443,35 @@ class Handwritten:
         if found is None:
             self._end_chain(operation, operation.output, track)
         else:
-            self._known.put(operation.output, found[1], found[0])
+            self._provenance.put(operation.output, found[1], found[0])
 
     def _draw(self, operation: Operation) -> None:
         """Track random numbers; in a storage that is tracked already they end its chain."""
-        written_into = self._known.of(operation.output)
+        written_into = self._provenance.of(operation.output)
         if written_into is None:
-            self._known.put(operation.output, None, Noise())
+            self._provenance.put(operation.output, None, Noise())
         else:
             self.pass_on(operation)
 
     def _drop(self, operation: Operation) -> None:
         """Track weights through a single dropout operation."""
         source = operation.args[0]
-        track = self._known.of(source)
+        track = self._provenance.of(source)
         output = next(tensors_in((operation.output,)))
         if track is not None and isinstance(track.stage, Weights):
             axes = track.axes if track.lies_in(output) else _axes_after(track, source, output)
-            self._known.put(output, axes, replace(track.stage, is_dropped=True))
+            self._provenance.put(output, axes, replace(track.stage, is_dropped=True))
         else:
             self.pass_on(operation)
 
     def _copy(self, operation: Operation) -> None:
         """Track scores or weights into a copy, which may have another dtype or shape."""
         source, output = operation.args[0], operation.output
-        if self._known.is_parameter(source):
-            self._known.note_copy(output)
+        if self._provenance.is_parameter(source):
+            self._provenance.note_copy(output)
             return
         self._merges.note_copy(operation)
-        track = self._known.of(source)
+        track = self._provenance.of(source)
         if track is None or track.lies_in(output):
             return
         exact = output.is_floating_point() and (
@@ -477,20 +481,20 @@ class Handwritten:
         stage = track.stage
         if isinstance(stage, Weights) and exact:
             rounding = max(stage.rounding, torch.finfo(output.dtype).eps)
-            self._known.put(output, axes, replace(stage, rounding=rounding))
+            self._provenance.put(output, axes, replace(stage, rounding=rounding))
         elif not exact or (axes is None and isinstance(stage, Scores | Exponentials)):
             self.pass_on(operation)
         else:
-            self._known.put(output, axes, stage)
+            self._provenance.put(output, axes, stage)
 
     def _copy_into(self, operation: Operation) -> None:
         """Track scores or weights that are copied into an existing tensor."""
         target, source = operation.args[:2]
-        track, earlier = self._known.of(source), self._known.of(target)
+        track, earlier = self._provenance.of(source), self._provenance.of(target)
         whole = target.nbytes == target.untyped_storage().nbytes()
         if track is None and earlier is not None:
             if isinstance(earlier.stage, Lost) and whole:
-                self._known.drop(target)
+                self._provenance.drop(target)
             elif isinstance(earlier.stage, Scores | Weights) and not whole:
                 self._step(operation)
             else:
@@ -499,11 +503,11 @@ class Handwritten:
             seen = track.of_view(source)
             moved = None if seen is None else seen.moved(target)
             if moved is not None and isinstance(track.stage, Scores | Exponentials | Weights):
-                self._known.put(target, moved, track.stage)
+                self._provenance.put(target, moved, track.stage)
             else:
                 self.pass_on(operation)
         elif track is not None and (found := self._added_to_a_part(target, source, track, earlier)):
-            self._known.put(target, found[1], found[0])
+            self._provenance.put(target, found[1], found[0])
         elif track is not None:
             for each in (track, earlier):
                 if each is not None:
@@ -545,16 +549,16 @@ class Handwritten:
     def _join(self, operation: Operation) -> None:
         """Track scores that get a sink column; end the chain of any other concatenation."""
         self._merges.note_join(operation)
-        if not self._known:
+        if not self._provenance:
             return
         tensors = list(tensors_in(operation.args))
-        tracks = [self._known.of(each) for each in tensors]
+        tracks = [self._provenance.of(each) for each in tensors]
         stages = [None if track is None else track.stage for track in tracks]
         if isinstance(operation.args[0], list | tuple):
             scores = [each if isinstance(each, Scores) else None for each in stages]
             found = with_sink(operation, scores, tracks)
             if found is not None and not any(isinstance(s, Lost | Weights) for s in stages):
-                self._known.put(operation.output, found[1], found[0])
+                self._provenance.put(operation.output, found[1], found[0])
                 return
         self.pass_on(operation)
 
@@ -562,15 +566,15 @@ class Handwritten:
 
     def pass_on(self, operation: Operation) -> None:
         """End the chain of scores and weights that an unsupported operation uses."""
-        if not self._known or operation.func in SHAPES_ALONE:
+        if not self._provenance or operation.func in SHAPES_ALONE:
             return
         written_in = list(written_by(operation))
         for tensor in written_in:
-            track = self._known.of(tensor)
+            track = self._provenance.of(tensor)
             if track is not None and tensor.numel():
                 self._end_chain(operation, tensor, track)
         for source in tensors_in((operation.args, *operation.kwargs.values())):
-            track = self._known.of(source)
+            track = self._provenance.of(source)
             if track is None or any(tensor is source for tensor in written_in):
                 continue
             for output in tensors_in((operation.output,)):
@@ -580,13 +584,15 @@ class Handwritten:
     def _may_hold(self, operation: Operation, track: Track, source: Tensor, output: Tensor) -> bool:
         """Return True if the output of an unsupported operation may still be scores or weights."""
         if isinstance(track.stage, Noise):
-            return output.numel() == source.numel() and self._known.of(output) is None
+            return output.numel() == source.numel() and self._provenance.of(output) is None
         numbers = output.is_sparse or output.is_floating_point() or output.is_complex()
-        if not numbers or isinstance(self._known.stage_of(output), Weights):
+        if not numbers or isinstance(self._provenance.stage_of(output), Weights):
             return False
         if output.numel() == source.numel() or isinstance(track.stage, Weights):
             return True
-        if output.numel() == 1 or any(map(self._known.is_parameter, tensors_in(operation.args))):
+        if output.numel() == 1 or any(
+            map(self._provenance.is_parameter, tensors_in(operation.args))
+        ):
             return False  # the output of a layer with parameters is features, not scores
         return all(output.numel() * size != source.numel() for size in source.shape[-2:])
 
@@ -597,23 +603,23 @@ class Handwritten:
             own = stage.attention
             own.changed = own.changed or change_of(operation, own.line)
             if own.trouble is not None and (operation.func in JOINS or _has_size(track, tensor)):
-                self._known.put(tensor, None, stage)
+                self._provenance.put(tensor, None, stage)
             elif track.lies_in(tensor):
-                self._known.drop(tensor)
+                self._provenance.drop(tensor)
         elif isinstance(stage, Lost | Noise):
-            self._known.put(tensor, None, stage)
+            self._provenance.put(tensor, None, stage)
         elif isinstance(stage, Scores | Exponentials):
             self._lose(operation, stage, tensor)
         elif track.lies_in(tensor):
-            self._known.drop(tensor)
+            self._provenance.drop(tensor)
 
     def _lose(self, operation: Operation, stage: Scores | Exponentials, output: Tensor) -> None:
         """Track the output of an operation on scores that a matrix cannot represent."""
         scores = stage.scores if isinstance(stage, Exponentials) else stage
         if scores.product.left.shape[-1] == 1:
-            self._known.drop(output)  # an outer product, such as positions times frequencies
+            self._provenance.drop(output)  # an outer product, such as positions times frequencies
         else:
-            self._known.put(output, None, Lost(place_of(operation), scores.product.modules))
+            self._provenance.put(output, None, Lost(place_of(operation), scores.product.modules))
 
 
 def _attention(operation: Operation, name: str | None, dim: int, trouble: str | None) -> Attention:

@@ -34,7 +34,7 @@ def layout_of(
     final: Axes,
     dim: int,
     passed: Sequence[Axes],
-    given: Sequence[Sequence[Tensor]],
+    inputs: Sequence[Sequence[Tensor]],
     *,
     heads_first: bool = False,
 ) -> Layout:
@@ -45,7 +45,7 @@ def layout_of(
         final: the axes of the scores that were the input of the softmax.
         dim: the axis of the softmax.
         passed: the axes of the scores at each step; the ones that split the batch furthest count.
-        given: the tensor arguments of each running ``forward``; their shapes separate batch and
+        inputs: the tensor arguments of each running ``forward``; their shapes separate batch and
             heads if both are merged into one axis.
         heads_first: True if heads may come before the batch in the merged axis.
 
@@ -53,7 +53,7 @@ def layout_of(
         Unsupported: the softmax runs over neither queries nor keys, or over a part of the keys.
     """
     layout = _finest(product, passed, final, dim)
-    split = _with_heads(layout, given)
+    split = _with_heads(layout, inputs)
     if heads_first and split is not layout and split.axes.sizes[0] > 1 < split.axes.sizes[1]:
         raise Unsupported(
             "is taken of scores with batch and heads in one axis, and heads may come first.\n"
@@ -108,12 +108,12 @@ def _layout(product: Product, axes: Axes, dim: int) -> Layout:
     return Layout(arranged, kinds[dim] == "column")
 
 
-def _with_heads(layout: Layout, given: Sequence[Sequence[Tensor]]) -> Layout:
+def _with_heads(layout: Layout, inputs: Sequence[Sequence[Tensor]]) -> Layout:
     """Split an axis that merges batch and heads in two, if the batch size is known."""
     if len(layout.axes.sizes) != 3:
         return layout
     merged, q_len, kv_len = layout.axes.sizes
-    batches = [_batch_of(tensors, q_len, kv_len) for tensors in given]
+    batches = [_batch_of(tensors, q_len, kv_len) for tensors in inputs]
     batch = min((n for n in batches if n is not None and merged % n == 0), default=None)
     if batch is None:
         return layout
@@ -122,9 +122,9 @@ def _with_heads(layout: Layout, given: Sequence[Sequence[Tensor]]) -> Layout:
     return replace(layout, axes=replace(layout.axes, sizes=sizes, places=places))
 
 
-def _batch_of(given: Sequence[Tensor], q_len: int, kv_len: int) -> int | None:
+def _batch_of(inputs: Sequence[Tensor], q_len: int, kv_len: int) -> int | None:
     """Return the batch size of the arguments of a ``forward``; None if it cannot be determined."""
-    floats = [t for t in given if not t.is_nested and t.is_floating_point()]
+    floats = [t for t in inputs if not t.is_nested and t.is_floating_point()]
     # A tensor of shape (..., q_len, kv_len) is a mask or bias, unless it is the only one.
     tokens = [t for t in floats if t.shape[-2:] != (q_len, kv_len)] or floats[:1]
     for tensor in tokens:

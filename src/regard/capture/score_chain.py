@@ -94,14 +94,14 @@ def attention(
     steps: Sequence[Step],
     axes: Axes,
     dim: int,
-    given: Sequence[Sequence[Tensor]] = (),
+    inputs: Sequence[Sequence[Tensor]] = (),
     *,
     heads_first: bool = False,
 ) -> tuple[AttentionMatrix, Axes]:
     """Return the matrix whose weights a softmax computed, and its axes in the product.
 
     The matrix is made of the model's own tensors. It has the axes of the softmax, or of an earlier
-    view of the scores with more axes. ``given`` and ``heads_first`` are as in ``layout_of``.
+    view of the scores with more axes. ``inputs`` and ``heads_first`` are as in ``layout_of``.
 
     Raises:
         Unsupported: a matrix cannot represent the steps; the message is the reason.
@@ -115,7 +115,7 @@ def attention(
         first = axes.places[dim] if sink.before else 0
         final = replace(axes, sizes=sizes, start=axes.start + first)
     passed = [step.axes for step in steps]
-    layout = layout_of(product, final, dim, passed, given, heads_first=heads_first)
+    layout = layout_of(product, final, dim, passed, inputs, heads_first=heads_first)
     return _Reading(product, layout, tuple(steps)).matrix(), layout.axes
 
 
@@ -282,7 +282,7 @@ class _Reading:
                 offset = operand.storage_offset() + found[1]
                 whole = (*sizes, operand.shape[-1])
                 return operand.as_strided(whole, (*found[0], depth), offset)
-        raise Unsupported("is taken of scores whose queries and keys cannot be told.")
+        raise Unsupported("is taken of scores whose queries and keys are unknown.")
 
     def _join_heads(self, sizes: Numbers) -> None:
         """Merge two axes of heads, such as groups and the heads of each group."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from regard.errors import RegardError
-from regard.recording.loading import load
+from regard.recording.file_reader import load
 from regard.recording.recording import Recording
 
 __all__ = ["open_recording"]

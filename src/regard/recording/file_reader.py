@@ -27,7 +27,7 @@ from regard.recording.file_format import (
 )
 from regard.recording.file_writer import FORMAT, KEY
 from regard.recording.layers import Answers, Layer, Origin, Queries, Refusal
-from regard.recording.recording import Recording
+from regard.recording.recording import Recording, merged
 from regard.recording.shard import AXES, Shard
 from regard.recording.tensor_file import DamagedError, TensorFile
 from regard.reductions.top_k import Top
@@ -35,7 +35,7 @@ from regard.scores.given_scores import GivenScores
 from regard.text.escaping import visible
 from regard.text.tokens import Token
 
-__all__ = ["read", "verify"]
+__all__ = ["load", "read", "verify"]
 
 Content = TypeVar("Content")
 
@@ -56,6 +56,42 @@ _WRONG = (
     ValueError,
 )
 """The exceptions that invalid plain data raise."""
+
+
+def load(path: str | os.PathLike[str]) -> Recording:
+    """Load a recording that ``Recording.save`` or ``regard.observe`` with ``path=`` wrote.
+
+    Opening is fast for files of any size. The tensors of a layer are read at its first use and
+    compared with their checksums. No code from the file runs.
+
+    A folder holds the parts of a distributed run, one file for each process. They are merged as by
+    ``Recording.merge``.
+
+    Args:
+        path: the file, or the folder.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        RegardError: the file is not a recording, is damaged, or has a format that this version
+            cannot read; or the files of the folder are not the parts of one run.
+
+    Example:
+        >>> import torch, regard
+        >>> even = regard.attend(torch.zeros(2, 2), torch.zeros(2, 2))
+        >>> regard.Recording({"layer": even}).save("run.safetensors")
+        >>> regard.load("run.safetensors")["layer"].entropy()
+        tensor([0.6931, 0.6931])
+    """
+    folder = check_path(path)
+    if not folder.is_dir():
+        return read(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise RegardError(
+            f"{folder} is a folder without recordings.\n"
+            "    Give the path of a recording, or of the folder of a distributed run."
+        )
+    return merged([read(file) for file in files], [str(file) for file in files])
 
 
 def read(path: str | os.PathLike[str]) -> Recording:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.errors import check_numbers, kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.loading import load
+from regard.recording.file_reader import load
 from regard.recording.recording import Recording
 from regard.text.tokens import Token
 

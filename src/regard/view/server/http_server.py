@@ -35,7 +35,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from regard.errors import RegardError
 from regard.models.pretrained import check_text
-from regard.recording.loading import load
+from regard.recording.file_reader import load
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.export.page_template import filled_template, json_block
