@@ -59,7 +59,10 @@ class Gradient(Law):
         idle = [
             name
             for (name, p), grad in zip(named.items(), found[len(leaves) :], strict=True)
-            if grad is None or (p.ndim > 1 and float(grad.abs().max()) <= least)
+            if grad is None
+            or (p.ndim > 1 and float(grad.abs().max()) <= least)
+            # A bias of the keys moves no weight, either, but it moves the rounding.
+            or (not grad.any() and _rows_with_another(lab, contents, name).equal(run.rows))
         ]
         moving = next((n for n in idle if _moves(lab, contents, run, n)), None)
         if moving is not None:
@@ -129,12 +132,17 @@ class Gradient(Law):
 
 def _moves(lab: Lab, contents: Contents, run: Run, name: str) -> bool:
     """Return True if another value of a parameter gives another output."""
+    return bool(differs(_rows_with_another(lab, contents, name), run.rows).any())
+
+
+def _rows_with_another(lab: Lab, contents: Contents, name: str) -> Tensor:
+    """Return the output with another value of a parameter."""
     call = lab.fresh()
     assert isinstance(call, nn.Module)
     parameter = call.get_parameter(name)
     with torch.no_grad():
         parameter.add_(normal(6, *parameter.shape))
-    return bool(differs(lab.run(contents, call=call).rows, run.rows).any())
+    return lab.run(contents, call=call).rows
 
 
 def _has_other_ways(lab: Lab) -> bool:

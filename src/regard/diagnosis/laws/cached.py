@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from regard.diagnosis.subject import is_installed
 __all__ = ["Cache"]
 
 _CACHE = re.compile(r"cache|past|^mem(ory)?_kv$")
+_ANGLES = re.compile(r"cos|sin|freq|rot|rope|pos")
 _FLAG = re.compile(r"^(use|return|output|update|with)_")
 _START = re.compile(r"^(start_?pos|pos|offset|start|input_pos|cache_pos\w*|past_len\w*|cur_pos)$")
 
@@ -37,7 +39,7 @@ class Cache(Law):
         flags = [n for n, p in parameters.items() if _is_flag(n, p)]
         starts = [n for n in parameters if _START.match(n)]
         caches = [n for n in parameters if _CACHE.search(n) and n not in (*flags, *starts)]
-        if not caches and not (starts and _keeps_tensors(s.call)):
+        if not caches and not (starts and _kept(s.call)):
             is_direct = {"query", "key", "value"} <= set(s.sources)
             if is_direct and (s.has_fewer_queries or _says_cache(s.call)):
                 return self._continued(lab)
@@ -54,6 +56,11 @@ class Cache(Law):
         if not s.has_tokens or not lab.sees_rows or s.is_fixed:
             raise NotTried("Its tokens cannot be cut into pieces.")
         contents = s.contents(s.batch, s.tokens, seed=8)
+        if not caches and not _has_room(lab, contents, starts):
+            lab.notes.append(
+                "It keeps no keys between calls: set up its cache to have that judged."
+            )
+            raise NotTried("It keeps no keys between calls.", applies=False)
         try:
             whole = lab.run(contents).rows
         except Exception as error:
@@ -210,11 +217,29 @@ class Cache(Law):
         return dict(zip(caches, tensors, strict=True))
 
 
-def _keeps_tensors(call: Callable[..., Any]) -> bool:
-    """Return True if a module has buffers, or other tensors that are no parameters."""
-    parts = list(call.modules()) if isinstance(call, nn.Module) else []
-    own = [value for part in parts for value in (*part.buffers(), *vars(part).values())]
-    return any(isinstance(value, Tensor) for value in own)
+def _kept(call: Callable[..., Any]) -> list[tuple[str, Tensor]]:
+    """Return the buffers of a module, and its other tensors that are no parameters, by name."""
+    named = list(call.named_modules()) if isinstance(call, nn.Module) else []
+    return [
+        (f"{prefix}.{name}", value)
+        for prefix, part in named
+        for name, value in (*part.named_buffers(recurse=False), *vars(part).items())
+        if isinstance(value, Tensor)
+    ]
+
+
+def _has_room(lab: Lab, contents: Contents, starts: Sequence[str]) -> bool:
+    """Return True if a module has tensors named as a cache, or that a call writes."""
+    call = lab.fresh()
+    if any(_CACHE.search(name) and not _ANGLES.search(name) for name, _ in _kept(call)):
+        return True
+    before = {name: tensor.clone() for name, tensor in _kept(call)}
+    with suppress(Exception):  # somebody's code may raise anything
+        lab.run(
+            contents, call=call, extra={} if lab.specimen.is_example else dict.fromkeys(starts, 0)
+        )
+    after = dict(_kept(call))
+    return before.keys() != after.keys() or any(not after[n].equal(t) for n, t in before.items())
 
 
 def _is_empty(lab: Lab, slot: Slot) -> bool:

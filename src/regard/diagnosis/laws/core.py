@@ -347,6 +347,10 @@ def _split_of(one: Tensor, other: Tensor) -> int | None:
 def _planned(lab: Lab, run: Run, contents: Contents) -> _Plan:
     """Return where to cut: the last products with parameters before the scores, and the exit."""
     sources = _sources_of(lab, run)
+    if (joined := _projected_together(run.steps, sources)) is not None:
+        raise NotTried(
+            f"It projects {joined} as one text: pass the function of query, key and value inside."
+        )
     found = _walked(run.steps, sources)
     if found is None and {"query", "key", "value"} <= set(contents):
         return _Plan(("query", "key", "value"), None, 0)  # computed without PyTorch
@@ -367,6 +371,29 @@ def _sources_of(lab: Lab, run: Run) -> dict[int, frozenset[Cut]]:
         if slot.source
         for at in addresses(values[slot.name])
     }
+
+
+def _projected_together(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> str | None:
+    """Return the arguments whose tokens one projection takes one behind the other."""
+    origins = dict(sources)
+    nothing = frozenset[Cut]()
+    joined: set[int] = set()
+    for step in steps:
+        reads, outs = step.reads, step.writes
+        own = nothing.union(*(origins.get(at, nothing) for at in reads))
+        if step.name == "cat":
+            axis = step.args[1] if len(step.args) > 1 else 0
+            is_last = axis % step.outputs[0].ndim == step.outputs[0].ndim - 1
+            joined |= outs if len(own) > 1 and not is_last else set()
+        elif not joined.isdisjoint(reads):
+            pair = _pair_of(step)
+            if len(pair) == 2 and step.name != "mul":
+                operands = [origins.get(addresses(t)[0], nothing) for _, t in pair]
+                return None if all(operands) else " and ".join(sorted(map(str, own)))
+            joined |= outs
+        for at in outs if own else ():
+            origins[at] = own
+    return None
 
 
 def _walked(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> _Plan | None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import combinations, pairwise
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from regard.diagnosis.laws.visibility import influence
 __all__ = ["Heads", "Mixture", "Score", "core_of"]
 
 Channel = tuple[Cut, int]
+_Got = TypeVar("_Got")
 _SMALL = 1e-2  # scores of this size square pass a cap unchanged
 
 
@@ -539,8 +540,9 @@ class Score(Law):
         rows, tokens = weights.shape[1:]
         if rows != tokens:
             return None
-        steps = weights[:, -1].clamp(min=1e-300).log().diff()
-        if tokens > 2 and not differs(steps, steps[:, :1]).any() and float(steps.max()) < -1e-6:
+        logs = weights.clamp(min=1e-300).log()
+        away = (logs[:, -1].flip(1).diff(), logs[:, 0].diff())  # before and after a token
+        if tokens > 2 and any(_rises(steps) for steps in away):
             says = "A bias raises the scores of distant keys; that of ALiBi lowers them."
             return Breach(says, self._place(w), is_definite=False)
         later = torch.ones(rows, tokens, dtype=torch.bool, device="cpu").triu(1)
@@ -655,6 +657,11 @@ class _Probe:
         return (self.ratio(many) - start) / size
 
 
+def _rises(steps: Tensor) -> bool:
+    """Return True if the scores of each head rise by the same with each step."""
+    return not bool(differs(steps, steps[:, :1]).any()) and float(steps.min()) > 1e-6
+
+
 def _has_learned_bias(w: Weighing) -> bool:
     """Return True if a parameter moves the weights where all queries and keys are 0."""
     values = w.core.placed(w.core.placed(w.core.bases(1), w.query, 0.0), w.key, 0.0)
@@ -679,21 +686,33 @@ def _moved_parameters(w: Weighing, measured: Callable[[], Tensor], most: int) ->
         most: the numbers that a parameter may have.
     """
     start, sums = measured(), w.weights(w.core.bases(1)).sum(-1)
+    for parameter in _tables(w, most):
+        moved, others = _with_other_numbers(
+            parameter, ..., lambda: (measured(), w.weights(w.core.bases(1)).sum(-1))
+        )
+        is_before = not differs(others, sums, 1e-6).any()
+        yield is_before and bool(differs(moved, start, 1e-3).any())
+
+
+def _tables(w: Weighing, most: int) -> Iterator[Tensor]:
+    """Yield the parameters of at most so many numbers that are no projections."""
     steps, cuts = w.core.run.steps, w.core.plan.cuts
     read = {at for number, step in enumerate(steps) if number not in cuts for at in step.reads}
     for parameter in w.core.run.parameters:
-        if parameter.numel() > most or read.isdisjoint(addresses(parameter)):
-            continue
-        before = parameter.detach().clone()
-        noise = normal(6, *before.shape).abs()
-        with torch.no_grad():
-            parameter.copy_(before * 1.25 + 0.1 * noise)
-            try:
-                moved = measured()
-                is_before = not differs(w.weights(w.core.bases(1)).sum(-1), sums, 1e-6).any()
-            finally:
-                parameter.copy_(before)
-        yield is_before and bool(differs(moved, start, 1e-3).any())
+        if parameter.numel() <= most and not read.isdisjoint(addresses(parameter)):
+            yield parameter
+
+
+def _with_other_numbers(parameter: Tensor, part: Any, measured: Callable[[], _Got]) -> _Got:
+    """Return what is measured while a part of a parameter has other numbers."""
+    before = parameter.detach().clone()
+    noise = normal(6, *before.shape).abs()
+    with torch.no_grad():
+        parameter[part] = (before * 1.25 + 0.1 * noise)[part]
+        try:
+            return measured()
+        finally:
+            parameter.copy_(before)
 
 
 class Heads(Law):
@@ -723,7 +742,39 @@ class Heads(Law):
         heads = w.heads
         if w.core.is_direct and (found := self._out_of_place(w)) is not None:
             return found
-        return self._order(lab, w, heads)
+        return self._order(lab, w, heads) or self._scrambled(w, len(heads))
+
+    @staticmethod
+    def _scrambled(w: Weighing, heads: int) -> Breach | None:
+        """Find a table with an axis for the heads whose numbers reach other heads.
+
+        A table whose numbers move several heads each is one that heads share.
+        """
+        start = w.weights(w.core.bases(1))[0]
+
+        def moved(parameter: Tensor, part: Any) -> Tensor:
+            own = _with_other_numbers(parameter, part, lambda: w.weights(w.core.bases(1))[0])
+            return differs(own, start, 1e-9).any(-1).any(-1)  # (heads,)
+
+        for parameter in _tables(w, 4096) if heads > 1 else ():
+            axes = [axis for axis, size in enumerate(parameter.shape) if size == heads]
+            slices = [
+                torch.stack([moved(parameter, (*[slice(None)] * axis, i)) for i in range(heads)])
+                for axis in axes
+            ]
+            if not axes or any(bool((own.sum(1) <= 1).all()) for own in slices):
+                continue
+            few = torch.linspace(0, parameter.numel() - 1, 24, device="cpu").long().unique()
+            ones = [moved(parameter, torch.unravel_index(n, parameter.shape)) for n in few]
+            counts = {int(own.sum()) for own in ones} - {0}
+            if min(counts, default=heads) == 1:
+                steps = (s for s in w.core.run.steps if set(s.reads) & set(addresses(parameter)))
+                return Breach(
+                    f"A table of shape {tuple(parameter.shape)} has an axis for the {heads} heads, "
+                    "and each of its parts reaches several heads; it should reach its own.",
+                    next((step.place for step in steps if step.place), None),
+                )
+        return None
 
     @staticmethod
     def _same_projections(w: Weighing) -> Breach | None:
