@@ -2,9 +2,9 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -165,11 +165,28 @@ class Cache(Law):
         flags: Sequence[str],
         starts: Sequence[str],
     ) -> Tensor:
-        """Return the rows of all pieces but the first."""
+        """Return the rows of all pieces but the first, with the first cache that holds them."""
+        refusals: list[NotTried] = []
+        for empty in _empty_caches(lab, caches):
+            try:
+                return self._fed(lab, contents, sizes, caches, flags, starts, empty)
+            except NotTried as error:
+                refusals.append(error)
+        raise refusals[0]
+
+    def _fed(
+        self,
+        lab: Lab,
+        contents: Contents,
+        sizes: Sequence[int],
+        caches: Sequence[str],
+        flags: Sequence[str],
+        starts: Sequence[str],
+        held: Mapping[str, Any],
+    ) -> Tensor:
         call = lab.fresh()
         found: list[Tensor] = []
         done = 0
-        held: Mapping[str, Any] = {}
         for size in sizes:
             piece = {name: t[:, done : done + size] for name, t in contents.items()}
             extra = {**dict.fromkeys(flags, True), **dict.fromkeys(starts, done)}
@@ -204,9 +221,10 @@ class Cache(Law):
         if not rest and {"key", "value"} <= set(contents):
             slots = lab.specimen.sources
             rest = [slots[n].lay_out(contents[n][:, :done]) for n in ("key", "value")]
-        if not rest and set(caches) <= {slot.name for slot in lab.specimen.slots}:
-            arguments = lab.specimen.by_name(run.arguments)
+        arguments = lab.specimen.by_name(run.arguments)
+        if not rest and set(caches) <= set(arguments):
             rest = [arguments[name] for name in caches]  # it writes into them
+            rest = rest if all(map(_tensors_of, rest)) else []
         if not rest:
             raise NotTried("It gives back no cache: pass an example that shows one.")
         if len(caches) == 1:
@@ -215,6 +233,26 @@ class Cache(Law):
         if len(tensors) != len(caches):
             raise NotTried("It gives back another number of caches than it takes.")
         return dict(zip(caches, tensors, strict=True))
+
+
+def _empty_caches(lab: Lab, caches: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield what the first call may get as its cache: nothing, or an object that it writes into."""
+    yield {}
+    if len(caches) != 1:
+        return
+    [name] = caches
+    call = lab.specimen.call
+    with suppress(Exception):  # annotations may name what is not there
+        hint = get_type_hints(call.forward if isinstance(call, nn.Module) else call)[name]
+        for own in get_args(hint) or (hint,):
+            if isinstance(own, type) and own.__module__ not in ("builtins", "torch"):
+                yield {name: own()}
+    yield from ({name: {}}, {name: []})
+
+
+def _tensors_of(cache: object) -> list[Tensor]:
+    """Return the tensors in a cache of any kind."""
+    return tensors_in(cache) or tensors_in(getattr(cache, "__dict__", {}))
 
 
 def _kept(call: Callable[..., Any]) -> list[tuple[str, Tensor]]:
@@ -243,7 +281,9 @@ def _has_room(lab: Lab, contents: Contents, starts: Sequence[str]) -> bool:
 
 
 def _is_empty(lab: Lab, slot: Slot) -> bool:
-    """Return True if a cache of the example is all zeros, beside positions from 0."""
+    """Return True if a cache of the example holds nothing, or zeros beside positions from 0."""
+    if slot.kind == "fixed":
+        return not _tensors_of(slot.value)
     tables = (s for s in lab.specimen.slots if s.kind == "given" and s.axes == ("t",))
     values = [torch.as_tensor(s.value, device="cpu") for s in tables]
     begins = any(v.equal(torch.arange(len(v), device="cpu").to(v.dtype)) for v in values)
