@@ -157,21 +157,22 @@ def test_a_comment_decides_nothing() -> None:
     assert regard.check(attention).verdict == "right"
 
 
-def test_flex_attention_is_no_verdict() -> None:
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def test_flex_attention_is_judged_by_its_definition() -> None:
+    def sharp(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flex_attention(q, k, v, score_mod=lambda score, *_: score * 2)
 
-    report = regard.check(attention, args=qkv(1, 2, 7, 8))
-    assert report.verdict == "cannot tell"
-    assert "It calls flex_attention, whose function check cannot look into." in report.missing
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v)
+
+    assert regard.check(sharp, args=qkv(1, 2, 7, 8)).verdict == "wrong"
+    assert regard.check(plain, args=qkv(1, 2, 7, 8)).verdict == "right"
 
 
-def test_flex_attention_without_an_example_is_one_clear_error() -> None:
+def test_an_operation_that_takes_a_function_is_one_clear_error() -> None:
     def attention(x: Tensor) -> Tensor:
-        heads = x[:, None]
-        return flex_attention(heads, heads, heads)[:, 0]
+        return torch.cond(x.sum() > 0, lambda y: y.softmax(-1), lambda y: y, (x,))
 
-    error = r"^attention cannot be judged\. It calls flex_attention, whose function check cannot "
+    error = r"^attention cannot be judged\. It calls cond, whose function check cannot look into\."
     with pytest.raises(ValueError, match=error):
         regard.check(attention)
 

@@ -130,8 +130,17 @@ def copied(module: nn.Module) -> nn.Module:
     kept = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
     if any(id(part) in kept for part in (*own.modules(), *own.parameters(), *own.buffers())):
         raise _uncopied(module, "its copy shares modules or tensors with it")
+    if _uses_flex_attention(own):
+        own.requires_grad_(False)  # on a CPU it refuses parameters that take gradients
     floats = {p.dtype for p in own.parameters() if p.is_floating_point()}
     return (own if floats <= {torch.float32} else own.float()).eval()
+
+
+def _uses_flex_attention(module: nn.Module) -> bool:
+    """Return True if the code of a module, or of a part of it, has imported flex_attention."""
+    flex = getattr(sys.modules.get("torch.nn.attention.flex_attention"), "flex_attention", None)
+    around = (getattr(type(part).forward, "__globals__", {}) for part in module.modules())
+    return flex is not None and any(v is flex for names in around for v in names.values())
 
 
 def independent(module: nn.Module) -> nn.Module:

@@ -34,7 +34,9 @@ class Gradient(Law):
         try:
             run = lab.run(contents, call=call, grads=True, keeps=True)
         except Exception as error:
-            raise NotTried(f"It does not run with gradients ({type(error).__name__}).") from error
+            applies = "support backward" not in str(error)  # flex_attention on a CPU
+            says = f"It does not run with gradients ({type(error).__name__})."
+            raise NotTried(says, applies=applies) from error
         leaves = [t for t in tensors_in(run.arguments) if t.requires_grad]
         named = dict(call.named_parameters()) if isinstance(call, nn.Module) else {}
         named = {n: p for n, p in named.items() if p.requires_grad and p.is_floating_point()}

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -175,8 +176,9 @@ class Tape(TorchDispatchMode):
         self._keeps, self._dtype = keeps, dtype
         self._replaced, self._read = replaced or {}, read
         self._count = 0
+        self._is_inside = False  # of flex_attention
 
-    supports_higher_order_operators = True  # each is refused, in a sentence of ours
+    supports_higher_order_operators = True  # all but flex_attention are refused
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -187,9 +189,20 @@ class Tape(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if isinstance(func, HigherOrderOperator):
-            raise OpaqueOperator(f"It calls {func.name()}, whose function check cannot look into.")
+            plain = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
+            if func.name() != "flex_attention" or plain is None:
+                raise OpaqueOperator(
+                    f"It calls {func.name()}, whose function check cannot look into."
+                )
+            self._is_inside = True
+            try:
+                with self:  # its definition in PyTorch, operation by operation
+                    return plain(*args, **(kwargs or {}))
+            finally:
+                self._is_inside = False
         kwargs = dict(kwargs or {})
-        if torch.is_inference_mode_enabled():  # only there are matmul and linear one operation
+        # Only there are matmul and linear one operation.
+        if self._is_inside or torch.is_inference_mode_enabled():
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
