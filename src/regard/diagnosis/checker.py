@@ -268,7 +268,8 @@ def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], causal: bool | None) ->
             decides = not any(a.role in ("mask", "lengths", "memory") for a in part.arguments)
             report = report_of(list(specimens(part, causal if decides else None)))
         except ValueError as error:
-            reason = str(error).partition("The first error was ")[2] or str(error)
+            said = str(error).partition("The first error was ")[2] or str(error)
+            reason = said.partition("\n    Pass an example call")[0]
             missing.append(f"{shown} does not run alone: {reason}")
             continue
         if report.missing:

@@ -227,7 +227,8 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
         return
     raise ValueError(
         f"{thing.name} fails on every input that was tried; it must run on one of them.\n"
-        f"    The first error was {type(first).__name__}: {first}"
+        f"    The first error was {type(first).__name__}: {first}\n"
+        f"    Pass an example call: {call_to_copy(thing.name, thing.arguments, thing.widths[0])}."
     ) from first
 
 
@@ -333,8 +334,19 @@ def _readings(
         for order, tokens, width in sizes if not vocabulary else sizes[:1]:
             needed = [a for a in takes_masks(thing.arguments) if a.required]
             for forms in product(*(forms_of(a, thing.source) for a in needed)):
-                read = _read(thing, order, tokens, width, forms, vocabulary)
-                yield replace(read, causal=causal)
+                read = replace(_read(thing, order, tokens, width, forms, vocabulary), causal=causal)
+                yield read
+                yield from _with_other_memory(read, thing, width)
+
+
+def _with_other_memory(read: Specimen, thing: Thing, width: int) -> Iterator[Specimen]:
+    """Yield a reading in which the tokens that are attended to have another width."""
+    memory = next((slot for slot in read.slots if slot.source == "memory"), None)
+    for other in thing.widths if memory is not None and width in memory.axes else ():
+        if memory is not None and other != width:
+            own = replace(memory, axes=(*memory.axes[:-1], other))
+            slots = tuple(own if slot is memory else slot for slot in read.slots)
+            yield replace(read, slots=slots)
 
 
 def _read(

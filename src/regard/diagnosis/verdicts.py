@@ -17,6 +17,10 @@ from regard.diagnosis.report import Finding, Report, finding_of
 
 __all__ = ["report_of"]
 
+_NO_ROWS = (
+    "Its output has no row for each token, as where the queries are learned or the tokens are "
+    "pooled: pass the function of query, key and value inside it."
+)
 _NO_NAME = "No known mistake gives these numbers."
 
 
@@ -57,6 +61,9 @@ def report_of(readings: Sequence[Specimen]) -> Report:
     if results[0] in untried:  # where it does not run, the others say the same
         untried = untried[:1]
     missing += [f"The law {r.law.name!r} was not tried: {r.reason}" for r in untried]
+    is_bare = all(r.breach is not None and r.breach.kind == "missing" for r in broken)
+    if missing and is_bare and results[0].outcome == "held" and not lab.sees_rows:
+        missing = [_NO_ROWS]
     if not missing:
         findings = [*findings, *_notes(lab)]
     return replace(plain, findings=tuple(findings), missing="\n".join(missing))

@@ -1,15 +1,16 @@
 """Laws about what may reach what: tokens, padding, positions."""
 
+import re
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.tape import Place, Step, addresses
-from regard.diagnosis.signature import MEMORY
+from regard.diagnosis.signature import MEMORY, docstrings_of
 
 __all__ = ["Influence", "Positions", "ignores_order", "influence", "pair_of", "pattern_of"]
 
@@ -95,6 +96,11 @@ class Influence(Law):
         seen = self._joined(lab, seen)
         i, j = torch.arange(rows, device="cpu")[:, None], torch.arange(tokens, device="cpu")
         causal = lab.specimen.causal
+        keys = _declared_window(lab.specimen.call)
+        window = (j <= i) & (i - j < keys)
+        if keys < tokens and pattern_of(seen).startswith("causal, a") and not seen.equal(window):
+            says = f"Each token sees {pattern_of(seen)[8:]} tokens; the docstring says {keys}."
+            return Breach(says, None, pair_of(seen, window))
         if causal:
             near = (j <= i) & (i - j < 2)
             says = ""
@@ -207,6 +213,27 @@ class Influence(Law):
         elif bool((bad := ~seen & allowed & kept).any()):
             says = f"{_where(bad, moves=False)}, which may see it."
         return Breach(says, None, pair_of(seen, allowed)) if says else None
+
+
+_WINDOW = (
+    (re.compile(r"(\w*window\w*)`*,? (?:tokens|keys),? (?:itself included|including itself)"), 0),
+    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* - 1 "), 0),
+    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* (?:tokens|keys)"), 1),
+)
+
+
+def _declared_window(call: object) -> int:
+    """Return how many keys each query has by the docstring of a module; 0 where it has no number.
+
+    The docstring names an attribute that holds a number, and says if the token itself counts.
+    """
+    for text in docstrings_of(call) if isinstance(call, nn.Module) else ():
+        for pattern, more in _WINDOW:
+            found = pattern.search(" ".join(text.split()))
+            number = getattr(call, found[1], None) if found else None
+            if type(number) is int:
+                return number + more
+    return 0
 
 
 def _lifted(lab: Lab) -> Place | None:
