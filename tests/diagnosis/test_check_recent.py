@@ -11,13 +11,17 @@ from attention_corpus import Case, cases
 from regard import check
 from regard.diagnosis.report import Report
 
-RECENT = cases("recent")
+RECENT = [*cases("recent"), *cases("recent_two")]
 # Neither right nor wrong, by the reason.
 UNDECIDED = {
     "alibi_sign": "a bias may favour distant keys",
+    "alibi_without_abs": "a bias may favour distant keys",
+    "context_behind_text": "one projection takes two arguments",
+    "learned_query_pool": "no output belongs to a token",
     "null_kv": "every output has a share of a value that is no token's",
     "numpy_max_axis": "what moves one row of a NumPy function moves the others",
     "numpy_mha": "the projections of a NumPy function cannot be seen",
+    "perceiver_latents": "no output belongs to a token",
     "rope_pair_mismatch": "rotations of another kind give such scores, too",
     "ssmax": "a scale that follows the number of keys",
     "swin_mask_order": "the order of windows and images is a convention",
@@ -29,8 +33,10 @@ OTHER_LINES = {
     "first_head_masked": "the softmax of the heads that are not masked",
     "mla_scale_nope": "where the scale is used",
     "online_no_rescale": "the first exp of the softmax by hand",
+    "padding_added_to_rows": "the softmax that the mask does not change",
     "rope_head_axis": "where the angles are used",
     "rope_query_only": "the product of queries and keys",
+    "shift_not_undone": "where windows of 4 do not fit",
 }
 _LINE_OF_USE = ("causal-off-by-one", "nan-rows", "mask-of-another-sample")
 

@@ -188,7 +188,9 @@ def test_code_that_always_fails_is_an_error_with_its_own_words() -> None:
 
     message = (
         "broken fails on every input that was tried; it must run on one of them.\n"
-        "    The first error was RuntimeError: no such thing"
+        "    The first error was RuntimeError: no such thing\n"
+        "    Pass an example call: regard.check(broken, args=(torch.randn(2, 7, 24), "
+        "torch.randn(2, 7, 24), torch.randn(2, 7, 24),))."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         regard.check(broken)
