@@ -33,6 +33,7 @@ __all__ = [
     "is_installed",
     "quiet",
     "source_of",
+    "uses_flex_attention",
 ]
 
 FEW_BITS = (torch.float16, torch.bfloat16)
@@ -130,13 +131,11 @@ def copied(module: nn.Module) -> nn.Module:
     kept = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
     if any(id(part) in kept for part in (*own.modules(), *own.parameters(), *own.buffers())):
         raise _uncopied(module, "its copy shares modules or tensors with it")
-    if _uses_flex_attention(own):
-        own.requires_grad_(False)  # on a CPU it refuses parameters that take gradients
     floats = {p.dtype for p in own.parameters() if p.is_floating_point()}
     return (own if floats <= {torch.float32} else own.float()).eval()
 
 
-def _uses_flex_attention(module: nn.Module) -> bool:
+def uses_flex_attention(module: nn.Module) -> bool:
     """Return True if the code of a module, or of a part of it, has imported flex_attention."""
     flex = getattr(sys.modules.get("torch.nn.attention.flex_attention"), "flex_attention", None)
     around = (getattr(type(part).forward, "__globals__", {}) for part in module.modules())

@@ -57,9 +57,7 @@ class Cache(Law):
             raise NotTried("Its tokens cannot be cut into pieces.")
         contents = s.contents(s.batch, s.tokens, seed=8)
         if not caches and not _has_room(lab, contents, starts):
-            lab.notes.append(
-                "It keeps no keys between calls: set up its cache to have that judged."
-            )
+            lab.notes.append("It keeps no keys between calls: set up its cache to check that.")
             raise NotTried("It keeps no keys between calls.", applies=False)
         try:
             whole = lab.run(contents).rows
@@ -272,10 +270,11 @@ def _has_room(lab: Lab, contents: Contents, starts: Sequence[str]) -> bool:
     if any(_CACHE.search(name) and not _ANGLES.search(name) for name, _ in _kept(call)):
         return True
     before = {name: tensor.clone() for name, tensor in _kept(call)}
-    with suppress(Exception):  # somebody's code may raise anything
-        lab.run(
-            contents, call=call, extra={} if lab.specimen.is_example else dict.fromkeys(starts, 0)
-        )
+    extra = {} if lab.specimen.is_example else dict.fromkeys(starts, 0)
+    try:
+        lab.run(contents, call=call, extra=extra)
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return True  # what it raises is told later
     after = dict(_kept(call))
     return before.keys() != after.keys() or any(not after[n].equal(t) for n, t in before.items())
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from regard.diagnosis.laws.specimen import Contents, Specimen
 from regard.diagnosis.laws.tape import Change, Place, Step, Tape, place_of, tensors_in
-from regard.diagnosis.subject import independent, quiet
+from regard.diagnosis.subject import independent, quiet, uses_flex_attention
 
 __all__ = ["Lab", "NotTried", "Run", "as_tensors", "differs", "normal"]
 
@@ -103,6 +103,10 @@ class Lab:
                     setattr(part, name, value.double())
         return exact
 
+    @cached_property
+    def _uses_flex(self) -> bool:
+        return isinstance(self.specimen.call, nn.Module) and uses_flex_attention(self.specimen.call)
+
     def for_first_sample(self) -> "Lab":
         """Return a lab in which all samples have the caller's arguments of the first."""
         if not self.specimen.has_given_samples:
@@ -118,10 +122,14 @@ class Lab:
         """The module in float64; None for a function."""
         return self._exact if isinstance(self._exact, nn.Module) else None
 
-    def fresh(self, *, is_double: bool = True) -> Callable[..., Any]:
-        """Return a copy of the code that nothing else uses."""
+    def fresh(self, *, is_double: bool = True, grads: bool = False) -> Callable[..., Any]:
+        """Return a copy of the code that nothing else uses; ``grads``: its gradients are wanted."""
         original = self._exact if is_double else self.specimen.call
-        return independent(original) if isinstance(original, nn.Module) else original
+        if not isinstance(original, nn.Module):
+            return original
+        own = independent(original)
+        # On a CPU flex_attention refuses parameters that take gradients.
+        return own if grads or not self._uses_flex else own.requires_grad_(False)
 
     def run(
         self,

@@ -98,7 +98,8 @@ class Influence(Law):
         causal = lab.specimen.causal
         keys = _declared_window(lab.specimen.call)
         window = (j <= i) & (i - j < keys)
-        if keys < tokens and pattern_of(seen).startswith("causal, a") and not seen.equal(window):
+        is_window = pattern_of(seen).startswith("causal, a window")
+        if 0 < keys < tokens and is_window and not seen.equal(window):
             says = f"Each token sees {pattern_of(seen)[8:]} tokens; the docstring says {keys}."
             return Breach(says, None, pair_of(seen, window))
         if causal:
