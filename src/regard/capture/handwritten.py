@@ -36,7 +36,7 @@ from regard.capture.provenance import (
     storage_key,
 )
 from regard.capture.refusals import Absence
-from regard.capture.score_chain import Plus, Step, Times, attention
+from regard.capture.score_chain import Plus, Step, Times, attention_of_steps
 from regard.capture.score_operations import STEPS, next_scores, with_sink
 from regard.capture.weight_operations import (
     after_operation,
@@ -226,56 +226,56 @@ class Handwritten:
         The weights are (batch, rows, keys), the value is (batch, keys, head_dim).
         """
         weights = cast(Weights, track.stage)
-        own = weights.attention
-        if own.name is None or own.is_refused:
+        attention = weights.attention
+        if attention.name is None or attention.is_refused:
             return
-        if own.trouble is not None:
-            self._refuse_attention(own, own.trouble)
+        if attention.trouble is not None:
+            self._refuse_attention(attention, attention.trouble)
             return
         seen = track.of_view(tensor)
         with apart():
-            reason = _mismatch(operation, own, seen, alpha)
+            reason = _mismatch(operation, attention, seen, alpha)
             if reason is not None:
-                own.changed = own.changed or reason
+                attention.changed = attention.changed or reason
                 return
-            weight_axes = cast(WeightAxes, own.weight_axes)
+            weight_axes = cast(WeightAxes, attention.weight_axes)
             used = cast(Axes, seen).arranged(tensor, weight_axes.axes)
             used = None if used is None else used.expand(weight_axes.axes.sizes)
             if used is None or not _is_proved(weights, used):
-                self._refuse_attention(own, _UNPROVED.format(own.line))
+                self._refuse_attention(attention, _UNPROVED.format(attention.line))
                 return
             empty_rows = weight_axes.empty_rows(used) if weights.may_have_empty_rows else None
-            if not own.is_recorded:
+            if not attention.is_recorded:
                 self._record(weights, empty_rows, cast(Axes, seen), value)
-            elif not _are_alike(own.empty_rows, empty_rows):
-                self._refuse_attention(own, _TWO_ROWS.format(own.line))
+            elif not _are_alike(attention.empty_rows, empty_rows):
+                self._refuse_attention(attention, _TWO_ROWS.format(attention.line))
 
     def _record(
         self, weights: Weights, empty_rows: Tensor | None, seen: Axes, factor: Tensor
     ) -> None:
-        own = weights.attention
-        whole = cast(AttentionMatrix, own.matrix)
+        attention = weights.attention
+        whole = cast(AttentionMatrix, attention.matrix)
         matrix = without_rows(whole, empty_rows)
         if weights.is_dropped and matrix is not whole:
-            self._refuse_attention(own, _DROPPED_ROWS.format(own.line))
+            self._refuse_attention(attention, _DROPPED_ROWS.format(attention.line))
             return
-        own.is_recorded, own.empty_rows, own.matrix = True, empty_rows, None
-        self._pending = [each for each in self._pending if each is not own]
-        take_value = self._take(cast(str, own.name), matrix)
+        attention.is_recorded, attention.empty_rows, attention.matrix = True, empty_rows, None
+        self._pending = [each for each in self._pending if each is not attention]
+        take_value = self._take(cast(str, attention.name), matrix)
         if take_value is not None:
-            value = cast(WeightAxes, own.weight_axes).value(seen, factor)
+            value = cast(WeightAxes, attention.weight_axes).value(seen, factor)
             if value is not None:
                 take_value(value)
 
-    def _refuse_attention(self, own: Attention, reason: str) -> None:
-        own.is_refused, own.matrix, own.sample = True, None, None
-        self._pending = [each for each in self._pending if each is not own]
-        if own.name is not None and not own.is_outer:
-            self._refuse(own.name, reason, own.line)
+    def _refuse_attention(self, attention: Attention, reason: str) -> None:
+        attention.is_refused, attention.matrix, attention.sample = True, None, None
+        self._pending = [each for each in self._pending if each is not attention]
+        if attention.name is not None and not attention.is_outer:
+            self._refuse(attention.name, reason, attention.line)
 
-    def _give_up(self, own: Attention) -> None:
+    def _give_up(self, attention: Attention) -> None:
         """Refuse an attention whose weights can no longer be multiplied by a value."""
-        self._refuse_attention(own, own.changed or _UNMET.format(own.line))
+        self._refuse_attention(attention, attention.changed or _UNMET.format(attention.line))
 
     def _forget(self) -> None:
         """Remove freed storages, and refuse attentions whose weights were freed."""
@@ -303,8 +303,8 @@ class Handwritten:
                 "softmax, and is no scale, bias, softcap, mask or sink."
             )
             name = _owner(operation, track.stage.modules)
-            own = _attention(operation, name, dim % source.ndim, reason)
-            self._put_weights(operation, own)
+            attention = _attention(operation, name, dim % source.ndim, reason)
+            self._put_weights(operation, attention)
         else:
             self.pass_on(operation)
 
@@ -353,8 +353,8 @@ class Handwritten:
         """Track the weights of a softmax; they are recorded when they are multiplied by a value."""
         output = cast(Tensor, operation.output)
         name = _owner(operation, scores.product.modules)
-        own = _attention(operation, name, dim, None)
-        own.is_outer = scores.product.left.shape[-1] == 1
+        attention = _attention(operation, name, dim, None)
+        attention.is_outer = scores.product.left.shape[-1] == 1
         if name is None:
             return
         try:
@@ -363,21 +363,21 @@ class Handwritten:
                     raise Unsupported("is taken of an unknown part of the scores.")
                 inputs = operation.inputs() if len(axes.sizes) == 3 else []
                 heads_first = self._merges.is_heads_first(scores.product)
-                matrix, final = attention(
+                matrix, final = attention_of_steps(
                     scores.product, scores.steps, axes, dim, inputs, heads_first=heads_first
                 )
-                self._describe(own, matrix, final, axes, output, scores, source)
+                self._describe(attention, matrix, final, axes, output, scores, source)
         except Unsupported as cause:
-            own.trouble = f"the softmax ({own.line}) {cause}"
+            attention.trouble = f"the softmax ({attention.line}) {cause}"
         except (TypeError, ValueError, RuntimeError, MemoryError) as cause:
-            own.trouble = str(cause)
-        if own.trouble is None:
-            self._pending.append(own)
-        self._put_weights(operation, own)
+            attention.trouble = str(cause)
+        if attention.trouble is None:
+            self._pending.append(attention)
+        self._put_weights(operation, attention)
 
     def _describe(
         self,
-        own: Attention,
+        attention: Attention,
         matrix: AttentionMatrix,
         final: Axes,
         axes: Axes,
@@ -402,11 +402,11 @@ class Handwritten:
         sample = Sample.of(rows, weights.expand(sizes), dtype, len(scores.steps))
         if not sample.is_of(matrix):
             raise Unsupported("gave other weights than follow from its query and key.")
-        own.matrix, own.weight_axes, own.sample = matrix, weight_axes, sample
+        attention.matrix, attention.weight_axes, attention.sample = matrix, weight_axes, sample
 
-    def _put_weights(self, operation: Operation, own: Attention) -> None:
+    def _put_weights(self, operation: Operation, attention: Attention) -> None:
         output = cast(Tensor, operation.output)
-        self._provenance.put(output, Axes.of(output, contiguous(output.shape)), Weights(own))
+        self._provenance.put(output, Axes.of(output, contiguous(output.shape)), Weights(attention))
 
     # Steps before and after the softmax
 
@@ -523,13 +523,14 @@ class Handwritten:
         before, after = None if earlier is None else earlier.stage, track.stage
         if earlier is None or earlier.axes is None or not isinstance(before, Scores):
             return None
-        there, own = earlier.of_view(target), track.of_view(source)
         if not isinstance(after, Scores) or after.product is not before.product:
             return None
-        more = after.steps[len(before.steps) :]
-        same = there is not None and own is not None and there.places == own.places
-        if not same or there is None or own is None or there.start != own.start:
+        target_axes, source_axes = earlier.of_view(target), track.of_view(source)
+        if target_axes is None or source_axes is None:
             return None
+        if (target_axes.places, target_axes.start) != (source_axes.places, source_axes.start):
+            return None
+        more = after.steps[len(before.steps) :]
         if after.steps[: len(before.steps)] != before.steps:
             return None
         with apart():
@@ -539,7 +540,7 @@ class Handwritten:
                 if not isinstance(step, Plus) or not isinstance(step.numbers, Tensor):
                     return None
                 spread = step.numbers.expand(step.axes.sizes).contiguous()
-                numbers = step.axes.arranged(spread, there)
+                numbers = step.axes.arranged(spread, target_axes)
                 if numbers is None:
                     return None
                 part += step.factor * numbers
@@ -600,9 +601,11 @@ class Handwritten:
         """Record that an operation changed scores or weights, with its result in ``tensor``."""
         stage = track.stage
         if isinstance(stage, Weights):
-            own = stage.attention
-            own.changed = own.changed or change_of(operation, own.line)
-            if own.trouble is not None and (operation.func in JOINS or _has_size(track, tensor)):
+            attention = stage.attention
+            attention.changed = attention.changed or change_of(operation, attention.line)
+            if attention.trouble is not None and (
+                operation.func in JOINS or _has_size(track, tensor)
+            ):
                 self._provenance.put(tensor, None, stage)
             elif track.lies_in(tensor):
                 self._provenance.drop(tensor)
@@ -628,40 +631,46 @@ def _attention(operation: Operation, name: str | None, dim: int, trouble: str | 
     return Attention(name, operation.place(), place, output.shape[dim], trouble)
 
 
-def _mismatch(operation: Operation, own: Attention, seen: Axes | None, alpha: float) -> str | None:
+def _mismatch(
+    operation: Operation, attention: Attention, seen: Axes | None, alpha: float
+) -> str | None:
     """Return why a product is not ``weights @ value`` over all keys; None if it is.
 
     ``seen`` are the axes of the weights, (batch, rows, keys); None if they cannot be determined.
     ``alpha`` is the factor of the product.
     """
-    weight_axes = own.weight_axes
+    weight_axes = attention.weight_axes
     if seen is None or weight_axes is None:
-        return change_of(operation, own.line)
-    if seen.sizes[-1] > 1 and not _is_along(seen, -1, own):
+        return change_of(operation, attention.line)
+    if seen.sizes[-1] > 1 and not _is_along(seen, -1, attention):
         over_queries = seen.places[-1] == weight_axes.axes.places[-2]
-        return _OTHER_AXIS.format(own.line) if over_queries else change_of(operation, own.line)
+        if over_queries:
+            return _OTHER_AXIS.format(attention.line)
+        return change_of(operation, attention.line)
     sides = zip(seen.sizes, seen.places, strict=True)
     if math.prod(size for size, place in sides if place) != math.prod(weight_axes.axes.sizes):
-        return _PART.format(own.line)
+        return _PART.format(attention.line)
     is_of_batch = seen.sizes[0] == 1 or seen.places[0] in weight_axes.axes.places[:-2]
-    return None if alpha == 1 and is_of_batch else change_of(operation, own.line)
+    return None if alpha == 1 and is_of_batch else change_of(operation, attention.line)
 
 
 def _is_proved(weights: Weights, used: Tensor) -> bool:
     """Return True if sampled rows show that a tensor on the matrix's axes holds its weights."""
-    own = weights.attention
-    if own.sample is None or (own.matrix is not None and not own.sample.is_of(own.matrix)):
+    attention = weights.attention
+    if attention.sample is None or (
+        attention.matrix is not None and not attention.sample.is_of(attention.matrix)
+    ):
         return False
-    return own.sample.has_weights(used, weights.rounding, is_dropped=weights.is_dropped)
+    return attention.sample.has_weights(used, weights.rounding, is_dropped=weights.is_dropped)
 
 
-def _is_along(seen: Axes, axis: int, own: Attention) -> bool:
+def _is_along(seen: Axes, axis: int, attention: Attention) -> bool:
     """Return True if an axis of the weights stays within the keys of one query."""
-    step, rest = divmod(seen.places[axis], own.place) if own.place else (0, 0)
+    step, rest = divmod(seen.places[axis], attention.place) if attention.place else (0, 0)
     if rest or step < 1:
         return False
-    first = seen.start // own.place % own.length
-    return first + step * (seen.sizes[axis] - 1) < own.length
+    first = seen.start // attention.place % attention.length
+    return first + step * (seen.sizes[axis] - 1) < attention.length
 
 
 def _has_size(track: Track, tensor: Tensor) -> bool:

@@ -196,10 +196,7 @@ class Recorder:
                 return None
         if values is None:
             return None
-        group = cast(QueryKeyScores, whole.source).group
-        num_heads = whole.shape[-3] if whole.ndim > 2 else 1
-        take = partial(self._take_value, values, num_heads, group, heads)
-        return partial(take, gradients=gradients)
+        return partial(self._take_value, values, whole, heads, gradients)
 
     def _chosen_heads(
         self, name: str, matrix: AttentionMatrix
@@ -233,22 +230,20 @@ class Recorder:
     def _take_value(
         self,
         values: Values,
-        num_heads: int,
-        group: int,
+        matrix: AttentionMatrix,
         heads: list[int] | None,
-        value: Tensor,
-        *,
         gradients: bool,
+        value: Tensor,
     ) -> None:
         """Record the value of the last call; a failure is reported when the block ends."""
         if self._gave_up:
             return
         with torch.inference_mode(False), torch.no_grad():
             try:
-                values.add(value_heads(value, num_heads, group, heads))
+                values.add(value_heads(value, matrix, heads))
                 if gradients:
                     with torch.enable_grad():
-                        values.in_graph = value_heads(value, num_heads, group, heads)
+                        values.in_graph = value_heads(value, matrix, heads)
             except OSError as error:
                 self._give_up(error)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped

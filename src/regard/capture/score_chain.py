@@ -28,7 +28,7 @@ __all__ = [
     "Step",
     "Tanh",
     "Times",
-    "attention",
+    "attention_of_steps",
 ]
 
 LOW = -1e3
@@ -89,7 +89,7 @@ class Bound:
 Step: TypeAlias = Times | Plus | Fill | Tanh | Sink | Bound
 
 
-def attention(
+def attention_of_steps(
     product: Product,
     steps: Sequence[Step],
     axes: Axes,

@@ -64,15 +64,16 @@ def _keys(key: Tensor, kv_heads: list[int]) -> Tensor:
     return key.index_select(-3, torch.tensor(distinct if even else kv_heads, device=key.device))
 
 
-def value_heads(value: Tensor, num_heads: int, group: int, heads: list[int] | None) -> Tensor:
-    """Return the value of some heads, or of all with None; a group with one key has one value.
+def value_heads(value: Tensor, matrix: AttentionMatrix, heads: list[int] | None) -> Tensor:
+    """Return the value of some heads of a matrix, or of all with None.
 
-    The value is (..., num_kv_heads, kv_len, head_dim) or (..., num_heads, kv_len, head_dim).
-    ``group`` heads share a key.
+    The value is (..., num_kv_heads, kv_len, head_dim) or (..., num_heads, kv_len, head_dim). If
+    heads share a key, equal values of neighbouring heads are also shared.
     """
     if value.ndim < 3:
         return value
-    if group > 1 and value.shape[-3] == num_heads:
+    num_heads = matrix.shape[-3] if matrix.ndim > 2 else 1
+    if cast(QueryKeyScores, matrix.source).group > 1 and value.shape[-3] == num_heads:
         value = drop_repeated_heads(value)
     shared = num_heads // value.shape[-3]
     return value if heads is None else _keys(value, [head // shared for head in heads])

@@ -19,7 +19,7 @@ __all__ = ["texts_of"]
 _AT_ONCE = 2**22
 
 
-def texts_of(matrix: AttentionMatrix, *, rows: range | None = None) -> tuple[range, ...]:
+def texts_of(matrix: AttentionMatrix, *, rows: range) -> tuple[range, ...]:
     """Return the range of keys without padding for each batch entry.
 
     A range goes from the first key that a query may attend to, to the last. Without a batch axis
@@ -28,12 +28,11 @@ def texts_of(matrix: AttentionMatrix, *, rows: range | None = None) -> tuple[ran
     Args:
         matrix: the matrix; only its mask and its bias are read, and no weight is computed.
         rows: the positions of the rows among the keys. It is empty if queries and keys are
-            different texts; None means all keys. A key at one of these positions is padding if no
+            different texts. A key at one of these positions is padding if no
             row may attend to it. A window may also hide real tokens, so for other keys only masks
             that depend on keys alone count.
     """
     kv_len, mask, added = matrix.shape[-1], matrix.mask, _added(matrix)
-    rows = range(kv_len) if rows is None else rows
     of_keys = None if mask is None else _of_keys(mask)
     seen = _seen(matrix, of_keys, added if added is None or 1 in added.shape[-2:] else None)
     if rows:
