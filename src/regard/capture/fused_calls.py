@@ -21,9 +21,8 @@ from torch._ops import OpOverload
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.masks import Causal, Documents, Keep, Mask, Padding, SlidingWindow, as_mask
-from regard.masks.recognise import recognised, split
+from regard.masks.recognise import allowed_rows, recognised, split
 from regard.matrix.attention_matrix import AttentionMatrix, attend
-from regard.scores.box import Box
 from regard.scores.position_bias import ALiBi
 from regard.tracing.tracer import Operation
 
@@ -385,9 +384,7 @@ def _recognised_mask(block_mask: "BlockMask", query: Tensor, key: Tensor) -> Mas
     mask = as_mask(block_mask).bind(shape, query.device)
     if shape[0] * shape[-2] * shape[-1] > _LARGEST:
         return mask
-    leading = (slice(0, shape[0]), slice(0, shape[1]))
-    everything = Box(leading, slice(0, shape[-2]), slice(0, shape[-1]))
-    return recognised(mask.block(everything, shape, query.device), shape)
+    return recognised(allowed_rows(mask, slice(0, shape[-2]), shape, query.device), shape)
 
 
 def _block_mask(parts: tuple[Any, ...], buffers: tuple[Any, ...]) -> "BlockMask | None":

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from regard.capture.tensor_copies import TensorCopies
 from regard.masks import Mask
-from regard.masks.recognise import FAR
-from regard.scores.box import Box
+from regard.masks.recognise import FAR, allowed_rows
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Place", "Run", "Runs", "extended"]
@@ -200,14 +199,15 @@ def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
     q_len, kv_len = shape[-2:]
     if (mask is None and source.bias is None) or q_len == kv_len:
         return kv_len
-    leading, row = tuple(slice(0, n) for n in shape[:-2]), slice(q_len - 1, q_len)
-    some = slice(0, kv_len) if mask is None else mask.key_bounds(leading, row, shape).any
-    end = slice(max(some.stop - 1, some.start), some.stop)
-    for columns in (end, some):
-        seen = _seen(source, mask, Box(leading, row, columns)).nonzero()
-        if len(seen):
-            return columns.start + int(seen[-1]) + 1
-    return kv_len
+    tensors = () if mask is None else mask.tensors
+    tensors = tensors if source.bias is None else (source.bias, *tensors)
+    # A mask without tensors is computed on the CPU, which needs no synchronisation.
+    device = tensors[0].device if tensors else torch.device("cpu")
+    visible = allowed_rows(mask, slice(q_len - 1, q_len), shape, device)
+    if source.bias is not None:
+        visible = visible & (source.bias[..., -1:, :] > FAR)  # a very low bias hides a key
+    keys = visible.flatten(0, -2).any(0).nonzero()
+    return int(keys[-1]) + 1 if len(keys) else kv_len
 
 
 def _reach(source: QueryKeyScores, mask: Mask | None, stop: int) -> int:
@@ -218,34 +218,12 @@ def _reach(source: QueryKeyScores, mask: Mask | None, stop: int) -> int:
     shape, bias = source.shape, source.bias
     if stop == shape[-1]:
         return stop
-    spills = torch.ones((), dtype=torch.bool, device=source.device)
-    if mask is not None:
-        everywhere = tuple(slice(0, n) for n in shape)
-        box = Box(everywhere[:-2], everywhere[-2], slice(stop, shape[-1]))
-        spills = mask.block(box, shape, source.device)
+    spills = allowed_rows(mask, slice(0, shape[-2]), shape, source.device)[..., stop:]
     if bias is not None:
         beyond = bias if bias.shape[-1] == 1 else bias[..., stop:]
         equally_low = (beyond > -torch.inf) & (beyond >= bias.amax(-1, keepdim=True))
         spills = spills & ((beyond > FAR) | equally_low)
     return shape[-1] if bool(spills.any()) else stop
-
-
-def _seen(source: QueryKeyScores, mask: Mask | None, box: Box) -> Tensor:
-    """Return True for each key that is visible in a batch entry or head, (columns,).
-
-    A very negative bias hides a key like a mask.
-    """
-    tensors = () if mask is None else mask.tensors
-    tensors = tensors if source.bias is None else (source.bias, *tensors)
-    device = tensors[0].device if tensors else torch.device("cpu")
-    if mask is None:
-        seen = torch.ones(1, box.columns.stop - box.columns.start, dtype=torch.bool, device=device)
-    else:
-        seen = mask.block(box, source.shape, device)
-    if source.bias is not None:
-        bias = source.bias.expand(*source.bias.shape[:-2], *source.shape[-2:])
-        seen = seen & (bias[..., box.rows, box.columns] > FAR)
-    return seen.flatten(0, -2).any(0)
 
 
 def _with_more_keys(run: Run, source: QueryKeyScores, stop: int) -> Place | None:

@@ -37,14 +37,13 @@ from regard.masks import (
     SlidingWindow,
 )
 from regard.masks.mask import fits
-from regard.masks.recognise import recognised
+from regard.masks.recognise import allowed_rows, recognised_rows
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Top, TopK, fitting, padded
 from regard.scores.autocast import without_autocast
-from regard.scores.box import Box
 from regard.scores.given_scores import GivenScores
 from regard.scores.position_bias import ALiBi, Bias, T5Bias
 from regard.scores.query_key import QueryKeyScores
@@ -205,22 +204,17 @@ def _plain_mask(
 
 def _written_out(mask: Mask, shape: torch.Size, device: torch.device) -> Mask:
     """Evaluate a mask that is code, and return a mask of a named kind or a bool tensor."""
-    *sizes, q_len, kv_len = shape
-    leading = tuple(slice(0, n) for n in sizes)
 
-    def block(start: int, stop: int) -> Tensor:
-        allowed = mask.block(Box(leading, slice(start, stop), slice(0, kv_len)), shape, device)
-        return allowed.expand(*allowed.shape[:-2], stop - start, kv_len)
+    def allowed(rows: slice) -> Tensor:
+        return allowed_rows(mask, rows, shape, device)
 
-    size = block(0, 1).numel() * q_len
-    if size > _LARGEST_CALLABLE:
+    size = torch.Size((*allowed(slice(0, 1)).shape[:-2], *shape[-2:]))
+    if size.numel() > _LARGEST_CALLABLE:
         limit = bytes_text(_LARGEST_CALLABLE)
         raise _code(
-            f"the mask {mask.text}; written out it is {bytes_text(size)}, more than {limit}"
+            f"the mask {mask.text}; written out it is {bytes_text(size.numel())}, more than {limit}"
         )
-    step = max(1, 2**22 * q_len // size)
-    parts = [block(start, min(start + step, q_len)) for start in range(0, q_len, step)]
-    known = recognised(torch.cat(parts, -2), shape)
+    known = recognised_rows(allowed, size, shape)
     if known is None:
         return Keep(torch.ones((1,) * len(shape), dtype=torch.bool, device=device))
     return known

@@ -1,6 +1,5 @@
 """Detection of padding: keys at both ends of a text that no query may attend to."""
 
-from collections.abc import Iterator
 from math import prod
 from typing import cast
 
@@ -8,8 +7,8 @@ import torch
 from torch import Tensor
 
 from regard.masks import And, Drop, Keep, Mask, Or, Padding
+from regard.masks.recognise import allowed_rows
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.scores.box import Box, broadcast_index
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import MASKED_SCORE
@@ -48,13 +47,13 @@ def _seen(matrix: AttentionMatrix, mask: Mask | None, added: Tensor | None) -> T
     seen = torch.zeros(entries, kv_len, dtype=torch.bool, device=matrix.device)
     if added is None and (mask is None or _shows_both_ends(mask, shape)):
         return ~seen
-    for box in _boxes(shape):
-        shown = torch.ones((), dtype=torch.bool, device=matrix.device)
-        if mask is not None:
-            shown = shown & mask.block(box, shape, matrix.device)
+    height = max(1, _AT_ONCE // (prod(shape[:-2]) * kv_len))
+    for start in range(0, shape[-2], height):
+        rows = slice(start, min(start + height, shape[-2]))
+        shown = allowed_rows(mask, rows, shape, matrix.device)
         if added is not None:
-            shown = shown & ~(broadcast_index(added, box.at_both) <= MASKED_SCORE)
-        shown = shown[(None,) * (len(shape) - shown.ndim)]  # every axis, full or 1
+            whole = added.expand(*added.shape[:-2], *shape[-2:])
+            shown = shown & ~(whole[..., rows, :] <= MASKED_SCORE)
         by_key = shown.flatten(1, -2).any(1) if len(shape) > 3 else shown.flatten(0, -2).any(0)
         seen |= by_key
     return seen
@@ -95,15 +94,6 @@ def _shows_both_ends(mask: Mask, shape: torch.Size) -> bool:
     every = [mask.key_bounds(leading, rows, shape).all for rows in ends]
     whole = [part for part in every if part.start < part.stop]
     return any(part.start == 0 for part in whole) and any(part.stop == shape[-1] for part in whole)
-
-
-def _boxes(shape: torch.Size) -> Iterator[Box]:
-    """Yield boxes of rows that cover the whole matrix."""
-    leading = tuple(slice(0, n) for n in shape[:-2])
-    height = max(1, _AT_ONCE // (prod(shape[:-2]) * shape[-1]))
-    for start in range(0, shape[-2], height):
-        rows = slice(start, min(start + height, shape[-2]))
-        yield Box(leading, rows, slice(0, shape[-1]))
 
 
 def _extent(seen: Tensor, kv_len: int) -> range:
