@@ -25,7 +25,7 @@ import { Controls } from "./views/controls";
 import { listen } from "./views/keys";
 import { notes } from "./views/notes";
 import { openingCell, openingHead } from "./views/opening";
-import { Reader, type Reading } from "./views/reading";
+import { changesReading, Reader, type Reading } from "./views/reading";
 import { StepsView } from "./views/steps";
 import { Views } from "./views/views";
 
@@ -309,6 +309,8 @@ export class Page {
   }
 
   read(reading: Reading) {
+    // In the next frame another one is asked for; this one must not fill in the new cell.
+    if (changesReading(this.store.changed)) return;
     this.reading = reading;
     // What answers again, answers the view as well.
     if (reading.column && this.mended(this.words)) this.views.update(this.store.state, new Set(["size"]));

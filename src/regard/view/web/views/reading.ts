@@ -41,7 +41,7 @@ export class Reader {
   ) {}
 
   update(state: State, changed: Set<string>) {
-    if (!CAUSES.some((name) => changed.has(name))) return;
+    if (!changesReading(changed)) return;
     this.latest.abort();
     const { signal } = (this.latest = new AbortController());
     this.isReading = this.source.layers[state.layer].kind !== "map";
@@ -76,6 +76,11 @@ export class Reader {
     }
     onReading({ ...reading, column });
   }
+}
+
+/** @param changed parts of the state */
+export function changesReading(changed: Set<string>): boolean {
+  return CAUSES.some((name) => changed.has(name));
 }
 
 /** @returns the lowest index of the largest; where none is above 0, of a NaN */
