@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
     import regard
-    from pages import Open
+    from pages import Open, Serve
 
 # One profile, on a laptop as in CI: the same examples every time, and no deadline because a loaded
 # machine is not a bug. Both names exist so that CI can never become the laxer one unnoticed.
@@ -144,3 +144,12 @@ def show(browser: "Browser", tmp_path: Path) -> Iterator["Open"]:
 
     with pages.opener(browser, tmp_path) as show:
         yield show
+
+
+@pytest.fixture
+def serve(browser: "Browser") -> Iterator["Serve"]:
+    """Serves a recording and opens its page."""
+    import pages
+
+    with pages.server_opener(browser) as serve:
+        yield serve

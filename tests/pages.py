@@ -28,6 +28,7 @@ from regard.view.export.page_file import write_page
 from regard.view.server import http_server as server
 
 Open = Callable[..., Page]
+Serve = Callable[..., tuple[Page, "Serving"]]
 TOKEN = "secret"
 FOLDER = Path(view.__file__).parent / "web"
 ENGINE = Path(__file__).with_name("engine.mjs")
@@ -127,6 +128,28 @@ class Serving:
 
 
 @contextmanager
+def server_opener(browser: Browser) -> Iterator[Serve]:
+    """Serves a recording and opens its page; gives both."""
+    opened: list[tuple[Page, Serving]] = []
+
+    def serve(recording: regard.Recording, address: str = "", **more: Any) -> tuple[Page, Serving]:
+        serving = Serving(recording, **more)
+        page = browser.new_page()
+        page.set_default_timeout(120_000)
+        opened.append((page, serving))
+        page.goto(f"{serving.address}/?token={TOKEN}{address}")
+        page.wait_for_selector("body.ready, body.failed")
+        return page, serving
+
+    try:
+        yield serve
+    finally:
+        for page, serving in opened:
+            page.close()
+            serving.end()
+
+
+@contextmanager
 def opener(browser: Browser, folder: Path) -> Iterator[Open]:
     """Writes a recording as a page and opens it; any error, dialog or request fails the test."""
     troubles: list[str] = []
@@ -205,6 +228,23 @@ def words(count: int) -> list[regard.Token]:
     return [regard.Token("[CLS]", special=True), *text]
 
 
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    """Names a step of a scenario in the error of a test that fails there."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in the step: {name}")
+        raise
+
+
+def visit(page: Page, address: str) -> None:
+    """Opens another address of an open page, as a link does."""
+    # Twice: the address that is there may be this one, if a newer state is not in it yet.
+    for hash_ in ("", placed(address)):
+        page.evaluate("hash => { location.hash = hash }", hash_)
+
+
 def go(page: Page, layer: int, head: int, query: int, key: int, **more: str) -> None:
     parts = {"layer": layer, "head": head, "query": query, "key": key, **more}
     page.evaluate(
@@ -219,7 +259,9 @@ def sentence(page: Page) -> str:
 
 
 def three_digits(weight: float) -> str:
-    """A share as the page writes it, from 0.001 % up."""
+    """A share as the page writes it."""
+    if 0 < weight < 1e-5:
+        return "<0.001 %"
     return f"{100 * weight:#.3g}".rstrip(".") + " %" if weight else "0 %"
 
 

@@ -1,15 +1,30 @@
-"""The page in a real browser: its numbers are the library's, every key does its part."""
+"""The page in a real browser: its numbers are the library's, and one moves through it."""
 
+import random
 from pathlib import Path
 
 import pytest
 
 import regard
-from pages import WORDS, Open, address, go, level_at, ready, recorded, sentence
-from regard.view.export.page_file import write_page
+from pages import (
+    WORDS,
+    Open,
+    address,
+    go,
+    level_at,
+    ready,
+    recorded,
+    sentence,
+    step,
+    three_digits,
+    visit,
+)
+from regard.view.export import page_file
+from regard.view.export.page_file import page_text, write_page
 
-pytestmark = [pytest.mark.browser, pytest.mark.full]
+pytestmark = pytest.mark.browser
 
+NAMES = ["[CLS]", *WORDS]
 NO_WORKER = """
 window.Worker = class {
   constructor() { setTimeout(() => this.onerror?.(new Event("error")), 20); }
@@ -21,17 +36,39 @@ window.Worker = class {
 # Its numbers are the library's
 
 
-def test_both_tables_list_the_strongest(show: Open) -> None:
-    recording = recorded()
-    page = show(recording)
-    go(page, 0, 1, 2, 3)
-    names = ["[CLS]", *WORDS]
-    for table, weights in [("looks", recording[0][0, 1, 2]), ("looked", recording[0][0, 1][:, 3])]:
-        order = weights.argsort(descending=True).tolist()
-        shown = page.locator(f"#{table}-table button").all_inner_texts()
-        assert shown == [names[i] for i in order]
+def test_the_map_the_line_below_and_the_tables_have_the_librarys_numbers(show: Open) -> None:
+    recording = recorded(heads=4, kv_heads=2, mask=regard.Causal())
+    page = show(recording, "#layer=1&head=1&query=0&key=8")
+    ready(page)
+    with step("every cell of the map has its colour"):
+        weights = recording[1][0, 1].to_dense()
+        for query in range(9):
+            for key in range(8):
+                expected = round(float(weights[query, key]) * 255)
+                assert abs(level_at(page, query, key) - expected) <= 1
+    rng = random.Random(4)
+    for _ in range(8):
+        layer, head, query = rng.randrange(2), rng.randrange(4), rng.randrange(1, 9)
+        key = rng.randrange(query)
+        with step(f"the line reads layer {layer} head {head}, cell {query}, {key}"):
+            go(page, layer, head, query, key)
+            row = recording[layer][0, head, query]
+            rank = 1 + int((row > row[key]).sum())
+            assert sentence(page) == (
+                f"“{NAMES[query].strip()}” gives {three_digits(float(row[key]))} of its attention "
+                f"to “{NAMES[key]}” (rank {rank} of {query + 1}), layer {layer} head {head}."
+            )
+            value = float(page.inner_text("#value").removeprefix("weight "))
+            assert value == pytest.approx(float(row[key]), rel=1e-5)
+    go(page, 0, 1, 8, 3)
+    for table, weights in [("looks", recording[0][0, 1, 8]), ("looked", recording[0][0, 1][:, 3])]:
+        with step(f"the table {table} lists the strongest"):
+            order = [i for i in weights.argsort(descending=True).tolist() if weights[i] > 0]
+            shown = page.locator(f"#{table}-table button").all_inner_texts()
+            assert shown == [NAMES[i] for i in order]
 
 
+@pytest.mark.full
 def test_a_map_with_more_tokens_than_pixels_shows_aligned_blocks(show: Open) -> None:
     page = show(recorded(tokens=800, mask=regard.Causal()))
     ready(page)
@@ -48,129 +85,175 @@ def test_a_map_with_more_tokens_than_pixels_shows_aligned_blocks(show: Open) -> 
     assert "2 keys" in page.inner_text("#legend .unit")
 
 
+@pytest.mark.full
+def test_cells_of_fewer_bits_are_as_close_as_the_page_says(
+    show: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
+    recording = recorded()
+    with step("24 bits"):
+        page = show(recording)
+        for query, key in [(0, 0), (3, 5), (8, 8)]:
+            go(page, 1, 1, query, key)
+            weight = float(recording[1][0, 1, query, key])
+            assert f"gives {three_digits(weight)} of its attention to" in sentence(page)
+        assert "stored in 24 bits" in page.inner_text("#notes")
+    monkeypatch.setattr(page_file, "NEARLY_FULL_PRECISION", 10)
+    with step("16 bits"):
+        page = show(recording)
+        go(page, 1, 1, 3, 5)
+        shown = float(page.inner_text("#value").removeprefix("weight "))
+        assert shown == pytest.approx(float(recording[1][0, 1, 3, 5]), abs=0.003)
+        assert "stored in 16 bits" in page.inner_text("#notes")
+
+
 # Moving
 
 
-def test_an_address_reopens_what_it_names(show: Open) -> None:
-    page = show(
-        recorded(), "#layer=1&head=1&query=5&key=2&scale=row&side=looked&theme=dark&folded=1"
-    )
-    page.wait_for_selector('body[data-read="1,1,5,2,0"]')
-    assert page.input_value("#layer") == "1"
-    assert page.get_attribute('[data-set="scale=row"]', "aria-pressed") == "true"
-    assert page.get_attribute('[data-set="side=looked"]', "aria-pressed") == "true"
-    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
-    assert not page.is_visible("#prose")
-
-
-def test_an_address_typed_while_the_last_state_is_being_remembered_wins(show: Open) -> None:
-    page = show(recorded())
-    page.evaluate(
-        """() => {
-          const last = location.href;
-          location.hash = "layer=1&head=1&query=3&key=2";
-          history.replaceState(null, "", last);
-        }"""
-    )
-    page.wait_for_selector('body[data-read="1,1,3,2,0"]', timeout=20_000)
-
-
-def test_pointing_at_a_word_tints_what_it_looks_at(show: Open) -> None:
+def test_one_moves_by_address_keyboard_and_mouse(show: Open) -> None:
     recording = recorded()
-    page = show(recording)
-    page.hover('#prose [data-at="3"]')
-    strongest = int(recording[0][0, 0, 3].argmax())
-    page.wait_for_selector(f'body[data-read="0,0,3,{strongest},0"]')
-    assert page.get_attribute(f'#prose [data-at="{strongest}"]', "style")
-    page.keyboard.press("d")
-    page.hover('#prose [data-at="5"]')
-    looker = int(recording[0][0, 0][:, 5].argmax())
-    page.wait_for_selector(f'body[data-read="0,0,{looker},5,0"]')
-
-
-def test_a_click_on_the_map_keeps_the_cell(show: Open) -> None:
-    page = show(recorded())
-    ready(page)
-    left, top, width, height = map(
-        float, (page.get_attribute(".map", "data-frame") or "").split(",")
+    page = show(
+        recording, "#layer=0&head=1&query=4&key=3&scale=row&side=looked&theme=dark&folded=1"
     )
-    page.click(".map", position={"x": left + 6.5 * width, "y": top + 2.5 * height})
-    page.wait_for_selector('body[data-read="0,0,2,6,0"]')
-    page.mouse.move(2, 2)
-    expected = {"layer": "0", "head": "0", "query": "2", "key": "6"}
-    assert address(page, lambda said: said == expected) == expected
+    blocks = page.locator("script[id^=layer-]")
+    there = "blocks => blocks.filter(({ text }) => text).map(({ id }) => id).sort()"
+    with step("an address reopens what it names"):
+        page.wait_for_selector('body[data-read="0,1,4,3,0"]')
+        assert (page.input_value("#layer"), page.input_value("#head")) == ("0", "1")
+        for pressed in ("scale=row", "side=looked"):
+            assert page.get_attribute(f'[data-set="{pressed}"]', "aria-pressed") == "true"
+        assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+        assert not page.is_visible("#prose")
+    with step("numbers that were read leave the document"):
+        assert blocks.evaluate_all(there) == ["layer-1-key", "layer-1-query", "layer-1-rows"]
+        go(page, 1, 0, 3, 2)
+        assert blocks.evaluate_all(there) == []
+        go(page, 0, 0, 4, 1)
+        assert "of its attention to" in sentence(page)
+    with step("an address typed while the last state is being remembered wins"):
+        page.evaluate(
+            """() => {
+              const last = location.href;
+              location.hash = "layer=1&head=1&query=3&key=2";
+              history.replaceState(null, "", last);
+            }"""
+        )
+        page.wait_for_selector('body[data-read="1,1,3,2,0"]', timeout=20_000)
+    with step("the keyboard moves and the address remembers"):
+        visit(page, "#query=4&key=3")
+        page.wait_for_selector('body[data-read="0,0,4,3,0"]')
+        for key in ("ArrowDown", "ArrowLeft", "]", "}"):
+            page.keyboard.press(key)
+        expected = {"layer": "1", "head": "1", "query": "5", "key": "2"}
+        assert address(page, lambda said: said == expected) == expected
+    with step("a phrase over several tokens is found"):
+        page.keyboard.press("/")
+        page.keyboard.type("DESSERT FIRST")
+        page.keyboard.press("Enter")
+        assert address(page, lambda said: said.get("query") == "6")["query"] == "6"
+        page.keyboard.type(" never")
+        page.keyboard.press("Enter")
+        assert page.inner_text("#found") == "not in this text"
+        page.locator("#find").blur()
+    with step("help lists the keys, takes them, and closes"):
+        visit(page, "#query=4&key=3&head=0")
+        page.wait_for_selector('body[data-read="0,0,4,3,0"]')
+        page.keyboard.press("?")
+        assert "move the crosshair" in page.inner_text("#help")
+        page.keyboard.press("]")
+        page.keyboard.press("Escape")
+        assert not page.is_visible("#help")
+        assert page.input_value("#head") == "0"
+    with step("pointing at a word tints what it looks at"):
+        page.hover('#prose [data-at="3"]')
+        strongest = int(recording[0][0, 0, 3].argmax())
+        page.wait_for_selector(f'body[data-read="0,0,3,{strongest},0"]')
+        assert page.get_attribute(f'#prose [data-at="{strongest}"]', "style")
+        page.keyboard.press("d")
+        page.hover('#prose [data-at="5"]')
+        looker = int(recording[0][0, 0][:, 5].argmax())
+        page.wait_for_selector(f'body[data-read="0,0,{looker},5,0"]')
+    with step("a click on the map keeps the cell"):
+        left, top, width, height = map(
+            float, (page.get_attribute(".map", "data-frame") or "").split(",")
+        )
+        page.click(".map", position={"x": left + 6.5 * width, "y": top + 2.5 * height})
+        page.wait_for_selector('body[data-read="0,0,2,6,0"]')
+        page.mouse.move(2, 2)
+        cell = ("2", "6")
+        said = address(page, lambda said: (said["query"], said["key"]) == cell)
+        assert (said["query"], said["key"]) == cell
+    with step("a click on a small map opens its head"):
+        box = page.locator("#overview canvas").bounding_box()
+        assert box is not None
+        page.click("#overview canvas", position={"x": box["width"] - 15, "y": box["height"] - 15})
+        page.wait_for_selector('body[data-read^="1,1,"]')
 
 
-def test_a_click_on_a_small_map_opens_its_head(show: Open) -> None:
-    page = show(recorded())
-    box = page.locator("#overview canvas").bounding_box()
-    assert box is not None
-    page.click("#overview canvas", position={"x": box["width"] - 15, "y": box["height"] - 15})
-    page.wait_for_selector('body[data-read^="1,1,"]')
-
-
-def test_a_phrase_over_several_tokens_is_found(show: Open) -> None:
-    page = show(recorded())
-    page.keyboard.press("/")
-    page.keyboard.type("EAT DESSERT")
-    page.keyboard.press("Enter")
-    assert address(page, lambda said: said.get("query") == "5")["query"] == "5"
-    page.keyboard.type(" never")
-    page.keyboard.press("Enter")
-    assert page.inner_text("#found") == "not in this text"
-
-
-def test_help_lists_the_keys_and_closes(show: Open) -> None:
-    page = show(recorded())
-    page.keyboard.press("?")
-    assert "move the crosshair" in page.inner_text("#help")
-    page.keyboard.press("]")
-    page.keyboard.press("Escape")
-    assert not page.is_visible("#help")
-    assert page.input_value("#head") == "0"
-
-
-# What it looks like
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_an_empty_cell_has_the_colour_of_the_ground(theme: str, show: Open) -> None:
-    page = show(recorded(mask=regard.Causal()), "#query=8&key=0", color_scheme=theme)
-    ready(page)
-    assert level_at(page, 0, 7) == 0
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    first = (
-        "document.querySelector('#legend canvas').getContext('2d').getImageData(0, 0, 1, 1).data"
-    )
-    red, green, blue, _ = page.evaluate(f"[...{first}]")
-    assert ground == f"rgb({red}, {green}, {blue})"
+GROUND = """() => {
+  const pen = document.querySelector("#legend canvas").getContext("2d");
+  const first = [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  return [getComputedStyle(document.body).backgroundColor, `rgb(${first.join(", ")})`];
+}"""
 
 
 def test_the_theme_follows_the_system_until_one_is_chosen(show: Open) -> None:
-    page = show(recorded(), color_scheme="dark")
+    page = show(recorded(mask=regard.Causal()), "#query=8&key=0", color_scheme="dark")
     scheme = "getComputedStyle(document.documentElement).colorScheme"
-    assert page.evaluate(scheme) == "dark"
-    page.click("#theme")
-    page.wait_for_selector(':root[data-theme="light"]')
-    assert page.evaluate(scheme) == "light"
+    for theme in ("dark", "light"):
+        with step(f"{theme}: an empty cell has the colour of the ground"):
+            ready(page)
+            assert page.evaluate(scheme) == theme
+            assert level_at(page, 0, 7) == 0
+            ground, empty = page.evaluate(GROUND)
+            assert ground == empty
+        if theme == "dark":
+            page.click("#theme")
+            page.wait_for_selector(':root[data-theme="light"]')
 
 
-# Sizes, long texts, damage
+# Small and long recordings, and what is not there
 
 
-def test_one_token(show: Open) -> None:
+def test_a_page_of_one_head_has_the_map_and_the_steps(show: Open, tmp_path: Path) -> None:
+    recording = recorded(heads=1, kv_heads=1, mask=regard.Causal()).part(["layer.0"])
+    path = tmp_path / "small.html"
+    path.write_text(page_text(recording, title="One head", is_small=True))
+    page = show(path, "#query=6&key=5")
+    ready(page)
+    row = recording[0][0, 0, 6]
+    assert page.locator("#tabs button:visible").all_inner_texts() == ["Map", "Steps"]
+    assert sentence(page).startswith(
+        f"“dessert” gives {three_digits(float(row[5]))} of its attention to “eat”"
+    )
+    page.keyboard.press("4")
+    page.wait_for_selector("#view-steps table[data-ready]")
+    headings = page.locator("#view-steps thead th").all_inner_texts()
+    at = headings.index("weight") + 1
+    shown = page.locator(f"#view-steps tbody tr > :nth-child({at})").all_inner_texts()
+    shares = [float(text.replace("\u202f", "").removesuffix("%")) / 100 for text in shown]
+    assert shares == pytest.approx(row.tolist(), rel=0.0051, abs=1e-12)
+    for key in ["?", "Escape", *"[]{}+-0mclsdpt/12345"]:
+        page.keyboard.press(key)  # the fixture fails on any error
+
+
+def test_a_page_of_one_token_opens(show: Open) -> None:
     page = show(recorded(heads=1, kv_heads=1, tokens=1))
     page.wait_for_selector('body[data-read="0,0,0,0,0"]')
     assert (
         sentence(page)
         == "“[CLS]” gives 100 % of its attention to “[CLS]” (rank 1 of 1), layer 0 head 0."
     )
+    visit(page, "#view=segments&parts=sentences")
+    page.wait_for_selector("#view-segments .line:has-text('no parts')")
+    line = page.inner_text("#view-segments .line")
+    assert line == "There are no parts: the text has special tokens only."
 
 
-@pytest.mark.parametrize("script", [None, NO_WORKER], ids=["worker", "no worker"])
-def test_a_long_text_opens(script: str | None, show: Open) -> None:
+@pytest.mark.full
+def test_a_long_text_opens_without_a_worker(show: Open) -> None:
     recording = recorded(tokens=2048, heads=2, kv_heads=1, mask=regard.Causal())
-    page = show(recording, script=script)
+    page = show(recording, script=NO_WORKER)
     ready(page)
     go(page, 0, 1, 2000, 1000)
     weight = float(recording[0][0, 1, 2000, 1000])
@@ -178,28 +261,28 @@ def test_a_long_text_opens(script: str | None, show: Open) -> None:
     assert shown == pytest.approx(weight, rel=1e-4)
 
 
-def test_numbers_that_were_read_leave_the_document(show: Open) -> None:
-    page = show(recorded())
-    there = "blocks => blocks.filter(({ text }) => text).map(({ id }) => id).sort()"
-    blocks = page.locator("script[id^=layer-]")
-    go(page, 0, 1, 3, 2)
-    assert blocks.evaluate_all(there) == ["layer-1-key", "layer-1-query", "layer-1-rows"]
-    go(page, 1, 0, 3, 2)
-    assert blocks.evaluate_all(there) == []
-    go(page, 0, 0, 4, 1)
-    assert "of its attention to" in sentence(page)
-
-
 def test_a_layer_that_is_not_in_the_file_says_so(show: Open, tmp_path: Path) -> None:
     recording = recorded(tokens=64)
     path = write_page(recording, tmp_path / "small.html", layers=[0])
     page = show(path, "#layer=1&head=1&query=20&key=41")
-    share = float(recording[1][0, 1].pool(32, 32)[10, 20]) * 2
-    words_, _, number = sentence(page).partition("about ")
-    assert words_ == "Of tokens 20 to 21, "
-    assert float(number.split()[0]) / 100 == pytest.approx(share, abs=0.002)
-    notes = page.inner_text("#notes")
-    assert notes.startswith("Only the small map of this layer is in this file")
-    assert notes.endswith("the layers you want: regard.page(recording, path, layers=[1]).")
-    go(page, 0, 1, 20, 41)
-    assert page.inner_text("#notes") == ""
+    with step("the map and its line"):
+        share = float(recording[1][0, 1].pool(32, 32)[10, 20]) * 2
+        words_, _, number = sentence(page).partition("about ")
+        assert words_ == "Of tokens 20 to 21, "
+        assert float(number.split()[0]) / 100 == pytest.approx(share, abs=0.002)
+        notes = page.inner_text("#notes")
+        assert notes.startswith("Only the small map of this layer is in this file")
+        assert notes.endswith("the layers you want: regard.page(recording, path, layers=[1]).")
+    with step("the text"):
+        visit(page, "#view=text&layer=1&query=20")
+        page.wait_for_selector(
+            '#view-text .caption:text("Only the small map of this layer is here")'
+        )
+        assert page.locator('#view-text [data-at][style*="background"]').count() == 0
+    with step("the steps"):
+        visit(page, "#view=steps&layer=1&query=20")
+        page.wait_for_selector("#view-steps .note:has-text('Only the small map of this layer')")
+        assert page.locator("#view-steps tbody tr").count() == 0
+    with step("the layer that is in it"):
+        go(page, 0, 1, 20, 41)
+        assert page.inner_text("#notes") == ""
