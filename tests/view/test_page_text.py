@@ -1,17 +1,14 @@
 """The page's text: where words look and who looks at them."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from playwright.sync_api import Page
 
 import pages
 import regard
-from pages import Open, address, recorded, sentence, three_digits
-from regard.view.export.page_file import write_page
+from pages import Open, address, recorded, sentence, step, three_digits, visit
 
-pytestmark = [pytest.mark.browser, pytest.mark.full]
+pytestmark = pytest.mark.browser
 
 
 def read(page: Page, which: str) -> None:
@@ -52,49 +49,64 @@ def names(texts: str, special: str = "") -> list[regard.Token]:
     return [regard.Token(text, special=text == special) for text in texts.split("|")]
 
 
-def test_one_text_shows_both_ways_of_a_token(show: Open) -> None:
+def test_one_text_shows_both_ways_of_a_token_and_a_line_for_each_weight(show: Open) -> None:
     recording = recorded()
     page = show(recording, "#view=text&layer=1&head=1&query=5")
     read(page, "1,1,5,5,0")
-    row, column = recording[1][0, 1, 5], recording[1][0, 1][:, 5]
-    words = ["[CLS]", *pages.WORDS]
-    to, by = int(row.argmax()), int(column.argmax())
-    assert sentence(page) == (
-        f"“eat” looks most at “{words[to]}”: {three_digits(float(row.max()))}; "
-        f"“eat” is looked at most by “{words[by]}”: {three_digits(float(column.max()))}, "
-        "layer 1 head 1."
-    )
-    assert page.inner_text(f"{side(page, 0)} h2") == "Where “eat” looks"
-    assert page.inner_text(f"{side(page, 1)} h2") == "Who looks at “eat”"
-    label = page.get_attribute(f'{side(page, 0)} [data-at="{to}"]', "data-share") or ""
-    assert label.replace("\u202f", " ") == three_digits(float(row.max()))
+    with step("both ways of a token"):
+        row, column = recording[1][0, 1, 5], recording[1][0, 1][:, 5]
+        words = ["[CLS]", *pages.WORDS]
+        to, by = int(row.argmax()), int(column.argmax())
+        assert sentence(page) == (
+            f"“eat” looks most at “{words[to]}”: {three_digits(float(row.max()))}; "
+            f"“eat” is looked at most by “{words[by]}”: {three_digits(float(column.max()))}, "
+            "layer 1 head 1."
+        )
+        assert page.inner_text(f"{side(page, 0)} h2") == "Where “eat” looks"
+        assert page.inner_text(f"{side(page, 1)} h2") == "Who looks at “eat”"
+        label = page.get_attribute(f'{side(page, 0)} [data-at="{to}"]', "data-share") or ""
+        assert label.replace("\u202f", " ") == three_digits(float(row.max()))
+    with step("a line for each weight"):
+        page.wait_for_selector("#view-text line", state="attached")
+        weights = recording[1][0, 1].to_dense()
+        count = int((weights >= 0.01).sum())
+        assert page.locator("#view-text line").count() == count
+        said = page.inner_text("#view-text .lines .caption").replace("\u202f", " ")
+        assert said.startswith(f"Lines: {count} weights of 1.00 % and more, of 81 weights above 0")
+    with step("pointing at a name shows its own lines"):
+        page.hover('#view-text [data-line="key"][data-place="4"]')
+        page.wait_for_selector("#view-text line.aside", state="attached")
+        keys = page.locator("#view-text line:not(.aside)")
+        assert {line.get_attribute("data-key") for line in keys.all()} == {"4"}
+        assert keys.count() == int((weights[:, 4] >= 0.01).sum())
+    with step("pointing at a word reads it, a click or an arrow keeps one"):
+        page.mouse.move(2, 2)
+        visit(page, "#view=text&query=2")
+        read(page, "0,0,2,2,0")
+        over(page, 1, 6)
+        read(page, "0,0,6,6,0")
+        page.mouse.move(2, 2)
+        read(page, "0,0,2,2,0")
+        press(page, 0, 3)
+        page.mouse.move(2, 2)
+        read(page, "0,0,3,3,0")
+        assert chosen(page, 0) == chosen(page, 1) == ["short"]
+        page.keyboard.press("ArrowRight")
+        read(page, "0,0,4,4,0")
+        assert address(page, lambda said: said.get("query") == "4")["query"] == "4"
 
 
-def test_the_tint_is_where_the_weights_are(show: Open) -> None:
-    page = show(recorded(mask=regard.Causal()), "#view=text&layer=0&head=0&query=4")
+@pytest.mark.full
+def test_a_causal_text_is_tinted_where_the_weights_are_and_a_longer_one_has_no_lines(
+    show: Open,
+) -> None:
+    page = show(recorded(tokens=61, mask=regard.Causal()), "#view=text&layer=0&head=0&query=4")
     read(page, "0,0,4,4,0")
     assert tinted(page, 0) <= {0, 1, 2, 3, 4}
-    assert tinted(page, 1) <= {4, 5, 6, 7, 8}
+    assert tinted(page, 1) <= set(range(4, 61))
     assert 4 in tinted(page, 1)
-
-
-def test_pointing_at_a_word_reads_it_and_a_click_or_an_arrow_keeps_one(show: Open) -> None:
-    page = show(recorded(), "#view=text&query=2")
-    read(page, "0,0,2,2,0")
-    over(page, 1, 6)
-    read(page, "0,0,6,6,0")
-    page.mouse.move(2, 2)
-    read(page, "0,0,2,2,0")
-    press(page, 0, 3)
-    page.mouse.move(2, 2)
-    read(page, "0,0,3,3,0")
-    assert chosen(page, 0) == chosen(page, 1) == ["short"]
-    page.keyboard.press("ArrowRight")
-    read(page, "0,0,4,4,0")
-    assert address(page, lambda said: said.get("query") == "4")["query"] == "4"
-
-
-# Two texts
+    assert page.locator("#view-text line").count() == 0
+    assert page.inner_text("#view-text .lines .caption") == ""
 
 
 def test_the_two_texts_of_a_pair_face_each_other(show: Open) -> None:
@@ -114,6 +126,7 @@ def test_the_two_texts_of_a_pair_face_each_other(show: Open) -> None:
     page.wait_for_selector('#view-text .direction:text("Who looks at “dessert”")')
 
 
+@pytest.mark.full
 def test_queries_and_keys_of_cross_attention_face_each_other(show: Open) -> None:
     recording = regard.Recording(
         {"layer": recorded(tokens=3, keys=4)[0]},
@@ -122,6 +135,7 @@ def test_queries_and_keys_of_cross_attention_face_each_other(show: Open) -> None
     )
     page = show(recording, "#view=text&head=1&query=1&key=0")
     read(page, "0,1,1,0,0")
+    assert "3 × 4 tokens" in page.inner_text("#about")
     assert page.locator("#view-text .flow").all_inner_texts() == [
         "Das Leben ist",
         "Life is so short",
@@ -135,32 +149,7 @@ def test_queries_and_keys_of_cross_attention_face_each_other(show: Open) -> None
     assert len(tinted(page, 0)) > 0
 
 
-# Lines
-
-
-def test_few_tokens_have_a_line_for_each_weight_and_a_name_its_own(show: Open) -> None:
-    recording = recorded()
-    page = show(recording, "#view=text&layer=1&head=1&query=2")
-    page.wait_for_selector("#view-text line", state="attached")
-    weights = recording[1][0, 1].to_dense()
-    count = int((weights >= 0.01).sum())
-    assert page.locator("#view-text line").count() == count
-    said = page.inner_text("#view-text .lines .caption").replace("\u202f", " ")
-    assert said.startswith(f"Lines: {count} weights of 1.00 % and more, of 81 weights above 0")
-    page.hover('#view-text [data-line="key"][data-place="4"]')
-    page.wait_for_selector("#view-text line.aside", state="attached")
-    keys = page.locator("#view-text line:not(.aside)")
-    assert {line.get_attribute("data-key") for line in keys.all()} == {"4"}
-    assert keys.count() == int((recording[1][0, 1].to_dense()[:, 4] >= 0.01).sum())
-    page = show(recorded(tokens=61), "#view=text&query=2")
-    read(page, "0,0,2,2,0")
-    assert page.locator("#view-text line").count() == 0
-    assert page.inner_text("#view-text .lines .caption") == ""
-
-
-# Long texts, hostile tokens, what is not there
-
-
+@pytest.mark.full
 def test_of_131072_tokens_only_those_near_the_screen_are_built(show: Open) -> None:
     length = 131_072
     torch.manual_seed(3)
@@ -177,28 +166,3 @@ def test_of_131072_tokens_only_those_near_the_screen_are_built(show: Open) -> No
     page.evaluate("document.querySelector('#view-text .reading').scrollTop = 0")
     page.wait_for_selector(f'{side(page, 1)} [data-at="0"]')
     assert page.locator("#view-text [data-at]").count() < 8_000
-
-
-def test_hostile_tokens_are_text_in_the_text(show: Open) -> None:
-    tokens = ["<img src=x onerror=alert(1)>", " \u202eevil", "\x00", " " + "long" * 2500]
-    matrix = recorded(tokens=4)[0]
-    page = show(regard.Recording({"a": matrix}, query_tokens=tokens), "#view=text&query=1")
-    read(page, "0,0,1,1,0")
-    assert page.locator("#view-text img").count() == 0
-    assert page.inner_text(f'{side(page, 0)} [data-at="0"]') == tokens[0]
-    assert page.inner_text(f'{side(page, 0)} [data-at="1"]') == "‹RLO›evil"
-    assert len(page.inner_text(f'{side(page, 0)} [data-at="3"]')) < 200
-
-
-def test_of_a_small_map_the_text_says_so(show: Open, tmp_path: Path) -> None:
-    path = write_page(recorded(tokens=64), tmp_path / "small.html", layers=[0])
-    page = show(path, "#view=text&layer=1&query=20")
-    page.wait_for_selector('#view-text .caption:text("Only the small map of this layer is here")')
-    assert tinted(page, 0) == tinted(page, 1) == set()
-
-
-def test_where_all_tokens_are_special_there_are_no_parts(show: Open) -> None:
-    page = show(recorded(tokens=1), "#view=segments&parts=sentences")
-    page.wait_for_selector("#view-segments .line:has-text('no parts')")
-    line = page.inner_text("#view-segments .line")
-    assert line == "There are no parts: the text has special tokens only."
