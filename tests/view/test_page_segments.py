@@ -6,9 +6,9 @@ from playwright.sync_api import Page, expect
 
 import pages
 import regard
-from pages import Open
+from pages import Open, step, visit
 
-pytestmark = [pytest.mark.browser, pytest.mark.full]
+pytestmark = pytest.mark.browser
 
 TEXT = ["Life", " is", " short", ".", " Eat", " dessert", " first", ".", " Then", " rest", "."]
 SENTENCES = {"one": (1, 5), "two": (5, 9), "three": (9, 12)}
@@ -24,101 +24,97 @@ def three_sentences(**options: object) -> regard.Recording:
     return regard.Recording(layers, query_tokens=tokens)
 
 
-def shares(page: Page) -> list[list[float]]:
-    page.wait_for_selector("#view-segments td")
+def assert_shares(page: Page, expected: torch.Tensor) -> None:
+    """The table has these shares, in percent."""
     rows = page.locator("#view-segments tbody tr")
-    return [
-        [float(cell) for cell in rows.nth(row).locator("td").all_inner_texts()]
-        for row in range(rows.count())
-    ]
+    expect(rows).to_have_count(len(expected))
+    for row, weights in enumerate(expected.tolist()):
+        shown = [float(cell) for cell in rows.nth(row).locator("td").all_inner_texts()]
+        percent = [float(f"{100 * weight:.3g}") for weight in weights]
+        assert shown == pytest.approx(percent, rel=2e-3, abs=1e-4)
 
 
-def percent(weights: torch.Tensor) -> list[list[float]]:
-    return [[float(f"{100 * w:.3g}") for w in row] for row in weights.tolist()]
+def line(page: Page, text: str) -> None:
+    expect(page.locator("#view-segments .line")).to_contain_text(text.replace(" %", "\u202f%"))
 
 
-@pytest.mark.parametrize("heads", ["one", "mean", "0.1_2.0"])
-def test_sentences_draw_what_the_library_says(heads: str, show: Open) -> None:
+def test_shares_of_parts_are_those_of_the_library(show: Open) -> None:
     recording = three_sentences(mask=regard.Causal())
-    page = show(recording, f"#view=segments&layer=1&head=1&heads={heads}&hidden=1")
+    page = show(recording, "#view=segments&layer=1&head=1&hidden=1")
     drawn = regard.segment_shares(recording, SENTENCES, sinks=False).weights
-    chosen = {
-        "one": drawn[1, 1],
-        "mean": drawn[1].mean(0),
-        "0.1_2.0": (drawn[0, 1] + drawn[2, 0]) / 2,
-    }[heads]
-    page.wait_for_selector("#view-segments td")
-    for ours, theirs in zip(shares(page), percent(chosen), strict=True):
-        assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-4)
+    for heads, named, expected in [
+        ("one", "layer 1 head 1", drawn[1, 1]),
+        ("mean", "mean of the 2 heads of layer 1", drawn[1].mean(0)),
+        ("0.1_2.0", "mean of 2 heads", (drawn[0, 1] + drawn[2, 0]) / 2),
+    ]:
+        with step(f"heads={heads}"):
+            visit(page, f"#view=segments&layer=1&head=1&heads={heads}&hidden=1")
+            line(page, f"of a part, {named}, without sinks")
+            assert_shares(page, expected)
+    drawn = regard.segment_shares(recording, SENTENCES).weights
+    with step("words"):
+        visit(page, "#view=segments&parts=words")
+        words = ["Life", "is", "short", "Eat", "dessert", "first", "Then", "rest"]
+        expect(page.locator("#view-segments tbody th")).to_have_text(
+            [f"{at} {word}" for at, word in enumerate(words, start=1)]
+        )
+    with step("of each token: that of a part over its tokens"):
+        page.click("[data-set='parts=sentences']")
+        page.click("[data-set='per=token']")
+        expect(page.locator("#legend .unit")).to_contain_text("for each token")
+        assert_shares(page, drawn[0, 0] / torch.tensor([4, 4, 3]))
+        page.hover('#view-segments td[data-row="2"][data-column="1"]')
+        line(page, "of its attention to each token of “Eat dessert first.”")
+    with step("pointing at a cell reads it"):
+        visit(page, "#view=segments&layer=2&head=0")
+        line(page, "of a part, layer 2 head 0")
+        page.hover('#view-segments td[data-row="2"][data-column="0"]')
+        share = pages.three_digits(float(drawn[2, 0, 2, 0]))
+        line(page, f"“Then rest.” gives {share} of its attention to “Life is short.”, layer 2 head")
+    with step("the next head leaves the focus where it is"):
+        page.mouse.move(2, 2)
+        page.focus("#view-segments td[data-row='0'][data-column='2']")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("]")
+        line(page, "layer 2 head 1")
+        focused = page.locator("#view-segments td[data-row='1'][data-column='2']:focus")
+        expect(focused).to_have_count(1)
 
 
-def test_a_share_of_each_token_is_that_of_a_part_over_its_tokens(show: Open) -> None:
-    recording = three_sentences()
-    page = show(recording, "#view=segments&parts=words")
-    names = page.locator("#view-segments tbody th")
-    words = ["Life", "is", "short", "Eat", "dessert", "first", "Then", "rest"]
-    expect(names).to_have_text([f"{at} {word}" for at, word in enumerate(words, start=1)])
-    page.click("[data-set='parts=sentences']")
-    page.click("[data-set='per=token']")
-    expect(page.locator("#legend .unit")).to_contain_text("for each token")
-    drawn = regard.segment_shares(recording, SENTENCES).weights[0, 0] / torch.tensor([4, 4, 3])
-    for ours, theirs in zip(shares(page), percent(drawn), strict=True):
-        assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-4)
-    page.hover('#view-segments td[data-row="1"][data-column="2"]')
-    assert "of its attention to each token of “Then rest.”" in page.inner_text("#view-segments")
-
-
-def test_one_sentence_is_shown_by_its_words(show: Open) -> None:
-    tokens = ["Life", " is", " short", "."]
-    query, key = torch.randn(2, 1, 4, 8, generator=torch.Generator().manual_seed(7)).unbind(0)
-    recording = regard.Recording({"layer": regard.attend(query, key)}, query_tokens=tokens)
-    page = show(recording, "#view=segments")
-    expect(page.locator("#view-segments tbody th")).to_have_text(["1 Life", "2 is", "3 short"])
-
-
-def test_pointing_at_a_cell_reads_it(show: Open) -> None:
-    recording = three_sentences()
-    page = show(recording, "#view=segments&layer=2&head=0")
-    page.hover('#view-segments td[data-row="1"][data-column="2"]')
-    weight = float(regard.segment_shares(recording, SENTENCES).weights[2, 0, 1, 2])
-    line = page.inner_text("#view-segments .line").replace("\u202f", " ")
-    share = pages.three_digits(weight)
-    assert line == (
-        f"“Eat dessert first.” gives {share} of its attention to “Then rest.”, layer 2 head 0."
-    )
-
-
-def test_parts_of_another_text_have_their_names_over_the_columns(show: Open) -> None:
-    recording = regard.Recording(
-        {"layer": regard.attend(torch.randn(1, 3, 2), torch.randn(1, 5, 2))},
-        query_tokens=["Das", " ist", "."],
-        key_tokens=["Life", " is", ".", " Eat", "."],
-    )
-    page = show(recording, "#view=segments")
-    page.wait_for_selector("#view-segments td")
-    names = page.locator("#view-segments thead th").all_inner_texts()
-    assert names == ["gives to", "1 Life is.", "2 Eat."]
-
-
-def test_the_next_head_leaves_the_focus_where_it_is(show: Open) -> None:
-    page = show(three_sentences(), "#view=segments")
-    place = "td[data-row='1'][data-column='2']"
-    page.focus("#view-segments td[data-row='0'][data-column='2']")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("]")
-    page.wait_for_selector("#view-segments .line:has-text('layer 0 head 1')")
-    assert page.locator(f"#view-segments {place}:focus").count() == 1
-
-
-def test_names_of_parts_take_the_room_that_is_free(show: Open) -> None:
-    torch.manual_seed(7)
-    words = [regard.Token(f" wordwordword{i}") for i in range(4)]
-    layer = regard.attend(torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8))
-    recording = regard.Recording({"layer": layer}, query_tokens=words)
-    page = show(
-        recording, "#view=segments&parts=sentences", viewport={"width": 1440, "height": 900}
-    )
-    page.wait_for_selector("#view-segments td")
-    name = page.locator("#view-segments tbody th")
-    assert name.inner_text() == "1 wordwordword0 wordwordword1 wordwordword2 wordwordword3"
-    assert name.evaluate("one => one.scrollWidth - one.clientWidth") == 0
+@pytest.mark.full
+def test_names_of_parts_have_room_and_more_columns_are_announced(show: Open) -> None:
+    x = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(7))
+    layer = regard.attend(x, x)
+    with step("one sentence is shown by its words"):
+        tokens = ["Life", " is", " short", "."]
+        page = show(regard.Recording({"layer": layer}, query_tokens=tokens), "#view=segments")
+        expect(page.locator("#view-segments tbody th")).to_have_text(["1 Life", "2 is", "3 short"])
+    with step("parts of another text have their names over the columns"):
+        recording = regard.Recording(
+            {"layer": regard.attend(torch.randn(1, 3, 2), torch.randn(1, 5, 2))},
+            query_tokens=["Das", " ist", "."],
+            key_tokens=["Life", " is", ".", " Eat", "."],
+        )
+        page = show(recording, "#view=segments")
+        page.wait_for_selector("#view-segments td")
+        names = page.locator("#view-segments thead th").all_inner_texts()
+        assert names == ["gives to", "1 Life is.", "2 Eat."]
+    with step("names take the room that is free"):
+        words = [regard.Token(f" wordwordword{i}") for i in range(4)]
+        page = show(
+            regard.Recording({"layer": layer}, query_tokens=words),
+            "#view=segments&parts=sentences",
+            viewport={"width": 1440, "height": 900},
+        )
+        page.wait_for_selector("#view-segments td")
+        name = page.locator("#view-segments tbody th")
+        assert name.inner_text() == "1 wordwordword0 wordwordword1 wordwordword2 wordwordword3"
+        assert name.evaluate("one => one.scrollWidth - one.clientWidth") == 0
+    with step("more columns than fit are announced"):
+        words = [word for part in range(14) for word in (f"Part {part}", " ends", ".")]
+        x = torch.randn(1, len(words), 8, generator=torch.Generator().manual_seed(7))
+        recording = regard.Recording({"a": regard.attend(x, x)}, query_tokens=words)
+        page = show(recording, "#view=segments", viewport={"width": 850, "height": 800})
+        page.wait_for_selector("#view-segments .overflow:not([hidden])")
+        page.evaluate("document.querySelector('#view-segments .scroller').scrollLeft = 1e6")
+        page.wait_for_selector("#view-segments .overflow", state="hidden")
