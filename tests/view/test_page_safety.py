@@ -1,5 +1,6 @@
 """The page is safe: hostile tokens stay text, and damage is told in one sentence."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,10 @@ from playwright.sync_api import Browser
 
 import pages
 import regard
-from pages import Open, go, ready, recorded, sentence
+from pages import Open, go, ready, recorded, sentence, step, table, visit
 from regard.view.export.page_file import write_page
 
-pytestmark = [pytest.mark.browser, pytest.mark.full]
+pytestmark = pytest.mark.browser
 
 
 def damaged(tmp_path: Path, layer: int) -> Path:
@@ -30,45 +31,53 @@ TOLD = (
 
 def test_a_damaged_layer_leaves_the_others_whole(show: Open, tmp_path: Path) -> None:
     page = show(damaged(tmp_path, 0))
-    page.wait_for_selector("#damage:not([hidden]):has-text('small map')")
-    told = f"{TOLD.format(0)} The small map is shown instead."
-    assert page.inner_text("#damage") == told
-    go(page, 1, 0, 3, 2)
-    assert not page.is_visible("#damage")
-    assert "of its attention to" in sentence(page)
+    with step("it is told, and the small map is shown"):
+        page.wait_for_selector("#damage:not([hidden]):has-text('small map')")
+        told = f"{TOLD.format(0)} The small map is shown instead."
+        assert page.inner_text("#damage") == told
+    with step("numbers that are saved of it say that they are missing"):
+        page.click("#save summary")
+        with page.expect_download() as download:
+            page.click("[data-save=csv]")
+        assert TOLD.format(0) in Path(download.value.path()).read_text().splitlines()[0]
+    with step("another layer"):
+        go(page, 1, 0, 3, 2)
+        assert not page.is_visible("#damage")
+        assert "of its attention to" in sentence(page)
 
 
+@pytest.mark.full
 def test_the_damaged_layer_is_named_whichever_is_open(show: Open, tmp_path: Path) -> None:
+    page = show(damaged(tmp_path, 1), "#layer=0&head=0&query=3&key=2&compare=beside&with=1.1")
+    with step("a damaged head beside leaves the open one whole"):
+        page.wait_for_selector(".pane:nth-child(2) .map[data-ready=damaged]")
+        page.wait_for_selector('.pane:nth-child(1) .map[data-ready^="0 0 "]')
+        assert "of its attention to" in sentence(page)
+        assert page.inner_text("#damage").startswith(TOLD.format(1))
+    with step("it ends the wait of what is saved"):
+        rows = table(page, tmp_path)[1:]
+        assert [row[0] for row in rows] == ["layer 0 head 0"] * 9 + ["layer 1 head 1"] * 9
+    with step("one map is whole"):
+        page.click("button[data-set='compare=alone']")
+        page.wait_for_selector("#damage", state="hidden")
     for address in (
-        "compare=beside&with=1.1",
         "compare=difference&with=1.1",
         "heads=0.0_1.1",
         "heads=0.0_1.1&view=text",
         "heads=0.0_1.1&view=segments",
     ):
-        page = show(damaged(tmp_path, 1), f"#layer=0&head=0&query=3&key=2&{address}")
+        with step(address):
+            visit(page, "#layer=0&head=0&query=3&key=2")
+            page.wait_for_selector("#damage", state="hidden")
+            visit(page, f"#layer=0&head=0&query=3&key=2&{address}")
+            page.wait_for_selector("#damage:not([hidden])")
+            assert page.inner_text("#damage").startswith(TOLD.format(1))
+    with step("where nothing can be read no empty file is saved"):
+        visit(page, "#layer=1&view=steps&query=5&key=5")
         page.wait_for_selector("#damage:not([hidden])")
-        assert page.inner_text("#damage").startswith(TOLD.format(1)), address
-
-
-def test_a_damaged_head_beside_leaves_the_open_one_whole(show: Open, tmp_path: Path) -> None:
-    page = show(damaged(tmp_path, 1), "#layer=0&head=0&query=3&key=2&compare=beside&with=1.1")
-    page.wait_for_selector(".pane:nth-child(2) .map[data-ready=damaged]")
-    page.wait_for_selector('.pane:nth-child(1) .map[data-ready^="0 0 "]')
-    assert "of its attention to" in sentence(page)
-    page.click("button[data-set='compare=alone']")
-    page.wait_for_selector("#damage", state="hidden")
-
-
-def test_numbers_saved_of_a_damaged_layer_say_that_they_are_missing(
-    show: Open, tmp_path: Path
-) -> None:
-    page = show(damaged(tmp_path, 0))
-    page.wait_for_selector("#damage:not([hidden]):has-text('small map')")
-    page.click("#save summary")
-    with page.expect_download() as download:
+        page.click("#save summary")
         page.click("[data-save=csv]")
-    assert TOLD.format(0) in Path(download.value.path()).read_text().splitlines()[0]
+        page.wait_for_selector("#saving:has-text('Nothing was saved: there are no numbers here.')")
 
 
 WORDS_OF_A_PART = (
@@ -76,51 +85,55 @@ WORDS_OF_A_PART = (
 )
 
 
-@pytest.mark.parametrize(
-    ("part", "motion"), [(0.5, "reduce"), (0.97, "no-preference")], ids=["in the data", "in code"]
-)
-def test_a_file_that_is_cut_short_says_so(
-    part: float, motion: str, browser: Browser, tmp_path: Path
+def test_a_file_that_is_cut_short_says_so_and_a_whole_one_does_not(
+    browser: Browser, tmp_path: Path
 ) -> None:
-    text = write_page(recorded(), tmp_path / "page.html").read_text()
-    (tmp_path / "page.html").write_text(text[: int(part * len(text))])
-    page = browser.new_page(reduced_motion=motion)
-    page.goto(f"file://{tmp_path / 'page.html'}")
-    page.wait_for_selector("#failure")
-    assert page.inner_text("#failure") == WORDS_OF_A_PART
-    late = page.eval_on_selector("#failure", "words => getComputedStyle(words).animationDuration")
-    assert late == "0.3s"
-    page.close()
-
-
-def test_a_whole_file_says_nothing_of_being_read(browser: Browser, tmp_path: Path) -> None:
     path = write_page(recorded(), tmp_path / "page.html")
-    page = browser.new_page(reduced_motion="reduce")
-    page.add_init_script(
-        """const look = () => {
-          const words = document.getElementById("failure");
-          if (words) window.wereSeen ||= words.checkVisibility({ visibilityProperty: true });
-          requestAnimationFrame(look);
-        };
-        look();"""
-    )
-    page.goto(f"file://{path}")
-    page.wait_for_selector("body.ready")
-    assert page.inner_text("#failure") == ""
-    assert not page.evaluate("window.wereSeen")
-    page.close()
+    text = path.read_text()
+    part = tmp_path / "part.html"
+    for share, motion in ((0.5, "reduce"), (0.97, "no-preference")):
+        with step(f"{share:.0%} of the file"):
+            part.write_text(text[: int(share * len(text))])
+            page = browser.new_page(reduced_motion=motion)
+            page.goto(part.as_uri())
+            page.wait_for_selector("#failure")
+            assert page.inner_text("#failure") == WORDS_OF_A_PART
+            late = "words => getComputedStyle(words).animationDuration"
+            assert page.eval_on_selector("#failure", late) == "0.3s"
+            page.close()
+    with step("a whole file says nothing of being read"):
+        page = browser.new_page(reduced_motion="reduce")
+        page.add_init_script(
+            """const look = () => {
+              const words = document.getElementById("failure");
+              if (words) window.wereSeen ||= words.checkVisibility({ visibilityProperty: true });
+              requestAnimationFrame(look);
+            };
+            look();"""
+        )
+        page.goto(path.as_uri())
+        page.wait_for_selector("body.ready")
+        assert page.inner_text("#failure") == ""
+        assert not page.evaluate("window.wereSeen")
+        page.close()
+    with step("without scripts only that is said"):
+        page = browser.new_page(java_script_enabled=False)
+        page.goto(path.as_uri())
+        page.wait_for_timeout(500)  # until words that wait would be seen
+        assert page.is_visible("noscript p")
+        assert not page.is_visible("#failure")
+        page.close()
+    with step("a file whose numbers do not fit"):  # recording.test.mjs has the kinds of damage
+        path.write_text(text.replace('"num_heads":2', '"num_heads":3'))
+        page = browser.new_page()
+        page.goto(path.as_uri())
+        page.wait_for_selector("body.failed")
+        assert page.inner_text("#failure").startswith("This file is damaged: ")
+        assert not page.is_visible("#stage")
+        page.close()
 
 
-def test_without_scripts_only_that_is_said(browser: Browser, tmp_path: Path) -> None:
-    path = write_page(recorded(), tmp_path / "page.html")
-    page = browser.new_page(java_script_enabled=False)
-    page.goto(f"file://{path}")
-    page.wait_for_timeout(500)  # until words that wait would be seen
-    assert page.is_visible("noscript p")
-    assert not page.is_visible("#failure")
-    page.close()
-
-
+@pytest.mark.full
 def test_a_copy_saved_from_an_open_page_says_what_it_lacks(
     show: Open, browser: Browser, tmp_path: Path
 ) -> None:
@@ -143,17 +156,9 @@ def test_a_copy_saved_from_an_open_page_says_what_it_lacks(
     copy.close()
 
 
-def test_a_damaged_page_says_so(show: Open, tmp_path: Path) -> None:
-    # recording.test.mjs has the kinds of damage.
-    path = write_page(recorded(), tmp_path / "page.html")
-    path.write_text(path.read_text().replace('"num_heads":2', '"num_heads":3'))
-    page = show(path)
-    assert page.inner_text("#failure").startswith("This file is damaged: ")
-    assert not page.is_visible("#stage")
-
-
 # Tokens are hostile text
 
+HEBREW = "12מה שלומך"
 HOSTILE = [
     "<script>document.title = 'pwned'</script>",
     " </style></script><img src=x onerror=\"document.title='pwned'\">",
@@ -165,37 +170,70 @@ HOSTILE = [
     "\n",
     " --><!--",
     " javascript:alert(1)",
+    HEBREW,
 ]
 
 
 def hostile() -> regard.Recording:
     recording = recorded(tokens=len(HOSTILE), heads=2)
     tokens = [regard.Token(text) for text in HOSTILE]
-    layers = {"<img src=x onerror=alert(1)>": recording[0], "b": recording[1]}
-    return regard.Recording(layers, model="<script>alert(2)</script>", query_tokens=tokens)
+    layers = {"<img src=x onerror=alert(1)>a\u202elayer": recording[0], "b": recording[1]}
+    return regard.Recording(
+        layers, model="<script>alert(2)</script>\u202eledom", query_tokens=tokens
+    )
 
 
-def test_hostile_tokens_are_shown_and_nothing_runs(show: Open) -> None:
-    page = show(hostile())
+def test_hostile_words_are_shown_and_nothing_runs(show: Open, tmp_path: Path) -> None:
+    path = write_page(hostile(), tmp_path / "x.html", title="\u202ekool")
+    note = "<img src=x onerror=alert(1)>"
+    pins = [[0, 0, query, key, note] for query in range(2) for key in range(6)]
+    page = show(path, f"#layer=0&head=0&query=8&key=8&pins={json.dumps(pins)}")
     ready(page)
-    for at in range(len(HOSTILE)):
-        go(page, 0, 0, at, at)
+    with step("names that would turn their line"):
+        assert page.inner_text("#title") == "‹RLO›kool"
+        assert page.inner_text("#about").startswith("<script>alert(2)</script>‹RLO›ledom · ")
+        assert page.inner_text("#about").split(" · ")[1] == "11 tokens"
+        assert page.inner_text("#layer-name") == "<img src=x onerror=alert(1)>a‹RLO›layer"
+    with step("a thirteenth pin is refused in a sentence, and a note stays text"):
+        page.keyboard.press("p")
+        assert sentence(page) == "At most 12 cells can be pinned; take one away first."
+        assert page.locator("#pins li").count() == 12
+        assert page.input_value("#pins input >> nth=0") == note
+        assert page.locator("#pins img").count() == 0
+    for pane in ("#prose", "#view-text .side:nth-child(1)"):
+        with step(f"tokens in {pane}"):
+            if pane != "#prose":
+                visit(page, "#view=text&query=1")
+                page.wait_for_selector('body[data-read="0,0,1,1,0"]')
+            for at in range(len(HOSTILE) if pane == "#prose" else 0):
+                go(page, 0, 0, at, at)
+            assert page.locator(":is(#prose, #view-text) :is(img, script, style)").count() == 0
+            assert page.inner_text(f'{pane} [data-at="0"]') == HOSTILE[0]
+            assert page.inner_text(f'{pane} [data-at="2"]') == "‹RLO›evil‹LRI›"
+            assert page.inner_text(f'{pane} [data-at="3"]') == "‹NUL›null"
+            assert page.inner_text(f'{pane} [data-at="6"]') == "‹U+D800›"
+            assert len(page.inner_text(f'{pane} [data-at="4"]')) < 200
+    with step("a very long token is whole on demand"):
+        go(page, 0, 0, 4, 0)
+        page.click("#whole-token summary")
+        assert page.inner_text("#whole-token pre").strip() == HOSTILE[4].strip()
+    with step("a token from right to left stays apart from its place"):
+        visit(page, "#view=steps&order=position&query=10")
+        page.wait_for_selector("#view-steps tbody [data-row='10']")
+        token = page.locator("#view-steps tbody [data-row='10'] th bdi")
+        place = page.locator("#view-steps tbody [data-row='10'] th .position")
+        assert token.inner_text() == HEBREW
+        before, after = token.bounding_box(), place.bounding_box()
+        assert before
+        assert after
+        assert before["x"] + before["width"] <= after["x"]
     assert "pwned" not in page.title()
-    assert page.locator("#prose img, #prose script, #prose style").count() == 0
-    assert page.inner_text('#prose [data-at="0"]') == HOSTILE[0]
-    assert page.inner_text('#prose [data-at="2"]') == "‹RLO›evil‹LRI›"
-    assert page.inner_text('#prose [data-at="3"]') == "‹NUL›null"
-    assert page.inner_text('#prose [data-at="6"]') == "‹U+D800›"
-    # A very long one is shortened, and whole on demand.
-    assert len(page.inner_text('#prose [data-at="4"]')) < 200
-    go(page, 0, 0, 4, 0)
-    page.click("#whole-token summary")
-    assert page.inner_text("#whole-token pre").strip() == HOSTILE[4].strip()
 
 
 def test_a_page_that_does_what_it_must_not_is_seen(browser: Browser, tmp_path: Path) -> None:
     for script, seen in (
         ("console.error('oh')", "console: oh"),
+        ("setTimeout(() => { throw Error('oh') })", "error: oh"),
         ("alert(1)", "dialog"),
         ("fetch('http://localhost:9/').catch(() => 0)", "localhost"),
     ):
