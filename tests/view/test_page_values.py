@@ -9,7 +9,7 @@ from playwright.sync_api import Page
 from torch import Tensor
 
 import regard
-from pages import Open, number, recorded, table
+from pages import Open, number, recorded, step, table
 from regard.recording.layers import InMemory
 from regard.view.export import page_file as file
 from regard.view.export.page_file import write_page
@@ -69,40 +69,6 @@ def vectors(page: Page, rows: str, name: str) -> list[list[float]]:
     ]
 
 
-@pytest.mark.browser
-@pytest.mark.full
-@pytest.mark.parametrize("precision", ["32 bits", "24 bits", "16 bits"])
-def test_a_file_shows_weights_times_values_and_the_output_as_the_library_has_them(
-    precision: str, show: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if precision != "32 bits":
-        monkeypatch.setattr(file, "FULL_PRECISION", 0)
-    if precision == "16 bits":
-        monkeypatch.setattr(file, "NEARLY_FULL_PRECISION", 0)
-    recording = with_values(dim=4)
-    path = write_page(recording, tmp_path / "page.html")
-    page = opened(show(path, "#view=steps&layer=1&head=4&query=5&order=position"))
-    value, weights = recording.value(1)[0, 1], recording[1][0, 4, 5]
-    near = {"rel": 0.0051, "abs": 1e-6 if precision == "32 bits" else 2e-3}
-    shown = torch.tensor(vectors(page, "tbody", "value"))
-    assert shown.flatten().tolist() == pytest.approx(value.flatten().tolist(), **near)
-    shares = torch.tensor(vectors(page, "tbody", "weight × value"))
-    expected = (weights[:, None] * value).flatten().tolist()
-    assert shares.flatten().tolist() == pytest.approx(expected, **near)
-    output = vectors(page, "tfoot", "weight × value")[0]
-    assert output == pytest.approx(output_of(recording, 4, 5).tolist(), **near)
-    assert "is not shown" not in page.inner_text("#view-steps .note")
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_longer_vectors_are_pictures_and_their_colours_are_explained(show: Open) -> None:
-    page = opened(show(with_values(dim=7), "#view=steps&layer=1&head=4&query=5"))
-    assert page.locator('#view-steps tbody canvas[aria-label^="weight × value: 7 "]').count() == 9
-    assert page.locator('#view-steps tfoot canvas[aria-label^="output: 7 numbers"]').count() == 1
-    assert "Values of 7 numbers: blue below 0, orange above" in page.inner_text("#view-steps .note")
-
-
 def test_a_file_without_room_for_the_values_leaves_them_out(tmp_path: Path) -> None:
     recording = with_values(dim=997)
     whole = write_page(recording, tmp_path / "whole.html").read_text()
@@ -113,17 +79,46 @@ def test_a_file_without_room_for_the_values_leaves_them_out(tmp_path: Path) -> N
 
 
 @pytest.mark.browser
-@pytest.mark.full
-def test_the_numbers_of_vectors_are_saved_too(show: Open, tmp_path: Path) -> None:
-    recording = with_values(dim=3)
-    page = opened(show(recording, "#view=steps&layer=1&head=4&query=5&order=position"))
-    head, *rows = table(page, tmp_path)
-    first = head.index("vector 0")
-    assert head[first:] == [f"vector {d}" for d in range(8)] + [f"value {d}" for d in range(3)]
-    *keys, query, output = [[float(cell or "nan") for cell in row[first:]] for row in rows]
-    dots = [float(row[head.index("query·key")]) for row in rows[:9]]
-    products = torch.tensor(keys)[:, :8] @ torch.tensor(query[:8])
-    assert products.tolist() == pytest.approx(dots, abs=1e-4)
-    value = recording.value(1)[0, 1]
-    torch.testing.assert_close(torch.tensor(keys)[:, 8:], value, atol=1e-5, rtol=1e-5)
-    assert output[8:] == pytest.approx(output_of(recording, 4, 5).tolist(), abs=1e-5)
+def test_weights_times_values_and_the_output_are_the_librarys(
+    show: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = "#view=steps&layer=1&head=4&query=5&order=position"
+    recording = with_values(dim=4)
+    value, weights = recording.value(1)[0, 1], recording[1][0, 4, 5]
+    for precision in ("32 bits", "24 bits", "16 bits"):
+        with step(precision):
+            if precision == "24 bits":
+                monkeypatch.setattr(file, "FULL_PRECISION", 0)
+            if precision == "16 bits":
+                monkeypatch.setattr(file, "NEARLY_FULL_PRECISION", 0)
+            page = opened(show(write_page(recording, tmp_path / "page.html"), address))
+            near = {"rel": 0.0051, "abs": 1e-6 if precision == "32 bits" else 2e-3}
+            shown = torch.tensor(vectors(page, "tbody", "value"))
+            assert shown.flatten().tolist() == pytest.approx(value.flatten().tolist(), **near)
+            shares = torch.tensor(vectors(page, "tbody", "weight × value"))
+            expected = (weights[:, None] * value).flatten().tolist()
+            assert shares.flatten().tolist() == pytest.approx(expected, **near)
+            output = vectors(page, "tfoot", "weight × value")[0]
+            assert output == pytest.approx(output_of(recording, 4, 5).tolist(), **near)
+            assert "is not shown" not in page.inner_text("#view-steps .note")
+    monkeypatch.undo()
+    recording = with_values(dim=7)
+    page = opened(show(recording, address))
+    with step("longer vectors are pictures and their colours are explained"):
+        keys = page.locator('#view-steps tbody canvas[aria-label^="weight × value: 7 "]')
+        assert keys.count() == 9
+        output_picture = page.locator('#view-steps tfoot canvas[aria-label^="output: 7 numbers"]')
+        assert output_picture.count() == 1
+        note = page.inner_text("#view-steps .note")
+        assert "Values of 7 numbers: blue below 0, orange above" in note
+    with step("the numbers of vectors are saved too"):
+        head, *rows = table(page, tmp_path)
+        first = head.index("vector 0")
+        assert head[first:] == [f"vector {d}" for d in range(8)] + [f"value {d}" for d in range(7)]
+        *of_keys, query, output = [[float(cell or "nan") for cell in row[first:]] for row in rows]
+        dots = [float(row[head.index("query·key")]) for row in rows[:9]]
+        products = torch.tensor(of_keys)[:, :8] @ torch.tensor(query[:8])
+        assert products.tolist() == pytest.approx(dots, abs=1e-4)
+        value = recording.value(1)[0, 1]
+        torch.testing.assert_close(torch.tensor(of_keys)[:, 8:], value, atol=1e-5, rtol=1e-5)
+        assert output[8:] == pytest.approx(output_of(recording, 4, 5).tolist(), abs=1e-5)
