@@ -11,26 +11,13 @@ from playwright.sync_api import Browser, Download, Page, Route
 
 import pages
 import regard
-from pages import WORDS, Open, ready, recorded, saved, table
+from pages import WORDS, Open, ready, recorded, saved, step, table, visit
 from regard.view.export.page_file import write_page
 from regard.view.notebook.page_frame import framed
 
-pytestmark = [pytest.mark.browser, pytest.mark.full]
+pytestmark = pytest.mark.browser
 
 NAMES = ["[CLS]", *WORDS[:8]]
-
-
-def test_the_map_is_saved_as_a_png_twice_as_sharp(show: Open, tmp_path: Path) -> None:
-    page = show(recorded())
-    ready(page)
-    path = saved(page, "png", tmp_path)
-    header = path.read_bytes()[:24]
-    box = page.locator("#view-map").bounding_box()
-    assert box is not None
-    assert header[1:4] == b"PNG"
-    margins = 2 * 16
-    expected = 2 * (box["width"] + margins)
-    assert int.from_bytes(header[16:20], "big") == pytest.approx(expected, abs=2)
 
 
 @contextmanager
@@ -77,20 +64,22 @@ SEEN_LATER = {
 WORDS_ONLY = ["text", "lines of the text", "steps"]  # these have no picture
 
 
-@pytest.mark.parametrize("view", SEEN_LATER)
-def test_what_is_saved_waits_for_what_is_seen(view: str, browser: Browser, tmp_path: Path) -> None:
-    kind = "csv" if view in WORDS_ONLY else "png"
-    with held(browser, recorded(tokens=47), *SEEN_LATER[view]) as (page, let_go):
-        page.click("#save summary")
-        with page.expect_download() as download:
-            page.click(f"[data-save={kind}]")
-            page.wait_for_timeout(300)  # what does not wait is there by now
-            let_go()
-        download.value.save_as(tmp_path / "early")
-        page.wait_for_timeout(300)  # what came by halves is whole by now
-        assert (tmp_path / "early").read_bytes() == saved(page, kind, tmp_path).read_bytes()
+@pytest.mark.full
+def test_what_is_saved_waits_for_what_is_seen(browser: Browser, tmp_path: Path) -> None:
+    for view, (answers, address) in SEEN_LATER.items():
+        kind = "csv" if view in WORDS_ONLY else "png"
+        with step(view), held(browser, recorded(tokens=47), answers, address) as (page, let_go):
+            page.click("#save summary")
+            with page.expect_download() as download:
+                page.click(f"[data-save={kind}]")
+                page.wait_for_timeout(300)  # what does not wait is there by now
+                let_go()
+            download.value.save_as(tmp_path / "early")
+            page.wait_for_timeout(300)  # what came by halves is whole by now
+            assert (tmp_path / "early").read_bytes() == saved(page, kind, tmp_path).read_bytes()
 
 
+@pytest.mark.full
 def test_a_save_that_waits_says_so_and_is_given_up_where_something_else_is_opened(
     browser: Browser,
 ) -> None:
@@ -108,30 +97,6 @@ def test_a_save_that_waits_says_so_and_is_given_up_where_something_else_is_opene
         let_go()
         page.wait_for_timeout(300)
         assert downloads == []
-
-
-def damaged(folder: Path) -> Path:
-    """A page whose layer 1 cannot be read."""
-    path = write_page(recorded(), folder / "damaged.html")
-    text = path.read_text()
-    at = text.index('id="layer-1-query"') + 200
-    path.write_text(text[:at] + ("A" if text[at] != "A" else "B") * 8 + text[at + 8 :])
-    return path
-
-
-def test_a_damaged_head_beside_ends_the_wait(show: Open, tmp_path: Path) -> None:
-    page = show(damaged(tmp_path), "#layer=0&head=0&compare=beside&with=1.1")
-    page.wait_for_selector("#damage:not([hidden])")
-    rows = table(page, tmp_path)[1:]
-    assert [row[0] for row in rows] == ["layer 0 head 0"] * 9 + ["layer 1 head 1"] * 9
-
-
-def test_where_nothing_can_be_read_no_empty_file_is_saved(show: Open, tmp_path: Path) -> None:
-    page = show(damaged(tmp_path), "#layer=1&view=steps&query=5&key=5")
-    page.wait_for_selector("#damage:not([hidden])")
-    page.click("#save summary")
-    page.click("[data-save=csv]")
-    page.wait_for_selector("#saving:has-text('Nothing was saved: there are no numbers here.')")
 
 
 WRITES = """() => {
@@ -152,113 +117,118 @@ def said(page: Page, folder: Path) -> list[str]:
     return page.evaluate("window.written")
 
 
-def test_a_picture_of_a_map_has_its_tokens_its_title_its_head_and_its_scale(
-    show: Open, tmp_path: Path
-) -> None:
-    page = show(recorded(), "#layer=1&head=1&scale=log")
+@pytest.mark.full
+def test_pictures_are_sharp_and_have_their_words(show: Open, tmp_path: Path) -> None:
+    path = write_page(recorded(), tmp_path / "x.html", title="../ a <b>title</b>\u202e: “é”")
+    page = show(path, "#layer=1&head=1&scale=log")
     ready(page)
-    words = said(page, tmp_path)
-    assert [words.count(name) >= 2 for name in NAMES] == [True] * 9
-    assert words[0] == page.inner_text("#title")
-    assert words[1].startswith("Layer 1 head 1 · a model · 9 tokens")
-    assert "share of a query\u2019s attention, log" in words
-    assert words[3:6] == page.locator("#legend .ticks span").all_inner_texts()
-
-
-def test_of_a_part_of_the_map_the_picture_says_which(show: Open, tmp_path: Path) -> None:
-    page = show(recorded(tokens=128), "#zoom=8&row=40&column=48&query=50&key=50&hidden=1")
-    ready(page)
-    # As many rows and columns of cells have room, the last ones cut.
-    _, _, width, height = map(float, (page.get_attribute(".map", "data-frame") or "").split(","))
-    box = page.locator(".map").first.bounding_box()
-    assert box is not None
-    words = said(page, tmp_path)[1]
-    queries, keys = re.findall(r"(?:queries|keys) (\d+) to (\d+)", words)
-    assert ", without sinks, queries 40 to " in words
-    assert (queries[0], keys[0]) == ("40", "48")
-    assert 8 < int(queries[1]) - 40 < box["height"] / height
-    assert 8 < int(keys[1]) - 48 < box["width"] / width
-
-
-def test_a_picture_of_the_heads_has_those_that_are_scrolled_out_of_sight(
-    show: Open, tmp_path: Path
-) -> None:
-    page = show(recorded(heads=6, kv_heads=6), "#view=overview", viewport=PHONE)
-    page.wait_for_selector("#view-overview .heads canvas")
-    words = said(page, tmp_path)
-    assert [words.count(f"H{head}") for head in range(6)] == [2] * 6
-    assert [words.count(f"Layer {layer}") for layer in range(2)] == [1, 1]
-    assert words.count("mixed") == 12
-
-
-def test_a_picture_of_segments_has_their_names_and_their_numbers(
-    show: Open, tmp_path: Path
-) -> None:
-    page = show(recorded(tokens=4), "#view=segments&parts=words")
-    page.wait_for_selector("#view-segments td")
-    before = page.locator("#view-segments").bounding_box()
-    words = said(page, tmp_path)
-    rows = page.locator("#view-segments tbody th").all_inner_texts()
-    cells = page.locator("#view-segments td").all_inner_texts()
-    assert rows == ["1 Life", "2 is", "3 short"]
-    assert words[-12:] == [
-        text for i, name in enumerate(rows) for text in (name, *cells[3 * i : 3 * i + 3])
-    ]
-    assert "sentences" not in words  # nothing to press
-    assert page.is_visible("#view-segments .tools")
-    assert page.locator("#view-segments").bounding_box() == before
+    with step("the name of the file says what it shows and is harmless"):
+        picture = saved(page, "png", tmp_path)
+        assert picture.name == "a-b-title-b-e-map-layer-1-head-1.png"
+    with step("a map is twice as sharp as the screen"):
+        header = picture.read_bytes()[:24]
+        box = page.locator("#view-map").bounding_box()
+        assert box is not None
+        assert header[1:4] == b"PNG"
+        margins = 2 * 16
+        expected = 2 * (box["width"] + margins)
+        assert int.from_bytes(header[16:20], "big") == pytest.approx(expected, abs=2)
+    with step("a map has its tokens, its title, its head and its scale"):
+        words = said(page, tmp_path)
+        assert [words.count(name) >= 2 for name in NAMES] == [True] * 9
+        assert words[0] == page.inner_text("#title")
+        assert words[1].startswith("Layer 1 head 1 · a model · 9 tokens")
+        assert "share of a query\u2019s attention, log" in words
+        assert words[3:6] == page.locator("#legend .ticks span").all_inner_texts()
+    with step("of a part of the map the picture says which"):
+        page = show(recorded(tokens=128), "#zoom=8&row=40&column=48&query=50&key=50&hidden=1")
+        ready(page)
+        # As many rows and columns of cells have room, the last ones cut.
+        frame = page.get_attribute(".map", "data-frame") or ""
+        _, _, width, height = map(float, frame.split(","))
+        box = page.locator(".map").first.bounding_box()
+        assert box is not None
+        words = said(page, tmp_path)[1]
+        queries, keys = re.findall(r"(?:queries|keys) (\d+) to (\d+)", words)
+        assert ", without sinks, queries 40 to " in words
+        assert (queries[0], keys[0]) == ("40", "48")
+        assert 8 < int(queries[1]) - 40 < box["height"] / height
+        assert 8 < int(keys[1]) - 48 < box["width"] / width
+    with step("the heads have those that are scrolled out of sight"):
+        page = show(recorded(heads=6, kv_heads=6), "#view=overview", viewport=PHONE)
+        page.wait_for_selector("#view-overview .heads canvas")
+        words = said(page, tmp_path)
+        assert [words.count(f"H{head}") for head in range(6)] == [2] * 6
+        assert [words.count(f"Layer {layer}") for layer in range(2)] == [1, 1]
+        assert words.count("mixed") == 12
+    with step("segments have their names and their numbers"):
+        page = show(recorded(tokens=4), "#view=segments&parts=words")
+        page.wait_for_selector("#view-segments td")
+        before = page.locator("#view-segments").bounding_box()
+        words = said(page, tmp_path)
+        rows = page.locator("#view-segments tbody th").all_inner_texts()
+        cells = page.locator("#view-segments td").all_inner_texts()
+        assert rows == ["1 Life", "2 is", "3 short"]
+        assert words[-12:] == [
+            text for i, name in enumerate(rows) for text in (name, *cells[3 * i : 3 * i + 3])
+        ]
+        assert "sentences" not in words  # nothing to press
+        assert page.is_visible("#view-segments .tools")
+        assert page.locator("#view-segments").bounding_box() == before
 
 
 PHONE = {"width": 390, "height": 844}
 PRINTS = "window.print = () => { document.documentElement.dataset.printed = 'yes' }"
 
 
-@pytest.mark.parametrize("view", ["text", "steps"])
-def test_a_view_of_words_has_no_picture_and_is_printed(view: str, show: Open) -> None:
-    page = show(recorded(), f"#view={view}&query=5&key=5", script=PRINTS)
+@pytest.mark.full
+def test_the_menu_offers_what_a_view_has_and_paper_shows_the_whole(show: Open) -> None:
+    page = show(recorded(tokens=300, mask=regard.Causal()), "#view=map", script=PRINTS)
     page.click("#save summary")
-    assert page.inner_text("#save div").split("\n\n")[-1] == (
-        "Words have no picture: print the view, or save it as PDF."
-    )
-    assert not page.is_visible("[data-save=png]")
-    page.click("[data-save=print]")
-    page.wait_for_selector("[data-printed=yes]")
-
-
-def test_a_view_of_data_is_a_picture_and_can_be_printed_too(show: Open) -> None:
-    page = show(recorded())
+    with step("a view of data is a picture and can be printed too"):
+        assert page.inner_text("#save div").split("\n") == [
+            "Picture, PNG",
+            "Numbers, CSV",
+            "Print, or save as PDF",
+        ]
     page.click("#save summary")
-    assert page.inner_text("#save div").split("\n") == [
-        "Picture, PNG",
-        "Numbers, CSV",
-        "Print, or save as PDF",
-    ]
-
-
-@pytest.mark.parametrize("view", ["overview", "map", "text", "steps", "segments"])
-def test_on_paper_a_view_is_whole_and_has_nothing_to_press(view: str, show: Open) -> None:
-    page = show(recorded(tokens=300, mask=regard.Causal()), f"#view={view}&query=250&key=5")
-    page.wait_for_timeout(500)
-    page.emulate_media(media="print")
+    for view in ("text", "steps"):
+        with step(f"{view} has no picture and is printed"):
+            visit(page, f"#view={view}&query=5&key=5")
+            page.wait_for_selector(f'body[data-view="{view}"]')
+            page.evaluate("delete document.documentElement.dataset.printed")
+            page.click("#save summary")
+            assert page.inner_text("#save div").split("\n\n")[-1] == (
+                "Words have no picture: print the view, or save it as PDF."
+            )
+            assert not page.is_visible("[data-save=png]")
+            page.click("[data-save=print]")
+            page.wait_for_selector("[data-printed=yes]")
     scrolls = """all => all.filter(e => e.checkVisibility() && e.clientHeight > 0
       && getComputedStyle(e).overflowY !== "visible" && e.scrollHeight > e.clientHeight + 1)
       .map(e => e.id || e.className)"""
-    assert page.eval_on_selector_all("body *", scrolls) == []
     pressed = "all => all.filter(e => e.checkVisibility()).map(e => e.outerHTML)"
-    assert page.eval_on_selector_all(".choices *, .pressed *, #tabs *, #save *", pressed) == []
-    assert page.is_visible("#title")
-    assert page.is_visible(f"#view-{view}")
-
-
-def test_numbers_above_words_are_on_paper(show: Open) -> None:
-    page = show(recorded(), "#view=text&query=5")
-    page.wait_for_selector("#view-text [data-share]")
-    page.emulate_media(media="print")
-    content = "one => getComputedStyle(one, '::before').content"
-    share = page.get_attribute("#view-text [data-share]", "data-share")
-    assert page.eval_on_selector("#view-text [data-share]", content) == f'"{share}"'
-    exact = "getComputedStyle(document.documentElement).printColorAdjust"
-    assert page.evaluate(exact) == "exact"
+    for view in ("overview", "map", "text", "steps", "segments"):
+        with step(f"on paper {view} is whole and has nothing to press"):
+            page.emulate_media(media="screen")
+            visit(page, f"#view={view}&query=250&key=5")
+            page.wait_for_selector(f'body[data-view="{view}"]')
+            page.wait_for_timeout(500)
+            page.emulate_media(media="print")
+            assert page.eval_on_selector_all("body *", scrolls) == []
+            buttons = ".choices *, .pressed *, #tabs *, #save *"
+            assert page.eval_on_selector_all(buttons, pressed) == []
+            assert page.is_visible("#title")
+            assert page.is_visible(f"#view-{view}")
+    with step("numbers above words are on paper"):
+        page = show(recorded(), "#view=text&query=5")
+        page.wait_for_selector("#view-text [data-share]")
+        page.emulate_media(media="print")
+        content = "one => getComputedStyle(one, '::before').content"
+        share = page.get_attribute("#view-text [data-share]", "data-share")
+        assert page.eval_on_selector("#view-text [data-share]", content) == f'"{share}"'
+        exact = "getComputedStyle(document.documentElement).printColorAdjust"
+        assert page.evaluate(exact) == "exact"
 
 
 def numbers(rows: list[list[str]]) -> torch.Tensor:
@@ -269,48 +239,36 @@ def test_the_cells_that_are_seen_are_saved_as_a_table(show: Open, tmp_path: Path
     recording = recorded(tokens=9)
     page = show(recording, "#layer=1&head=1")
     ready(page)
-    head, *rows = table(page, tmp_path)
-    assert head[:3] == ["share of a query\u2019s attention", "query", "token"]
-    assert head[3:] == [f"{at} {name}" for at, name in enumerate(NAMES)]
-    assert [row[:3] for row in rows] == [
-        ["layer 1 head 1", str(at), name] for at, name in enumerate(NAMES)
-    ]
-    torch.testing.assert_close(numbers(rows), recording[1][0, 1].to_dense(), atol=1e-6, rtol=1e-5)
+    with step("one map"):
+        head, *rows = table(page, tmp_path)
+        assert head[:3] == ["share of a query\u2019s attention", "query", "token"]
+        assert head[3:] == [f"{at} {name}" for at, name in enumerate(NAMES)]
+        assert [row[:3] for row in rows] == [
+            ["layer 1 head 1", str(at), name] for at, name in enumerate(NAMES)
+        ]
+        near = {"atol": 1e-6, "rtol": 1e-5}
+        torch.testing.assert_close(numbers(rows), recording[1][0, 1].to_dense(), **near)
+    with step("two maps"):
+        visit(page, "#layer=0&head=0&compare=beside&with=1.1")
+        page.wait_for_selector('.pane:nth-child(1) .map[data-ready^="0 0 "]')
+        page.wait_for_selector('.pane:nth-child(2) .map[data-ready]:not([data-ready=""])')
+        rows = table(page, tmp_path)[1:]
+        assert [row[0] for row in rows] == ["layer 0 head 0"] * 9 + ["layer 1 head 1"] * 9
+        expected = torch.cat([recording[0][0, 0].to_dense(), recording[1][0, 1].to_dense()])
+        torch.testing.assert_close(numbers(rows), expected, **near)
+    with step("of a long text, the blocks that are seen"):
+        recording = recorded(tokens=1031, mask=regard.Causal())
+        page = show(recording)
+        ready(page)
+        head, *rows = table(page, tmp_path)
+        assert head[0] == "share for each 4 keys"
+        assert (head[3][:4], rows[-1][1]) == ("0–3 ", "1028–1030")
+        cells = recording[0][0, 0].to_dense().split(4)
+        expected = [[part.sum(-1).mean() for part in rows.split(4, -1)] for rows in cells]
+        torch.testing.assert_close(numbers(rows), torch.tensor(expected), atol=1e-5, rtol=1e-4)
 
 
-def test_of_a_long_text_the_table_has_the_blocks_that_are_seen(show: Open, tmp_path: Path) -> None:
-    recording = recorded(tokens=1031, mask=regard.Causal())
-    page = show(recording)
-    ready(page)
-    head, *rows = table(page, tmp_path)
-    assert head[0] == "share for each 4 keys"
-    assert (head[3][:4], rows[-1][1]) == ("0–3 ", "1028–1030")
-    cells = recording[0][0, 0].to_dense().split(4)
-    expected = [[part.sum(-1).mean() for part in rows.split(4, -1)] for rows in cells]
-    torch.testing.assert_close(numbers(rows), torch.tensor(expected), atol=1e-5, rtol=1e-4)
-
-
-def test_of_two_maps_the_table_has_both(show: Open, tmp_path: Path) -> None:
-    recording = recorded()
-    page = show(recording, "#layer=0&head=0&compare=beside&with=1.1")
-    ready(page)
-    page.wait_for_selector('.pane:nth-child(2) .map[data-ready]:not([data-ready=""])')
-    rows = table(page, tmp_path)[1:]
-    assert [row[0] for row in rows] == ["layer 0 head 0"] * 9 + ["layer 1 head 1"] * 9
-    expected = torch.cat([recording[0][0, 0].to_dense(), recording[1][0, 1].to_dense()])
-    torch.testing.assert_close(numbers(rows), expected, atol=1e-6, rtol=1e-5)
-
-
-def test_the_name_of_the_file_says_what_it_shows_and_is_harmless(
-    show: Open, tmp_path: Path
-) -> None:
-    path = tmp_path / "x.html"
-    write_page(recorded(), path, title="../ a <b>title</b>\u202e: “é”")
-    page = show(path, "#layer=1&head=1")
-    ready(page)
-    assert saved(page, "png", tmp_path).name == "a-b-title-b-e-map-layer-1-head-1.png"
-
-
+@pytest.mark.full
 def test_in_the_frame_of_a_notebook_which_may_not_print_the_menu_says_how(
     browser: Browser, tmp_path: Path
 ) -> None:
