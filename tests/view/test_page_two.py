@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import regard
-from pages import Open, go
+from pages import Open, go, step
 from regard.view.export.page_file import write_page
 
-pytestmark = [pytest.mark.browser, pytest.mark.full]
+pytestmark = pytest.mark.browser
 
 
 def recording(words: str, seed: int) -> regard.Recording:
@@ -34,40 +34,35 @@ def both(folder: Path, other: regard.Recording) -> Path:
     return write_page(ONE, path, title="short", other=other, other_title="long")
 
 
-def test_a_cell_of_the_difference_is_that_of_the_library(show: Open, tmp_path: Path) -> None:
-    page = show(both(tmp_path, TWO), "#layer=0&head=0&query=1&key=0&compare=difference")
+def test_two_recordings_stand_side_by_side_with_their_difference(
+    show: Open, tmp_path: Path
+) -> None:
+    page = show(both(tmp_path, TWO), "#layer=1&head=2")
+    with step("the maps stand side by side, each with its own words"):
+        page.wait_for_selector('body[data-compare="beside"]')
+        titles = page.locator(".map-title").all_inner_texts()
+        assert titles == ["Layer 1 head 2 (short)", "Layer 3 head 2 (long)"]
+        note = "Layers 0 to 1 are of “short”. Layers 2 to 3 are of “long”."
+        assert note in page.inner_text("#notes")
+        go(page, 3, 1, 5, 4)
+        assert "patience" in page.inner_text("#sentence")
+        assert page.locator(".map-title").all_inner_texts()[1] == "Layer 1 head 1 (short)"
     generator = torch.Generator().manual_seed(0)
     for _ in range(12):
         layer, head, query = (int(torch.randint(n, (), generator=generator)) for n in (2, 3, 6))
         key = int(torch.randint(query + 1, (), generator=generator))
-        go(page, layer, head, query, key, compare="difference")
-        exact = float(ONE[layer][head, query, key] - TWO[layer][head, query, key])
-        value = page.inner_text("#value").removeprefix("difference ").replace("−", "-")
-        assert float(value.split()[0]) == pytest.approx(exact, rel=1e-3, abs=1e-6)
-
-
-def test_the_maps_stand_side_by_side_each_with_its_own_words(show: Open, tmp_path: Path) -> None:
-    page = show(both(tmp_path, TWO), "#layer=1&head=2")
-    page.wait_for_selector('body[data-compare="beside"]')
-    titles = page.locator(".map-title").all_inner_texts()
-    assert titles == ["Layer 1 head 2 (short)", "Layer 3 head 2 (long)"]
-    note = "Layers 0 to 1 are of “short”. Layers 2 to 3 are of “long”."
-    assert note in page.inner_text("#notes")
-    go(page, 3, 1, 5, 4)
-    assert "patience" in page.inner_text("#sentence")
-    assert page.locator(".map-title").all_inner_texts()[1] == "Layer 1 head 1 (short)"
-
-
-def test_texts_of_other_lengths_have_no_difference_and_the_page_says_why(
-    show: Open, tmp_path: Path
-) -> None:
-    page = show(both(tmp_path, LONGER), "#layer=0&head=0&compare=difference")
-    page.wait_for_selector('body[data-compare="beside"]')
-    assert "They have 6 tokens and 9 tokens, so their cells have no difference" in page.inner_text(
-        "#notes"
-    )
-    page.wait_for_selector(".pane:nth-child(2) .map[data-ready]:not([data-ready=''])")
-    box = page.locator(".pane:nth-child(2) .map").bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] - 20, box["y"] + box["height"] - 20)
-    page.mouse.move(box["x"] + 100, box["y"] + 100)
+        with step(f"the difference of layer {layer} head {head} at {query}, {key}"):
+            go(page, layer, head, query, key, compare="difference")
+            exact = float(ONE[layer][head, query, key] - TWO[layer][head, query, key])
+            value = page.inner_text("#value").removeprefix("difference ").replace("−", "-")
+            assert float(value.split()[0]) == pytest.approx(exact, rel=1e-3, abs=1e-6)
+    with step("texts of other lengths have no difference and the page says why"):
+        page = show(both(tmp_path, LONGER), "#layer=0&head=0&compare=difference")
+        page.wait_for_selector('body[data-compare="beside"]')
+        note = "They have 6 tokens and 9 tokens, so their cells have no difference"
+        assert note in page.inner_text("#notes")
+        page.wait_for_selector(".pane:nth-child(2) .map[data-ready]:not([data-ready=''])")
+        box = page.locator(".pane:nth-child(2) .map").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] - 20, box["y"] + box["height"] - 20)
+        page.mouse.move(box["x"] + 100, box["y"] + 100)
