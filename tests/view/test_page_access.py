@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import regard
-from pages import Open, recorded
+from pages import Open, recorded, step, visit
 from regard.view.export.page_file import write_page
 
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
@@ -13,7 +13,6 @@ VIEWS = ["overview", "map", "text", "steps", "segments"]
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.full,
     pytest.mark.skipif(not AXE.exists(), reason="axe-core comes with `make lint`"),
 ]
 
@@ -23,31 +22,25 @@ FINDINGS = """async () => {
 }"""
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(theme: str, show: Open) -> None:
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.full)])
+def test_axe_finds_nothing(theme: str, show: Open, tmp_path: Path) -> None:
     more = 'heads=0.0_0.1&pins=[[0,0,3,2,"kept"]]&compare=beside'
+    page = show(recorded(mask=regard.Causal()), f"#view=map&theme={theme}&{more}")
+    page.evaluate(AXE.read_text(encoding="utf-8"))
     for view in VIEWS:
-        page = show(recorded(mask=regard.Causal()), f"#view={view}&theme={theme}&{more}")
-        page.wait_for_selector(f'body[data-view="{view}"][data-read]')
+        with step(view):
+            visit(page, f"#view={view}&theme={theme}&{more}")
+            page.wait_for_selector(f'body[data-view="{view}"][data-read]')
+            page.wait_for_timeout(200)  # a view is drawn in the frames that follow
+            assert page.evaluate(FINDINGS) == []
+    with step("a finding would be seen"):
+        page.evaluate("document.getElementById('find').removeAttribute('aria-label')")
+        page.evaluate("document.getElementById('find').removeAttribute('placeholder')")
+        assert any("label" in finding for finding in page.evaluate(FINDINGS))
+    with step("two recordings, and where a text is edited"):
+        both = write_page(recorded(), tmp_path / "both.html", other=recorded(tokens=7))
+        page = show(both, f"#view=map&theme={theme}")
+        page.wait_for_selector('body[data-compare="beside"][data-read]')
+        page.evaluate("document.getElementById('edit').showModal()")
         page.evaluate(AXE.read_text(encoding="utf-8"))
-        assert page.evaluate(FINDINGS) == [], view
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_in_two_recordings_or_where_a_text_is_edited(
-    theme: str, show: Open, tmp_path: Path
-) -> None:
-    both = write_page(recorded(), tmp_path / "both.html", other=recorded(tokens=7))
-    page = show(both, f"#view=map&theme={theme}")
-    page.wait_for_selector('body[data-compare="beside"][data-read]')
-    page.evaluate("document.getElementById('edit').showModal()")
-    page.evaluate(AXE.read_text(encoding="utf-8"))
-    assert page.evaluate(FINDINGS) == []
-
-
-def test_a_finding_would_be_seen(show: Open) -> None:
-    page = show(recorded())
-    page.evaluate(AXE.read_text(encoding="utf-8"))
-    page.evaluate("document.getElementById('find').removeAttribute('aria-label')")
-    page.evaluate("document.getElementById('find').removeAttribute('placeholder')")
-    assert any("label" in finding for finding in page.evaluate(FINDINGS))
+        assert page.evaluate(FINDINGS) == []
