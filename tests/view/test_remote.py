@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser
 
 import pages
 import regard
@@ -143,13 +142,14 @@ def test_without_a_signal_a_newer_question_takes_the_place_of_an_older(
     assert said == ["newer"]
 
 
+CHANGED = "the recording has changed on disk; start regard serve again."
 LOST = f"remote.row({HEAD}, 1).catch((error) => error.message)"
 
 
 def test_a_recording_that_has_changed_is_lost(serving: pages.Serving) -> None:
     serving.enter()
     serving.changed = True
-    assert told(serving, LOST) == "the recording has changed on disk; start regard serve again."
+    assert told(serving, LOST) == CHANGED
 
 
 def test_a_server_that_has_ended_is_lost(serving: pages.Serving) -> None:
@@ -161,62 +161,28 @@ def test_a_server_that_has_ended_is_lost(serving: pages.Serving) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.full
 def test_the_page_shows_the_numbers_of_its_server_and_that_it_is_lost(
-    browser: Browser, serving: pages.Serving, answers: Answers
+    serve: pages.Serve, answers: Answers
 ) -> None:
-    page = browser.new_page()
-    page.set_default_timeout(120_000)
-    try:
-        page.goto(f"{serving.address}/?token={pages.TOKEN}#layer=0&head=1&query=5&key=2")
+    page, serving = serve(recorded(), "#layer=0&head=1&query=5&key=2")
+    with pages.step("its numbers"):
         page.wait_for_selector('body[data-read="0,1,5,2,0"]')
         weight = float(answers.row(Which(0, 1), 5).values[2])
         assert pages.three_digits(weight) in pages.sentence(page)
+    with pages.step("what is wrong is told until all that is shown is whole again"):
         serving.changed = True
-        page.locator(".map").first.press("ArrowUp")
+        page.evaluate("location.hash = 'layer=0&head=2&query=5&key=3'")
         page.wait_for_selector("#damage:not([hidden])")
-        told = page.inner_text("#damage")
-    finally:
-        page.close()
-    assert told == "the recording has changed on disk; start regard serve again."
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_the_steps_of_a_head_are_gone_when_another_is_asked_of_a_lost_server(
-    browser: Browser, serving: pages.Serving
-) -> None:
-    page = browser.new_page()
-    page.set_default_timeout(120_000)
-    try:
-        page.goto(f"{serving.address}/?token={pages.TOKEN}#view=steps&layer=0&head=1&query=5")
+        assert page.inner_text("#damage") == CHANGED
+        serving.changed = False
+        page.locator(".map").first.press("ArrowUp")
+        page.wait_for_selector("#damage", state="hidden")
+        page.wait_for_selector('.map[data-ready^="0 2 1,"]', timeout=5000)
+    with pages.step("the steps of a head are gone when another one cannot be asked for"):
+        page.evaluate("location.hash = 'view=steps&layer=0&head=1&query=5'")
         page.wait_for_selector("#view-steps [data-row]")
         serving.changed = True
         page.evaluate("location.hash = 'view=steps&layer=0&head=2&query=5'")
         page.wait_for_selector("#damage:not([hidden])")
         page.wait_for_selector("#view-steps [data-row]", state="detached", timeout=5000)
-        heading = page.inner_text("#view-steps h2")
-    finally:
-        page.close()
-    assert heading == ""
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_what_is_wrong_is_told_until_all_that_is_shown_is_whole_again(
-    browser: Browser, serving: pages.Serving
-) -> None:
-    page = browser.new_page()
-    page.set_default_timeout(30_000)
-    try:
-        page.goto(f"{serving.address}/?token={pages.TOKEN}#layer=0&head=1&query=5&key=2")
-        page.wait_for_selector('body[data-read="0,1,5,2,0"]')
-        serving.changed = True
-        page.evaluate("location.hash = 'layer=0&head=2&query=5&key=3'")
-        page.wait_for_selector("#damage:not([hidden])")
-        serving.changed = False
-        page.locator(".map").first.press("ArrowUp")
-        page.wait_for_selector("#damage", state="hidden")
-        page.wait_for_selector('.map[data-ready^="0 2 1,"]', timeout=5000)
-    finally:
-        page.close()
+        assert page.inner_text("#view-steps h2") == ""
