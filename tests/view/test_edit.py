@@ -3,16 +3,14 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
 import pages
 import regard
-from pages import Open
 from regard.view.server import http_server as server
 
 BASE = "http://127.0.0.1:8000"
@@ -157,30 +155,20 @@ def test_a_recording_from_a_file_has_no_text_to_edit() -> None:
 # In a browser
 
 
-@contextmanager
-def opened(browser: Browser, address: str = "") -> Iterator[Page]:
-    serving = pages.Serving(_read(TEXT), text=TEXT, read=read)
-    page = browser.new_page()
-    page.goto(f"{serving.address}/?token={pages.TOKEN}{address}")
-    page.wait_for_selector("body[data-read]")
-    yield page
-    page.close()
-    serving.end()
-
-
 @pytest.mark.browser
-@pytest.mark.full
-def test_ctrl_enter_shows_the_new_text_at_the_same_head(browser: Browser) -> None:
-    with opened(browser, "#layer=1&head=2&query=2&key=1") as page:
+def test_ctrl_enter_shows_the_new_text_at_the_same_head(
+    show: pages.Open, serve: pages.Serve
+) -> None:
+    page, _ = serve(_read(TEXT), "#layer=1&head=2&query=2&key=1", text=TEXT, read=read)
+    field = page.get_by_role("textbox", name="Edit the text")
+    with pages.step("what the model cannot read is one sentence"):
         page.click("#edit-text")
-        field = page.get_by_role("textbox", name="Edit the text")
         assert field.input_value() == TEXT
         field.fill("fail")
         field.press("Control+Enter")
         sentence = "model 'tiny' cannot read text: it fails."
-        page.wait_for_function(
-            "(text) => document.getElementById('edit-status').textContent === text", arg=sentence
-        )
+        expect(page.locator("#edit-status")).to_have_text(sentence)
+    with pages.step("the new text, at the same head"):
         field.fill("eat dessert first now please")
         field.press("Control+Enter")
         page.wait_for_selector("text=please")
@@ -190,10 +178,5 @@ def test_ctrl_enter_shows_the_new_text_at_the_same_head(browser: Browser) -> Non
         assert page.input_value("#head") == "2"
         page.click("#edit-text")
         assert field.input_value() == "eat dessert first now please"
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_an_offline_page_has_nothing_to_edit(show: Open, tmp_path: Path) -> None:
-    page = show(_read(TEXT))
-    assert page.locator("#edit-text").is_hidden()
+    with pages.step("an offline page has nothing to edit"):
+        assert show(_read(TEXT)).locator("#edit-text").is_hidden()
