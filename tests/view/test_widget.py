@@ -325,88 +325,57 @@ ONE = "{ layer: 1, head: 1, hidden: false }"
 
 @pytest.mark.browser
 @pytest.mark.full
-def test_the_frame_gets_the_librarys_numbers(framed: Any) -> None:
-    row = framed.evaluate(
-        f"source.row({ONE}, 3).then(({{ values, mask }}) => [[...values], [...mask]])"
-    )
-    torch.testing.assert_close(torch.tensor(row[0]), weights()[3])
-    assert row[1] == [1, 1, 1, 1, 0, 0, 0]
-    column = framed.evaluate(f"source.column({ONE}, 2).then((values) => [...values])")
-    torch.testing.assert_close(torch.tensor(column), weights()[:, 2])
-    tile = framed.evaluate(
-        f"source.tile({ONE}, {{ level: 0, row: 0, column: 0, byRow: true }})"
-        ".then(({ values, height, width, exact }) => [[...values], height, width, exact])"
-    )
-    by_row = weights() / weights().amax(-1, keepdim=True)
-    torch.testing.assert_close(torch.tensor(tile[0]).reshape(7, 7), by_row)
-    assert tile[1:] == [7, 7, True]
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_the_frame_is_told_in_a_sentence_what_was_wrong(framed: Any) -> None:
-    sentence = "source.row({ layer: 7, head: 0 }, 0).catch((error) => error.message)"
-    assert framed.evaluate(sentence) == "layer is 7; it must be from 0 to 1."
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_the_frame_is_told_in_a_sentence_that_the_kernel_has_ended(framed: Any) -> None:
-    framed.page.evaluate("window.ended = true")
-    sentence = f"source.row({ONE}, 0).catch((error) => error.message)"
-    assert framed.evaluate(sentence) == GONE
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_a_kernel_that_ends_before_it_answers_is_noticed(framed: Any) -> None:
-    framed.page.evaluate("window.busy = true")
-    framed.evaluate(
-        f"void source.row({ONE}, 0).catch((error) => {{ window.told = error.message }})"
-    )
-    framed.page.evaluate("window.ended = true")
-    framed.wait_for_function("window.told")
-    assert framed.evaluate("window.told") == GONE
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_while_the_kernel_does_not_listen_the_cell_says_so(framed: Any) -> None:
-    note = framed.page.locator("p[role=status]")
-    framed.page.evaluate("window.busy = true")
-    framed.evaluate(f"void source.row({ONE}, 0)")
-    note.wait_for(state="visible")
-    assert note.inner_text() == BUSY
-    framed.page.evaluate("window.busy = false")
-    note.wait_for(state="hidden")
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_while_the_kernel_listens_an_answer_may_take_long(framed: Any) -> None:
-    framed.page.evaluate("window.long = true")
-    framed.evaluate(f"void source.row({ONE}, 0)")
-    framed.page.wait_for_timeout(600)
-    assert framed.page.locator("p[role=status]").is_hidden()
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_a_frame_that_is_taken_away_leaves_no_listener(framed: Any) -> None:
+def test_the_frame_gets_numbers_or_a_sentence(framed: Any) -> None:
     page = framed.page
-    page.evaluate("window.remove()")
-    assert page.query_selector("iframe") is None
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_a_frame_that_is_taken_away_waits_for_nothing(framed: Any) -> None:
-    page = framed.page
-    page.evaluate("window.busy = true")
-    framed.evaluate(f"void source.row({ONE}, 0)")
-    page.wait_for_function("window.kinds?.includes('row')")
-    page.evaluate("window.remove()")
-    assert page.evaluate("window.kinds").count("forget") == 1
+    row = f"source.row({ONE}, 3)"
+    with pages.step("the library's numbers"):
+        found = framed.evaluate(f"{row}.then(({{ values, mask }}) => [[...values], [...mask]])")
+        torch.testing.assert_close(torch.tensor(found[0]), weights()[3])
+        assert found[1] == [1, 1, 1, 1, 0, 0, 0]
+        column = framed.evaluate(f"source.column({ONE}, 2).then((values) => [...values])")
+        torch.testing.assert_close(torch.tensor(column), weights()[:, 2])
+        tile = framed.evaluate(
+            f"source.tile({ONE}, {{ level: 0, row: 0, column: 0, byRow: true }})"
+            ".then(({ values, height, width, exact }) => [[...values], height, width, exact])"
+        )
+        by_row = weights() / weights().amax(-1, keepdim=True)
+        torch.testing.assert_close(torch.tensor(tile[0]).reshape(7, 7), by_row)
+        assert tile[1:] == [7, 7, True]
+    with pages.step("what was wrong"):
+        sentence = "source.row({ layer: 7, head: 0 }, 0).catch((error) => error.message)"
+        assert framed.evaluate(sentence) == "layer is 7; it must be from 0 to 1."
+    note = page.locator("p[role=status]")
+    with pages.step("while the kernel listens an answer may take long"):
+        page.evaluate("window.long = true")
+        framed.evaluate(f"void {row}")
+        page.wait_for_timeout(600)
+        assert note.is_hidden()
+        page.evaluate("window.long = false")
+    with pages.step("while the kernel does not listen the cell says so"):
+        page.evaluate("window.busy = true")
+        framed.evaluate(f"void {row}")
+        note.wait_for(state="visible")
+        assert note.inner_text() == BUSY
+        page.evaluate("window.busy = false")
+        note.wait_for(state="hidden")
+    with pages.step("a kernel that ends before it answers is noticed"):
+        page.evaluate("window.busy = true")
+        framed.evaluate(f"void {row}.catch((error) => {{ window.told = error.message }})")
+        page.evaluate("window.ended = true")
+        framed.wait_for_function("window.told")
+        assert framed.evaluate("window.told") == GONE
+    with pages.step("one that has ended is told"):
+        page.evaluate("window.busy = false")
+        assert framed.evaluate(f"{row}.catch((error) => error.message)") == GONE
+        page.evaluate("window.ended = false")
+    with pages.step("a frame that is taken away waits for nothing and leaves no listener"):
+        page.evaluate("window.busy = true")
+        page.evaluate("window.kinds = []")
+        framed.evaluate(f"void {row}")
+        page.wait_for_function("window.kinds?.includes('row')")
+        page.evaluate("window.remove()")
+        assert page.evaluate("window.kinds").count("forget") == 1
+        assert page.query_selector("iframe") is None
 
 
 @pytest.mark.browser
