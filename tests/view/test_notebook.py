@@ -104,24 +104,26 @@ def test_the_frame_lets_the_page_reach_nothing_around_it(executed: Any, cell: in
 
 @pytest.mark.browser
 @pytest.mark.full
-@pytest.mark.parametrize("cell", PAGES)
-def test_the_page_in_a_cell_draws(
-    executed: Any, cell: int, browser: Browser, tmp_path: Path
-) -> None:
-    media = shown(executed, cell)
-    host, troubles = tmp_path / "host.html", list[str]()
-    host.write_text(f"<!doctype html>{media['text/html']}")
-    page = browser.new_page()
-    page.on("console", lambda message: troubles.append(message.text))
-    page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("dialog", lambda dialog: (troubles.append("dialog"), dialog.dismiss()))
-    page.goto(host.as_uri())
-    frame: Any = page.frames[1]
-    frame.wait_for_selector("body.ready, body.failed")
-    pages.ready(frame)
-    assert "gives" in pages.sentence(frame)
-    page.wait_for_timeout(300)  # the address follows the state a moment later; here there is none
-    assert troubles == []
+def test_the_page_in_a_cell_draws(executed: Any, browser: Browser, tmp_path: Path) -> None:
+    for cell in PAGES:
+        with pages.step(f"cell {cell}"):
+            host, troubles = tmp_path / "host.html", list[str]()
+            host.write_text(f"<!doctype html>{shown(executed, cell)['text/html']}")
+            page = browser.new_page()
+            page.on("console", lambda message, told=troubles: told.append(message.text))
+            page.on("pageerror", lambda error, told=troubles: told.append(str(error)))
+            page.on(
+                "dialog", lambda dialog, told=troubles: (told.append("dialog"), dialog.dismiss())
+            )
+            page.goto(host.as_uri())
+            frame: Any = page.frames[1]
+            frame.wait_for_selector("body.ready, body.failed")
+            pages.ready(frame)
+            assert "gives" in pages.sentence(frame)
+            # The address follows the state a moment later; here there is none.
+            page.wait_for_timeout(300)
+            page.close()
+            assert troubles == []
 
 
 # What can be shown
