@@ -92,24 +92,24 @@ def long() -> Iterator[tuple[regard.AttentionMatrix, pages.Serving]]:
 
 
 def test_131_072_tokens(
-    long: tuple[regard.AttentionMatrix, pages.Serving],
-    browser: Browser,
-) -> None:
-    matrix, serving = long
-    for view in DRAWN:
-        with visited(browser, serving, opened(view, 0, 0, 100_003, 99_999)) as page:
-            check_view(page, view, matrix[0, 100_003], 99_999)
-
-
-def test_segments_of_131_072_tokens_are_those_of_the_library(
     long: tuple[regard.AttentionMatrix, pages.Serving], browser: Browser
 ) -> None:
     matrix, serving = long
-    with visited(browser, serving, opened("segments", 0, 0, 0, 0)) as page:
-        page.wait_for_selector("#view-segments td", state="attached")
-        names = page.locator("#view-segments tbody th").count()
-        shown = page.locator("#view-segments tbody tr >> nth=20").locator("td")
-        told = [shown.nth(place).get_attribute("aria-label") or "" for place in range(names)]
+    for view in DRAWN:
+        with (
+            pages.step(view),
+            visited(browser, serving, opened(view, 0, 0, 100_003, 99_999)) as page,
+        ):
+            check_view(page, view, matrix[0, 100_003], 99_999)
+            if view == "segments":
+                check_segments(page, matrix)
+
+
+def check_segments(page: Page, matrix: regard.AttentionMatrix) -> None:
+    """The shares of one part of the queries are the library's."""
+    names = page.locator("#view-segments tbody th").count()
+    shown = page.locator("#view-segments tbody tr >> nth=20").locator("td")
+    told = [shown.nth(place).get_attribute("aria-label") or "" for place in range(names)]
     ends = [0, *range(1, 131_072, 4096), 131_072]
     keys = list(pairwise(ends))
     assert len(keys) == names
