@@ -342,7 +342,7 @@ def clamped(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     """OPT's: the mask's lowest number, and never below it."""
     lowest = torch.finfo(q.dtype).min
     scores = q @ k.mT + torch.triu(torch.full((T, T), lowest), 1)
-    scores = torch.max(scores, torch.tensor(lowest, dtype=q.dtype)).clamp(min=-5e4, max=5e4)
+    scores = torch.max(scores, torch.tensor(lowest, dtype=q.dtype)).clamp(min=lowest)
     weights = scores.softmax(-1)
     return weights, weights @ v
 

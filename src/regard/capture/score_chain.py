@@ -21,7 +21,6 @@ from regard.masks.recognise import FAR, recognised, split
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 
 __all__ = [
-    "Bound",
     "Fill",
     "Plus",
     "Sink",
@@ -78,15 +77,7 @@ class Sink:
     before: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Scores clamped to a minimum that is far below any unmasked score."""
-
-    low: float
-    axes: Axes
-
-
-Step: TypeAlias = Times | Plus | Fill | Tanh | Sink | Bound
+Step: TypeAlias = Times | Plus | Fill | Tanh | Sink
 
 
 def attention_of_steps(
@@ -151,8 +142,6 @@ class _Reading:
                 case Sink():
                     self.sink = self._arranged(step.column, step.axes)
                     self.outer, self.shifts = [*self.outer, *self.shifts], []
-                case Bound():
-                    self._bound(step.low)
         return self._attend()
 
     def _arranged(self, numbers: Tensor | float, axes: Axes) -> Tensor:
@@ -232,11 +221,6 @@ class _Reading:
             raise Unsupported("is taken of scores that were bounded after masking or twice.")
         self.inner, self.outer, self.shifts = [*self.outer, *self.shifts], [], []
         self.bound = 1.0
-
-    def _bound(self, low: float) -> None:
-        self.fills = [(where, max(value, low)) for where, value in self.fills]
-        wide = [t.float() if t.dtype.itemsize < 4 else t for t in self.outer]
-        self.outer = [torch.where(t < low, _FILLED, t) for t in wide]
 
     def _attend(self) -> AttentionMatrix:
         query, key = self._operand(of_rows=True), self._operand(of_rows=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.capture.element_axes import Axes
 from regard.capture.provenance import Scores, Track
-from regard.capture.score_chain import Bound, Fill, Plus, Sink, Step, Tanh, Times
+from regard.capture.score_chain import Fill, Plus, Sink, Step, Tanh, Times
 from regard.tracing.operations import (
     ASSIGNMENTS,
     BOUNDS,
@@ -92,7 +92,10 @@ def _steps(operation: Operation, source: Tensor, axes: Axes) -> _Steps | None:
         return None if number is None else (Fill(filled, axes, number),)
     if func in ASSIGNMENTS:
         return _assigned(operation, axes)
-    return _bounds(operation, axes) if func in BOUNDS else None
+    if func in BOUNDS:
+        output = cast(Tensor, operation.output)
+        return () if output is not source and torch.equal(output, source) else None
+    return None
 
 
 def _assigned(operation: Operation, axes: Axes) -> _Steps | None:
@@ -127,18 +130,6 @@ def _assigned_number(operation: Operation) -> float | None:
     args = operation.args
     accumulates = isinstance(args[1], list | tuple) and len(args) > 3 and bool(args[3])
     return None if accumulates else one_number(args[ASSIGNMENTS[operation.func]])
-
-
-def _bounds(operation: Operation, axes: Axes) -> _Steps | None:
-    """Return the step for a clamp whose bounds only change masked scores; None for others."""
-    source, *bounds = (*operation.args, *operation.kwargs.values())
-    numbers = [one_number(bound) for bound in bounds if bound is not None]
-    if any(number is None or abs(number) < _BEYOND_SCORES for number in numbers):
-        output = cast(Tensor, operation.output)
-        idle = output is not source and torch.equal(output, source)
-        return () if idle else None
-    low = max((number for number in numbers if number is not None and number < 0), default=None)
-    return () if low is None else (Bound(low, axes),)
 
 
 def with_sink(
@@ -200,6 +191,3 @@ def _mark(where: Tensor, operation: Operation) -> None:
             torch.ops.aten.index_put_.default(where, args[1], true)
         case _:
             where.fill_(True)
-
-
-_BEYOND_SCORES = 1e4  # larger than the absolute value of any unmasked score
