@@ -255,10 +255,11 @@ def _tensors_of(cache: object) -> list[Tensor]:
 
 def _kept(call: Callable[..., Any]) -> list[tuple[str, Tensor]]:
     """Return the buffers of a module, and its other tensors that are no parameters, by name."""
-    named = list(call.named_modules()) if isinstance(call, nn.Module) else []
+    if not isinstance(call, nn.Module):
+        return []
     return [
         (f"{prefix}.{name}", value)
-        for prefix, part in named
+        for prefix, part in cast("Iterator[tuple[str, nn.Module]]", call.named_modules())
         for name, value in (*part.named_buffers(recurse=False), *vars(part).items())
         if isinstance(value, Tensor)
     ]

@@ -189,17 +189,7 @@ class Tape(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if isinstance(func, HigherOrderOperator):
-            plain = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
-            if func.name() != "flex_attention" or plain is None:
-                raise OpaqueOperator(
-                    f"It calls {func.name()}, whose function check cannot look into."
-                )
-            self._is_inside = True
-            try:
-                with self:  # its definition in PyTorch, operation by operation
-                    return plain(*args, **(kwargs or {}))
-            finally:
-                self._is_inside = False
+            return self._opened(func, args, dict(kwargs or {}))
         kwargs = dict(kwargs or {})
         # Only there are matmul and linear one operation.
         if self._is_inside or torch.is_inference_mode_enabled():
@@ -229,6 +219,18 @@ class Tape(TorchDispatchMode):
             )
         self._count += 1
         return out
+
+    def _opened(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run the definition of flex_attention in PyTorch, operation by operation."""
+        plain = func.py_kernels.get(DispatchKey.CompositeExplicitAutograd)
+        if func.name() != "flex_attention" or plain is None:
+            raise OpaqueOperator(f"It calls {func.name()}, whose function check cannot look into.")
+        self._is_inside = True
+        try:
+            with self:
+                return plain(*args, **kwargs)
+        finally:
+            self._is_inside = False
 
     def _repaired(
         self, change: Change, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any

@@ -765,7 +765,7 @@ class Heads(Law):
             ]
             if not axes or any(bool((own.sum(1) <= 1).all()) for own in slices):
                 continue
-            few = torch.linspace(0, parameter.numel() - 1, 24, device="cpu").long().unique()
+            few = torch.arange(0, parameter.numel(), max(1, parameter.numel() // 24), device="cpu")
             ones = [moved(parameter, torch.unravel_index(n, parameter.shape)) for n in few]
             counts = {int(own.sum()) for own in ones} - {0}
             if min(counts, default=heads) == 1:
