@@ -34,11 +34,7 @@ class Gradient(Law):
         try:
             run = lab.run(contents, call=call, grads=True, keeps=True)
         except Exception as error:
-            is_flex = "FlexAttention does not support backward" in str(error)
-            if is_flex:
-                lab.notes.append("Its gradients were not judged: flex_attention has none on a CPU.")
-            says = f"It does not run with gradients ({type(error).__name__})."
-            raise NotTried(says, applies=not is_flex) from error
+            raise _without_gradients(lab, error) from error
         leaves = [t for t in tensors_in(run.arguments) if t.requires_grad]
         named = dict(call.named_parameters()) if isinstance(call, nn.Module) else {}
         named = {n: p for n, p in named.items() if p.requires_grad and p.is_floating_point()}
@@ -132,6 +128,15 @@ class Gradient(Law):
             f"{exact:.4f}.",
             _cut(run),
         )
+
+
+def _without_gradients(lab: Lab, error: Exception) -> NotTried:
+    """Return why no gradient was tried."""
+    is_flex = "FlexAttention does not support backward" in str(error)
+    if is_flex:
+        lab.notes.append("Its gradients were not judged: flex_attention has none on a CPU.")
+    says = f"It does not run with gradients ({type(error).__name__})."
+    return NotTried(says, applies=not is_flex)
 
 
 def _moves(lab: Lab, contents: Contents, run: Run, name: str) -> bool:
