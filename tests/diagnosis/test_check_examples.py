@@ -170,7 +170,14 @@ def test_flex_attention_is_judged_by_its_definition() -> None:
 
 def test_an_operation_that_takes_a_function_is_one_clear_error() -> None:
     def attention(x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda y: y.softmax(-1), lambda y: y, (x,))
+        def softmax(y: Tensor) -> Tensor:
+            return y.softmax(-1)
+
+        def negative(y: Tensor) -> Tensor:
+            return -y
+
+        chosen: Tensor = torch.cond(x.sum() > 0, softmax, negative, (x,))  # pyright: ignore
+        return chosen
 
     error = r"^attention cannot be judged\. It calls cond, whose function check cannot look into\."
     with pytest.raises(ValueError, match=error):
