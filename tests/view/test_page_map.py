@@ -248,7 +248,7 @@ def test_the_map_moves_by_drag_wheel_double_click_and_minimap(show: Open) -> Non
     for how, factor in (("wheel", 2), ("Control and wheel", 4), ("double click", 2)):
         with step(f"{how} zooms and keeps the token under the pointer"):
             visit(page, "#query=3&key=3")
-            page.wait_for_function("!document.querySelector('.map .mini')?.checkVisibility()")
+            page.locator(".map .mini").first.wait_for(state="hidden")
             left, top, width, height = frame_of(page)
             at = (box["x"] + left + token[1] * width, box["y"] + top + token[0] * height)
             page.mouse.move(*at)

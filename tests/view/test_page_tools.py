@@ -15,8 +15,6 @@ from regard.view.server import http_server
 
 pytestmark = pytest.mark.browser
 
-COLOURS = """new Set([...document.querySelectorAll("#view-text line")]
-  .map((one) => one.getAttribute("stroke"))).size"""
 LEAST = 0.01  # the weight from which a line is drawn
 
 
@@ -27,6 +25,17 @@ def lines(page: Page) -> set[tuple[str, int, int]]:
         "all => all.map((one) => [one.getAttribute('stroke'), one.dataset.query, one.dataset.key])",
     )
     return {(colour, int(query), int(key)) for colour, query, key in found}
+
+
+def wait_for_colours(page: Page, count: int) -> None:
+    """Waits until the lines have so many colours."""
+    found: set[str] = set()
+    for _ in range(100):
+        found = {colour for colour, _, _ in lines(page)}
+        if len(found) == count:
+            break
+        page.wait_for_timeout(100)
+    assert len(found) == count
 
 
 @pytest.mark.full
@@ -54,10 +63,10 @@ def test_each_chosen_head_has_lines_of_its_own_colour(show: Open) -> None:
     assert sorted(by_colour.values(), key=sorted) == sorted(expected, key=sorted)
     with step("a press shows and hides the lines of a head"):
         visit(page, "#view=text&layer=1&head=0")
-        page.wait_for_function(f"{COLOURS} === 1")
+        wait_for_colours(page, 1)
         page.click("#view-text .toggles button:has-text('H2')")
         assert address(page, lambda said: "heads" in said)["heads"] == "1.0_1.2"
-        page.wait_for_function(f"{COLOURS} === 2")
+        wait_for_colours(page, 2)
         page.click("#view-text .toggles button:has-text('H0')")
         assert address(page, lambda said: said.get("heads") == "1.2")["heads"] == "1.2"
 
