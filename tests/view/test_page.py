@@ -110,10 +110,9 @@ def test_cells_of_fewer_bits_are_as_close_as_the_page_says(
 # Moving
 
 
-def test_one_moves_by_address_keyboard_and_mouse(show: Open) -> None:
-    recording = recorded()
+def test_one_moves_by_address_and_keyboard(show: Open) -> None:
     page = show(
-        recording, "#layer=0&head=1&query=4&key=3&scale=row&side=looked&theme=dark&folded=1"
+        recorded(), "#layer=0&head=1&query=4&key=3&scale=row&side=looked&theme=dark&folded=1"
     )
     blocks = page.locator("script[id^=layer-]")
     there = "blocks => blocks.filter(({ text }) => text).map(({ id }) => id).sort()"
@@ -155,9 +154,13 @@ def test_one_moves_by_address_keyboard_and_mouse(show: Open) -> None:
         page.keyboard.press("Enter")
         assert page.inner_text("#found") == "not in this text"
         page.locator("#find").blur()
+
+
+def test_one_moves_by_pointing_and_clicking(show: Open) -> None:
+    recording = recorded()
+    page = show(recording, "#query=4&key=3")
+    ready(page)
     with step("help lists the keys, takes them, and closes"):
-        visit(page, "#query=4&key=3&head=0")
-        page.wait_for_selector('body[data-read="0,0,4,3,0"]')
         page.keyboard.press("?")
         assert "move the crosshair" in page.inner_text("#help")
         page.keyboard.press("]")

@@ -239,7 +239,7 @@ def shown(page: Page) -> list[int]:
 
 
 @pytest.mark.browser
-def test_the_map_moves_by_drag_wheel_double_click_and_minimap(show: Open) -> None:
+def test_the_map_moves_by_drag_wheel_and_double_click(show: Open) -> None:
     page = show(recorded(tokens=200), "#query=3&key=3")
     ready(page)
     box = page.locator(".map").first.bounding_box()
@@ -279,8 +279,13 @@ def test_the_map_moves_by_drag_wheel_double_click_and_minimap(show: Open) -> Non
         page.mouse.move(2, 2)
         said = address(page, lambda said: said.get("row", "40") != "40")
         assert (float(said["row"]), float(said["column"])) == pytest.approx((37, 42), abs=0.05)
-    with step("the minimap shows where one is and moves it"):
-        visit(page, "#query=3&key=3")
+
+
+@pytest.mark.browser
+def test_the_minimap_shows_where_one_is_and_moves_it(show: Open) -> None:
+    page = show(recorded(tokens=200), "#query=3&key=3")
+    ready(page)
+    with step("it is hidden while the whole is seen"):
         mini = page.locator(".map .mini").first
         mini.wait_for(state="hidden")
         page.keyboard.press("+")
@@ -365,8 +370,12 @@ def test_several_heads_are_a_mean_a_difference_or_side_by_side(show: Open) -> No
         one, other = (page.locator(".map").nth(at).get_attribute("data-frame") for at in (0, 1))
         assert one == other
         assert float((one or "").split(",")[2]) >= 40  # pixels from which a cell has its number
-    with step("Shift and a click on a small map adds its head and takes it away"):
-        visit(page, "#query=4&key=6")
+
+
+@pytest.mark.browser
+def test_shift_and_a_click_on_a_small_map_adds_its_head_and_takes_it_away(show: Open) -> None:
+    page = show(recorded(heads=3, kv_heads=3), "#query=4&key=6")
+    with step("at the last small map"):
         box = page.locator("#overview canvas").bounding_box()
         assert box is not None
         last = {"x": box["width"] - 15, "y": box["height"] - 15}

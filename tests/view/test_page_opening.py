@@ -145,7 +145,10 @@ def test_on_a_phone_the_map_is_first_fingers_zoom_and_thumbs_have_room(show: Ope
             )
             assert small == []
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    with step("numbers above words are not cut"):
+
+
+def test_on_a_phone_numbers_above_words_are_not_cut(show: Open) -> None:
+    with step("in the text"):
         page = show(recorded(), "#view=text&query=5", viewport=PHONE["viewport"])
         page.wait_for_selector("#view-text [data-share]")
         ends = page.eval_on_selector_all(

@@ -118,7 +118,7 @@ def said(page: Page, folder: Path) -> list[str]:
 
 
 @pytest.mark.full
-def test_pictures_are_sharp_and_have_their_words(show: Open, tmp_path: Path) -> None:
+def test_a_picture_of_a_map_is_sharp_and_has_its_words(show: Open, tmp_path: Path) -> None:
     path = write_page(recorded(), tmp_path / "x.html", title="../ a <b>title</b>\u202e: “é”")
     page = show(path, "#layer=1&head=1&scale=log")
     ready(page)
@@ -140,6 +140,10 @@ def test_pictures_are_sharp_and_have_their_words(show: Open, tmp_path: Path) -> 
         assert words[1].startswith("Layer 1 head 1 · a model · 9 tokens")
         assert "share of a query\u2019s attention, log" in words
         assert words[3:6] == page.locator("#legend .ticks span").all_inner_texts()
+
+
+@pytest.mark.full
+def test_pictures_of_parts_heads_and_segments_have_their_words(show: Open, tmp_path: Path) -> None:
     with step("of a part of the map the picture says which"):
         page = show(recorded(tokens=128), "#zoom=8&row=40&column=48&query=50&key=50&hidden=1")
         ready(page)

@@ -369,8 +369,7 @@ def test_the_frame_gets_numbers_or_a_sentence(framed: Any) -> None:
         assert framed.evaluate(f"{row}.catch((error) => error.message)") == GONE
         page.evaluate("window.ended = false")
     with pages.step("a frame that is taken away waits for nothing and leaves no listener"):
-        page.evaluate("window.busy = true")
-        page.evaluate("window.kinds = []")
+        page.evaluate("window.busy = true; window.kinds = []")
         framed.evaluate(f"void {row}")
         page.wait_for_function("window.kinds?.includes('row')")
         page.evaluate("window.remove()")
