@@ -239,7 +239,8 @@ def step(name: str) -> Iterator[None]:
 
 
 def visit(page: Page, address: str) -> None:
-    """Opens another address of an open page, as a link does."""
+    """Opens another address of an open page, as a link does, with the mouse in a corner."""
+    page.mouse.move(0, 0)  # what is drawn anew under the mouse would be read
     # Twice: the address that is there may be this one, if a newer state is not in it yet.
     for hash_ in ("", placed(address)):
         page.evaluate("hash => { location.hash = hash }", hash_)
