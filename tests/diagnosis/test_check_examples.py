@@ -144,6 +144,24 @@ def test_what_cannot_be_guessed_ends_with_the_call_to_copy() -> None:
         regard.check(dated)
 
 
+class MeanPool(nn.Module):
+    """Pool tokens with their mean as the query; a square input without a batch also runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        x = torch.cat([x.mean(0, keepdim=True), x])
+        return self.attention(x[:1], x, x, need_weights=False)[0].squeeze(0)
+
+
+def test_a_layer_that_pools_is_not_judged_by_an_input_that_runs_by_chance() -> None:
+    with pytest.raises(ValueError, match=r"gave \(2, 16\) for .*\n.* pools them"):
+        regard.check(MeanPool)
+
+
 def test_an_example_that_does_not_fit_is_one_clear_error() -> None:
     with pytest.raises(TypeError, match=r"the example does not fit hidden: "):
         regard.check(hidden, args=qkv(2, 4, 7, 8))

@@ -314,7 +314,9 @@ NO_OUTPUTS = [
     pytest.param(
         "def attention(q, k, v):\n    return q.softmax(-1).sum()",
         "attention gave () for (batch, tokens, dim); one output must have the same batch and "
-        "tokens.",
+        "tokens.\n"
+        "    Where it pools them or learns its queries, pass the function of query, key and value "
+        "inside it.",
         marks=pytest.mark.full,
         id="a-number",
     ),

@@ -201,8 +201,12 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
     failures: list[Exception] = []
     is_empty = True
     for sizes in _sizes(thing):
-        if not is_empty and sizes[0][0] == "td" and thing.kind != "scores":
-            continue  # without a batch only if it takes none
+        if sizes[0][0] == "td" and thing.kind != "scores":
+            if not is_empty:
+                continue  # without a batch only if it takes none
+            if any(isinstance(error, _OtherRows) for error in failures):
+                # It runs with a batch, so what runs by chance without one says nothing.
+                sizes = sizes[: len(thing.widths)]
         for read in _readings(thing, sizes, causal):
             try:
                 _check_runs(read)
@@ -275,6 +279,10 @@ class _Unreadable(Exception):
     """The code does not run with a reading of its arguments."""
 
 
+class _OtherRows(ValueError):
+    """The code runs, and gives no output with a row for each token."""
+
+
 def _check_runs(specimen: Specimen) -> None:
     """Raise _Unreadable if the code raises, or gives no output with a row for each token."""
     lab = Lab(specimen)
@@ -300,9 +308,10 @@ def _check_runs(specimen: Specimen) -> None:
         shapes = ", ".join(str(shape) for shape in lab.shapes) or "no tensor"
         names = {"b": "batch", "t": "tokens"}
         axes = ", ".join(names.get(str(a), "dim") for a in slot.axes)
-        raise _Unreadable from ValueError(
+        raise _Unreadable from _OtherRows(
             f"{specimen.name} gave {shapes} for ({axes}); one output must have the same batch and "
-            "tokens."
+            "tokens.\n    Where it pools them or learns its queries, pass the function of query, "
+            "key and value inside it."
         )
 
 
