@@ -232,6 +232,20 @@ def frame_of(page: Page) -> tuple[float, float, float, float]:
     return left, top, width, height
 
 
+def settled(page: Page) -> tuple[float, float, float, float]:
+    """The frame once it no longer changes, with left and top from the corner of the window."""
+    before = None
+    while True:
+        box = page.locator(".map").first.bounding_box()
+        assert box is not None
+        left, top, width, height = frame_of(page)
+        now = (box["x"] + left, box["y"] + top, width, height)
+        if now == before:
+            return now
+        before = now
+        page.wait_for_timeout(100)
+
+
 def shown(page: Page) -> list[int]:
     """Level, first row and column of cells, and how many rows and columns."""
     ready(page)
@@ -242,15 +256,13 @@ def shown(page: Page) -> list[int]:
 def test_the_map_moves_by_drag_wheel_and_double_click(show: Open) -> None:
     page = show(recorded(tokens=200), "#query=3&key=3")
     ready(page)
-    box = page.locator(".map").first.bounding_box()
-    assert box is not None
     token = (121.5, 83.5)
     for how, factor in (("wheel", 2), ("Control and wheel", 4), ("double click", 2)):
         with step(f"{how} zooms and keeps the token under the pointer"):
             visit(page, "#query=3&key=3")
             page.locator(".map .mini").first.wait_for(state="hidden")
-            left, top, width, height = frame_of(page)
-            at = (box["x"] + left + token[1] * width, box["y"] + top + token[0] * height)
+            left, top, width, height = settled(page)
+            at = (left + token[1] * width, top + token[0] * height)
             page.mouse.move(*at)
             if how == "double click":
                 page.mouse.dblclick(*at)
@@ -263,15 +275,15 @@ def test_the_map_moves_by_drag_wheel_and_double_click(show: Open) -> None:
             page.mouse.move(2, 2)  # the address waits until nothing is pointed at
             said = address(page, lambda said: "zoom" in said)
             assert float(said["zoom"]) == pytest.approx(factor, rel=0.01)
-            left, top, width, height = frame_of(page)
-            x = box["x"] + left + (token[1] - float(said["column"])) * width
-            y = box["y"] + top + (token[0] - float(said["row"])) * height
+            left, top, width, height = settled(page)
+            x = left + (token[1] - float(said["column"])) * width
+            y = top + (token[0] - float(said["row"])) * height
             assert (x, y) == pytest.approx(at, abs=2.5)  # the pointer is told in whole pixels
     with step("dragging moves the map with the pointer"):
         visit(page, "#zoom=8&row=40&column=40&query=50&key=50")
         page.wait_for_selector('body[data-read="0,0,50,50,0"]')
-        _, _, width, height = frame_of(page)
-        start = (box["x"] + 300, box["y"] + 250)
+        left, top, width, height = settled(page)
+        start = (left + 200, top + 150)
         page.mouse.move(*start)
         page.mouse.down()
         page.mouse.move(start[0] - 2 * width, start[1] + 3 * height, steps=4)
