@@ -18,16 +18,14 @@ try:
 
     from regard.cli.check_command import check
     from regard.cli.compare_command import compare
+    from regard.cli.file_commands import page, verify
     from regard.cli.heads_command import heads
     from regard.cli.learn_command import learn
-    from regard.cli.page_command import page
-    from regard.cli.record_command import record
+    from regard.cli.record_command import record, vllm
     from regard.cli.see_command import see
     from regard.cli.segments_command import segments
     from regard.cli.serve_command import serve
     from regard.cli.survey_command import survey
-    from regard.cli.verify_command import verify
-    from regard.cli.vllm_command import vllm
     from regard.text.escaping import visible
 except ModuleNotFoundError as missing:
     name = str(missing.name).partition(".")[0]

@@ -11,7 +11,7 @@ from regard.cli.options import AsJson
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
 from regard.diagnosis.explanations import explanation
-from regard.diagnosis.sandbox.sandbox_process import CannotRun, Checked, Limits, check_apart
+from regard.diagnosis.sandbox.sandbox_process import CannotRun, Limits, check_apart
 from regard.text.escaping import visible
 
 __all__ = ["check"]
@@ -77,9 +77,16 @@ def check(
             sys.stderr.write(f"regard: {visible(str(error))}\n")
             raise typer.Exit(3) from error
     if as_json:
-        write_json(_as_json(found))
+        reports = [
+            {name: value for name, value in report.items() if name not in ("text", "exit_code")}
+            for report in found.reports
+        ]
+        troubles = found.troubles
+        write_json({"reports": reports, "troubles": troubles, "exit_code": found.exit_code})
     else:
-        sys.stdout.write(_as_text(found))
+        parts = [*(str(report["text"]) for report in found.reports), *found.troubles]
+        lines = "\n\n".join(parts).splitlines()
+        sys.stdout.write("\n".join(map(visible, lines)) + "\n")
     raise typer.Exit(found.exit_code)
 
 
@@ -123,17 +130,3 @@ def _value(written: str) -> Any:
         return json.loads(written)
     except json.JSONDecodeError:
         return written
-
-
-def _as_text(found: Checked) -> str:
-    parts = [str(report["text"]) for report in found.reports] + list(found.troubles)
-    lines = "\n\n".join(parts).splitlines()
-    return "\n".join(map(visible, lines)) + "\n"
-
-
-def _as_json(found: Checked) -> dict[str, Any]:
-    reports = [
-        {name: value for name, value in report.items() if name not in ("text", "exit_code")}
-        for report in found.reports
-    ]
-    return {"reports": reports, "troubles": list(found.troubles), "exit_code": found.exit_code}

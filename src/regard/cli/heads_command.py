@@ -5,21 +5,17 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from regard.analysis.head_classes import Trial, classify, head_table
-from regard.analysis.head_kinds import Head
-from regard.cli.options import AsJson, Device, Dtype, MaxTokens, TextFile, cut_to_tokens
+from regard.cli.options import AsJson, TextOption, TextOptions, open_recording, with_options
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
-from regard.cli.recording_argument import open_recording
-from regard.cli.text_argument import read_text
-from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
+from regard.models.pretrained import Pretrained
 from regard.models.trials import needle, repetition
-from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.terminal.head_grid import HeadsView
 
@@ -41,27 +37,8 @@ _NEEDLE_LENGTH = 512
 Recorded = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[RUN]", help="A recording from regard record; --model runs a model instead."
-    ),
-]
-Words = Annotated[
-    str | None,
-    typer.Option(
-        "--text",
-        "-t",
-        metavar="TEXT",
-        help="Text for the model. Default: a short story.",
-        show_default=False,
-    ),
-]
-ModelToRun = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="NAME",
-        help=f"A Hugging Face model: its name or its folder; {DEFAULT_MODEL} without RUN.",
-        show_default=False,
+        metavar="[RUN]",
+        help="A recording from regard record. Without it, a model reads --text, or a short story.",
     ),
 ]
 NoTrials = Annotated[
@@ -74,111 +51,70 @@ NoTrials = Annotated[
 All = Annotated[bool, typer.Option("--all", help="Print every head with all its scores.")]
 
 
-class _ClassifiedHeads(NamedTuple):
-    """A recording, and the kinds of its heads."""
-
-    seen: Recording
-    heads: tuple[Head, ...]
-
-    @property
-    def num_tokens(self) -> int | None:
-        """The number of tokens, or None if the recording has none."""
-        tokens = self.seen.key_tokens
-        return None if tokens is None else len(tokens)
-
-
+@with_options
 def heads(
+    options: TextOptions,
     run: Recorded = None,
-    model: ModelToRun = None,
-    text: Words = None,
-    file: TextFile = None,
-    device: Device = "cpu",
-    dtype: Dtype = None,
-    max_tokens: MaxTokens = None,
+    text: TextOption = None,
     no_trials: NoTrials = False,
     every: All = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the kind of every head of a recording or a model."""
-    words = None if text is None and file is None else check_text(read_text(text, file))
+    has_text = text is not None or options.file is not None
+    words = options.read(text) if has_text else _TEXT
     if run is not None:
-        _check_recording(run, model, words)
+        _check_recording(run, options.model, has_text)
+    trials: list[Trial] = []
     with progress() as report:
-        report(f"opening {run or model or DEFAULT_MODEL}")
         if run is not None:
-            found = _classify_recording(run, report)
+            seen = open_recording(run)
         else:
-            pretrained = Pretrained.load(model or DEFAULT_MODEL, device=device, dtype=dtype)
-            words = cut_to_tokens(pretrained, words or _TEXT, max_tokens)
-            found = _classify_model(pretrained, words, not no_trials, report)
+            report(f"opening {options.name}")
+            pretrained, words = options.load_for(words)
+            seen = pretrained.observe(words, progress=partial(report, "reading the text"))
+            if not no_trials:
+                trials = _trials(pretrained, report)
+        asking = partial(report, "asking every head")
+        tokens = seen.query_tokens, seen.key_tokens
+        found = classify(seen.layers, *tokens, trials=trials, progress=asking)
+    num_tokens = None if seen.key_tokens is None else len(seen.key_tokens)
     if as_json:
-        write_json(_as_json(found))
+        named = [{"name": head.name, **asdict(head)} for head in found]
+        write_json(
+            {"model": seen.model, "tokens": num_tokens, "layers": list(seen), "heads": named}
+        )
     elif every:
-        sys.stdout.write(head_table(found.heads).text() + "\n")
+        sys.stdout.write(head_table(found).text() + "\n")
     else:
-        _show(found)
+        console = Console(highlight=False, markup=False, emoji=False)
+        console.print(HeadsView(visible(seen.model) or "a model", num_tokens, found))
 
 
-def _check_recording(run: Path, model: str | None, words: str | None) -> None:
+def _check_recording(run: Path, model: str | None, has_text: bool) -> None:
     """Raise an error for a model in place of a recording, and for two subjects."""
     if run.is_dir() or not (run.exists() or run.suffix == ".safetensors"):
         raise ValueError(
             f"{run} is not a recording.\n"
             f"    For the heads of a model write: regard heads --model {run}"
         )
-    given = "--model" if model is not None else "a text" if words is not None else None
-    if given is not None:
+    if model is not None or has_text:
         raise ValueError(
-            f"{given} cannot be combined with the recording {run}.\n    Leave out one of them."
+            f"{'a text' if model is None else '--model'} cannot be combined with the recording "
+            f"{run}.\n    Leave out one of them."
         )
 
 
-def _classify_recording(path: Path, report: Callable[..., None]) -> _ClassifiedHeads:
-    seen = open_recording(path)
-    report_progress = partial(report, "asking every head")
-    heads = classify(seen.layers, seen.query_tokens, seen.key_tokens, progress=report_progress)
-    return _ClassifiedHeads(seen, heads)
-
-
-def _classify_model(
-    pretrained: Pretrained, words: str, trying: bool, report: Callable[..., None]
-) -> _ClassifiedHeads:
-    seen = pretrained.observe(words, progress=partial(report, "reading the text"))
-    trials: list[Trial] = []
-    if trying:
-        report("reading random tokens twice")
-        trials += _repetition_trials(pretrained)
-        if pretrained.limit >= _NEEDLE_LENGTH:
-            report("looking for a needle in a long text")
-            trials.append(needle(pretrained.model, pretrained.tokenizer, length=_NEEDLE_LENGTH))
-    tokens = seen.query_tokens, seen.key_tokens
-    report_progress = partial(report, "asking every head")
-    return _ClassifiedHeads(
-        seen, classify(seen.layers, *tokens, trials=trials, progress=report_progress)
-    )
-
-
-def _repetition_trials(pretrained: Pretrained) -> list[Trial]:
-    """Run the trial of repeated tokens, unless the model reads too few tokens."""
+def _trials(pretrained: Pretrained, report: Callable[..., None]) -> list[Trial]:
+    """Run the trials for which the model reads enough tokens."""
+    report("reading random tokens twice")
     trials = repetition(pretrained.model, limit=pretrained.limit)
     if not trials:
         sys.stderr.write(
             f"regard: {pretrained.name} reads at most {pretrained.limit} tokens: induction and "
             "duplicate token left out\n"
         )
+    if pretrained.limit >= _NEEDLE_LENGTH:
+        report("looking for a needle in a long text")
+        trials.append(needle(pretrained.model, pretrained.tokenizer, length=_NEEDLE_LENGTH))
     return trials
-
-
-def _show(found: _ClassifiedHeads) -> None:
-    title = visible(found.seen.model) or "a model"
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.print(HeadsView(title, found.num_tokens, found.heads))
-
-
-def _as_json(found: _ClassifiedHeads) -> dict[str, Any]:
-    return {
-        "model": found.seen.model,
-        "tokens": found.num_tokens,
-        "layers": list(found.seen),
-        "heads": [{"name": head.name, **asdict(head)} for head in found.heads],
-    }

@@ -30,9 +30,7 @@ _STYLES = ((0.0, "dim"), (0.25, "cyan"), (0.5, "bold cyan"), (1.0, "bold reverse
 Asked = Annotated[
     str | None,
     typer.Argument(
-        metavar="LESSON",
-        help="Number or name of a lesson. Without it, list all lessons.",
-        show_default=False,
+        metavar="LESSON", help="Number or name of a lesson. Without it, list all lessons."
     ),
 ]
 Notebooks = Annotated[
@@ -41,7 +39,6 @@ Notebooks = Annotated[
         "--notebook",
         metavar="DIR",
         help="Write the lesson, or all of them, as notebooks into this folder.",
-        show_default=False,
     ),
 ]
 

@@ -1,108 +1,239 @@
-"""The arguments and options that several commands take."""
+"""The arguments and options that several commands take, and what they stand for."""
 
+import functools
+import inspect
+import os
 import re
 import sys
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from regard.models.pretrained import Pretrained
+from regard.errors import RegardError
+from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
+from regard.recording.file_reader import load
+from regard.recording.recording import Recording
 
 __all__ = [
     "AsJson",
-    "Chat",
     "Device",
     "Dtype",
-    "FirstHead",
-    "FirstLayer",
-    "Generate",
     "Heads",
     "Layers",
-    "MaxTokens",
-    "Model",
+    "ModelOptions",
     "Open",
+    "RecordOptions",
     "Run",
     "Text",
-    "TextFile",
-    "Values",
-    "cut_to_tokens",
+    "TextOption",
+    "TextOptions",
+    "open_recording",
+    "parse_named",
     "parse_positions",
+    "with_options",
 ]
 
+# More than any model reads, and little enough to be read into memory without a thought.
+_MOST_BYTES = 64 * 2**20
 _PLACES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
-
-
-class Number(StrEnum):
-    """The dtypes in which a model can run."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
 
 Text = Annotated[
     str | None,
     typer.Argument(
-        metavar="TEXT",
-        help="Text for the model. - reads standard input, and so does a pipe.",
-        show_default=False,
+        metavar="TEXT", help="Text for the model. - reads standard input, and so does a pipe."
     ),
 ]
-TextFile = Annotated[
-    Path | None,
-    typer.Option("--file", "-f", metavar="FILE", help="Read the text from this file."),
+TextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--text", "-t", metavar="TEXT", help="Text for the model. - reads standard input."
+    ),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A recording from regard record.")]
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model", "-m", metavar="NAME", help="A Hugging Face model: its name or its folder."
-    ),
-]
 Device = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="Device of the model: cpu, cuda, mps.")
 ]
 Dtype = Annotated[
-    Number | None,
+    Literal["float32", "bfloat16", "float16"] | None,
     typer.Option("--dtype", help="Dtype of the weights. Default: the dtype of the file."),
-]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option("--max-tokens", min=1, metavar="N", help="Cut the text to its first N tokens."),
-]
-Chat = Annotated[
-    bool, typer.Option("--chat", help="Wrap the text as a user's message in the chat template.")
-]
-Generate = Annotated[
-    int, typer.Option("--generate", min=0, metavar="N", help="Let the model write N more tokens.")
-]
-Values = Annotated[
-    bool,
-    typer.Option("--values", help="Also record the value of each layer, for its output."),
 ]
 Layers = Annotated[
     str | None,
-    typer.Option(
-        "--layers", metavar="PLACES", help="Record these layers only: 0,5-7.", show_default=False
-    ),
+    typer.Option("--layers", metavar="PLACES", help="Record these layers only: 0,5-7."),
 ]
 Heads = Annotated[
-    str | None,
-    typer.Option(
-        "--heads", metavar="PLACES", help="Record these heads only: 0,3.", show_default=False
-    ),
-]
-FirstLayer = Annotated[
-    int | None, typer.Option("--layer", min=0, metavar="N", help="Open the page at this layer.")
-]
-FirstHead = Annotated[
-    int | None,
-    typer.Option("--head", min=0, metavar="N", help="Open the page at this head of the layer."),
+    str | None, typer.Option("--heads", metavar="PLACES", help="Record these heads only: 0,3.")
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options that choose a model."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME",
+            help=f"A Hugging Face model: its name or its folder. Default: {DEFAULT_MODEL}.",
+        ),
+    ] = None
+    device: Device = "cpu"
+    dtype: Dtype = None
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return self.model or DEFAULT_MODEL
+
+    def load(self) -> Pretrained:
+        """Load the model."""
+        return Pretrained.load(self.name, device=self.device, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class TextOptions(ModelOptions):
+    """The options that choose a model and its text."""
+
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="FILE", help="Read the text from this file."),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens", min=1, metavar="N", help="Cut the text to its first N tokens."
+        ),
+    ] = None
+
+    def read(self, text: str | None) -> str:
+        """Return the text from the argument, the file or standard input.
+
+        Args:
+            text: as an argument; "-" is standard input, which is also read for None.
+
+        Raises:
+            ValueError: both or none was given, or it is a file's name, no text, or too long.
+        """
+        return check_text(_read(text, self.file))
+
+    def load_for(self, text: str) -> tuple[Pretrained, str]:
+        """Load the model, and cut the text to its first tokens with a warning."""
+        pretrained = self.load()
+        if self.max_tokens is None:
+            return pretrained, text
+        cut = pretrained.first_tokens(text, self.max_tokens)
+        if cut != text:
+            sys.stderr.write(
+                f"regard: the text is cut to its first {self.max_tokens:,} tokens: {len(cut):,} of "
+                f"{len(text):,} characters\n"
+            )
+        return pretrained, cut
+
+
+@dataclass(frozen=True)
+class RecordOptions(TextOptions):
+    """The options that choose a model, its text, and what is recorded of it."""
+
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Wrap the text as a user's message in the chat template.")
+    ] = False
+    generate: Annotated[
+        int,
+        typer.Option("--generate", min=0, metavar="N", help="Let the model write N more tokens."),
+    ] = 0
+    layers: Layers = None
+    heads: Heads = None
+    values: Annotated[
+        bool, typer.Option("--values", help="Also record the value of each layer, for its output.")
+    ] = False
+
+    def observe(
+        self,
+        pretrained: Pretrained,
+        text: str,
+        path: Path | None = None,
+        progress: Callable[[int, int | None], None] | None = None,
+    ) -> Recording:
+        """Run a model on a text, and return its attention; as ``Pretrained.observe``."""
+        return pretrained.observe(
+            text,
+            keep="qkv" if self.values else "qk",
+            layers=parse_positions("layers", self.layers),
+            heads=parse_positions("heads", self.heads),
+            chat=self.chat,
+            generate=self.generate,
+            path=path,
+            progress=progress,
+        )
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of its options as options of the command line.
+
+    Args:
+        command: its first parameter is annotated with a dataclass of options.
+    """
+    first, *others = inspect.signature(command).parameters.values()
+    group, kind = first.annotation, inspect.Parameter.KEYWORD_ONLY
+    hints = get_type_hints(group, include_extras=True)
+    parameters = [
+        *(
+            inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name])
+            for each in fields(group)
+        ),
+        *(other.replace(kind=kind) for other in others),
+    ]
+
+    @functools.wraps(command)
+    def expanded(**given: Any) -> None:
+        options = group(**{name: given.pop(name) for name in hints})
+        command(options, **given)
+
+    expanded.__annotations__ = {each.name: each.annotation for each in parameters}
+    expanded.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    return expanded
+
+
+def open_recording(run: Path) -> Recording:
+    """Load the recording of a file, which must have at least one layer.
+
+    Raises:
+        OSError: there is no such file, or no right to read it.
+        RegardError: it is no recording, or one without layers.
+    """
+    if not run.is_dir():
+        run.open("rb").close()
+    seen = load(run)
+    if not seen.layers:
+        raise RegardError(f"{run} has no layers.\n    Record a model with regard record.")
+    return seen
+
+
+def parse_named(option: str, written: str, form: str) -> tuple[str, str]:
+    """Split ``name=what``.
+
+    Args:
+        option: its name, for the error.
+        written: as in a shell.
+        form: what must be written, for the error.
+
+    Raises:
+        ValueError: a part is missing.
+    """
+    name, equals, what = written.partition("=")
+    if not (name and equals and what):
+        raise ValueError(
+            f"{option} is {written!r}; it must be {form}.\n"
+            f"    Write for example --{option} 'question=Who .*'."
+        )
+    return name, what
 
 
 def parse_positions(option: str, written: str | None) -> list[int] | None:
@@ -136,20 +267,39 @@ def parse_positions(option: str, written: str | None) -> list[int] | None:
     return sorted(found)
 
 
-def cut_to_tokens(pretrained: Pretrained, text: str, max_tokens: int | None) -> str:
-    """Return the text, cut to its first tokens with a warning on standard error.
-
-    Args:
-        pretrained: whose tokens they are.
-        text: that was given.
-        max_tokens: how many are kept at most, special ones included; all when None.
-    """
-    if max_tokens is None:
-        return text
-    cut = pretrained.first_tokens(text, max_tokens)
-    if cut != text:
-        sys.stderr.write(
-            f"regard: the text is cut to its first {max_tokens:,} tokens: {len(cut):,} of "
-            f"{len(text):,} characters\n"
+def _read(text: str | None, file: Path | None) -> str:
+    if file is not None and text is not None:
+        raise ValueError(
+            "text is given twice, as an argument and with --file.\n    Leave out one of them."
         )
-    return cut
+    if file is not None:
+        with file.open("rb") as opened:
+            return _decoded(opened.read(_MOST_BYTES + 1), str(file))
+    if text is not None and text != "-":
+        if os.path.isfile(text):  # noqa: PTH113, Path.is_file raises where a text is too long
+            raise ValueError(
+                f"text is {text!r}, which is the name of a file.\n"
+                "    For a text file write --file; for a recording use regard segments."
+            )
+        return text
+    # Without any standard input, as under some schedulers, Python has None there.
+    if sys.stdin is None or (text is None and sys.stdin.isatty()):
+        raise ValueError(
+            "text is missing.\n"
+            '    Pass it in quotes, for example "Life is short", with --file, or through a pipe.'
+        )
+    return _decoded(sys.stdin.buffer.read(_MOST_BYTES + 1), "standard input")
+
+
+def _decoded(content: bytes, where: str) -> str:
+    if len(content) > _MOST_BYTES:
+        raise ValueError(
+            f"{where} has more than {_MOST_BYTES // 2**20} MiB; longer texts are not supported.\n"
+            "    Pass a part of it."
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} is not UTF-8: byte {error.start} is invalid.\n    Save the text as UTF-8."
+        ) from error

@@ -1,4 +1,4 @@
-"""``regard record``: run a model on a text, and save its attention."""
+"""``regard record`` and ``regard vllm record``: save what a model attends to."""
 
 import sys
 from pathlib import Path
@@ -8,106 +8,113 @@ import typer
 
 from regard.cli.options import (
     AsJson,
-    Chat,
-    Device,
-    Dtype,
-    Generate,
     Heads,
     Layers,
-    MaxTokens,
-    Model,
+    RecordOptions,
     Text,
-    TextFile,
-    Values,
-    cut_to_tokens,
     parse_positions,
+    with_options,
 )
 from regard.cli.output_files import check_output, write_json
 from regard.cli.progress import progress
-from regard.cli.text_argument import read_text
-from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
+from regard.errors import RegardError
 from regard.recording.file_writer import check_replaceable
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
 
-__all__ = ["Output", "record", "write_summary"]
+__all__ = ["record", "vllm"]
+
+vllm = typer.Typer(help="Record a model that vLLM serves.", no_args_is_help=True)
 
 Output = Annotated[
     Path,
     typer.Option("--output", "-o", metavar="FILE", help="Write the recording to this file."),
 ]
+Url = Annotated[str, typer.Option("--url", metavar="URL", help="The address of vllm serve.")]
+Prompt = Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt.")]
+Answer = Annotated[
+    int, typer.Option("--max-tokens", min=1, metavar="N", help="The longest answer, in tokens.")
+]
 
 
+@with_options
 def record(
+    options: RecordOptions,
     text: Text = None,
-    file: TextFile = None,
-    model: Model = DEFAULT_MODEL,
-    device: Device = "cpu",
-    dtype: Dtype = None,
-    max_tokens: MaxTokens = None,
-    chat: Chat = False,
-    generate: Generate = 0,
-    layers: Layers = None,
-    heads: Heads = None,
     output: Output = Path("run.safetensors"),
-    values: Values = False,
     as_json: AsJson = False,
 ) -> None:
     """Save what a model attends to when it reads a text."""
     check_output(output)
     check_replaceable(output)
-    words = check_text(read_text(text, file))
+    words = options.read(text)
     with progress() as report:
-        report(f"loading {model}")
-        pretrained = Pretrained.load(model, device=device, dtype=dtype)
-        words = cut_to_tokens(pretrained, words, max_tokens)
+        report(f"loading {options.name}")
+        pretrained, words = options.load_for(words)
 
         def report_progress(done: int, total: int | None) -> None:
-            report(f"running {model}" if done != total else f"writing {output}", done, total)
+            what = f"running {options.name}" if done != total else f"writing {output}"
+            report(what, done, total)
 
-        seen = pretrained.observe(
-            words,
-            keep="qkv" if values else "qk",
-            layers=parse_positions("layers", layers),
-            heads=parse_positions("heads", heads),
-            chat=chat,
-            generate=generate,
-            path=output,
-            progress=report_progress,
+        seen = options.observe(pretrained, words, output, report_progress)
+    _write_summary(seen, output, as_json=as_json)
+
+
+@vllm.command("record")
+def record_served(
+    prompt: Prompt,
+    url: Url = "http://localhost:8000",
+    max_tokens: Answer = 32,
+    layers: Layers = None,
+    heads: Heads = None,
+    output: Output = Path("run.safetensors"),
+    as_json: AsJson = False,
+) -> None:
+    """Let the server answer a prompt, and save the attention of prompt and answer.
+
+    The server must run on this machine, with regard's worker extension and in vLLM's development
+    mode.
+    """
+    check_output(output)
+    check_replaceable(output)
+    try:
+        from regard import vllm as served
+    except ModuleNotFoundError as missing:
+        raise RegardError(
+            f"regard vllm needs {missing.name}, which is not installed.\n"
+            "    Run: pip install 'regard[models]'"
+        ) from None
+    chosen = parse_positions("layers", layers), parse_positions("heads", heads)
+    with progress() as report:
+        report(f"recording {url}")
+        settings = {"max_tokens": max_tokens, "temperature": 0}
+        (seen,) = served.record(
+            served.Server(url), [prompt], settings, layers=chosen[0], heads=chosen[1]
         )
-    write_summary(seen, output, as_json=as_json)
+        report(f"writing {output}")
+        seen.save(output)
+    _write_summary(seen, output, as_json=as_json)
 
 
-def write_summary(seen: Recording, output: Path, *, as_json: bool) -> None:
+def _write_summary(seen: Recording, output: Path, *, as_json: bool) -> None:
     """Write what a file holds to standard output."""
+    tokens, size = len(seen.key_tokens or ()), output.stat().st_size
+    has_value = seen.layers[0].value is not None
     if as_json:
-        write_json(_as_json(seen, output))
-    else:
-        sys.stdout.write(_as_text(seen, output))
-
-
-def _as_text(seen: Recording, output: Path) -> str:
-    kept = {"qk": "query and key", "qkv": "query, key and value"}[_kept_tensors(seen)]
-    size = f"{output.stat().st_size / 1e6:,.1f} MB"
-    lengths = f"{len(seen.key_tokens or ()):,} tokens · {len(seen.layers)} layers"
-    name = visible(str(output))
-    return (
-        f"{visible(seen.model)}   {lengths}, {kept} of each\n"
-        f"{name}   {size}; open it with regard.load({str(output)!r})\n"
+        write_json(
+            {
+                "model": seen.model,
+                "tokens": tokens,
+                "layers": seen.shapes,
+                "kept": "qkv" if has_value else "qk",
+                "path": str(output),
+                "bytes": size,
+            }
+        )
+        return
+    kept, name = "query, key and value" if has_value else "query and key", visible(str(output))
+    sys.stdout.write(
+        f"{visible(seen.model)}   {tokens:,} tokens · {len(seen.layers)} layers, {kept} of each\n"
+        f"{name}   {size / 1e6:,.1f} MB; open it with regard.load({str(output)!r})\n"
         f"    regard page {name}\n    regard segments {name} --by sentence\n"
     )
-
-
-def _kept_tensors(seen: Recording) -> str:
-    return "qk" if seen.layers[0].value is None else "qkv"
-
-
-def _as_json(seen: Recording, output: Path) -> dict[str, object]:
-    return {
-        "model": seen.model,
-        "tokens": len(seen.key_tokens or ()),
-        "layers": {name: list(shape) for name, shape in seen.shapes.items()},
-        "kept": _kept_tensors(seen),
-        "path": str(output),
-        "bytes": output.stat().st_size,
-    }

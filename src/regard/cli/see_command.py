@@ -1,6 +1,5 @@
 """``regard see``: what a model attends to, in the terminal and as a page."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,29 +10,10 @@ import typer
 from rich.console import Console
 
 from regard.analysis.head_kinds import stand_out
-from regard.cli.options import (
-    AsJson,
-    Chat,
-    Device,
-    Dtype,
-    Generate,
-    Heads,
-    Layers,
-    MaxTokens,
-    Model,
-    Open,
-    Text,
-    TextFile,
-    Values,
-    cut_to_tokens,
-    parse_positions,
-)
+from regard.cli.options import AsJson, Open, RecordOptions, Text, with_options
 from regard.cli.output_files import check_output, page_line, show_page, write_json
 from regard.cli.progress import progress
-from regard.cli.text_argument import read_text
-from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
 from regard.models.trials import repetition
-from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.export.page_file import write_page
 from regard.view.terminal.summary import Selection, Summary, summarise
@@ -59,24 +39,15 @@ Output = Annotated[
         "-o",
         metavar="FILE",
         help="Write the page to this file. Default: attention.html; no page with --json.",
-        show_default=False,
     ),
 ]
 NoPage = Annotated[bool, typer.Option("--no-page", help="Write no page.")]
 
 
+@with_options
 def see(
+    options: RecordOptions,
     text: Text = None,
-    file: TextFile = None,
-    model: Model = DEFAULT_MODEL,
-    device: Device = "cpu",
-    dtype: Dtype = None,
-    max_tokens: MaxTokens = None,
-    chat: Chat = False,
-    generate: Generate = 0,
-    layers: Layers = None,
-    heads: Heads = None,
-    values: Values = False,
     layer: Layer = None,
     head: HeadOfLayer = None,
     top: Top = 3,
@@ -87,60 +58,41 @@ def see(
 ) -> None:
     """Show what a model attends to when it reads a text."""
     selection = Selection(layer, head)
-    page = _page(output, no_page, open_page, as_json)
-    words = check_text(read_text(text, file))
+    if no_page and (output is not None or open_page):
+        raise ValueError("--no-page excludes --output and --open.\n    Leave out one of them.")
+    page = output
+    if page is None and not no_page and (open_page or not as_json):
+        page = Path("attention.html")
+    if page is not None:
+        check_output(page)
+    words = options.read(text)
     with progress() as report:
-        report(f"loading and running {model}")
-        pretrained = Pretrained.load(model, device=device, dtype=dtype)
-        words = cut_to_tokens(pretrained, words, max_tokens)
-        seen = pretrained.observe(
-            words,
-            keep="qkv" if values else "qk",
-            layers=parse_positions("layers", layers),
-            heads=parse_positions("heads", heads),
-            chat=chat,
-            generate=generate,
-        )
+        report(f"loading and running {options.name}")
+        pretrained, words = options.load_for(words)
+        seen = options.observe(pretrained, words)
         report("reading random tokens twice")
-        ran = pretrained.writer if generate else pretrained.model
+        ran = pretrained.writer if options.generate else pretrained.model
         trials = repetition(ran, limit=pretrained.limit, texts=1)
-        step = partial(report, "asking every head")
-        summary = summarise(seen, selection=selection, top=top, trials=trials, progress=step)
+        asking = partial(report, "asking every head")
+        summary = summarise(seen, selection=selection, top=top, trials=trials, progress=asking)
         if page is not None:
-            title = visible(shorten(words, 60, placeholder=" …"))
-            _write(seen, page, title, summary, partial(report, f"writing {page}"))
+            write_page(
+                seen,
+                page,
+                title=visible(shorten(words, 60, placeholder=" …")),
+                opened=(layer, head),
+                heads=summary.heads,
+                progress=partial(report, f"writing {page}"),
+            )
     if as_json:
         write_json(_as_json(summary, page))
     else:
-        _show(summary, page)
+        console = Console(highlight=False, markup=False, emoji=False)
+        console.print(TerminalView(summary))
+        if page is not None:
+            console.print(f"\n{page_line(page)}")
     if open_page and page is not None:
         show_page(page)
-
-
-def _page(output: Path | None, no_page: bool, open_page: bool, as_json: bool) -> Path | None:
-    """Return the page to write, if there is one, after a check that it can be written."""
-    if no_page and (output is not None or open_page):
-        raise ValueError("--no-page excludes --output and --open.\n    Leave out one of them.")
-    usual = None if no_page or (as_json and not open_page) else Path("attention.html")
-    page = output or usual
-    if page is not None:
-        check_output(page)
-    return page
-
-
-def _write(
-    seen: Recording, page: Path, title: str, summary: Summary, progress: Callable[..., None]
-) -> None:
-    opened = (summary.selection.layer, summary.selection.head)
-    write_page(seen, page, title=title, opened=opened, heads=summary.heads, progress=progress)
-
-
-def _show(summary: Summary, page: Path | None) -> None:
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.print(TerminalView(summary))
-    if page is not None:
-        console.print()
-        console.print(page_line(page))
 
 
 def _as_json(summary: Summary, page: Path | None) -> dict[str, Any]:
@@ -148,9 +100,9 @@ def _as_json(summary: Summary, page: Path | None) -> dict[str, Any]:
     return {
         "model": summary.model,
         "tokens": [token._asdict() for token in summary.tokens],
-        "layers": list(summary.layers),
+        "layers": summary.layers,
         "selection": asdict(summary.selection),
-        "sinks": list(summary.sinks),
+        "sinks": summary.sinks,
         "rows": [asdict(row) for row in summary.rows],
         "heads": [{"name": head.name, **asdict(head)} for head in summary.heads],
         "stand_out": [

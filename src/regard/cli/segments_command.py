@@ -4,39 +4,21 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from regard.analysis.span_shares import Shares, segment_shares
-from regard.cli.options import AsJson, Run
+from regard.analysis.span_shares import segment_shares
+from regard.cli.options import AsJson, Run, open_recording, parse_named
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
-from regard.cli.recording_argument import open_recording
 from regard.recording.recording import Recording
 from regard.text import spans
 from regard.text.tokens import Token
 from regard.view.terminal.share_grid import share_lines
 
 __all__ = ["segments"]
-
-
-class By(StrEnum):
-    """The parts that a text is split into."""
-
-    SENTENCE = "sentence"
-    WORD = "word"
-
-
-class Per(StrEnum):
-    """The subject of each row of the table."""
-
-    TOTAL = "total"
-    LAYER = "layer"
-    HEAD = "head"
-
 
 Parts = Annotated[
     list[str] | None,
@@ -46,7 +28,6 @@ Parts = Annotated[
         metavar="NAME=WHAT",
         help="A part of the text: tokens START:STOP, or a regular expression, whose first group "
         "counts. Repeat it for more parts.",
-        show_default=False,
     ),
 ]
 Queries = Annotated[
@@ -56,11 +37,11 @@ Queries = Annotated[
         "-q",
         metavar="NAME=WHAT",
         help="A part whose queries count, as for --part. Default: all parts.",
-        show_default=False,
     ),
 ]
-Cut = Annotated[
-    By | None, typer.Option("--by", help="Split the whole text into these.", show_default=False)
+By = Annotated[
+    Literal["sentence", "word"] | None,
+    typer.Option("--by", help="Split the whole text into these."),
 ]
 NoSinks = Annotated[
     bool,
@@ -72,11 +53,11 @@ Beyond = Annotated[
         "--beyond",
         metavar="NAME",
         help="Subtract the shares of this query part from those of the others.",
-        show_default=False,
     ),
 ]
-Rows = Annotated[
-    Per, typer.Option("--per", help="One row for the mean, for each layer, or for each head.")
+Per = Annotated[
+    Literal["total", "layer", "head"],
+    typer.Option("--per", help="One row for the mean, for each layer, or for each head."),
 ]
 
 _RANGE = re.compile(r"(\d+):(\d+)")
@@ -86,69 +67,64 @@ def segments(
     run: Run,
     parts: Parts = None,
     queries: Queries = None,
-    by: Cut = None,
+    by: By = None,
     no_sinks: NoSinks = False,
     beyond: Beyond = None,
-    per: Rows = Per.TOTAL,
+    per: Per = "total",
     as_json: AsJson = False,
 ) -> None:
     """Show how much the parts of a text attend to each other."""
-    if not run.exists():
-        raise FileNotFoundError(2, "No such file or directory", str(run))
-    if (by is None) == (not parts):
-        raise ValueError(
-            "segments needs either --by or --part, and not both.\n"
-            "    Run for example: regard segments RUN --by sentence\n"
-            "                 or: regard segments RUN --part 'question=Who .*' --part 'doc=0:40'"
-        )
     with progress() as report:
-        report(f"opening {run}")
         seen = open_recording(run)
-        cut = (
-            _split(by, seen.key_tokens)
-            if by
-            else _parse_parts("part", parts or [], seen.key_tokens)
-        )
+        if (by is None) == (not parts):
+            raise ValueError(
+                "segments needs either --by or --part, and not both.\n"
+                "    Run for example: regard segments RUN --by sentence\n"
+                "                 or: regard segments RUN --part 'question=Who .*' "
+                "--part 'doc=0:40'"
+            )
+        if by is None:
+            cut = _parse_parts("part", parts or [], seen.key_tokens)
+        else:
+            split = spans.by_sentence if by == "sentence" else spans.by_word
+            cut = split(seen.key_tokens)
         if not queries and not _has_recorded_queries(cut, seen):
             raise ValueError(
                 f"query is missing; {run} has {len(seen.query_tokens or ())} of the queries of its "
                 "text, and none in these parts.\n"
                 "    Name those that ask, counted from the first of them: --query last=0:4"
             )
-        asking = _parse_parts("query", queries, seen.query_tokens) if queries else None
         shares = segment_shares(
             seen,
             cut,
-            queries=asking,
+            queries=_parse_parts("query", queries, seen.query_tokens) if queries else None,
             sinks=not no_sinks,
             progress=partial(report, "asking every layer"),
         )
-    drawn = shares if beyond is None else _shares_beyond(shares, beyond)
+    if beyond is not None:
+        if beyond not in shares.queries or len(shares.queries) < 2:
+            raise ValueError(
+                f"beyond is {beyond!r}; it must be the name of one of at least two queries, which "
+                f"are {', '.join(map(repr, shares.queries))}.\n"
+                "    Name both, for example: --query before=40:42 --query answer=42:50 "
+                "--beyond before"
+            )
+        shares = shares.beyond(beyond)
     if as_json:
-        write_json(_as_json(seen, drawn, per))
-    elif per is Per.TOTAL:
-        width = shutil.get_terminal_size().columns
-        sys.stdout.writelines(f"{line}\n" for line in share_lines(drawn, width))
-    else:
-        sys.stdout.write(drawn.table(_per(per)).text() + "\n")
-
-
-def _shares_beyond(drawn: Shares, name: str) -> Shares:
-    if name not in drawn.queries or len(drawn.queries) < 2:
-        raise ValueError(
-            f"beyond is {name!r}; it must be the name of one of at least two queries, which are "
-            f"{', '.join(map(repr, drawn.queries))}.\n"
-            "    Name both, for example: --query before=40:42 --query answer=42:50 --beyond before"
+        write_json(
+            {
+                "model": seen.model,
+                "layers": shares.layers,
+                "sinks_left_out": shares.sinks,
+                "beyond": shares.over,
+                "shares": shares.table(per).records(),
+            }
         )
-    return drawn.beyond(name)
-
-
-def _per(per: Per) -> Literal["head", "layer", "total"]:
-    return per.value
-
-
-def _split(by: By, tokens: Sequence[Token] | None) -> dict[str, tuple[int, int]]:
-    return spans.by_sentence(tokens) if by is By.SENTENCE else spans.by_word(tokens)
+    elif per == "total":
+        width = shutil.get_terminal_size().columns
+        sys.stdout.writelines(f"{line}\n" for line in share_lines(shares, width))
+    else:
+        sys.stdout.write(shares.table(per).text() + "\n")
 
 
 def _has_recorded_queries(parts: Mapping[str, tuple[int, int]], seen: Recording) -> bool:
@@ -167,37 +143,25 @@ def _parse_parts(
     """Parse the parts: ``name=start:stop`` or ``name=pattern``."""
     found: dict[str, tuple[int, int]] = {}
     for written in given:
-        name, equals, what = written.partition("=")
-        if not (name and equals and what):
-            raise ValueError(
-                f"{option} is {written!r}; it must be NAME=START:STOP or NAME=PATTERN.\n"
-                f"    Write for example --{option} 'question=Who .*'."
-            )
+        name, what = parse_named(option, written, "NAME=START:STOP or NAME=PATTERN")
         if name in found:
             raise ValueError(
                 f"{option} has {name!r} twice; each name must stand for one part.\n"
                 f"    Choose another name for the second one: --{option} '{name} 2={what}'."
             )
         numbers = _RANGE.fullmatch(what)
-        if numbers:
-            found[name] = _range(option, written, numbers, tokens)
-        else:
+        if numbers is None:
             found |= _find_pattern(name, what, tokens)
+            continue
+        found[name] = start, stop = int(numbers[1]), int(numbers[2])
+        if tokens is not None and not start < stop <= len(tokens):
+            counted = "tokens" if option == "part" else "queries"
+            raise ValueError(
+                f"{option} is {written!r}; START must be below STOP, and STOP at most "
+                f"{len(tokens)}, the number of {counted}.\n"
+                f"    For the first one alone write --{option} 'first=0:1'."
+            )
     return found
-
-
-def _range(
-    option: str, written: str, numbers: re.Match[str], tokens: Sequence[Token] | None
-) -> tuple[int, int]:
-    start, stop = int(numbers[1]), int(numbers[2])
-    if tokens is not None and not start < stop <= len(tokens):
-        counted = "tokens" if option == "part" else "queries"
-        raise ValueError(
-            f"{option} is {written!r}; START must be below STOP, and STOP at most {len(tokens)}, "
-            f"the number of {counted}.\n"
-            f"    For the first one alone write --{option} 'first=0:1'."
-        )
-    return start, stop
 
 
 def _find_pattern(
@@ -212,13 +176,3 @@ def _find_pattern(
             f"{what}\n    Pass a regular expression that matches the text, with \\ before a "
             "character with a special meaning; or its tokens, START:STOP."
         ) from error
-
-
-def _as_json(seen: Recording, drawn: Shares, per: Per) -> dict[str, Any]:
-    return {
-        "model": seen.model,
-        "layers": list(drawn.layers),
-        "sinks_left_out": list(drawn.sinks),
-        "beyond": drawn.over,
-        "shares": drawn.table(_per(per)).records(),
-    }

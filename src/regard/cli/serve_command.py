@@ -2,32 +2,25 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from regard.cli.options import Device, Dtype, MaxTokens, Model, TextFile, cut_to_tokens
+from regard.cli.options import TextOption, TextOptions, with_options
 from regard.cli.progress import progress
-from regard.cli.text_argument import read_text
 from regard.errors import RegardError
-from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
 from regard.recording.recording import Recording
 
 __all__ = ["serve"]
 
 Runs = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[RUN...]", help="Recordings from regard record.", show_default=False),
-]
-Words = Annotated[
-    str | None,
-    typer.Option(
-        "--text",
-        "-t",
-        metavar="TEXT",
-        help="Run a model on this text instead; the page can edit it. - reads standard input.",
-        show_default=False,
+    typer.Argument(
+        metavar="[RUN...]",
+        help="Recordings from regard record. --text or --file runs a model instead; the page can "
+        "edit its text.",
     ),
 ]
 Port = Annotated[
@@ -38,7 +31,6 @@ Port = Annotated[
         max=65535,
         metavar="N",
         help="Port of the server. Default: any free port.",
-        show_default=False,
     ),
 ]
 NoBrowser = Annotated[
@@ -46,14 +38,11 @@ NoBrowser = Annotated[
 ]
 
 
+@with_options
 def serve(
+    options: TextOptions,
     runs: Runs = None,
-    text: Words = None,
-    file: TextFile = None,
-    model: Model = DEFAULT_MODEL,
-    device: Device = "cpu",
-    dtype: Dtype = None,
-    max_tokens: MaxTokens = None,
+    text: TextOption = None,
     port: Port = None,
     no_browser: NoBrowser = False,
 ) -> None:
@@ -65,7 +54,7 @@ def serve(
         raise RegardError(
             f"serve needs {name}, which is not installed.\n    Run: pip install 'regard[cli]'"
         ) from missing
-    if bool(runs) == (text is not None or file is not None):
+    if bool(runs) == (text is not None or options.file is not None):
         raise ValueError(
             "serve needs either recordings or a text, and not both.\n"
             "    Run for example: regard serve run.safetensors\n"
@@ -74,16 +63,15 @@ def serve(
     if runs:
         server.serve(runs, port=port, open_browser=not no_browser, tell=_write_address)
         return
-    words = check_text(read_text(text, file))
+    words = options.read(text)
     with progress() as report:
-        report(f"loading and running {model}")
-        pretrained = Pretrained.load(model, device=device, dtype=dtype)
+        report(f"loading and running {options.name}")
+        pretrained, words = options.load_for(words)
 
         def read(words: str, report_progress: Callable[[int, int | None], None]) -> Recording:
             return pretrained.observe(words, keep="qkv", progress=report_progress)
 
-        words = cut_to_tokens(pretrained, words, max_tokens)
-        seen = read(words, lambda done, layers: report(f"running {model}", done, layers))
+        seen = read(words, partial(report, f"running {options.name}"))
     server.serve_text(
         seen, words, read, port=port, open_browser=not no_browser, tell=_write_address
     )

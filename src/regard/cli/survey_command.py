@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import AsJson, Device, Dtype
+from regard.cli.options import AsJson, Device, Dtype, parse_named
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
 from regard.corpus.surveying import survey as survey_corpus
@@ -42,7 +42,6 @@ Parts = Annotated[
         metavar="NAME=PATTERN",
         help="A column more, once for each: the share of attention on what a regular expression "
         "finds.",
-        show_default=False,
     ),
 ]
 CutTo = Annotated[
@@ -67,7 +66,7 @@ def survey(
     Run it again to go on after an interruption. On many processes: torchrun --nproc-per-node 8
     -m regard survey MODEL CORPUS OUT.
     """
-    named = dict(map(_part, parts or []))
+    named = dict(parse_named("part", part, "NAME=PATTERN") for part in parts or [])
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     with progress() as report:
@@ -90,16 +89,6 @@ def survey(
     else:
         name = visible(str(out))
         sys.stdout.write(f"{name}   {rows:,} rows in {count_text(files, 'Parquet file')}\n")
-
-
-def _part(written: str) -> tuple[str, str]:
-    name, equals, pattern = written.partition("=")
-    if not (name and equals and pattern):
-        raise ValueError(
-            f"part is {written!r}; it must be NAME=PATTERN.\n"
-            "    Write for example --part 'question=Who .*'."
-        )
-    return name, pattern
 
 
 class _Rate:
