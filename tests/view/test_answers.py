@@ -16,7 +16,6 @@ from oracle import assert_close
 from regard.view.tiles import pyramid
 from regard.view.tiles.page_answers import Answers, Gone, Progress, Which
 from regard.view.tiles.pyramid import Place, highest_level
-from regard.view.tiles.query_steps import KeysAsked
 
 
 @pytest.fixture(params=["at once", "in the background"])
@@ -290,19 +289,19 @@ def test_steps_are_those_of_the_library(case: Case) -> None:
     matrix = case.matrix(*case.inputs.of_scores)
     with Answers(recording(matrix)) as answers:
         query = matrix.shape[-2] // 2
-        steps = answers.steps(Which(0, 0), query, KeysAsked("position", 0, 7))
+        steps = answers.steps(Which(0, 0), query, "position", 0, 7)
     one = matrix[(0,) * (matrix.ndim - 2)]
     table = regard.steps(one, query, most=matrix.shape[-1]).table
     names = {"query·key": "dot"} | {
         name: name for name in ("scaled", "biased", "modified", "capped", "score", "weight")
     }
     for name, field in names.items():
-        told = [getattr(step, field) for step in steps.rows]
+        told = [step[field] for step in steps["rows"]]
         if name in table.names:
             assert_close(numbers(told), numbers(table[name][: len(told)]), 1e-5)
-    assert [step.key for step in steps.rows] == list(range(len(steps.rows)))
-    assert steps.keys == matrix.shape[-1]
-    assert steps.total == pytest.approx(float(one[query].sum()), abs=1e-5)
+    assert [step["key"] for step in steps["rows"]] == list(range(len(steps["rows"])))
+    assert steps["keys"] == matrix.shape[-1]
+    assert steps["total"] == pytest.approx(float(one[query].sum()), abs=1e-5)
 
 
 def numbers(cells: Sequence[float | None]) -> Tensor:
@@ -312,17 +311,17 @@ def numbers(cells: Sequence[float | None]) -> Tensor:
 def test_the_strongest_keys_come_first_and_equal_ones_in_order() -> None:
     weights = torch.tensor([[[0.1, 0.4, 0.1, 0.4]]])
     with Answers(recording(regard.AttentionMatrix.from_weights(weights))) as answers:
-        steps = answers.steps(Which(0, 0), 0, KeysAsked("weight", 1, 2))
-    assert [step.key for step in steps.rows] == [3, 0]
-    assert (steps.vector, steps.maximum, steps.rows[0].score) == (None, None, None)
+        steps = answers.steps(Which(0, 0), 0, "weight", 1, 2)
+    assert [step["key"] for step in steps["rows"]] == [3, 0]
+    assert (steps["vector"], steps["maximum"], steps["rows"][0]["score"]) == (None, None, None)
 
 
 def test_steps_count_what_is_set_aside_as_masked() -> None:
     with Answers(recording(attended(9, 9, mask=regard.Causal()))) as answers:
-        steps = answers.steps(Which(0, 0, hidden=True), 4, KeysAsked("position", 0, 9))
-    assert [step.allowed for step in steps.rows] == [False, *[True] * 4, *[False] * 4]
-    assert (steps.masked, steps.allowed, steps.rows[0].score) == (True, 4, None)
-    assert steps.total == pytest.approx(1)
+        steps = answers.steps(Which(0, 0, hidden=True), 4, "position", 0, 9)
+    assert [step["allowed"] for step in steps["rows"]] == [False, *[True] * 4, *[False] * 4]
+    assert (steps["masked"], steps["allowed"], steps["rows"][0]["score"]) == (True, 4, None)
+    assert steps["total"] == pytest.approx(1)
 
 
 def tokens(count: int) -> list[regard.Token]:
@@ -444,7 +443,7 @@ def test_the_kinds_of_heads_wait_for_the_pass(monkeypatch: pytest.MonkeyPatch) -
             id="column",
         ),
         pytest.param(
-            lambda it: it.steps(Which(0, 0), 300, KeysAsked("weight", 0, 1)),
+            lambda it: it.steps(Which(0, 0), 300, "weight", 0, 1),
             "query is 300; it must be from 0 to 299.",
             id="steps",
         ),

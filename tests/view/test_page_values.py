@@ -14,7 +14,6 @@ from regard.recording.layers import InMemory
 from regard.view.export import page_file as file
 from regard.view.export.page_file import write_page
 from regard.view.tiles.page_answers import Answers, Which
-from regard.view.tiles.query_steps import KeysAsked
 
 
 def with_values(*, dim: int, heads: int = 2) -> regard.Recording:
@@ -42,16 +41,16 @@ def test_the_steps_that_a_server_tells_have_the_values_and_the_output(
 ) -> None:
     recording = with_values(dim=4, heads=heads)
     with Answers(recording) as answers:
-        steps = answers.steps(Which(1, head), 5, KeysAsked("position", 2, 3))
-    assert steps.output == pytest.approx(output_of(recording, head, 5).tolist(), abs=1e-5)
+        steps = answers.steps(Which(1, head), 5, "position", 2, 3)
+    assert steps["output"] == pytest.approx(output_of(recording, head, 5).tolist(), abs=1e-5)
     value = recording.value(1)[0, head * heads // 6]
-    assert [list(step.value or ()) for step in steps.rows] == value[2:5].tolist()
+    assert [step["value"] for step in steps["rows"]] == value[2:5].tolist()
 
 
 def test_without_values_a_server_tells_none() -> None:
     with Answers(recorded()) as answers:
-        steps = answers.steps(Which(1, 0), 5, KeysAsked("position", 0, 2))
-    assert (steps.output, steps.rows[0].value) == (None, None)
+        steps = answers.steps(Which(1, 0), 5, "position", 0, 2)
+    assert (steps["output"], steps["rows"][0]["value"]) == (None, None)
 
 
 def opened(page: Page) -> Page:

@@ -14,7 +14,6 @@ from regard.view.server import http_server as server
 from regard.view.tiles.manifest import first_sequence, small_map
 from regard.view.tiles.page_answers import Answers, Which
 from regard.view.tiles.pyramid import Place
-from regard.view.tiles.query_steps import KeysAsked
 
 BASE = "http://127.0.0.1:8000"
 TOKEN = "secret-token"
@@ -92,8 +91,8 @@ def test_progress_of_a_small_head_is_done(client: TestClient) -> None:
 def test_steps_are_those_of_the_library(client: TestClient, answers: Answers) -> None:
     keys = {"by": "weight", "start": 1, "count": 3}
     got = client.get("/api/steps", params={**HEAD, "query": 5, **keys}).json()
-    steps = answers.steps(Which(0, 1), 5, KeysAsked("weight", 1, 3))
-    assert [step["weight"] for step in got["rows"]] == [step.weight for step in steps.rows]
+    steps = answers.steps(Which(0, 1), 5, "weight", 1, 3)
+    assert [step["weight"] for step in got["rows"]] == [step["weight"] for step in steps["rows"]]
     assert got["vector"] == pytest.approx(recorded()[0].source.query[1, 5].tolist())
     assert (got["keys"], got["allowed"], got["rows"][0]["value"]) == (9, 6, None)
 

@@ -241,9 +241,12 @@ def _blocks(
             blocks[place] = _means(place, layer, matrix, sweeps)
         room -= _size(blocks[place])
     _add_values(recording, layers, blocks, wanted, room)
-    kinds = sweeps.kinds() if heads is None else head_records(heads)
-    for layer in layers if kinds else ():
-        layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
+    kinds = head_records(heads or ())
+    for place, layer in enumerate(layers):
+        if heads is None:
+            layer.heads = sweeps.kinds[place]
+        elif kinds:
+            layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
     return layers, blocks
 
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from regard.errors import RegardError
 
-__all__ = ["bundled", "filled_template", "json_block", "number_block"]
+__all__ = ["bundled", "digest", "filled_template", "json_block", "number_block"]
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _BUNDLE = files("regard.view").joinpath("web", "bundle")
@@ -64,8 +64,8 @@ def filled_template(
     policy = "; ".join(
         (
             "default-src 'none'",
-            f"script-src 'sha256-{_digest(code)}'",
-            f"style-src 'sha256-{_digest(style)}'",
+            f"script-src 'sha256-{digest(code)}'",
+            f"style-src 'sha256-{digest(style)}'",
             "worker-src blob:",
             f"connect-src {connects}",
             "base-uri 'none'",
@@ -99,5 +99,6 @@ def _ascii(page: str) -> str:
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Return the SHA-256 of a script or a style, as a Content-Security-Policy names it."""
     return b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

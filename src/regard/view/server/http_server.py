@@ -9,14 +9,12 @@ If the server has the model, a page can also post another text to ``/api/text``.
 """
 
 import asyncio
-import hashlib
 import json
 import os
 import socket
 import threading
 import webbrowser
-from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from errno import EADDRINUSE
 from functools import partial
@@ -38,14 +36,14 @@ from regard.models.pretrained import check_text
 from regard.recording.file_reader import load
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
-from regard.view.export.page_template import filled_template, json_block
+from regard.view.export.page_template import digest, filled_template, json_block
 from regard.view.server.access_guard import Guard
 from regard.view.server.connection_limits import LimitedProtocol
 from regard.view.server.launch_file import LaunchFile
 from regard.view.tiles.manifest import PageLayer, add_other, head_records, live_layers, manifest
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
-from regard.view.tiles.page_questions import QUESTIONS, WRONG, Answer, Question, Threads, Wanted
+from regard.view.tiles.page_questions import QUESTIONS, WRONG, Answer, Question, Threads
 
 __all__ = ["Read", "application", "serve", "serve_text"]
 
@@ -95,7 +93,7 @@ def _application(served: Sequence["_Served"], accepts: Callable[[str], bool]) ->
     if len(served) == 1:
         routes: list[BaseRoute] = list(served[0].routes)
     else:
-        routes = [Route("/", _List(served).answer, methods=["GET"])]
+        routes = [Route("/", _list(served), methods=["GET"])]
         routes += [
             Mount(f"/{number}", routes=one.routes) for number, one in enumerate(served, start=1)
         ]
@@ -108,7 +106,16 @@ def _application(served: Sequence["_Served"], accepts: Callable[[str], bool]) ->
 
 
 class _Served:
-    """One recording: its page, and who answers what the page asks."""
+    """One recording: its page, and who answers what the page asks.
+
+    Args:
+        recording: what was seen.
+        title: what stands at the top of the page.
+        changed: whether the recording is another one by now.
+        text: that the model read.
+        read: runs the model on another text.
+        beside: a second recording, which the page shows side by side with this one.
+    """
 
     def __init__(
         self,
@@ -120,8 +127,8 @@ class _Served:
         beside: "_Served | None" = None,
     ) -> None:
         self.title = title
-        self._beside = beside  # a second recording, whose layers follow those of this one
         self.is_changed = changed
+        self._beside = beside
         self._read = read
         self._threads = Threads()
         self._runs = 0
@@ -140,11 +147,13 @@ class _Served:
             ]
 
     def _show(self, recording: Recording, text: str) -> None:
-        answers = Answers(recording)
-        first = manifest(recording, _known_at_once(recording, answers), title=self.title)
+        both = [recording] if self._beside is None else [recording, self._beside.recording]
+        answers = Answers(*both)
+        layers = _known_at_once(both, answers)
+        first = manifest(recording, layers[: len(recording)], title=self.title)
         if self._beside is not None:
-            other, by = self._beside.recording, self._beside._answers
-            add_other(first, manifest(other, _known_at_once(other, by), title=self._beside.title))
+            more = layers[len(recording) :]
+            add_other(first, manifest(self._beside.recording, more, title=self._beside.title))
         if self._read is not None:
             first |= {"text": text, "run": self._runs}
         self._page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
@@ -173,24 +182,9 @@ class _Served:
             return PlainTextResponse(
                 "the text was edited in another window; reload this page.", 409
             )
-        # Those of this run: the text may be edited before a thread is free.
-        answer = partial(self._answer, self._answers)
-        return self._refusal() or await _endpoint(answer, self._threads, question, request)
-
-    def _answer(
-        self, mine: Answers, question: Question, parameters: Mapping[str, str], wanted: Wanted
-    ) -> Answer:
-        beside = self._beside
-        if beside is None:
-            return question.answer(mine, question.parse(parameters), wanted)
-        if question is QUESTIONS["heads"]:
-            parsed = question.parse(parameters)
-            each = (question.answer(one, parsed, wanted) for one in (mine, beside._answers))
-            return Answer({"heads": [head for one in each for head in one.content["heads"]]})
-        layer = question.parse(parameters).whole("layer") - len(self.recording.layers)
-        if layer >= 0:
-            mine, parameters = beside._answers, {**parameters, "layer": str(layer)}
-        return question.answer(mine, question.parse(parameters), wanted)
+        # The answers of this run: the text may be edited before a thread is free.
+        answers, threads = self._answers, self._threads
+        return self._refusal() or await _answer(question, answers, threads, request)
 
     def _refusal(self) -> Response | None:
         if not (self.is_changed() or (self._beside is not None and self._beside.is_changed())):
@@ -250,9 +244,9 @@ async def _posted_text(request: Request) -> str:
     return check_text(text)
 
 
-def _known_at_once(recording: Recording, answers: Answers) -> list[PageLayer]:
-    """Return the layers; of a short recording with what opens the page on the right head."""
-    layers = live_layers(recording)
+def _known_at_once(recordings: Sequence[Recording], answers: Answers) -> list[PageLayer]:
+    """Return the layers; of short recordings with what opens the page on the right head."""
+    layers = [layer for recording in recordings for layer in live_layers(recording)]
     if sum(layer.num_heads * layer.q_len * layer.kv_len for layer in layers) > _AT_ONCE:
         return layers
     kinds = head_records(answers.heads())
@@ -262,22 +256,13 @@ def _known_at_once(recording: Recording, answers: Answers) -> list[PageLayer]:
     return layers
 
 
-class _List:
-    """The page that lists several recordings."""
-
-    def __init__(self, served: Sequence[_Served]) -> None:
-        rows = "".join(
-            f'<li><a href="/{number}/">{escape(one.title)}</a> {escape(one.about())}</li>'
-            for number, one in enumerate(served, start=1)
-        )
-        self._page = _LIST.format(
-            digest=b64encode(hashlib.sha256(_LIST_STYLE.encode()).digest()).decode(),
-            style=_LIST_STYLE,
-            rows=rows,
-        )
-
-    async def answer(self, _: Request) -> Response:
-        return HTMLResponse(self._page)
+def _list(served: Sequence[_Served]) -> Response:
+    """Return the page that lists several recordings."""
+    rows = "".join(
+        f'<li><a href="/{number}/">{escape(one.title)}</a> {escape(one.about())}</li>'
+        for number, one in enumerate(served, start=1)
+    )
+    return HTMLResponse(_LIST.format(digest=digest(_LIST_STYLE), style=_LIST_STYLE, rows=rows))
 
 
 _LIST_STYLE = (
@@ -323,7 +308,8 @@ def serve(
         raise ValueError("paths is empty; there must be one recording at least.")
     served = [_opened(Path(path), several=len(paths) > 1) for path in paths]
     if len(served) == 2:
-        served.append(_side_by_side(*served))
+        one, two = served
+        served.append(_Served(one.recording, one.title, one.is_changed, beside=two))
     _serve(served, port, open_browser, tell)
 
 
@@ -392,11 +378,6 @@ def _opened(path: Path, *, several: bool) -> _Served:
     return _Served(whole, title, partial(_is_another, path, found))
 
 
-def _side_by_side(one: _Served, two: _Served) -> _Served:
-    """Return the page of two recordings, and of their difference."""
-    return _Served(one.recording, one.title, one.is_changed, beside=two)
-
-
 def _listening(port: int | None) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port or 0))
@@ -432,19 +413,13 @@ def _sent(answer: Answer) -> Response:
     return Response(content, headers=headers, media_type="application/octet-stream")
 
 
-# One request
-
-
-async def _endpoint(
-    answer: Callable[[Question, Mapping[str, str], Wanted], Answer],
-    threads: Threads,
-    question: Question,
-    request: Request,
+async def _answer(
+    question: Question, answers: Answers, threads: Threads, request: Request
 ) -> Response:
     gone = threading.Event()
 
     def work() -> Response:
-        return _sent(answer(question, request.query_params, lambda: not gone.is_set()))
+        return _sent(question.answer(answers, request.query_params, lambda: not gone.is_set()))
 
     answering = asyncio.wrap_future(threads.submit(question, work))
     leaving = asyncio.ensure_future(_left(request))

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, final
 
@@ -13,16 +13,14 @@ from regard.analysis.head_classes import classify, survey_of
 from regard.analysis.head_kinds import Head
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.layers import Answers, Layer
+from regard.recording.layers import Answers, InMemory, Layer
 from regard.recording.recording import Recording
 from regard.reductions.block import RowStatistics
 from regard.reductions.reduction import Contribution, Reduction
 from regard.text.tokens import Token
 from regard.view.tiles.manifest import head_records
 
-__all__ = ["EachBlock", "Sweeps", "Tally", "answered", "known_kinds", "swept"]
-
-_LONG = 2**20  # so many scores of a head are a block of their own
+__all__ = ["EachBlock", "Sweeps", "answered", "known_kinds"]
 
 
 @final
@@ -61,57 +59,18 @@ class EachBlock(Reduction):
         return None
 
 
-@dataclass
-class Tally:
-    """The number of finished rows; several threads may count.
-
-    Attributes:
-        rows: in all, those of every head.
-        tell: called with the rows done and the rows in all.
-        done: rows so far.
-    """
-
-    rows: int
-    tell: Callable[[int, int], None] | None
-    done: int = 0
-    _alone: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, rows: int) -> None:
-        """So many more are done."""
-        with self._alone:
-            self.done += rows
-            if self.tell is not None:
-                self.tell(self.done, self.rows)
-
-
-def swept(matrix: AttentionMatrix, reductions: Sequence[Reduction], tally: Tally) -> list[Any]:
-    """Compute the answers to several reductions in one pass.
-
-    Long heads are asked one by one: the strongest keys of all of them may not fit into memory.
-
-    Args:
-        matrix: (num_heads, q_len, kv_len), or with other axes before them.
-        reductions: the questions; each answer must have the first axis of the matrix.
-        tally: told of the rows as they pass.
-    """
-    step = 1 if prod(matrix.shape[-2:]) > _LONG else matrix.shape[0]
-    parts = [matrix[start : start + step] for start in range(0, matrix.shape[0], step)]
-    found = [part.reduce(*reductions, EachBlock(tally.add))[:-1] for part in parts]
-    return [_joined(answers) for answers in zip(*found, strict=True)]
-
-
-def answered(layer: Layer, reductions: Sequence[Reduction], pause: Callable[[], None]) -> Layer:
+def answered(layer: Layer, reductions: Sequence[Reduction], call: Callable[[int], object]) -> Layer:
     """Return a layer that holds the answers to some reductions.
 
     Args:
         layer: with its matrix.
         reductions: the questions.
-        pause: called before each block of rows; what it raises ends the pass.
+        call: as for ``EachBlock``.
     """
     missing = [reduction for reduction in reductions if reduction not in layer.answers]
     if not missing:
         return layer
-    found = layer.whole().reduce(*missing, EachBlock(lambda _: pause()))
+    found = layer.whole().reduce(*missing, EachBlock(call))
     pairs = zip(missing, found[:-1], strict=True)
     return replace(layer, answers=Answers(pairs).before(layer.answers))
 
@@ -137,22 +96,16 @@ def known_kinds(
     return [replace(head, layer=layer.place(place)) for head in heads]
 
 
-def _joined(answers: Sequence[Any]) -> Any:
-    """Concatenate the answers of some heads."""
-    if len(answers) == 1:
-        return answers[0]
-    if isinstance(answers[0], Tensor):
-        return torch.cat(tuple(answers))
-    return type(answers[0])(*(torch.cat(parts) for parts in zip(*answers, strict=True)))
-
-
 class Sweeps:
-    """The passes over the layers of a recording.
+    """The passes over the layers of a recording: one for each layer, or two for a batch.
 
     Args:
         recording: what was seen.
-        ask_kinds: whether what tells the kinds of the heads is asked in the same passes.
+        ask_kinds: whether the same passes tell the kinds of the heads.
         progress: called with the rows done and the rows in all, those of every head.
+
+    Attributes:
+        kinds: of each layer that was passed, its heads with their kinds, as the page expects them.
     """
 
     def __init__(
@@ -162,56 +115,45 @@ class Sweeps:
         ask_kinds: bool,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        self._tokens = recording.query_tokens, recording.key_tokens
-        self._layers = list(recording.layers)
-        self._missing = [self._unknown(layer) if ask_kinds else [] for layer in self._layers]
-        pairs = zip(self._layers, self._missing, strict=True)
-        self._tally = Tally(sum(_rows(layer, missing) for layer, missing in pairs), progress)
+        self.kinds: dict[int, list[dict[str, Any] | None]] = {}
+        self._recording = recording
+        self._ask_kinds = ask_kinds
+        self._progress = progress
+        self._alone = threading.Lock()
+        self._done = 0
+        self._rows = sum(
+            prod(layer.shape[-3:-1]) + (prod(layer.shape[:-1]) if self._is_batch(layer) else 0)
+            for layer in recording.layers
+        )
 
     def over(
         self, place: int, matrix: AttentionMatrix, questions: Sequence[Reduction]
     ) -> list[Any]:
-        """Return a layer's answers to some reductions, and cache them.
+        """Return a layer's answers to some reductions.
 
         Args:
             place: of the layer in the recording.
             matrix: its first sequence as it is shown, (num_heads, q_len, kv_len). Of a recording of
                 one sequence the kinds are told of these numbers too.
-            questions: as for ``swept``.
+            questions: the reductions.
         """
-        layer, missing = self._layers[place], self._missing[place]
-        if _sequences(layer) > 1:
-            found = swept(matrix, questions, self._tally)
-            known = swept(layer.whole(), missing, self._tally) if missing else []
-        else:
-            both = swept(matrix, [*questions, *missing], self._tally)
-            found, known = both[: len(questions)], both[len(questions) :]
-            known = [each.reshape(*layer.shape[:-2], *each.shape[1:]) for each in known]
-        pairs = zip(missing, known, strict=True)
-        self._layers[place] = replace(layer, answers=Answers(pairs).before(layer.answers))
-        return found
+        layer = self._recording.layers[place]
+        shown = replace(layer, shape=matrix.shape, matrix=InMemory(matrix), answers=Answers())
+        whole = layer if self._is_batch(layer) else shown
+        tokens = self._recording.query_tokens, self._recording.key_tokens
+        of_kinds = survey_of(whole, *tokens).reductions if self._ask_kinds else ()
+        shown = answered(shown, [*questions, *(of_kinds if whole is shown else ())], self._count)
+        if self._ask_kinds:
+            whole = shown if whole is not layer else answered(layer, of_kinds, self._count)
+            self.kinds[place] = head_records(known_kinds(whole, place, *tokens))
+        return [shown.answers[question] for question in questions]
 
-    def kinds(self) -> list[dict[str, Any] | None]:
-        """Return the kind of every head, layer by layer, as the page expects it.
+    def _is_batch(self, layer: Layer) -> bool:
+        """Return True if the kinds need a pass of their own, over all sequences of a batch."""
+        return self._ask_kinds and prod(layer.shape[:-3]) > 1
 
-        None for each head of a layer whose weights are not all numbers.
-        """
-        layers = enumerate(self._layers)
-        return head_records(
-            head for place, layer in layers for head in known_kinds(layer, place, *self._tokens)
-        )
-
-    def _unknown(self, layer: Layer) -> list[Reduction]:
-        asked = survey_of(layer, *self._tokens).reductions
-        return [reduction for reduction in asked if reduction not in layer.answers]
-
-
-def _sequences(layer: Layer) -> int:
-    return prod(layer.shape[:-3])
-
-
-def _rows(layer: Layer, missing: Sequence[Reduction]) -> int:
-    """Return the number of rows that the passes over a layer will count."""
-    rows = prod(layer.shape[:-1])
-    count = _sequences(layer)
-    return rows // count + (rows if missing and count > 1 else 0)
+    def _count(self, rows: int) -> None:
+        with self._alone:  # several threads count
+            self._done += rows
+            if self._progress is not None:
+                self._progress(self._done, self._rows)

@@ -8,16 +8,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from math import isnan
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from regard.analysis.head_classes import survey_of
 from regard.analysis.head_kinds import Head
-from regard.analysis.span_shares import checked_parts, segment_shares
+from regard.analysis.span_shares import checked_parts
 from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.layers import Layer
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
 from regard.view.tiles.layer_survey import EachBlock, answered, known_kinds
@@ -32,9 +33,9 @@ from regard.view.tiles.pyramid import (
     check_place,
     checked,
 )
-from regard.view.tiles.query_steps import KeysAsked, QuerySteps, query_steps
+from regard.view.tiles.query_steps import query_steps
 
-__all__ = ["Answers", "Gone", "Progress", "RowOfWeights", "Which", "is_wanted"]
+__all__ = ["Answers", "Gone", "Progress", "RowOfWeights", "Wanted", "Which", "is_wanted"]
 
 MIB = 2**20
 _LOOK_AGAIN = 0.25  # seconds
@@ -42,13 +43,16 @@ _MOST_CELLS = 2**24  # of a head whose small map is exact: some 50 ms each
 _SAMPLED_ROWS = 256
 _ROWS_AT_ONCE = 32
 
+Wanted = Callable[[], bool]
+"""Returns False once nobody waits for the answer any more."""
+
 
 class Gone(Exception):
     """Nobody waits for the answer any more."""
 
 
 class Which(NamedTuple):
-    """One head of a recording.
+    """One head.
 
     Attributes:
         layer: its place in the order the layers ran.
@@ -62,8 +66,7 @@ class Which(NamedTuple):
     hidden: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class RowOfWeights:
+class RowOfWeights(NamedTuple):
     """The weights of one query.
 
     Attributes:
@@ -75,8 +78,7 @@ class RowOfWeights:
     mask: Tensor
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """The progress of the exact picture of a head.
 
     Attributes:
@@ -94,18 +96,22 @@ def is_wanted() -> bool:
 
 
 class Answers:
-    """The numbers of a recording, as the page asks for them. Of a batch the first sequence.
+    """The numbers of recordings, as the page asks for them. Of a batch the first sequence.
 
     Every method may be called on any thread. ``close`` ends what runs in the background; as a
-    context manager it closes itself.
+    context manager it closes itself. A method raises an IndexError for a layer, head or token that
+    there is not, a RegardError for a layer that has answers only, and ``Gone`` once ``wanted``,
+    which is called now and then, returns False.
 
     Args:
-        recording: what was seen.
+        recordings: what was seen. The layers of a second one follow those of the first.
         limit: about how many bytes may be held for heads that were looked at.
     """
 
-    def __init__(self, recording: Recording, *, limit: int = 512 * MIB) -> None:
-        self.recording = recording
+    def __init__(self, *recordings: Recording, limit: int = 512 * MIB) -> None:
+        self._layers = [
+            (seen, place, layer) for seen in recordings for place, layer in enumerate(seen.layers)
+        ]
         self._limit = limit
         self._pyramids: OrderedDict[Which, Pyramid] = OrderedDict()
         self._unfinished: OrderedDict[Which, Pyramid] = OrderedDict()
@@ -135,34 +141,15 @@ class Answers:
         if self._working is not None:
             self._working.join()
 
-    def row(
-        self, which: Which, query: int, *, wanted: Callable[[], bool] = is_wanted
-    ) -> RowOfWeights:
-        """Return the weights of one query.
-
-        Args:
-            which: the head.
-            query: counted from 0.
-            wanted: asked now and then; the work ends once it is False.
-
-        Raises:
-            IndexError: no such layer, head or query.
-            RegardError: the layer has answers only.
-            Gone: the answer is not wanted any more.
-        """
+    def row(self, which: Which, query: int, *, wanted: Wanted = is_wanted) -> RowOfWeights:
+        """Return the weights of one query."""
         pyramid = self._pyramid(which)
         place = checked("query", query, pyramid.head.shape[0])
         with self._first(wanted) as pause:
             return RowOfWeights(pyramid.row(place, pause), pyramid.allowed(place))
 
-    def column(self, which: Which, key: int, *, wanted: Callable[[], bool] = is_wanted) -> Tensor:
-        """Return the weights on one key, (q_len,); for a long head, wait for its pass.
-
-        Args:
-            which: the head.
-            key: counted from 0.
-            wanted: as in ``row``, which raises the same.
-        """
+    def column(self, which: Which, key: int, *, wanted: Wanted = is_wanted) -> Tensor:
+        """Return the weights on one key, (q_len,); for a long head, wait for its pass."""
         pyramid = self._pyramid(which)
         place = checked("key", key, pyramid.head.shape[1])
         if not pyramid.is_small:
@@ -170,17 +157,8 @@ class Answers:
         with self._first(wanted) as pause:
             return pyramid.column(place, pause)
 
-    def tile(self, which: Which, place: Place, *, wanted: Callable[[], bool] = is_wanted) -> Tile:
-        """Return a part of the head as a picture, from a sample if exact numbers take longer.
-
-        Args:
-            which: the head.
-            place: of the tile.
-            wanted: as in ``row``, which raises the same.
-
-        Raises:
-            ValueError: no such level.
-        """
+    def tile(self, which: Which, place: Place, *, wanted: Wanted = is_wanted) -> Tile:
+        """Return a part of the head as a picture, from a sample if exact numbers take longer."""
         pyramid = self._pyramid(which)
         check_place(place, pyramid.head.shape)
         with self._first(wanted) as pause:
@@ -204,24 +182,25 @@ class Answers:
         done = pyramid.done
         return Progress(done, pyramid.seconds * (1 - done) / done if done else None)
 
-    def steps(self, which: Which, query: int, part: KeysAsked) -> QuerySteps:
-        """Return the steps of one query, for some of its keys.
-
-        Args:
-            which: the head; sinks that are set aside count as masked.
-            query: counted from 0.
-            part: which keys.
+    def steps(
+        self, which: Which, query: int, by: Literal["weight", "position"], start: int, count: int
+    ) -> dict[str, Any]:
+        """Return the steps of one query, for some of its keys; see ``query_steps``.
 
         Raises:
-            IndexError: no such layer, head or query.
-            RegardError: the layer has answers only.
+            ValueError: the weights are not numbers.
         """
         head = self._pyramid(which).head
         place = checked("query", query, head.shape[0])
-        return query_steps(head, place, part, self._value(which))
+        steps = query_steps(head, place, by, start, count, self._value(which))
+        if isnan(steps["total"]):
+            raise ValueError(
+                f"query is {query}, whose weights are not numbers (NaN); it has no steps to show."
+            )
+        return steps
 
     def segments(
-        self, which: Which, queries: Spans, keys: Spans, *, wanted: Callable[[], bool] = is_wanted
+        self, which: Which, queries: Spans, keys: Spans, *, wanted: Wanted = is_wanted
     ) -> Tensor:
         """Return the share of each key part in each query part, (query parts, key parts).
 
@@ -231,13 +210,10 @@ class Answers:
             which: the head.
             queries: of each part its first token, and the one past the last.
             keys: the same.
-            wanted: as in ``row``.
+            wanted: as everywhere.
 
         Raises:
-            IndexError: no such layer or head.
             ValueError: a part is empty, reaches beyond the text or overlaps another.
-            RegardError: the layer has answers only.
-            Gone: the answer is not wanted any more.
         """
         pyramid = self._pyramid(which)
         q_len, kv_len = pyramid.head.shape
@@ -245,31 +221,17 @@ class Answers:
         key_parts = checked_parts("keys", _named(keys), "kv_len", kv_len)
         if not pyramid.is_small:
             self._finished(which, pyramid, wanted)
-            with self._first(wanted) as pause:
-                return pyramid.shares(tuple(query_parts.values()), tuple(key_parts.values()), pause)
-        layer, head = self._checked_head(which)
-        one = first_sequence(self.recording[layer])[head : head + 1]
-        tokens = self.recording.query_tokens, self.recording.key_tokens
-        alone = Recording({"head": one}, query_tokens=tokens[0], key_tokens=tokens[1])
-        return segment_shares(alone, key_parts, queries=query_parts, sinks=not which.hidden).total()
+        with self._first(wanted) as pause:
+            pyramid.finish(pause)
+            return pyramid.shares([*query_parts.values()], [*key_parts.values()], pause)
 
-    def overview(self, layer: int, *, wanted: Callable[[], bool] = is_wanted) -> dict[str, Any]:
+    def overview(self, layer: int, *, wanted: Wanted = is_wanted) -> dict[str, Any]:
         """Return a small map of each head of a layer, as ``manifest.small_map`` gives it.
 
         Of a long text it is a sample: some queries, evenly spread, stand for all; ``sampled`` says
         for how many each.
-
-        Args:
-            layer: its place in the order the layers ran.
-            wanted: as in ``row``.
-
-        Raises:
-            IndexError: no such layer.
-            RegardError: the layer has answers only.
-            Gone: the answer is not wanted any more.
         """
-        layer = checked("layer", layer, len(self.recording.layers))
-        matrix = first_sequence(self.recording[layer])
+        matrix = self._matrix(layer)
         heads, q_len, kv_len = matrix.shape
         pause = self._until_gone(wanted)
         if q_len * kv_len <= _MOST_CELLS:
@@ -280,19 +242,13 @@ class Answers:
         maps = [_sampled(matrix[head], rows, pause) for head in range(heads)]
         return small_numbers(torch.stack(maps)) | {"sampled": step}
 
-    def heads(self, *, wanted: Callable[[], bool] = is_wanted) -> tuple[Head | None, ...]:
+    def heads(self, *, wanted: Wanted = is_wanted) -> tuple[Head | None, ...]:
         """Every head with its kind, layer by layer; see ``regard.heads``.
 
         None for each head of a layer whose weights are not all numbers.
 
         It takes as long as a pass over each layer, and lets those that somebody waits for go first.
         What is known of a layer is kept, also when the answer is not wanted any more.
-
-        Args:
-            wanted: as in ``row``.
-
-        Raises:
-            Gone: the answer is not wanted any more.
         """
         gone = self._until_gone(wanted)
         with self._changed:
@@ -300,37 +256,31 @@ class Answers:
                 gone()
                 self._changed.wait(_LOOK_AGAIN)
 
-        def pause() -> None:
+        def pause(_: int) -> None:
             gone()
             self._give_way()
 
-        seen = self.recording
-        tokens = seen.query_tokens, seen.key_tokens
-        for place, layer in enumerate(seen.layers):
-            if place not in self._heads:
+        for at, (seen, place, layer) in enumerate(self._layers):
+            if at not in self._heads:
+                tokens = seen.query_tokens, seen.key_tokens
                 asked = survey_of(layer, *tokens).reductions
-                self._heads[place] = known_kinds(answered(layer, asked, pause), place, *tokens)
-        return tuple(head for place in range(len(seen.layers)) for head in self._heads[place])
+                self._heads[at] = known_kinds(answered(layer, asked, pause), place, *tokens)
+        return tuple(head for at in range(len(self._layers)) for head in self._heads[at])
 
-    def _checked_head(self, which: Which) -> tuple[int, int]:
-        layer = checked("layer", which.layer, len(self.recording.layers))
-        shape = self.recording.layers[layer].shape
-        return layer, checked("head", which.head, shape[-3] if len(shape) > 2 else 1)
+    def _layer(self, layer: int) -> Layer:
+        return self._layers[checked("layer", layer, len(self._layers))][2]
 
-    def _matrix(self, which: Which) -> AttentionMatrix:
-        """(q_len, kv_len), with its sinks."""
-        layer, head = self._checked_head(which)
-        return first_sequence(self.recording[layer])[head]
+    def _matrix(self, layer: int) -> AttentionMatrix:
+        """Return the matrix of a layer, (num_heads, q_len, kv_len), with its sinks."""
+        return first_sequence(self._layer(layer).whole())
 
     def _value(self, which: Which) -> Tensor | None:
         """Return the value of a head, (kv_len, value_dim), or None if it was not recorded."""
-        layer, head = self._checked_head(which)
-        seen = self.recording.layers[layer]
-        if seen.value is None:
+        layer = self._layer(which.layer)
+        if layer.value is None:
             return None
-        heads = first_value(seen.whole_value())
-        num_heads = first_sequence(self.recording[layer]).shape[0]
-        return heads[head * len(heads) // num_heads]
+        heads = first_value(layer.whole_value())
+        return heads[which.head * len(heads) // self._matrix(which.layer).shape[0]]
 
     def _pyramid(self, which: Which) -> Pyramid:
         with self._changed:
@@ -338,9 +288,10 @@ class Answers:
             if pyramid is not None:
                 self._pyramids.move_to_end(which)
                 return pyramid
-        matrix = self._matrix(which)
-        aside = sink_keys(self.recording, matrix.shape[1]) if which.hidden else ()
-        made = Pyramid(HeadScores.of(matrix, aside))
+        matrix = self._matrix(which.layer)
+        one = matrix[checked("head", which.head, matrix.shape[0])]
+        seen, _, _ = self._layers[which.layer]
+        made = Pyramid(HeadScores.of(one, sink_keys(seen, one.shape[1]) if which.hidden else ()))
         with self._changed:
             pyramid = self._pyramids.setdefault(which, made)
             while self.nbytes > self._limit and len(self._pyramids) > 1:
@@ -350,7 +301,7 @@ class Answers:
 
     # Who works when
 
-    def _until_gone(self, wanted: Callable[[], bool]) -> Pause:
+    def _until_gone(self, wanted: Wanted) -> Pause:
         """Return a pause that raises once the request was cancelled."""
 
         def pause() -> None:
@@ -360,7 +311,7 @@ class Answers:
         return pause
 
     @contextmanager
-    def _first(self, wanted: Callable[[], bool]) -> Generator[Pause]:
+    def _first(self, wanted: Wanted) -> Generator[Pause]:
         """Run the body before the work in the background, and yield its pause."""
         with self._changed:
             self._in_front += 1
@@ -382,7 +333,7 @@ class Answers:
                 self._working.start()
             self._changed.notify_all()
 
-    def _finished(self, which: Which, pyramid: Pyramid, wanted: Callable[[], bool]) -> None:
+    def _finished(self, which: Which, pyramid: Pyramid, wanted: Wanted) -> None:
         """Wait until the pass over a head is finished."""
         with self._changed:
             while not pyramid.is_done:

@@ -1,28 +1,31 @@
 """The questions of the page, for a server or a notebook."""
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from math import isnan
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from regard.errors import RegardError
 from regard.view.tiles.manifest import head_records
-from regard.view.tiles.page_answers import Answers, Which
+from regard.view.tiles.page_answers import Answers, Wanted, Which
 from regard.view.tiles.pyramid import Place
-from regard.view.tiles.query_steps import KeysAsked
-from regard.view.tiles.request_parsing import Parameters
 
-__all__ = ["QUESTIONS", "WRONG", "Answer", "Question", "Threads", "Wanted"]
+__all__ = ["QUESTIONS", "WRONG", "Answer", "Question", "Threads"]
 
+_WHOLE = re.compile(r"\d+", re.ASCII)
+_MOST_DIGITS = 9
+_MOST_SPANS = 200
 _MOST_KEYS = 1000
-_AT_ONCE = 2  # answers of a kind that are computed side by side
-_WAITING = 32  # threads that only wait for the pass over a head
+# Threads of each kind: a long answer never holds up a quick one, and some only wait for a pass.
+_THREADS = {"quick": 2, "long": 2, "waiting": 32}
 
 Result = TypeVar("Result")
+Word = TypeVar("Word", bound=str)
 
 WRONG = (ValueError, IndexError, RegardError)
 """What a question raises that asks for what is not there; its first line is the sentence."""
@@ -41,8 +44,59 @@ class Answer:
     arrays: tuple[Tensor, ...] = ()
 
 
-Wanted = Callable[[], bool]
-Work = Callable[[Answers, Parameters, Wanted], Answer]
+class _Request:
+    """The parameters of a request; each method raises a ValueError for what it cannot read."""
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self._parameters = parameters
+
+    @property
+    def which(self) -> Which:
+        """The head that is asked for."""
+        return Which(self.whole("layer"), self.whole("head"), self.flag("hidden"))
+
+    def whole(self, name: str, *, most: int | None = None) -> int:
+        """Return a whole number of at least 0."""
+        text = self._parameters.get(name)
+        if text is None or not _WHOLE.fullmatch(text):
+            raise ValueError(f"{name} is {_shown(text)}; it must be a whole number.")
+        if len(text) > _MOST_DIGITS:
+            raise ValueError(f"{name} is {_shown(text)}; that is too large.")
+        if most is not None and int(text) > most:
+            raise ValueError(f"{name} is {text}; it must be at most {most}.")
+        return int(text)
+
+    def flag(self, name: str) -> bool:
+        """Return True for 1, and False for 0 or nothing."""
+        return self.one_of(name, ("0", "1"), "0") == "1"
+
+    def one_of(self, name: str, words: Sequence[Word], default: Word | None = None) -> Word:
+        """Return one of some words."""
+        text = self._parameters.get(name, default)
+        for word in words:
+            if word == text:
+                return word
+        raise ValueError(f"{name} is {_shown(text)}; it must be {' or '.join(words)}.")
+
+    def spans(self, name: str) -> list[tuple[int, int]]:
+        """Return parts of a text, ``[[0, 12], [12, 40]]``: first token, and one past the last."""
+        try:
+            given = cast("list[list[Any]]", json.loads(self._parameters.get(name, "")))
+            spans = [(start, stop) for start, stop in given]
+        except (ValueError, TypeError, RecursionError):
+            spans = []
+        are_whole = all(type(start) is type(stop) is int for start, stop in spans)
+        if not (are_whole and 0 < len(spans) <= _MOST_SPANS):
+            raise ValueError(
+                f"{name} must be 1 to {_MOST_SPANS} parts, each [first token, one past the last]."
+            )
+        return spans
+
+
+def _shown(text: str | None) -> str:
+    if text is None:
+        return "missing"
+    return ascii(text if len(text) <= 40 else f"{text[:40]} ...")
 
 
 @dataclass(frozen=True)
@@ -51,89 +105,81 @@ class Question:
 
     Attributes:
         parameters: the names of what it must or may have.
-        answer: gives it; raises ``WRONG`` where it asks for what is not there.
-        waits: whether it needs a pass over a long head to be through.
-        long: whether it takes more than a moment then.
+        work: computes the answer from the answers, the request, and as for ``Answers.row``, wanted.
+        threads: which threads compute it.
     """
 
     parameters: tuple[str, ...]
-    answer: Work
-    waits: bool = False
-    long: bool = False
+    work: Callable[[Answers, _Request, Wanted], Answer]
+    threads: Literal["quick", "long", "waiting"] = "quick"
 
-    def parse(self, parameters: Mapping[str, str]) -> Parameters:
-        """Parse one request.
+    def answer(self, answers: Answers, parameters: Mapping[str, str], wanted: Wanted) -> Answer:
+        """Return the answer to one request.
 
         Raises:
-            ValueError: it has a parameter that is not known.
+            ValueError, IndexError, RegardError: it asks for what is not there; see ``WRONG``.
+            Gone: it is not wanted any more.
         """
-        return Parameters(parameters, self.parameters)
+        for name in parameters:
+            if name not in self.parameters:
+                asks = ", ".join(self.parameters) or "nothing"
+                raise ValueError(f"{_shown(name)} is no parameter of this question; it has {asks}.")
+        return self.work(answers, _Request(parameters), wanted)
 
 
-def _which_head(request: Parameters) -> Which:
-    return Which(request.whole("layer"), request.whole("head"), request.flag("hidden"))
-
-
-def _row(answers: Answers, request: Parameters, wanted: Wanted) -> Answer:
-    row = answers.row(_which_head(request), request.whole("query"), wanted=wanted)
+def _row(answers: Answers, request: _Request, wanted: Wanted) -> Answer:
+    row = answers.row(request.which, request.whole("query"), wanted=wanted)
     return Answer(arrays=(row.values.float(), row.mask.to(torch.uint8)))
 
 
-def _column(answers: Answers, request: Parameters, wanted: Wanted) -> Answer:
-    values = answers.column(_which_head(request), request.whole("key"), wanted=wanted)
+def _column(answers: Answers, request: _Request, wanted: Wanted) -> Answer:
+    values = answers.column(request.which, request.whole("key"), wanted=wanted)
     return Answer(arrays=(values.float(),))
 
 
-def _tile(answers: Answers, request: Parameters, wanted: Wanted) -> Answer:
+def _tile(answers: Answers, request: _Request, wanted: Wanted) -> Answer:
     level, row, column = (request.whole(name) for name in ("level", "row", "column"))
     place = Place(level, row, column, request.flag("by_row"))
-    tile = answers.tile(_which_head(request), place, wanted=wanted)
+    tile = answers.tile(request.which, place, wanted=wanted)
     height, width = tile.values.shape
     content = {"height": height, "width": width, "exact": tile.exact, "sampled": tile.sampled}
     return Answer(content, (tile.values.float(),))
 
 
-def _progress(answers: Answers, request: Parameters, _: Wanted) -> Answer:
+def _progress(answers: Answers, request: _Request, _: Wanted) -> Answer:
     request.flag("by_row")  # one pass serves both
-    return Answer(asdict(answers.progress(_which_head(request))))
+    return Answer(answers.progress(request.which)._asdict())
 
 
-def _steps(answers: Answers, request: Parameters, _: Wanted) -> Answer:
+def _steps(answers: Answers, request: _Request, _: Wanted) -> Answer:
     by = request.one_of("by", ("weight", "position"))
-    keys = KeysAsked(by, request.whole("start"), request.whole("count", most=_MOST_KEYS))
-    steps = answers.steps(_which_head(request), request.whole("query"), keys)
-    if isnan(steps.total):
-        query = request.whole("query")
-        raise ValueError(
-            f"query is {query}, whose weights are not numbers (NaN); it has no steps to show."
-        )
-    return Answer(asdict(steps))
+    start, count = request.whole("start"), request.whole("count", most=_MOST_KEYS)
+    return Answer(answers.steps(request.which, request.whole("query"), by, start, count))
 
 
-def _segments(answers: Answers, request: Parameters, wanted: Wanted) -> Answer:
-    which, queries, keys = _which_head(request), request.spans("queries"), request.spans("keys")
-    shares = answers.segments(which, queries, keys, wanted=wanted)
-    return Answer(arrays=(shares.float(),))
+def _segments(answers: Answers, request: _Request, wanted: Wanted) -> Answer:
+    which, queries, keys = request.which, request.spans("queries"), request.spans("keys")
+    return Answer(arrays=(answers.segments(which, queries, keys, wanted=wanted).float(),))
 
 
-def _overview(answers: Answers, request: Parameters, wanted: Wanted) -> Answer:
+def _overview(answers: Answers, request: _Request, wanted: Wanted) -> Answer:
     return Answer({"overview": answers.overview(request.whole("layer"), wanted=wanted)})
 
 
-def _heads(answers: Answers, _: Parameters, wanted: Wanted) -> Answer:
+def _heads(answers: Answers, _: _Request, wanted: Wanted) -> Answer:
     return Answer({"heads": head_records(answers.heads(wanted=wanted))})
 
 
 _HEAD = ("layer", "head", "hidden")
 QUESTIONS = {
     "row": Question((*_HEAD, "query"), _row),
-    "column": Question((*_HEAD, "key"), _column, waits=True),
+    "column": Question((*_HEAD, "key"), _column, "waiting"),
     "tile": Question((*_HEAD, "level", "row", "column", "by_row"), _tile),
     "progress": Question((*_HEAD, "by_row"), _progress),
     "steps": Question((*_HEAD, "query", "by", "start", "count"), _steps),
-    "segments": Question((*_HEAD, "queries", "keys"), _segments, waits=True, long=True),
-    "overview": Question(("layer",), _overview, long=True),
-    "heads": Question((), _heads, long=True),
+    "segments": Question((*_HEAD, "queries", "keys"), _segments, "waiting"),
+    "overview": Question(("layer",), _overview, "long"),
+    "heads": Question((), _heads, "long"),
 }
 """Every question by its name."""
 
@@ -142,16 +188,15 @@ class Threads:
     """Threads that answer questions, so that a long answer never holds up a quick one."""
 
     def __init__(self) -> None:
-        self._quick, self._long = (ThreadPoolExecutor(_AT_ONCE, "regard") for _ in range(2))
-        self._waits = ThreadPoolExecutor(_WAITING, "regard")
+        self._pools = {
+            name: ThreadPoolExecutor(count, "regard") for name, count in _THREADS.items()
+        }
 
     def submit(self, question: Question, work: Callable[[], Result]) -> "Future[Result]":
         """Run the work that answers a question."""
-        if question.waits:
-            return self._waits.submit(work)
-        return (self._long if question.long else self._quick).submit(work)
+        return self._pools[question.threads].submit(work)
 
     def close(self) -> None:
         """Drop the work that has not begun; the rest ends by itself."""
-        for threads in (self._quick, self._waits, self._long):
-            threads.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
