@@ -293,15 +293,14 @@ def test_a_dark_style_has_dark_ground(name: str) -> None:
         pytest.param(
             lambda: regard.plot.map(torch.eye(3)),
             TypeError,
-            "matrix is a Tensor; plot.map() draws an AttentionMatrix.\n"
-            "    Use regard.AttentionMatrix.from_weights(weights) for weights from elsewhere, or a "
-            "layer and head of a recording, seen[0][0, 3].",
+            "matrix is a Tensor; it must be an AttentionMatrix.\n"
+            "    If you have the weights, use AttentionMatrix.from_weights(weights).",
             id="tensor",
         ),
         pytest.param(
             lambda: regard.plot.map(recording()[0]),
             ValueError,
-            "matrix has shape (1, 3, 5, 5); plot.map() draws one head.\n"
+            "matrix has shape (1, 3, 5, 5); plot.map() shows one head.\n"
             "    Take one of them by its leading axes, for example A[0, 3].",
             id="several heads",
         ),

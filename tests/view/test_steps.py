@@ -215,8 +215,8 @@ SMALL = regard.attend(QUERY, KEY)
         pytest.param(
             lambda: regard.steps(HEADS, 0),
             ValueError,
-            "steps() has a matrix of shape (2, 8, 5, 5); it shows one head.\n"
-            "    Take one of them by its leading axes, for example regard.steps(A[0, 3], query=0).",
+            "matrix has shape (2, 8, 5, 5); steps() shows one head.\n"
+            "    Take one of them by its leading axes, for example A[0, 3].",
             id="several heads",
         ),
         pytest.param(
@@ -246,8 +246,8 @@ SMALL = regard.attend(QUERY, KEY)
         ),
         pytest.param(
             lambda: regard.table(SMALL, "abc"),
-            ValueError,
-            "tokens has a str; the matrix has q_len = 3.\n    Give a list with one token for each.",
+            TypeError,
+            "tokens is a text; it must be tokens.\n    Pass a list of its pieces.",
             id="a text for tokens",
         ),
         pytest.param(

@@ -77,6 +77,12 @@ class Head:
         """The usual name, such as ``L5H3``, with layer and head counted from 0."""
         return f"L{self.layer}H{self.head}"
 
+    @property
+    def letter(self) -> str:
+        """The letter of its kind; upper case if it is clearly of this kind."""
+        kind = next(kind for kind in KINDS if kind.name == self.kind)
+        return kind.letter.upper() if self.score >= kind.strong else kind.letter
+
 
 def kind_of(scores: Mapping[str, float]) -> tuple[Kind, float]:
     """Return the kind of a head with these scores, and the score that decides it.

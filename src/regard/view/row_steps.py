@@ -1,6 +1,6 @@
 """One query step by step, and a small matrix whole, as tables to read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -17,7 +17,6 @@ from regard.errors import (
     check_numbers,
     check_operand,
     check_whole,
-    kind_text,
     shape_text,
 )
 from regard.masks import Mask
@@ -28,9 +27,9 @@ from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 from regard.text.escaping import visible
 from regard.text.tables import Cell, Table
-from regard.text.tokens import Token
+from regard.text.tokens import Token, as_tokens
 
-__all__ = ["RowScores", "Steps", "parts_of", "steps", "table"]
+__all__ = ["RowScores", "Steps", "checked_tokens", "one_head", "parts_of", "steps", "table"]
 
 # What fits beside each other in a terminal, and what a person reads.
 _WIDEST_VALUE = 6
@@ -166,13 +165,13 @@ def steps(
         >>> torch.tensor(regard.steps(A).table["weight"])  # the last is the sum of the others
         tensor([0.2689, 0.7311, 1.0000])
     """
-    check_attention_matrix("A", A)
+    matrix = one_head("steps()", A)
     check_numbers("steps()", A.device)
-    source, mask = _one_head("steps()", A.source, A.mask)
+    source, mask = matrix.source, matrix.mask
     q_len, kv_len = source.shape
     place = check_index_bounds(check_whole("query", query), q_len, 0)
     most = check_count("most", most)
-    names = _names("tokens", tokens, "kv_len", kv_len)
+    names = _names(checked_tokens("tokens", tokens, "kv_len", kv_len))
     value = None if value is None else _checked_value(value, source)
     row = _row(source, mask, place)
     weight = row.scores.weight(row.scores.score)
@@ -233,8 +232,10 @@ def table(
     check_numbers(what, numbers.device)
     if key_tokens is None and q_len == kv_len:
         key_tokens = tokens
-    rows = _names("tokens", tokens, "q_len", q_len) or [str(i) for i in range(q_len)]
-    keys = _names("key_tokens", key_tokens, "kv_len", kv_len) or [str(i) for i in range(kv_len)]
+    queries = checked_tokens("tokens", tokens, "q_len", q_len)
+    keys = _names(checked_tokens("key_tokens", key_tokens, "kv_len", kv_len))
+    rows = _names(queries) or [str(i) for i in range(q_len)]
+    keys = keys or [str(i) for i in range(kv_len)]
     # A name of a column is one of its kind; two equal tokens are told apart by their places.
     heads = [f"{key} ({i})" if keys.count(key) > 1 else key for i, key in enumerate(keys)]
     lists = [_numbers(column) for column in numbers.mT]
@@ -245,38 +246,53 @@ def table(
     return Table({first: rows, **dict(zip(heads, columns, strict=True))})
 
 
-def _one_head(what: str, source: Scores, mask: Mask | None) -> tuple[Scores, Mask | None]:
-    """Return the scores and the mask without leading axes, which must all be 1."""
-    if prod(source.shape[:-2]) != 1:
+def one_head(call: str, matrix: AttentionMatrix) -> AttentionMatrix:
+    """Return a matrix of one head without its leading axes, (q_len, kv_len).
+
+    Args:
+        call: who needs it, for the error.
+        matrix: all its leading axes must be 1.
+
+    Raises:
+        TypeError: it is no AttentionMatrix.
+        ValueError: it has several heads.
+    """
+    check_attention_matrix("matrix", matrix)
+    if prod(matrix.shape[:-2]) != 1:
         raise ValueError(
-            f"{what} has a matrix of shape {shape_text(source.shape)}; it shows one head.\n"
-            "    Take one of them by its leading axes, for example regard.steps(A[0, 3], query=0)."
+            f"matrix has shape {shape_text(matrix.shape)}; {call} shows one head.\n"
+            "    Take one of them by its leading axes, for example A[0, 3]."
         )
-    index = (0,) * (len(source.shape) - 2)
-    if not index:
-        return source, mask
-    narrowed = None if mask is None else mask.map(lambda tensor: _first(tensor, len(index)))
-    return source.select(index), narrowed
+    return matrix[(0,) * (matrix.ndim - 2)]
 
 
-def _first(tensor: Tensor, axes: int) -> Tensor:
-    return tensor[(0,) * axes]
+def checked_tokens(
+    name: str, given: Iterable[Token | str] | None, length_name: str, length: int
+) -> tuple[Token, ...] | None:
+    """Return one token for each position; None stays None.
 
+    Args:
+        name: of the argument, for errors.
+        given: tokens or their texts.
+        length_name: "q_len" or "kv_len", for errors.
+        length: how many there must be.
 
-def _names(
-    what: str, tokens: "Sequence[str | Token] | None", length_name: str, length: int
-) -> list[str] | None:
-    """Return the text of each token, or None if there are no tokens."""
-    if tokens is None:
-        return None
-    if isinstance(tokens, str) or len(tokens) != length:
-        came = kind_text(tokens) if isinstance(tokens, str) else f"{len(tokens)} tokens"
+    Raises:
+        TypeError: it is one text, or has something else than tokens.
+        ValueError: there are too few or too many.
+    """
+    tokens = as_tokens(name, given)
+    if tokens is not None and len(tokens) != length:
         raise ValueError(
-            f"{what} has {came}; the matrix has {length_name} = {length}.\n"
+            f"{name} has {len(tokens)} tokens; the matrix has {length_name} = {length}.\n"
             "    Give a list with one token for each."
         )
-    texts = (token if isinstance(token, str) else token.text for token in tokens)
-    return [text.strip() or text for text in texts]
+    return tokens
+
+
+def _names(tokens: Sequence[Token] | None) -> list[str] | None:
+    """Return the text of each token, or None if there are no tokens."""
+    return None if tokens is None else [token.text.strip() or token.text for token in tokens]
 
 
 def _checked_value(value: object, source: Scores) -> Tensor:

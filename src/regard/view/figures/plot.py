@@ -6,7 +6,8 @@ the axes to ink; it ends at 100 % for every head, so that pictures can be compar
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from operator import itemgetter
+from statistics import fmean
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -15,12 +16,12 @@ from torch import Tensor
 from regard.analysis.head_classes import Trial, classify
 from regard.analysis.head_kinds import KINDS, Head
 from regard.analysis.span_shares import Shares
-from regard.errors import kind_text, shape_text
+from regard.errors import kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Layer
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
-from regard.text.tokens import Token, as_tokens
+from regard.text.tokens import Token
 from regard.view.figures.figure_style import (
     GREY,
     Picture,
@@ -41,6 +42,7 @@ from regard.view.figures.figure_style import (
     write_on,
     write_shares,
 )
+from regard.view.row_steps import checked_tokens, one_head
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +57,6 @@ _LONG = 48
 _NUMBER, _LABEL, _MAP, _MAP_OF_A_HEAD, _SCORE_OF_A_HEAD = 0.36, 0.18, 4.5, 0.5, 0.34
 _LEAST, _BESIDE = 2.3, 1.3
 _FEW = 16
-_LETTERS = {kind.name: kind.letter for kind in KINDS}
 
 
 @torch.no_grad()
@@ -93,14 +94,14 @@ def map(  # noqa: A001 - what every map is called; the namespace tells it from t
         >>> [label.get_text() for label in axes.get_xticklabels()]
         ['Life', 'is', 'short']
     """
-    _check_one_head(matrix)
-    q_len, kv_len = matrix.shape[-2:]
-    queries = _tokens("tokens", tokens, "q_len", q_len)
+    matrix = one_head("plot.map()", matrix)
+    q_len, kv_len = matrix.shape
+    queries = checked_tokens("tokens", tokens, "q_len", q_len)
     shared = tokens if key_tokens is None and q_len == kv_len else key_tokens
-    keys = _tokens("key_tokens", shared, "kv_len", kv_len)
+    keys = checked_tokens("key_tokens", shared, "kv_len", kv_len)
     chosen = _checked_scale(scale, kv_len)
     check_package("plot.map()")
-    weights = matrix.pool(_MOST_CELLS, _MOST_CELLS).reshape(-1, min(kv_len, _MOST_CELLS))
+    weights = matrix.pool(_MOST_CELLS, _MOST_CELLS)
     unit = "share of a query's attention"
     if weights.shape != (q_len, kv_len):
         down, across = _cell(q_len), _cell(kv_len)
@@ -148,8 +149,8 @@ def heads(
     """
     _check_recording("plot.heads()", seen)
     check_package("plot.heads()")
-    grid = _Grid.of(seen.layers)
-    rows, columns = len(grid.layers), len(grid.heads)
+    grid = _Grid(seen.layers)
+    rows, columns = grid.shape
     if score is None:
         found, side, picture = (), _MAP_OF_A_HEAD, _small_maps(seen.layers, grid)
     else:
@@ -159,7 +160,7 @@ def heads(
     draw_cells(ax, picture)
     for head in found:
         row, column = grid.place(head)
-        write_on(ax, row, column, float(picture.weights[row, column]), _letter(head))
+        write_on(ax, row, column, float(picture.weights[row, column]), head.letter)
     for at in (n - 0.5 for n in range(1, rows)):
         ax.axhline(at, color=GREY, linewidth=0.3)
     for at in (n - 0.5 for n in range(1, columns)):
@@ -168,9 +169,7 @@ def heads(
     label_places(ax.yaxis, grid.layers, "layer")
     if found:
         present = {head.kind for head in found}
-        explain_letters(
-            ax, {_LETTERS[kind.name]: kind.name for kind in KINDS if kind.name in present}
-        )
+        explain_letters(ax, {kind.letter: kind.name for kind in KINDS if kind.name in present})
     return ax
 
 
@@ -206,19 +205,21 @@ def entropy(seen: Recording, *, ax: "Axes | None" = None) -> "Axes":
     dots: list[tuple[int, float, str]] = []
     for index, layer in enumerate(seen.layers):
         if layer.name in answers:
-            values = _numbers(_of_each_head(answers[layer.name].mean(-1), layer, 0))
             place = layer.place(index)
-            names = (f"L{place}H{layer.head(head)}" for head in range(len(values)))
-            dots += zip([place] * len(values), values, names, strict=True)
+            values = _of_each_head(answers[layer.name].mean(-1), layer, 0)
+            dots += [
+                (place, float(value), f"L{place}H{layer.head(head)}")
+                for head, value in enumerate(values)
+            ]
     places = sorted({place for place, _, _ in dots})
-    means = [_mean([value for at, value, _ in dots if at == place]) for place in places]
+    means = [fmean(value for at, value, _ in dots if at == place) for place in places]
     ax = axes_of(ax, max(3.2, 0.2 * len(places) + 1.5), 3.0)
     colours = ramp(ax)
     ax.plot(places, means, color=colours(0.4), linewidth=1.5, zorder=1)
     ax.scatter(
         [dot[0] for dot in dots], [dot[1] for dot in dots], s=14, color=colours(0.75), zorder=2
     )
-    for place, value, name in (max(dots, key=_by_value), min(dots, key=_by_value)):
+    for place, value, name in (max(dots, key=itemgetter(1)), min(dots, key=itemgetter(1))):
         write_beside(ax, place, value, name, colours(0.75))
     write_beside(ax, places[-1], means[-1], "mean", colours(0.4))
     keep_quiet(ax)
@@ -277,7 +278,6 @@ def segments(shares: Shares, *, ax: "Axes | None" = None) -> "Axes":
     return ax
 
 
-@dataclass(frozen=True)
 class _Grid:
     """The position of each layer and head in a grid.
 
@@ -287,16 +287,15 @@ class _Grid:
         rows: for each layer of the recording the columns of its heads.
     """
 
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-    rows: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, layers: Sequence[Layer]) -> "_Grid":
+    def __init__(self, layers: Sequence[Layer]) -> None:
         named = [[layer.head(head) for head in range(_num_heads(layer))] for layer in layers]
-        heads = sorted({head for names in named for head in names})
-        rows = tuple(tuple(heads.index(head) for head in names) for names in named)
-        return cls(tuple(layer.place(i) for i, layer in enumerate(layers)), tuple(heads), rows)
+        self.layers = [layer.place(index) for index, layer in enumerate(layers)]
+        self.heads = sorted({head for names in named for head in names})
+        self.rows = [[self.heads.index(head) for head in names] for names in named]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.layers), len(self.heads)
 
     def place(self, head: Head) -> tuple[int, int]:
         """Return the row and the column of a head."""
@@ -320,31 +319,28 @@ def _small_maps(layers: Sequence[Layer], grid: _Grid) -> Picture:
         for column, cells in zip(columns, larger, strict=True):
             whole[side * row : side * (row + 1), side * column : side * (column + 1)] = cells
     keys = max(layer.shape[-1] for layer in layers)
-    shape = len(grid.layers), len(grid.heads)
     scale = _checked_scale(None, keys)
-    return Picture(whole, scale, "share of a query's attention", shape, log_floor(keys))
+    return Picture(whole, scale, "share of a query's attention", grid.shape, log_floor(keys))
 
 
 def _scores(found: Sequence[Head], score: str, grid: _Grid) -> Picture:
     measured = {name for head in found for name in head.scores}
     if score != "kind" and score not in measured:
-        names = ", ".join(repr(name) for name in ("kind", *_LETTERS) if name in {"kind", *measured})
+        names = ", ".join(
+            repr(name)
+            for name in ("kind", *(kind.name for kind in KINDS))
+            if name in {"kind", *measured}
+        )
         raise ValueError(
             f"score is {score!r}; of these heads {names} were measured.\n"
             "    Pass a trial, regard.trials.repeated_tokens(model), for kinds that need one."
         )
-    cells = torch.zeros(len(grid.layers), len(grid.heads), device="cpu")
+    cells = torch.zeros(grid.shape, device="cpu")
     for head in found:
         value = head.score if score == "kind" else head.scores.get(score, 0.0)
         cells[grid.place(head)] = value
     unit = "score of the head's kind" if score == "kind" else f"score as {score} head"
-    return Picture(cells, "linear", unit, (len(grid.layers), len(grid.heads)))
-
-
-def _letter(head: Head) -> str:
-    strong = next(kind.strong for kind in KINDS if kind.name == head.kind)
-    letter = _LETTERS[head.kind]
-    return letter.upper() if head.score >= strong else letter
+    return Picture(cells, "linear", unit, grid.shape)
 
 
 def _of_each_head(answer: Tensor, layer: Layer, axes: int) -> Tensor:
@@ -357,35 +353,11 @@ def _num_heads(layer: Layer) -> int:
     return layer.shape[-3] if len(layer.shape) > 2 else 1
 
 
-def _numbers(tensor: Tensor) -> list[float]:
-    return cast("list[float]", tensor.tolist())
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _by_value(dot: tuple[int, float, str]) -> float:
-    return dot[1]
-
-
 def _length_of(tokens: int) -> float:
     """Inches for an axis: room for numbers, then for labels, while that is a picture, no poster."""
     if tokens > 64:
         return _MAP
     return max(_LEAST, (_NUMBER if tokens <= _FEW else _LABEL) * tokens)
-
-
-def _tokens(
-    name: str, given: Sequence[Token | str] | None, length_name: str, length: int
-) -> tuple[Token, ...] | None:
-    tokens = as_tokens(name, given)
-    if tokens is not None and len(tokens) != length:
-        raise ValueError(
-            f"{name} has {len(tokens)} tokens; the matrix has {length_name} = {length}.\n"
-            "    Give a list with one token for each."
-        )
-    return tokens
 
 
 def _checked_scale(scale: Scale | None, keys: int) -> Scale:
@@ -395,20 +367,6 @@ def _checked_scale(scale: Scale | None, keys: int) -> Scale:
             "    Leave it out for linear up to 48 keys and log beyond."
         )
     return scale or ("log" if keys > _LONG else "linear")
-
-
-def _check_one_head(matrix: object) -> None:
-    if not isinstance(matrix, AttentionMatrix):
-        raise TypeError(
-            f"matrix is {kind_text(matrix)}; plot.map() draws an AttentionMatrix.\n"
-            "    Use regard.AttentionMatrix.from_weights(weights) for weights from elsewhere, or a "
-            "layer and head of a recording, seen[0][0, 3]."
-        )
-    if matrix.shape[:-2].numel() != 1:
-        raise ValueError(
-            f"matrix has shape {shape_text(matrix.shape)}; plot.map() draws one head.\n"
-            "    Take one of them by its leading axes, for example A[0, 3]."
-        )
 
 
 def _check_recording(call: str, seen: object) -> None:

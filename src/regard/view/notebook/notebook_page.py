@@ -4,21 +4,26 @@ Either way it stands in a frame of its own that may run its script and nothing e
 the notebook, and no style of the one changes the other.
 """
 
+import os
 import sys
 from collections.abc import Iterable
 from html import escape
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from regard.errors import check_numbers, kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.notebook_hook import register_notebook_view
+from regard.recording.file_reader import load
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.text.tokens import Token
 from regard.view.export.page_file import page_text, write_page
 from regard.view.notebook.page_frame import framed
-from regard.view.showable import Showable, as_recording
 
 __all__ = ["bundle", "is_notebook", "show"]
 
@@ -35,7 +40,7 @@ _WITHOUT_ANYWIDGET = (
 
 
 def show(
-    x: Showable,
+    x: Recording | AttentionMatrix | Tensor | str | os.PathLike[str],
     tokens: Iterable[Token | str] | None = None,
     key_tokens: Iterable[Token | str] | None = None,
 ) -> None:
@@ -65,7 +70,7 @@ def show(
         >>> regard.show(weights, tokens=["Life", " is"])
         The page is in file:///...attention.html
     """
-    seen = as_recording(x, tokens, key_tokens)
+    seen = _as_recording(x, tokens, key_tokens)
     if is_notebook():
         import_module("IPython.display").display(_drawn(seen), raw=True)
         return
@@ -84,7 +89,7 @@ def bundle(x: Recording | AttentionMatrix) -> dict[str, Any]:
     """
     if not is_notebook():
         return {}
-    seen = as_recording(x)
+    seen = _as_recording(x)
     whole = seen.part([layer.name for layer in seen.layers if layer.matrix is not None])
     return _drawn(whole) | {"text/plain": repr(x)} if whole else {}
 
@@ -92,6 +97,29 @@ def bundle(x: Recording | AttentionMatrix) -> dict[str, Any]:
 def is_notebook() -> bool:
     """Return True if a Jupyter kernel runs this, so that cells show more than text."""
     return "ipykernel" in sys.modules and import_module("IPython").get_ipython() is not None
+
+
+def _as_recording(
+    x: Recording | AttentionMatrix | Tensor | str | os.PathLike[str],
+    tokens: Iterable[Token | str] | None = None,
+    key_tokens: Iterable[Token | str] | None = None,
+) -> Recording:
+    """Return x itself, a loaded file, or a recording of one layer."""
+    if isinstance(x, str | os.PathLike):
+        x = load(Path(x))
+    if isinstance(x, Tensor):
+        x = AttentionMatrix.from_weights(x)
+    if isinstance(x, AttentionMatrix):
+        check_numbers("x", x.device)
+        return Recording({"attention": x}, query_tokens=tokens, key_tokens=key_tokens)
+    if not isinstance(x, Recording):
+        raise TypeError(
+            f"x is {kind_text(x)}; it must be a recording or its path, an AttentionMatrix, or a "
+            "tensor of weights.\n    Use torch.as_tensor(x) for an array of weights."
+        )
+    if tokens is None and key_tokens is None:
+        return x
+    return x.with_tokens((x.query_tokens or ()) if tokens is None else tokens, key_tokens)
 
 
 def _drawn(seen: Recording) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """The page in a notebook, asking the kernel for what it shows: for recordings of any size.
 
-Answers are computed on threads beside the kernel's own, so that a cell can run meanwhile; questions
-reach them between cells.
+A question of the page is ``{"id": 7, "kind": "row", "layer": 0, "head": 3, ...}``. Its answer has
+the same id, what has a structure as JSON, and numbers as bytes beside it; or ``error``, one
+sentence. Answers are computed on threads beside the kernel's own, so that a cell can run meanwhile;
+questions reach them between cells.
 """
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -12,16 +15,18 @@ import anywidget
 import traitlets
 
 from regard.recording.recording import Recording
-from regard.view.export.page_template import bundled
-from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed, notebook_pages
-from regard.view.notebook.widget_messages import reply
-from regard.view.tiles.page_answers import Answers
-from regard.view.tiles.page_questions import QUESTIONS, Threads
+from regard.view.export.page_template import bundled, filled_template, json_block
+from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed
+from regard.view.tiles.manifest import first_sequence, live_layers, manifest, small_map
+from regard.view.tiles.packing import memory
+from regard.view.tiles.page_answers import Answers, Gone, Wanted
+from regard.view.tiles.page_questions import QUESTIONS, WRONG, Threads
 
-__all__ = ["PageWidget", "view"]
+__all__ = ["PageWidget", "reply", "view"]
 
 _MIB = 2**20
 _MOST_WAITING = 1000
+_MOST_WEIGHTS = 2**28  # whose small maps take a few seconds
 
 
 class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass]
@@ -47,7 +52,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
         self._answers = Answers(seen, limit=128 * _MIB)
         self._threads = Threads()
         self._waiting: set[str] = set()
-        live, self.still = notebook_pages(seen, title)
+        live, self.still = _pages(seen, title)
         super().__init__(page=live, title=title)
         self.on_msg(self.take)
 
@@ -89,3 +94,53 @@ def view(seen: Recording, title: str) -> dict[str, Any]:
     widget: Any = PageWidget(seen, title)
     media = widget._repr_mimebundle_()[0]
     return media if widget.still is None else media | {"text/html": framed(widget.still, title)}
+
+
+def reply(
+    answers: Answers, question: Mapping[str, Any], wanted: Wanted
+) -> tuple[dict[str, Any], list[bytes]] | None:
+    """Return the answer to one message, or None if it was cancelled.
+
+    Args:
+        answers: of the recording.
+        question: as the page sent it, which may be anything.
+        wanted: asked now and then.
+    """
+    name, kind = {"id": question.get("id")}, question.get("kind")
+    if not isinstance(kind, str) or kind not in QUESTIONS:
+        return {**name, "error": f"kind is {kind!r}; nothing of that kind is known."}, []
+    parameters = {
+        str(key): _text(value) for key, value in question.items() if key not in ("id", "kind")
+    }
+    try:
+        answer = QUESTIONS[kind].answer(answers, parameters, wanted)
+    except Gone:
+        return None
+    except WRONG as error:
+        return {**name, "error": str(error).partition("\n")[0]}, []
+    return {**name, **answer.content}, [memory(array) for array in answer.arrays]
+
+
+def _text(value: object) -> str:
+    """Return a value of a message as text in an address."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _pages(seen: Recording, title: str) -> tuple[str, str | None]:
+    """Return the page that asks the kernel, and the one with small maps alone, if they are fast."""
+
+    def page() -> str:
+        first = manifest(seen, layers, title=title)
+        return "".join(filled_template([json_block("recording", first)]))
+
+    layers = live_layers(seen)
+    if sum(seen[layer.name].shape.numel() for layer in layers) > _MOST_WEIGHTS:
+        return page(), None
+    for layer in layers:
+        layer.overview = small_map(first_sequence(seen[layer.name]))
+    live = page()
+    for layer in layers:
+        layer.kind = "map"
+    return live, page()

@@ -98,7 +98,8 @@ def overview(heads: Sequence[Head], width: int) -> list[Text]:
     margin = len(f"layer {len(layers) - 1}") + 2
     cell = next((n for n in (4, 3, 2) if widest * n <= width - margin), 1)
     fitting = (width - margin) // cell
-    lines = hanging(Text().append("What the heads do", "bold").append("   "), _scale(cell), width)
+    scale = "" if cell == 1 else "the bar: ▁ attention spread evenly, █ all on one token"
+    lines = hanging(Text().append("What the heads do", "bold").append("   "), scale, width)
     lines.append(Text(""))
     for start in range(0, widest, fitting):
         part = range(start, min(start + fitting, widest))
@@ -112,10 +113,6 @@ def overview(heads: Sequence[Head], width: int) -> list[Text]:
     return lines + _legend(heads, width)
 
 
-def _scale(cell: int) -> str:
-    return "" if cell == 1 else "the bar: ▁ attention spread evenly, █ all on one token"
-
-
 def _numbers(part: range, cell: int, margin: int) -> str:
     step = 1 if cell > 2 else 5
     marks = [str(head).ljust(cell * step) for head in part if head % step == 0]
@@ -124,10 +121,8 @@ def _numbers(part: range, cell: int, margin: int) -> str:
 
 
 def _cell(line: Text, head: Head, cell: int) -> None:
-    kind = next(kind for kind in KINDS if kind.name == head.kind)
-    letter = kind.letter.upper() if head.score >= kind.strong else kind.letter
-    colour = _COLOURS[kind.name]
-    line.append(letter, f"bold {colour}" if letter.isupper() else colour)
+    colour = _COLOURS[head.kind]
+    line.append(head.letter, f"bold {colour}" if head.letter.isupper() else colour)
     if cell > 1:
         focus = 1 - head.scores["uniform"]
         line.append(_HEIGHTS[max(1, min(8, round(8 * focus)))], colour)

@@ -14,6 +14,7 @@ from regard.recording.layers import Layer
 from regard.recording.recording import Recording
 from regard.reductions.products import Window
 from regard.text.tokens import Token
+from regard.view.tiles.manifest import first_sequence
 
 __all__ = ["Row", "Selection", "Share", "Summary", "summarise"]
 
@@ -137,13 +138,13 @@ def summarise(
     for block in _mean_rows(matrices):
         rows += _rows(block, len(rows), sinks, top)
         tell(len(recording.layers) + len(rows))
-    count = sum(_num_heads(matrix) for matrix in matrices)
+    count = sum(matrix.shape[0] for matrix in matrices)
     names = tuple(recording.shapes)
     return Summary(recording.model, tokens, names, selection, count, sinks, tuple(rows), heads)
 
 
 def _one_text(layer: Layer) -> AttentionMatrix:
-    """Return a layer as a matrix of shape (num_heads, q_len, kv_len), or without heads as it is."""
+    """Return a layer as a matrix of shape (num_heads, q_len, kv_len)."""
     matrix, name = layer.whole(), layer.name
     if any(n != 1 for n in matrix.shape[:-3]):
         raise ValueError(
@@ -154,7 +155,7 @@ def _one_text(layer: Layer) -> AttentionMatrix:
             f"layer {name!r} has q_len {matrix.shape[-2]} and kv_len {matrix.shape[-1]}; "
             "what is looked at is a text that attends to itself."
         )
-    return matrix[(0,) * (matrix.ndim - 3)] if matrix.ndim > 3 else matrix
+    return first_sequence(matrix)
 
 
 def _selected(recording: Recording, selection: Selection) -> list[AttentionMatrix]:
@@ -163,31 +164,18 @@ def _selected(recording: Recording, selection: Selection) -> list[AttentionMatri
     matrices = [_one_text(layer) for layer in recording.layers]
     if layer is None:
         return matrices
-    if not 0 <= layer < len(matrices):
-        raise ValueError(
-            f"layer is {layer}; {_who(recording)} has layers {_places(len(matrices))}."
-        )
-    matrix = matrices[layer]
+    model = recording.model or "this recording"
+    matrix = matrices[_checked("layer", layer, len(matrices), model)]
     if head is None:
         return [matrix]
-    if not 0 <= head < _num_heads(matrix):
-        raise ValueError(
-            f"head is {head}; layer {layer} of {_who(recording)} has heads "
-            f"{_places(_num_heads(matrix))}."
-        )
-    return [matrix if matrix.ndim == 2 else matrix[head : head + 1]]
+    place = _checked("head", head, matrix.shape[0], f"layer {layer} of {model}")
+    return [matrix[place : place + 1]]
 
 
-def _who(recording: Recording) -> str:
-    return recording.model or "this recording"
-
-
-def _places(count: int) -> str:
-    return f"0 to {count - 1}"
-
-
-def _num_heads(matrix: AttentionMatrix) -> int:
-    return 1 if matrix.ndim == 2 else matrix.shape[0]
+def _checked(name: str, place: int, count: int, owner: str) -> int:
+    if not 0 <= place < count:
+        raise ValueError(f"{name} is {place}; {owner} has {name}s 0 to {count - 1}.")
+    return place
 
 
 def _sinks(tokens: Sequence[Token], heads: Sequence[Head]) -> tuple[int, ...]:
@@ -200,15 +188,14 @@ def _sinks(tokens: Sequence[Token], heads: Sequence[Head]) -> tuple[int, ...]:
 
 def _mean_rows(matrices: Sequence[AttentionMatrix]) -> Iterator[Tensor]:
     """Blocks of rows of the mean over all heads, (rows, kv_len); never all of it at once."""
-    count = sum(_num_heads(matrix) for matrix in matrices)
+    count = sum(matrix.shape[0] for matrix in matrices)
     q_len, kv_len = matrices[0].shape[-2:]
-    step = max(1, _WEIGHTS_AT_ONCE // (kv_len * max(_num_heads(m) for m in matrices)))
+    step = max(1, _WEIGHTS_AT_ONCE // (kv_len * max(matrix.shape[0] for matrix in matrices)))
     for start in range(0, q_len, step):
         window = Window(range(start, min(start + step, q_len)), range(kv_len))
         total = torch.zeros(len(window.at_rows), kv_len, device="cpu")
         for matrix in matrices:
-            weights: Tensor = matrix.reduce(window)
-            total += weights.reshape(-1, *total.shape).sum(0).cpu()
+            total += matrix.reduce(window).sum(0).cpu()
         yield total / count
 
 

@@ -16,7 +16,7 @@ from regard.errors import count_text
 from regard.text.escaping import visible
 from regard.text.token_labels import SUBSCRIPTS, labels
 from regard.view.terminal.head_grid import overview, standing_out
-from regard.view.terminal.summary import Row, Share, Summary
+from regard.view.terminal.summary import Row, Summary
 from regard.view.terminal.terminal_lines import QUIET, fitted, hanging
 
 __all__ = ["TerminalView"]
@@ -102,7 +102,7 @@ def _rows(summary: Summary, most_rows: int, width: int) -> list[Text]:
     lines = hanging(title, _whose(summary), width)
     for sentence in _remarks(summary, shown, names):
         lines += hanging(Text(), sentence, width)
-    table = _Table.fitted(summary, shown, names, width)
+    table = _Table(summary, shown, names, width)
     lines += [Text(""), table.head()]
     for row in shown:
         lines += table.row(row)
@@ -152,57 +152,43 @@ def _interesting(summary: Summary, most_rows: int) -> list[Row]:
     return sorted(best, key=lambda row: row.token)
 
 
-@dataclass(frozen=True)
 class _Table:
-    """Widths in cells, fitted once for all rows."""
+    """The rows of the tokens, with the widths of their columns in cells.
 
-    summary: Summary
-    names: list[str]
-    label: int
-    sink_bar: int
-    word: int
-    percent: int
-    bar: int
-    across: int
-    longest_bar: float
+    As many tokens stand side by side as were asked for, if their words stay readable.
+    """
 
-    @classmethod
-    def fitted(cls, summary: Summary, shown: list[Row], names: list[str], width: int) -> "_Table":
-        """As many tokens side by side as were asked for, if the words stay readable."""
-        label = min(max(cell_len(names[row.token]) for row in shown), max(10, width // 6))
+    def __init__(self, summary: Summary, shown: list[Row], names: list[str], width: int) -> None:
+        self.sinks, self.names = summary.sinks, names
+        self.label = min(max(cell_len(names[row.token]) for row in shown), max(10, width // 6))
         shares = [share for row in shown for share in row.top_text]
         longest = max((cell_len(names[share.token]) for share in shares), default=1)
-        most = max((share.share for share in shares), default=1.0)
-        across = max(len(row.top_text) for row in shown) or 1
-        percent = 5 if most >= 0.995 else 4
-        for bar, sink_bar, least in (
-            (10, 6, 9),
-            (8, 6, 9),
-            (6, 6, 9),
-            (4, 4, 9),
-            (2, 4, 9),
-            (0, 0, 7),
-        ):
-            left = width - label - 2 - cls._sink_cells(summary, sink_bar)
-            gaps = 1 + percent + (bar + 1 if bar else 0) + 2
-            word = min(longest, 14, (left + 2) // across - gaps)
-            if word >= min(longest, least):
-                return cls(summary, names, label, sink_bar, word, percent, bar, across, most)
-        left = width - label - 2 - cls._sink_cells(summary, 0)
-        word = min(longest, 10)
-        across = max(1, (left + 2) // (word + percent + 3))
-        return cls(summary, names, label, 0, word, percent, 0, across, most)
+        self.longest_bar = max((share.share for share in shares), default=1.0)
+        self.across = max(len(row.top_text) for row in shown) or 1
+        self.percent = 5 if self.longest_bar >= 0.995 else 4
+        self.bar = left = 0
+        for self.bar in (10, 8, 6, 4, 2, 0):
+            left = width - self.label - self._sink_cells()  # with the gap of two after each entry
+            gaps = 1 + self.percent + (self.bar + 1 if self.bar else 0) + 2
+            self.word = min(longest, 14, left // self.across - gaps)
+            if self.word >= min(longest, 9 if self.bar else 7):
+                return
+        self.word = min(longest, 10)
+        self.across = max(1, left // (self.word + self.percent + 3))
 
-    @staticmethod
-    def _sink_cells(summary: Summary, bar: int) -> int:
-        return 0 if not summary.sinks else 5 + (bar + 1 if bar else 0) + 3
+    @property
+    def sink_bar(self) -> int:
+        return 6 if self.bar >= 6 else 4 if self.bar else 0
+
+    def _sink_cells(self) -> int:
+        return 0 if not self.sinks else 5 + (self.sink_bar + 1 if self.sink_bar else 0) + 3
 
     def head(self) -> Text:
         """Return the header of the columns."""
         line = Text(" " * (self.label + 2), QUIET)
-        if self.summary.sinks:
-            cells = self._sink_cells(self.summary, self.sink_bar)
-            who = " ".join(self.names[place] for place in self.summary.sinks)
+        if self.sinks:
+            cells = self._sink_cells()
+            who = " ".join(self.names[place] for place in self.sinks)
             line.append(fitted(who if len(who) <= cells - 3 else "sinks", cells), QUIET)
         line.append("looks most at", QUIET)
         if self.bar:
@@ -211,10 +197,10 @@ class _Table:
 
     def row(self, row: Row) -> list[Text]:
         """One token; a second line where not all fit beside each other."""
-        is_sink = row.token in self.summary.sinks
+        is_sink = row.token in self.sinks
         line = Text().append(fitted(self.names[row.token], self.label), QUIET if is_sink else "")
         line.append("  ")
-        if self.summary.sinks:
+        if self.sinks:
             line.append(_percent(row.on_sinks))
             if self.sink_bar:
                 line.append(" ").append(_bar(row.on_sinks, self.sink_bar), QUIET)
@@ -226,15 +212,12 @@ class _Table:
         for place, share in enumerate(row.top_text):
             if place and place % self.across == 0:
                 lines.append(Text(" " * margin))
-            self._entry(lines[-1], share)
+            lines[-1].append(fitted(self.names[share.token], self.word) + " ")
+            lines[-1].append(_percent(share.share)[-self.percent :])
+            if self.bar:
+                lines[-1].append(" ").append(_bar(share.share / self.longest_bar, self.bar), _BAR)
+            lines[-1].append("  ")
         return lines
-
-    def _entry(self, line: Text, share: Share) -> None:
-        line.append(fitted(self.names[share.token], self.word) + " ")
-        line.append(_percent(share.share)[-self.percent :])
-        if self.bar:
-            line.append(" ").append(_bar(share.share / self.longest_bar, self.bar), _BAR)
-        line.append("  ")
 
 
 # Words, numbers, bars
