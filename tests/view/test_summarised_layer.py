@@ -15,9 +15,10 @@ from pages import Blocks, blocks_of, layers_of, numbers_of, unpacked
 from regard.view.export import complete_layer as whole
 from regard.view.export.page_file import write_page
 from regard.view.export.summarised_layer import (
-    BlockMeans,
+    SummarisedLayer,
+    block_means,
     block_of,
-    embed_block_means,
+    block_sums,
     levels_of,
     most_bytes,
 )
@@ -50,9 +51,14 @@ def aligned_means(weights: Tensor, size: int) -> Tensor:
 
 
 def summarised(matrix: regard.AttentionMatrix) -> tuple[PageLayer, dict[str, str]]:
-    layer = PageLayer("layer", *matrix.shape)
-    means = matrix.reduce(BlockMeans(block_of(matrix.shape)))
-    return layer, embed_block_means(layer, matrix, means)
+    summarised = SummarisedLayer(PageLayer("layer", *matrix.shape), matrix)
+    block = summarised.finished([matrix.reduce(*summarised.questions)], 0)
+    return summarised.layer, block
+
+
+def means_of(matrix: regard.AttentionMatrix, size: int) -> Tensor:
+    question = block_sums(matrix.shape, size)
+    return block_means(question, matrix.reduce(question))
 
 
 def read(levels: Tensor, maximum: float, octaves: float) -> Tensor:
@@ -71,7 +77,7 @@ def means_in(layer: PageLayer, block: dict[str, str]) -> Tensor:
 @pytest.mark.parametrize("mask", [pytest.param(mask, id=name) for name, mask in MASKS.items()])
 def test_block_means_are_aligned_to_the_first_token(mask: regard.Mask | None, size: int) -> None:
     matrix = matrix_of(mask)
-    found = matrix.reduce(BlockMeans(size))
+    found = means_of(matrix, size)
     expected = aligned_means(matrix.to_dense(), size)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)
 
@@ -79,7 +85,7 @@ def test_block_means_are_aligned_to_the_first_token(mask: regard.Mask | None, si
 def test_block_means_of_fewer_queries_than_keys_stop_at_both_edges() -> None:
     torch.manual_seed(1)
     matrix = regard.attend(torch.randn(3, 5, 4), torch.randn(3, 13, 4), mask=regard.Causal())
-    found = matrix.reduce(BlockMeans(4))
+    found = means_of(matrix, 4)
     expected = aligned_means(matrix.to_dense(), 4)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)
 

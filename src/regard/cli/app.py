@@ -78,23 +78,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 # Validators speak of inputs; a person gave an option.
-_VALIDATORS = (
-    (re.compile(r"Input should be (less|greater) than or equal to (\S+)"), "must be {} {}"),
-    (re.compile(r"Input should be a valid (\w+).*"), "must be {0}"),
-)
-_WORDS = {"less": "at most", "greater": "at least", "integer": "a whole number"}
+_PLAIN = {
+    r"Input should be less than or equal to": "must be at most",
+    r"Input should be greater than or equal to": "must be at least",
+    r"Input should be a valid integer.*": "must be a whole number",
+    r"Input should be a valid (\w+).*": r"must be \1",
+}
 
 
 def _usage(error: typer.TyperException) -> str:
     """Return the message of a wrong call, with the command whose help has the answer."""
     message = error.format_message()
-    for pattern, words in _VALIDATORS:
-        message = pattern.sub(
-            lambda found, words=words: words.format(
-                *(_WORDS.get(part, part) for part in found.groups())
-            ),
-            message,
-        )
+    for pattern, words in _PLAIN.items():
+        message = re.sub(pattern, words, message)
     context = getattr(error, "ctx", None)
     command = "regard" if context is None else context.command_path
     return f"{message}\n    {command} --help says what there is."

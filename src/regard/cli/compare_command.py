@@ -127,7 +127,9 @@ def _differences(one: Recording, two: Recording) -> dict[tuple[int, int], float]
     found: dict[tuple[int, int], float] = {}
     for place, (mine, theirs) in enumerate(zip(one.layers, two.layers, strict=True)):
         rows = js(mine.whole(), theirs.whole()) / math.log(2)  # (..., num_heads, q_len)
-        means: Tensor = torch.atleast_2d(rows.double().mean(-1))  # also without an axis of heads
+        means = cast(
+            Tensor, torch.atleast_2d(rows.double().mean(-1))
+        )  # also without an axis of heads
         heads = cast(list[float], means.flatten(0, -2).mean(0).tolist())
         found |= {(place, head): share for head, share in enumerate(heads)}
     return found

@@ -81,11 +81,7 @@ def _read(lesson: Lesson, console: Console) -> None:
 
 
 def parts(step: str) -> Iterator[Markdown | Padding]:
-    """Yield a step for the terminal: its text, its code, and its outputs with coloured weights.
-
-    Args:
-        step: in Markdown.
-    """
+    """Yield a step for the terminal: its text, its code, and its outputs with coloured weights."""
     done = 0
     for block in _OUTPUT.finditer(step):
         if step[done : block.start()].strip():

@@ -175,11 +175,7 @@ class RecordOptions(TextOptions):
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the fields of its options as options of the command line.
-
-    Args:
-        command: its first parameter is annotated with a dataclass of options.
-    """
+    """Give a command the fields of its options as options of the command line."""
     first, *others = inspect.signature(command).parameters.values()
     group, kind = first.annotation, inspect.Parameter.KEYWORD_ONLY
     hints = get_type_hints(group, include_extras=True)
@@ -202,12 +198,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def open_recording(run: Path) -> Recording:
-    """Load the recording of a file, which must have at least one layer.
-
-    Raises:
-        OSError: there is no such file, or no right to read it.
-        RegardError: it is no recording, or one without layers.
-    """
+    """Load the recording of a file, which must have at least one layer."""
     if not run.is_dir():
         run.open("rb").close()
     seen = load(run)
@@ -217,16 +208,7 @@ def open_recording(run: Path) -> Recording:
 
 
 def parse_named(option: str, written: str, form: str) -> tuple[str, str]:
-    """Split ``name=what``.
-
-    Args:
-        option: its name, for the error.
-        written: as in a shell.
-        form: what must be written, for the error.
-
-    Raises:
-        ValueError: a part is missing.
-    """
+    """Split ``name=what``."""
     name, equals, what = written.partition("=")
     if not (name and equals and what):
         raise ValueError(
@@ -238,13 +220,6 @@ def parse_named(option: str, written: str, form: str) -> tuple[str, str]:
 
 def parse_positions(option: str, written: str | None) -> list[int] | None:
     """Return the positions that an option names.
-
-    Args:
-        option: its name, for the error.
-        written: as in a shell; None stays None.
-
-    Raises:
-        ValueError: it is not a list of positions.
 
     Example:
         >>> from regard.cli.options import parse_positions

@@ -15,14 +15,7 @@ __all__ = ["check_output", "page_line", "show_page", "write_json"]
 
 
 def check_output(path: Path) -> None:
-    """Refuse a path that cannot be written before any work is done for it.
-
-    Args:
-        path: the file that will be written.
-
-    Raises:
-        ValueError: a folder, something that is no ordinary file, or no right to write there.
-    """
+    """Refuse a path that cannot be written before any work is done for it."""
     reason = None
     if path.is_dir():
         reason = "it is a folder"

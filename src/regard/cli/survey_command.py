@@ -73,7 +73,6 @@ def survey(
         report(f"loading {model}")
         pretrained = Pretrained.load(model, device=device, dtype=dtype)
         report(f"checking {corpus}")
-        rate = _Rate(report)
         found = survey_corpus(
             pretrained,
             corpus,
@@ -81,7 +80,7 @@ def survey(
             column=column,
             parts=named,
             max_tokens=max_tokens,
-            progress=rate.report,
+            progress=_with_rate(report),
         )
     files, rows = len(found.files), found.count_rows()
     if as_json:
@@ -91,22 +90,20 @@ def survey(
         sys.stdout.write(f"{name}   {rows:,} rows in {count_text(files, 'Parquet file')}\n")
 
 
-class _Rate:
-    """Progress with texts per second and the time that is left."""
+def _with_rate(report: Callable[..., None]) -> Callable[[int, int], None]:
+    """Return a function that reports finished texts, texts per second and the time that is left."""
+    begin: tuple[float, int] | None = None
 
-    def __init__(self, report: Callable[..., None]) -> None:
-        self._report = report
-        self._begin: tuple[float, int] | None = None
-
-    def report(self, done: int, total: int) -> None:
-        """Report that so many texts are finished."""
+    def report_rate(done: int, total: int) -> None:
+        nonlocal begin
         now = monotonic()
-        if self._begin is None:  # finished before, or in the first batch, which is slower
-            self._begin = now, done
-        begin, before = self._begin
+        begin = begin or (now, done)  # finished before, or in the first batch, which is slower
+        start, before = begin
         what = f"{done:,} of {total:,} texts"
         if done > before:
-            rate = (done - before) / (now - begin)
+            rate = (done - before) / (now - start)
             left = timedelta(seconds=round((total - done) / rate))
             what += f", {rate:.3g} a second, {left} left"
-        self._report(what, done, total)
+        report(what, done, total)
+
+    return report_rate

@@ -247,16 +247,7 @@ def table(
 
 
 def one_head(call: str, matrix: AttentionMatrix) -> AttentionMatrix:
-    """Return a matrix of one head without its leading axes, (q_len, kv_len).
-
-    Args:
-        call: who needs it, for the error.
-        matrix: all its leading axes must be 1.
-
-    Raises:
-        TypeError: it is no AttentionMatrix.
-        ValueError: it has several heads.
-    """
+    """Return a matrix of one head without its leading axes, (q_len, kv_len)."""
     check_attention_matrix("matrix", matrix)
     if prod(matrix.shape[:-2]) != 1:
         raise ValueError(
@@ -269,18 +260,7 @@ def one_head(call: str, matrix: AttentionMatrix) -> AttentionMatrix:
 def checked_tokens(
     name: str, given: Iterable[Token | str] | None, length_name: str, length: int
 ) -> tuple[Token, ...] | None:
-    """Return one token for each position; None stays None.
-
-    Args:
-        name: of the argument, for errors.
-        given: tokens or their texts.
-        length_name: "q_len" or "kv_len", for errors.
-        length: how many there must be.
-
-    Raises:
-        TypeError: it is one text, or has something else than tokens.
-        ValueError: there are too few or too many.
-    """
+    """Return one token for each position; None stays None."""
     tokens = as_tokens(name, given)
     if tokens is not None and len(tokens) != length:
         raise ValueError(

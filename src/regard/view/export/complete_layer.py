@@ -3,35 +3,24 @@
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import replace
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.reduction import Reduction
-from regard.reductions.sums import Pool
+from regard.reductions.sums import Segments
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
-from regard.view.export.summarised_layer import BlockMeans
-from regard.view.tiles.manifest import SMALL, PageLayer
+from regard.view.export.summarised_layer import block_means, block_sums
+from regard.view.tiles.manifest import PageLayer
 from regard.view.tiles.mask_intervals import IRREGULAR, intervals
 from regard.view.tiles.packing import packed
 from regard.view.tiles.row_normalizers import RowNormalizers
 
-__all__ = [
-    "Block",
-    "Stored",
-    "Whole",
-    "embed",
-    "embed_means",
-    "embed_row_normalizers",
-    "embed_value",
-    "fits_never",
-    "least_size",
-    "questions_of_whole",
-]
+__all__ = ["Block", "CompleteLayer", "Stored", "fits_never", "least_size", "size_of"]
 
 MOST_WEIGHTS = 2**25  # a layer that can only be held as weights is held in memory on the way
 SAMPLED_ROWS = 32
@@ -47,31 +36,105 @@ Stored: TypeAlias = Literal["float32", "float24", "float16"]
 BYTES: dict[Stored, int] = {"float32": 4, "float24": 3, "float16": 2}
 
 
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """A layer that is held in full.
+class CompleteLayer:
+    """A layer of which the page holds query and key, or where they cannot tell it, all weights.
+
+    Args:
+        layer: what the page is told of it so far.
+        matrix: (num_heads, q_len, kv_len), one that fits.
+        stored: how its numbers are stored.
+        aside: the keys that are set aside where sinks are hidden.
 
     Attributes:
+        layer: what the page is told of it, its numbers included.
         block: its query and key, or its weights, and the keys that each row may attend to.
         shown: the matrix that the page computes from them; of weights the one they are from.
-        size: the number of bytes it takes at most, those of its rows' normalizers included.
+        questions: the reductions whose answers ``finished`` needs.
     """
 
-    block: Block
-    shown: AttentionMatrix
+    def __init__(
+        self, layer: PageLayer, matrix: AttentionMatrix, stored: Stored, aside: Sequence[int]
+    ) -> None:
+        self.layer = replace(layer, dtype=stored)
+        self.block: Block = {}
+        self.questions: list[Reduction] = []
+        spans = intervals(matrix)
+        if isinstance(spans, Tensor):
+            self.layer.span_heads = spans.shape[0]
+            self.block["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
+        if (
+            isinstance(matrix.source, QueryKeyScores)
+            and _is_plain(matrix)
+            and spans is not IRREGULAR
+        ):
+            self.shown = self._embed_query_key(matrix, matrix.source)
+            self.questions.append(RowNormalizers(tuple(aside)))
+            if max(layer.q_len, layer.kv_len) > 128 * MEANS:
+                self.questions.append(block_sums(matrix.shape, MEANS))
+        else:  # the page sums each row itself
+            self.shown = matrix
+            self.layer.kind = "weights"
+            self.layer.deviation = {"float32": 0.0, "float24": 2**-17, "float16": 2**-12}[stored]
+            weights = _rounded(_all_weights(matrix), stored)
+            self.block["weights"] = packed(weights, zlib.Z_DEFAULT_STRATEGY, BYTES[stored])
+
+    def _embed_query_key(self, matrix: AttentionMatrix, source: QueryKeyScores) -> AttentionMatrix:
+        layer, stored = self.layer, self.layer.dtype
+        layer.kind = "query-key"
+        query, layer.query_unit = _in_units(source.query, stored)
+        key, layer.key_unit = _in_units(source.key, stored)
+        layer.num_kv_heads, layer.head_dim = key.shape[-3], key.shape[-1]
+        layer.scale = source.scale * layer.query_unit * layer.key_unit
+        # In float32 a large score is rounded by more than a weight may be off. Of numbers that are
+        # stored in fewer bits that does not matter: these bits are a larger part of each score.
+        wide = torch.float64 if stored == "float32" else torch.float32
+        scores = QueryKeyScores(query.to(wide), key.to(wide), layer.scale)
+        shown = AttentionMatrix(scores, matrix.mask)
+        if stored != "float32":
+            layer.deviation = _deviation(matrix, shown)
+        # Query and key look like noise: searching them for repetitions finds none and takes long.
+        self.block["query"] = packed(query, zlib.Z_HUFFMAN_ONLY, BYTES[stored])
+        self.block["key"] = packed(key, zlib.Z_HUFFMAN_ONLY, BYTES[stored])
+        return shown
 
     @property
     def size(self) -> int:
+        """The number of bytes it takes at most, those of its rows' normalizers included."""
         raw = 16 * math.prod(self.shown.shape[:-1]) if "query" in self.block else 0
-        return sum(map(len, self.block.values())) + (raw + raw // 1000 + 192) * 4 // 3
+        return size_of(self.block) + (raw + raw // 1000 + 192) * 4 // 3
+
+    def finished(self, answers: Sequence[Tensor], room: int) -> Block:
+        """Return all numbers of the layer; those of the means of blocks where there is room."""
+        block = dict(self.block)
+        if answers:
+            block["rows"] = _packed_rows(answers[0])
+        if len(answers) > 1:
+            means = _rounded(block_means(cast(Segments, self.questions[1]), answers[1]), "float24")
+            text = packed(means, zlib.Z_DEFAULT_STRATEGY, BYTES["float24"])
+            if size_of(block) + len(text) <= room:
+                self.layer.block = MEANS
+                block["means"] = text
+        return block
+
+    def value_block(self, value: Tensor, room: int) -> Block:
+        """Return the value of the layer, (num_kv_heads, kv_len, value_dim), where there is room."""
+        stored = self.layer.dtype
+        rounded, unit = _in_units(value, stored)
+        block = {"value": packed(rounded, zlib.Z_HUFFMAN_ONLY, BYTES[stored])}
+        if size_of(block) > room:
+            return {}
+        self.layer.value_unit = unit
+        self.layer.value_heads, _, self.layer.value_dim = value.shape
+        return block
+
+
+def size_of(block: Block) -> int:
+    """Return how many bytes of the page some numbers take."""
+    return sum(map(len, block.values()))
 
 
 def fits_never(matrix: AttentionMatrix) -> bool:
-    """Return True if the weights do not follow from query and key, and are too many to store.
-
-    Args:
-        matrix: (num_heads, q_len, kv_len).
-    """
+    """Return True if the weights do not follow from query and key, and are too many to store."""
     if math.prod(matrix.shape) <= MOST_WEIGHTS:
         return False
     return not _is_plain(matrix) or intervals(matrix) is IRREGULAR
@@ -91,61 +154,7 @@ def least_size(matrix: AttentionMatrix, stored: Stored) -> int:
     return numbers * BYTES[stored] // 4
 
 
-def embed(layer: PageLayer, matrix: AttentionMatrix, stored: Stored) -> Whole:
-    """Store a layer with query and key in the page's JSON, and set the layer's fields.
-
-    Args:
-        layer: what the page is told of it.
-        matrix: (num_heads, q_len, kv_len), one that fits.
-        stored: how its numbers are.
-    """
-    spans = intervals(matrix)
-    source = matrix.source
-    layer.dtype = stored
-    layer.span_heads = 0
-    block: Block = {}
-    if isinstance(spans, Tensor):
-        layer.span_heads = spans.shape[0]
-        block["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
-    if not isinstance(source, QueryKeyScores) or not _is_plain(matrix) or spans is IRREGULAR:
-        layer.kind = "weights"
-        weights = _rounded(_all_weights(matrix), stored)
-        layer.deviation = {"float32": 0.0, "float24": 2**-17, "float16": 2**-12}[stored]
-        block["weights"] = packed(weights, zlib.Z_DEFAULT_STRATEGY, BYTES[stored])
-        return Whole(block, matrix)
-    layer.kind = "query-key"
-    query, query_unit = _in_units(source.query, stored)
-    key, key_unit = _in_units(source.key, stored)
-    layer.num_kv_heads, layer.head_dim = key.shape[-3], key.shape[-1]
-    layer.scale = source.scale * query_unit * key_unit
-    layer.query_unit, layer.key_unit = query_unit, key_unit
-    # In float32 a large score is rounded by more than a weight may be off. Of numbers that are
-    # stored in fewer bits that does not matter: these bits are a larger part of each score.
-    wide = torch.float64 if stored == "float32" else torch.float32
-    shown = AttentionMatrix(QueryKeyScores(query.to(wide), key.to(wide), layer.scale), matrix.mask)
-    if stored != "float32":
-        layer.deviation = _deviation(matrix, shown)
-    # Query and key look like noise: searching them for repetitions finds none and takes long.
-    block["query"] = packed(query, zlib.Z_HUFFMAN_ONLY, BYTES[stored])
-    block["key"] = packed(key, zlib.Z_HUFFMAN_ONLY, BYTES[stored])
-    return Whole(block, shown)
-
-
-def questions_of_whole(layer: PageLayer, aside: Sequence[int]) -> list[Reduction]:
-    """Return the reductions to ask of a matrix that the page computes itself.
-
-    Args:
-        layer: what the page is told of it.
-        aside: the keys that are set aside where sinks are hidden.
-    """
-    if layer.kind == "weights":  # of which the page sums a row itself
-        return [Pool(SMALL, SMALL)]
-    asked: list[Reduction] = [Pool(SMALL, SMALL), RowNormalizers(tuple(aside))]
-    is_long = max(layer.q_len, layer.kv_len) > 128 * MEANS
-    return [*asked, BlockMeans(MEANS)] if is_long else asked
-
-
-def embed_row_normalizers(numbers: Tensor) -> Block:
+def _packed_rows(numbers: Tensor) -> str:
     """Return the numbers that turn the scores of each row into weights, in float32.
 
     They are float32 whatever query and key are stored in: half precision would take three digits
@@ -157,31 +166,7 @@ def embed_row_normalizers(numbers: Tensor) -> Block:
     stored = numbers.float()
     lost = (numbers - stored)[..., ::2].nan_to_num(0.0)  # an infinite maximum loses nothing
     stored[..., 1::2] = numbers[..., 1::2] + lost
-    return {"rows": packed(stored.movedim(-1, 0), zlib.Z_HUFFMAN_ONLY)}
-
-
-def embed_means(layer: PageLayer, means: Tensor) -> Block:
-    """Store the block means of a long layer in 24 bits, and set the layer's fields.
-
-    Args:
-        layer: what the page is told of it.
-        means: the answer to ``BlockMeans``, (num_heads, rows, columns).
-    """
-    layer.block = MEANS
-    rounded = _rounded(means, "float24")
-    return {"means": packed(rounded, zlib.Z_DEFAULT_STRATEGY, BYTES["float24"])}
-
-
-def embed_value(layer: PageLayer, value: Tensor) -> dict[str, str]:
-    """Store the value of a complete layer in the page's JSON, and set the layer's fields.
-
-    Args:
-        layer: what the page is told of it.
-        value: (num_kv_heads, kv_len, value_dim).
-    """
-    rounded, layer.value_unit = _in_units(value, layer.dtype)
-    layer.value_heads, _, layer.value_dim = value.shape
-    return {"value": packed(rounded, zlib.Z_HUFFMAN_ONLY, BYTES[layer.dtype])}
+    return packed(stored.movedim(-1, 0), zlib.Z_HUFFMAN_ONLY)
 
 
 def _is_plain(matrix: AttentionMatrix) -> bool:

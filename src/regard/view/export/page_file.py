@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,23 +21,14 @@ from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
 from regard.view.export.complete_layer import (
     Block,
+    CompleteLayer,
     Stored,
-    Whole,
-    embed,
-    embed_means,
-    embed_row_normalizers,
-    embed_value,
     fits_never,
     least_size,
-    questions_of_whole,
+    size_of,
 )
 from regard.view.export.page_template import filled_template, json_block, number_block
-from regard.view.export.summarised_layer import (
-    BlockMeans,
-    block_of,
-    embed_block_means,
-    most_bytes,
-)
+from regard.view.export.summarised_layer import SummarisedLayer, most_bytes
 from regard.view.tiles.layer_survey import Sweeps
 from regard.view.tiles.manifest import (
     SMALL,
@@ -154,13 +145,7 @@ def write_page(
 
 @torch.no_grad()
 def page_text(recording: Recording, *, title: str, is_small: bool = False) -> str:
-    """Return a recording as the text of a page.
-
-    Args:
-        recording: what was seen.
-        title: what stands at the top.
-        is_small: leave out what one head of a short text has no use for.
-    """
+    """Return a recording as the text of a page."""
     layers, blocks = _blocks(recording, range(len(recording)), None, 64 * MIB, None)
     return "".join(_page(manifest(recording, layers, title=title), blocks, is_small=is_small))
 
@@ -221,26 +206,35 @@ def _blocks(
     """Return the layers, and the numbers that the page holds of each."""
     matrices = [first_sequence(recording[name]) for name in recording]
     layers = [replace(layer, kind="map") for layer in live_layers(recording)]
-    wholes = _whole_layers(layers, matrices, wanted, limit)
-    reserved = {place: whole.size for place, whole in wholes.items()}
-    rest = [place for place in wanted if place not in wholes]
-    reserved |= _that_fit(matrices, rest, limit - sum(reserved.values()))
-    room = limit - sum(reserved.values())
+    sinks = [sink_keys(recording, layer.kv_len) for layer in layers]
+    choice = _Choice(layers, matrices, sinks)
+    complete = choice.complete_layers(wanted, limit)
+    room = limit - sum(layer.size for layer in complete.values())
+    rest = [place for place in wanted if place not in complete]
+    stored: dict[int, CompleteLayer | SummarisedLayer] = {**complete}
+    stored |= {
+        place: SummarisedLayer(layers[place], matrices[place])
+        for place in choice.that_fit(rest, room)
+    }
+    room -= sum(stored[place].size for place in rest if place in stored)
     sweeps = Sweeps(recording, ask_kinds=heads is None, progress=progress)
     blocks: dict[int, Block] = {}
     for place in [*wanted, *(set(range(len(layers))) - set(wanted))]:
-        layer, matrix = layers[place], matrices[place]
-        if place not in reserved:
-            layer.overview = small_numbers(*sweeps.over(place, matrix, [Pool(SMALL, SMALL)]))
-            continue
-        room += reserved[place]
-        if place in wholes:
-            aside = sink_keys(recording, layer.kv_len)
-            blocks[place] = _whole(place, layer, wholes[place], aside, sweeps, room)
-        else:
-            blocks[place] = _means(place, layer, matrix, sweeps)
-        room -= _size(blocks[place])
-    _add_values(recording, layers, blocks, wanted, room)
+        each = stored.get(place)
+        shown, asked = (matrices[place], []) if each is None else (each.shown, each.questions)
+        small, *answers = sweeps.over(place, shown, [Pool(SMALL, SMALL), *asked])
+        if each is not None:
+            room += each.size
+            blocks[place] = each.finished(answers, room)
+            room -= size_of(blocks[place])
+            layers[place] = each.layer
+        layers[place].overview = small_numbers(small)
+    for place, layer in complete.items():
+        seen = recording.layers[place]
+        if seen.value is not None:
+            value = layer.value_block(first_value(seen.whole_value()), room)
+            blocks[place] |= value
+            room -= size_of(value)
     kinds = head_records(heads or ())
     for place, layer in enumerate(layers):
         if heads is None:
@@ -250,105 +244,57 @@ def _blocks(
     return layers, blocks
 
 
-def _whole_layers(
-    layers: list[PageLayer], matrices: list[AttentionMatrix], wanted: Sequence[int], limit: int
-) -> dict[int, Whole]:
-    """Choose the layers to store completely: all in the most bits that fit, or some in 16 bits."""
-    able = [place for place in wanted if not fits_never(matrices[place])]
-    wholes: dict[int, Whole] = {}
-    for stored, most in _stored_as().items():
-        wholes = _embedded(layers, matrices, able, min(limit, most), stored, {})
-        if len(wholes) == len(able):
-            return wholes
-    return _embedded(layers, matrices, able, limit, "float16", _that_fit(matrices, wanted, limit))
+class _Choice(NamedTuple):
+    """The layers of a recording, among which those are chosen that the page holds completely.
 
+    Attributes:
+        layers: what the page is told of each.
+        matrices: of each, (num_heads, q_len, kv_len).
+        sinks: of each, the keys that are set aside where sinks are hidden.
+    """
 
-def _stored_as() -> dict[Stored, float]:
-    """Return the ways to store numbers, the best first, with the most bytes that each may take."""
-    return {"float32": FULL_PRECISION, "float24": NEARLY_FULL_PRECISION, "float16": math.inf}
+    layers: list[PageLayer]
+    matrices: list[AttentionMatrix]
+    sinks: list[tuple[int, ...]]
 
+    def complete_layers(self, wanted: Sequence[int], limit: int) -> dict[int, CompleteLayer]:
+        """Return all layers in the most bits that fit, or some in 16 bits."""
+        able = [place for place in wanted if not fits_never(self.matrices[place])]
+        most: dict[Stored, float] = {
+            "float32": FULL_PRECISION,
+            "float24": NEARLY_FULL_PRECISION,
+            "float16": math.inf,
+        }
+        for stored, bytes_ in most.items():
+            complete = self._embedded(able, min(limit, bytes_), stored, {})
+            if len(complete) == len(able):
+                return complete
+        return self._embedded(able, limit, "float16", self.that_fit(wanted, limit))
 
-def _that_fit(matrices: list[AttentionMatrix], places: Sequence[int], room: int) -> dict[int, int]:
-    """Return the layers whose block means fit, and the most bytes that they take."""
-    fitting: dict[int, int] = {}
-    for place in places:
-        most = most_bytes(matrices[place].shape)
-        if most <= room:
-            fitting[place] = most
-            room -= most
-    return fitting
+    def that_fit(self, places: Sequence[int], room: int) -> dict[int, int]:
+        """Return the layers whose block means fit, and the most bytes that they take."""
+        fitting: dict[int, int] = {}
+        for place in places:
+            most = most_bytes(self.matrices[place].shape)
+            if most <= room:
+                fitting[place] = most
+                room -= most
+        return fitting
 
-
-def _embedded(
-    layers: list[PageLayer],
-    matrices: list[AttentionMatrix],
-    places: Sequence[int],
-    limit: float,
-    stored: Stored,
-    reserved: dict[int, int],
-) -> dict[int, Whole]:
-    """Layers in full, while they fit beside what is reserved for the others."""
-    wholes: dict[int, Whole] = {}
-    room = limit - sum(reserved.values())
-    for place in places:
-        layer, matrix = layers[place], matrices[place]
-        layer.kind = "map"
-        most = room + reserved.get(place, 0)
-        if least_size(matrix, stored) > most:
-            continue
-        whole = embed(layer, matrix, stored)
-        if whole.size > most:
-            layer.kind = "map"
-            continue
-        room = most - whole.size
-        wholes[place] = whole
-    return wholes
-
-
-def _whole(
-    place: int, layer: PageLayer, whole: Whole, aside: Sequence[int], sweeps: Sweeps, room: int
-) -> Block:
-    """All of a layer, and where there is room the means of a long one; sets the layer's fields."""
-    asked = questions_of_whole(layer, aside)
-    small, *more = sweeps.over(place, whole.shown, asked)
-    layer.overview = small_numbers(small)
-    block = whole.block | (embed_row_normalizers(more[0]) if more else {})
-    for each in more[1:]:
-        means = embed_means(layer, each)
-        if _size(block) + _size(means) > room:
-            layer.block = 1
-            break
-        block |= means
-    return block
-
-
-def _means(place: int, layer: PageLayer, matrix: AttentionMatrix, sweeps: Sweeps) -> Block:
-    """Return the block means of a layer; sets the layer's fields."""
-    asked = [Pool(SMALL, SMALL), BlockMeans(block_of(matrix.shape))]
-    small, means = sweeps.over(place, matrix, asked)
-    layer.overview = small_numbers(small)
-    return embed_block_means(layer, matrix, means)
-
-
-def _add_values(
-    recording: Recording,
-    layers: list[PageLayer],
-    blocks: dict[int, Block],
-    wanted: Sequence[int],
-    room: int,
-) -> None:
-    """Store the value of each complete layer, if it was recorded and fits."""
-    for place in wanted:
-        layer, seen = layers[place], recording.layers[place]
-        if seen.value is None or layer.kind not in ("query-key", "weights"):
-            continue
-        block = embed_value(layer, first_value(seen.whole_value()))
-        if _size(block) > room:
-            layer.value_heads = 0
-            continue
-        room -= _size(block)
-        blocks[place] = blocks[place] | block
-
-
-def _size(block: Block) -> int:
-    return sum(map(len, block.values()))
+    def _embedded(
+        self, places: Sequence[int], limit: float, stored: Stored, reserved: dict[int, int]
+    ) -> dict[int, CompleteLayer]:
+        """Return complete layers, while they fit beside what is reserved for the others."""
+        complete: dict[int, CompleteLayer] = {}
+        room = limit - sum(reserved.values())
+        for place in places:
+            most = room + reserved.get(place, 0)
+            if least_size(self.matrices[place], stored) > most:
+                continue
+            layer = CompleteLayer(
+                self.layers[place], self.matrices[place], stored, self.sinks[place]
+            )
+            if layer.size <= most:
+                room = most - layer.size
+                complete[place] = layer
+        return complete

@@ -21,10 +21,6 @@ _BUNDLE = files("regard.view").joinpath("web", "bundle")
 def json_block(name: str, value: object) -> str:
     """JSON that cannot end its script element, whatever the tokens say.
 
-    Args:
-        name: the element's id.
-        value: what JSON can hold.
-
     Example:
         >>> from regard.view.export.page_template import json_block
         >>> "</script>" in json_block("data", "</script><script>")[:-10]
@@ -37,12 +33,7 @@ def json_block(name: str, value: object) -> str:
 
 
 def number_block(name: str, text: str) -> str:
-    """Numbers in base64, as they are: the page reads them without a copy of them all.
-
-    Args:
-        name: the element's id.
-        text: what ``packed`` gives.
-    """
+    """Numbers in base64, as they are: the page reads them without a copy of them all."""
     return f'<script type="text/plain" id="{name}">{text}</script>\n'
 
 
@@ -55,9 +46,6 @@ def filled_template(
         data: blocks of JSON and of numbers.
         connects: the policy's connect-src: where the page may ask for numbers.
         is_small: leave out what one head of a short text has no use for.
-
-    Raises:
-        RegardError: the page was not built.
     """
     name = "small" if is_small else "page"
     style, code = bundled(f"{name}.css"), bundled(f"{name}.js")
@@ -81,14 +69,7 @@ def filled_template(
 
 
 def bundled(name: str) -> str:
-    """Return a file that esbuild made of the page's sources.
-
-    Args:
-        name: of the file.
-
-    Raises:
-        RegardError: the page was not built.
-    """
+    """Return a file that esbuild made of the page's sources."""
     try:
         return _BUNDLE.joinpath(name).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -7,25 +7,22 @@ a mean of blocks; `block_means.ts` reads them.
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import final
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.reductions.block import RowStatistics
-from regard.reductions.reduction import Contribution
-from regard.reductions.sums import SumsOfRows
+from regard.reductions.sums import Segments
 from regard.view.tiles.manifest import PageLayer
 from regard.view.tiles.mask_intervals import intervals
 from regard.view.tiles.packing import packed
 
 __all__ = [
-    "BlockMeans",
+    "SummarisedLayer",
+    "block_means",
     "block_of",
-    "embed_block_means",
+    "block_sums",
     "levels_of",
     "most_bytes",
 ]
@@ -34,60 +31,43 @@ MOST_BLOCKS = 512
 OCTAVES = 32.0
 
 
-@final
-@dataclass(frozen=True)
-class BlockMeans(SumsOfRows):
-    """The mean weight of each block of ``size`` x ``size`` tokens, counted from token 0.
-
-    The answer has shape (..., num_heads, ceil(q_len / size), ceil(kv_len / size)); a block at the
-    edge is the mean of what there is.
+def block_sums(shape: Sequence[int], size: int) -> Segments:
+    """Return the question whose answer ``block_means`` needs.
 
     Args:
-        size: tokens of a block, each way.
+        shape: of the matrix, (..., q_len, kv_len).
+        size: tokens of a block, each way, counted from token 0.
+    """
+    spans = [
+        [(start, min(start + size, length)) for start in range(0, length, size)]
+        for length in shape[-2:]
+    ]
+    return Segments(*spans)
+
+
+def block_means(question: Segments, answer: Tensor) -> Tensor:
+    """Return the mean weight of each block; a block at the edge is the mean of what there is.
+
+    Args:
+        question: from ``block_sums``.
+        answer: of a matrix to it, (..., num_heads, rows, columns).
 
     Example:
         >>> import torch, regard
-        >>> from regard.view.export.summarised_layer import BlockMeans
+        >>> from regard.view.export.summarised_layer import block_means, block_sums
         >>> x = torch.zeros(3, 1)
-        >>> regard.attend(x, x, mask=regard.Causal()).reduce(BlockMeans(2))
+        >>> A = regard.attend(x, x, mask=regard.Causal())
+        >>> question = block_sums(A.shape, 2)
+        >>> block_means(question, A.reduce(question)).float()
         tensor([[0.5000, 0.0000],
                 [0.3333, 0.3333]])
     """
-
-    size: int
-
-    def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
-        edges = accumulate(_met(rows, self.size)[1], initial=0)
-        return [slice(start, stop) for start, stop in pairwise(edges)]
-
-    def start(
-        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
-        rows, columns = (-(-length // self.size) for length in shape[-2:])
-        return (torch.zeros(*shape[:-2], rows, columns, dtype=dtype, device=device),)
-
-    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
-        rows, _ = _met(block.box.rows, self.size)
-        start, stop = block.box.columns.start, block.box.columns.stop
-        columns = slice(start // self.size, -(-stop // self.size))
-        sums = block.sum_rows(self.parts(block.box.rows, block.shape))
-        edges = (start - columns.start * self.size, columns.stop * self.size - stop)
-        sums = torch.nn.functional.pad(sums, edges)
-        blocks = sums.reshape(*sums.shape[:-1], -1, self.size).sum(-1)
-        return (Contribution((*block.box.leading, rows, columns), blocks),)
-
-    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
-        down, across = (
-            torch.tensor(_met(slice(0, n), self.size)[1], device="cpu") for n in shape[-2:]
-        )
-        return buffers[0] / (down[:, None] * across).to(buffers[0])
+    start, stop = question.key_edges.to(answer.device).unbind(-1)
+    return answer / (stop - start)
 
 
 def block_of(shape: Sequence[int]) -> int:
     """Tokens of a block: the least power of two with at most 512 blocks each way.
-
-    Args:
-        shape: of the matrix, (..., q_len, kv_len).
 
     Example:
         >>> from regard.view.export.summarised_layer import block_of
@@ -97,37 +77,49 @@ def block_of(shape: Sequence[int]) -> int:
     return 1 << (-(-max(shape[-2:]) // MOST_BLOCKS) - 1).bit_length()
 
 
-def most_bytes(shape: Sequence[int]) -> int:
-    """So many bytes the block means take at most in a file, deflated or not.
+class SummarisedLayer:
+    """A layer of which the page holds block means.
 
     Args:
-        shape: of the matrix, (num_heads, q_len, kv_len).
+        layer: what the page is told of it so far.
+        matrix: (num_heads, q_len, kv_len).
+
+    Attributes:
+        layer: what the page is told of it, its block means included.
+        shown: the matrix.
+        questions: the reduction whose answer ``finished`` needs.
     """
+
+    def __init__(self, layer: PageLayer, matrix: AttentionMatrix) -> None:
+        self.layer = replace(layer, kind="pyramid", block=block_of(matrix.shape))
+        self.shown = matrix
+        self.questions = [block_sums(matrix.shape, self.layer.block)]
+
+    @property
+    def size(self) -> int:
+        """The number of bytes that the block means take at most, deflated or not."""
+        return most_bytes(self.shown.shape)
+
+    def finished(self, answers: Sequence[Tensor], room: int) -> dict[str, str]:
+        """Return the means, and the allowed keys of each row, if these are one interval."""
+        means = block_means(self.questions[0], answers[0])
+        levels, self.layer.maximum, self.layer.octaves = levels_of(means)
+        block = {"levels": packed(levels, zlib.Z_DEFAULT_STRATEGY, 1)}
+        spans = intervals(self.shown)
+        if spans is None:  # every key is allowed, which is written out
+            everything = torch.tensor([0, self.shown.shape[-1]], dtype=torch.int32, device="cpu")
+            spans = everything.expand(1, self.shown.shape[-2], 2)
+        if isinstance(spans, Tensor):
+            self.layer.span_heads = spans.shape[0]
+            block["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
+        return block
+
+
+def most_bytes(shape: Sequence[int]) -> int:
+    """Return how many bytes the block means of a matrix take at most, deflated or not."""
     size = block_of(shape)
     cells = shape[0] * math.prod(-(-length // size) for length in shape[-2:])
     return (cells + cells // 1000 + 512) * 4 // 3
-
-
-def embed_block_means(layer: PageLayer, matrix: AttentionMatrix, means: Tensor) -> dict[str, str]:
-    """Store a layer as block means in the page's JSON, and set the layer's fields.
-
-    Args:
-        layer: what the page reads of it.
-        matrix: (num_heads, q_len, kv_len).
-        means: the answer to ``BlockMeans(block_of(matrix.shape))``.
-
-    Returns:
-        The means, and for each row the keys that are allowed, if these are one interval.
-    """
-    layer.kind = "pyramid"
-    layer.block = block_of(matrix.shape)
-    levels, layer.maximum, layer.octaves = levels_of(means)
-    block = {"levels": packed(levels, zlib.Z_DEFAULT_STRATEGY, 1)}
-    spans = _spans(matrix)
-    layer.span_heads = 0 if spans is None else spans.shape[0]
-    if spans is not None:
-        block["spans"] = packed(spans, zlib.Z_DEFAULT_STRATEGY)
-    return block
 
 
 def levels_of(means: Tensor) -> tuple[Tensor, float, float]:
@@ -159,19 +151,3 @@ def levels_of(means: Tensor) -> tuple[Tensor, float, float]:
         steps = below * (253 / octaves) if octaves > 0 else torch.zeros_like(below)
         levels = torch.where(known > 0, (254 - steps.round()).clamp(min=1), 0)
     return levels.masked_fill(means.isnan(), 255).to(torch.uint8), maximum, octaves
-
-
-def _spans(matrix: AttentionMatrix) -> Tensor | None:
-    """As ``intervals``; None where a row has none. Written out where every key is allowed."""
-    spans = intervals(matrix)
-    if isinstance(spans, str):
-        return None
-    everything = torch.tensor([0, matrix.shape[-1]], dtype=torch.int32, device="cpu")
-    return everything.expand(1, matrix.shape[-2], 2) if spans is None else spans
-
-
-def _met(part: slice, size: int) -> tuple[slice, list[int]]:
-    """Return the blocks that a part of an axis overlaps, and how many positions lie in each."""
-    blocks = slice(part.start // size, -(-part.stop // size))
-    edges = [part.start, *(block * size for block in range(blocks.start + 1, blocks.stop))]
-    return blocks, [stop - start for start, stop in pairwise([*edges, part.stop])]

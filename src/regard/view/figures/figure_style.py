@@ -87,14 +87,7 @@ def log_floor(keys: int) -> float:
 
 
 def check_package(call: str) -> None:
-    """Raise an error if matplotlib is missing.
-
-    Args:
-        call: who needs it, for the error.
-
-    Raises:
-        RegardError: it is not installed.
-    """
+    """Raise an error if matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise RegardError(
             f"{call} needs matplotlib, which is not installed.\n    Run: pip install matplotlib"

@@ -22,26 +22,7 @@ from regard.recording.layers import Layer
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
 from regard.text.tokens import Token
-from regard.view.figures.figure_style import (
-    GREY,
-    Picture,
-    Scale,
-    axes_of,
-    check_package,
-    draw_cells,
-    explain_letters,
-    keep_quiet,
-    label_names,
-    label_places,
-    label_tokens,
-    log_floor,
-    number,
-    ramp,
-    room_for,
-    write_beside,
-    write_on,
-    write_shares,
-)
+from regard.view.figures import figure_style as style
 from regard.view.row_steps import checked_tokens, one_head
 
 if TYPE_CHECKING:
@@ -65,7 +46,7 @@ def map(  # noqa: A001 - what every map is called; the namespace tells it from t
     tokens: Sequence[Token | str] | None = None,
     key_tokens: Sequence[Token | str] | None = None,
     *,
-    scale: Scale | None = None,
+    scale: style.Scale | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
     """Draw the weights of one head, queries down and keys across; a long matrix as block means.
@@ -94,26 +75,27 @@ def map(  # noqa: A001 - what every map is called; the namespace tells it from t
         >>> [label.get_text() for label in axes.get_xticklabels()]
         ['Life', 'is', 'short']
     """
-    matrix = one_head("plot.map()", matrix)
-    q_len, kv_len = matrix.shape
+    q_len, kv_len = one_head("plot.map()", matrix).shape
     queries = checked_tokens("tokens", tokens, "q_len", q_len)
     shared = tokens if key_tokens is None and q_len == kv_len else key_tokens
     keys = checked_tokens("key_tokens", shared, "kv_len", kv_len)
     chosen = _checked_scale(scale, kv_len)
-    check_package("plot.map()")
-    weights = matrix.pool(_MOST_CELLS, _MOST_CELLS)
+    style.check_package("plot.map()")
+    weights = matrix.pool(_MOST_CELLS, _MOST_CELLS).flatten(0, -2)
     unit = "share of a query's attention"
     if weights.shape != (q_len, kv_len):
         down, across = _cell(q_len), _cell(kv_len)
         each = f"{down} tokens each way" if down == across else f"{down} × {across} tokens"
         unit = f"mean share in cells of {each}"
-    across, down = (room_for(token.text for token in side or ()) for side in (queries, keys))
-    ax = axes_of(ax, across + _length_of(kv_len) + _BESIDE, down + _length_of(q_len))
-    draw_cells(ax, Picture(weights, chosen, unit, (q_len, kv_len), log_floor(kv_len)))
+    across, down = (style.room_for(token.text for token in side or ()) for side in (queries, keys))
+    ax = style.axes_of(ax, across + _length_of(kv_len) + _BESIDE, down + _length_of(q_len))
+    style.draw_cells(
+        ax, style.Picture(weights, chosen, unit, (q_len, kv_len), style.log_floor(kv_len))
+    )
     if weights.shape == (q_len, kv_len):
-        write_shares(ax, weights)
-    label_tokens(ax.xaxis, keys, kv_len, "key")
-    label_tokens(ax.yaxis, queries, q_len, "query")
+        style.write_shares(ax, weights)
+    style.label_tokens(ax.xaxis, keys, kv_len, "key")
+    style.label_tokens(ax.yaxis, queries, q_len, "query")
     return ax
 
 
@@ -148,7 +130,7 @@ def heads(
         ['U', 'U']
     """
     _check_recording("plot.heads()", seen)
-    check_package("plot.heads()")
+    style.check_package("plot.heads()")
     grid = _Grid(seen.layers)
     rows, columns = grid.shape
     if score is None:
@@ -156,20 +138,22 @@ def heads(
     else:
         found = classify(seen.layers, seen.query_tokens, seen.key_tokens, trials=trials)
         side, picture = _SCORE_OF_A_HEAD, _scores(found, score, grid)
-    ax = axes_of(ax, max(_LEAST, side * columns) + _BESIDE, max(_LEAST, side * rows) + 0.5)
-    draw_cells(ax, picture)
+    ax = style.axes_of(ax, max(_LEAST, side * columns) + _BESIDE, max(_LEAST, side * rows) + 0.5)
+    style.draw_cells(ax, picture)
     for head in found:
         row, column = grid.place(head)
-        write_on(ax, row, column, float(picture.weights[row, column]), head.letter)
+        style.write_on(ax, row, column, float(picture.weights[row, column]), head.letter)
     for at in (n - 0.5 for n in range(1, rows)):
-        ax.axhline(at, color=GREY, linewidth=0.3)
+        ax.axhline(at, color=style.GREY, linewidth=0.3)
     for at in (n - 0.5 for n in range(1, columns)):
-        ax.axvline(at, color=GREY, linewidth=0.3)
-    label_places(ax.xaxis, grid.heads, "head")
-    label_places(ax.yaxis, grid.layers, "layer")
+        ax.axvline(at, color=style.GREY, linewidth=0.3)
+    style.label_places(ax.xaxis, grid.heads, "head")
+    style.label_places(ax.yaxis, grid.layers, "layer")
     if found:
         present = {head.kind for head in found}
-        explain_letters(ax, {kind.letter: kind.name for kind in KINDS if kind.name in present})
+        style.explain_letters(
+            ax, {kind.letter: kind.name for kind in KINDS if kind.name in present}
+        )
     return ax
 
 
@@ -200,7 +184,7 @@ def entropy(seen: Recording, *, ax: "Axes | None" = None) -> "Axes":
         'mean entropy of a row, nats'
     """
     _check_recording("plot.entropy()", seen)
-    check_package("plot.entropy()")
+    style.check_package("plot.entropy()")
     answers = seen.entropy()
     dots: list[tuple[int, float, str]] = []
     for index, layer in enumerate(seen.layers):
@@ -213,19 +197,19 @@ def entropy(seen: Recording, *, ax: "Axes | None" = None) -> "Axes":
             ]
     places = sorted({place for place, _, _ in dots})
     means = [fmean(value for at, value, _ in dots if at == place) for place in places]
-    ax = axes_of(ax, max(3.2, 0.2 * len(places) + 1.5), 3.0)
-    colours = ramp(ax)
+    ax = style.axes_of(ax, max(3.2, 0.2 * len(places) + 1.5), 3.0)
+    colours = style.ramp(ax)
     ax.plot(places, means, color=colours(0.4), linewidth=1.5, zorder=1)
     ax.scatter(
         [dot[0] for dot in dots], [dot[1] for dot in dots], s=14, color=colours(0.75), zorder=2
     )
     for place, value, name in (max(dots, key=itemgetter(1)), min(dots, key=itemgetter(1))):
-        write_beside(ax, place, value, name, colours(0.75))
-    write_beside(ax, places[-1], means[-1], "mean", colours(0.4))
-    keep_quiet(ax)
+        style.write_beside(ax, place, value, name, colours(0.75))
+    style.write_beside(ax, places[-1], means[-1], "mean", colours(0.4))
+    style.keep_quiet(ax)
     ax.spines[["top", "right"]].set_visible(False)
     ax.set_ylim(bottom=0)
-    number(ax.xaxis, "layer")
+    style.number(ax.xaxis, "layer")
     ax.set_ylabel("mean entropy of a row, nats")
     return ax
 
@@ -260,19 +244,19 @@ def segments(shares: Shares, *, ax: "Axes | None" = None) -> "Axes":
             f"shares is {kind_text(shares)}; plot.segments() draws Shares.\n"
             "    Pass regard.segment_shares(seen, parts), where parts maps names to token spans."
         )
-    check_package("plot.segments()")
+    style.check_package("plot.segments()")
     layers, num_heads = shares.weights.shape[:2]
     total = shares.total()
     rows, columns = total.shape
     unit = f"share, mean of {layers} × {num_heads} heads"
     unit += "\nwithout sinks" if shares.sinks else ""
     width, height = (max(_LEAST, 2 * _NUMBER * length) for length in (columns, rows))
-    across, down = room_for(shares.queries), room_for(shares.keys)
-    ax = axes_of(ax, across + width + _BESIDE, down + 0.7 * height)
-    draw_cells(ax, Picture(total, "linear", unit, (rows, columns)))
-    write_shares(ax, total)
-    label_names(ax.xaxis, shares.keys)
-    label_names(ax.yaxis, shares.queries)
+    across, down = style.room_for(shares.queries), style.room_for(shares.keys)
+    ax = style.axes_of(ax, across + width + _BESIDE, down + 0.7 * height)
+    style.draw_cells(ax, style.Picture(total, "linear", unit, (rows, columns)))
+    style.write_shares(ax, total)
+    style.label_names(ax.xaxis, shares.keys)
+    style.label_names(ax.yaxis, shares.queries)
     ax.set_xlabel("to")
     ax.set_ylabel("from")
     return ax
@@ -308,7 +292,7 @@ def _cell(length: int) -> str:
     return f"{least} to {least + 1}" if rest else str(least)
 
 
-def _small_maps(layers: Sequence[Layer], grid: _Grid) -> Picture:
+def _small_maps(layers: Sequence[Layer], grid: _Grid) -> style.Picture:
     """One image of all of them; what the recording does not have is empty."""
     side = _SMALL_MAP
     whole = torch.zeros(len(grid.layers) * side, len(grid.heads) * side, device="cpu")
@@ -320,10 +304,12 @@ def _small_maps(layers: Sequence[Layer], grid: _Grid) -> Picture:
             whole[side * row : side * (row + 1), side * column : side * (column + 1)] = cells
     keys = max(layer.shape[-1] for layer in layers)
     scale = _checked_scale(None, keys)
-    return Picture(whole, scale, "share of a query's attention", grid.shape, log_floor(keys))
+    return style.Picture(
+        whole, scale, "share of a query's attention", grid.shape, style.log_floor(keys)
+    )
 
 
-def _scores(found: Sequence[Head], score: str, grid: _Grid) -> Picture:
+def _scores(found: Sequence[Head], score: str, grid: _Grid) -> style.Picture:
     measured = {name for head in found for name in head.scores}
     if score != "kind" and score not in measured:
         names = ", ".join(
@@ -340,7 +326,7 @@ def _scores(found: Sequence[Head], score: str, grid: _Grid) -> Picture:
         value = head.score if score == "kind" else head.scores.get(score, 0.0)
         cells[grid.place(head)] = value
     unit = "score of the head's kind" if score == "kind" else f"score as {score} head"
-    return Picture(cells, "linear", unit, grid.shape)
+    return style.Picture(cells, "linear", unit, grid.shape)
 
 
 def _of_each_head(answer: Tensor, layer: Layer, axes: int) -> Tensor:
@@ -360,7 +346,7 @@ def _length_of(tokens: int) -> float:
     return max(_LEAST, (_NUMBER if tokens <= _FEW else _LABEL) * tokens)
 
 
-def _checked_scale(scale: Scale | None, keys: int) -> Scale:
+def _checked_scale(scale: style.Scale | None, keys: int) -> style.Scale:
     if scale not in (None, "linear", "log"):
         raise ValueError(
             f"scale is {scale!r}; it must be 'linear' or 'log'.\n"

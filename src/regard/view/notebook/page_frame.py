@@ -32,10 +32,6 @@ def framed(page: str, title: str) -> str:
     """Return an iframe that holds a whole page, as HTML.
 
     The page is compressed; a script in the frame puts it in its own place.
-
-    Args:
-        page: HTML.
-        title: for those who do not see it.
     """
     packed = b64encode(zlib.compress(page.encode(), 9)).decode("ascii")
     inner = _UNPACKED.format(packed=packed)

@@ -32,10 +32,6 @@ _MOST_WEIGHTS = 2**28  # whose small maps take a few seconds
 class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass]
     """A widget that shows a recording.
 
-    Args:
-        seen: what was seen, each of its layers with query and key.
-        title: what stands at the top of the page.
-
     Attributes:
         still: the page with small maps alone, for where no kernel answers; None where they would
             take too long.
@@ -85,12 +81,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
 
 
 def view(seen: Recording, title: str) -> dict[str, Any]:
-    """Return the MIME bundle of a widget that shows a recording.
-
-    Args:
-        seen: what was seen.
-        title: what stands at the top of the page.
-    """
+    """Return the MIME bundle of a widget that shows a recording."""
     widget: Any = PageWidget(seen, title)
     media = widget._repr_mimebundle_()[0]
     return media if widget.still is None else media | {"text/html": framed(widget.still, title)}
@@ -99,13 +90,7 @@ def view(seen: Recording, title: str) -> dict[str, Any]:
 def reply(
     answers: Answers, question: Mapping[str, Any], wanted: Wanted
 ) -> tuple[dict[str, Any], list[bytes]] | None:
-    """Return the answer to one message, or None if it was cancelled.
-
-    Args:
-        answers: of the recording.
-        question: as the page sent it, which may be anything.
-        wanted: asked now and then.
-    """
+    """Return the answer to one message, or None if it was cancelled."""
     name, kind = {"id": question.get("id")}, question.get("kind")
     if not isinstance(kind, str) or kind not in QUESTIONS:
         return {**name, "error": f"kind is {kind!r}; nothing of that kind is known."}, []

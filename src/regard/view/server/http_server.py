@@ -328,12 +328,9 @@ def serve_text(
         recording: of the text.
         text: that the model read.
         read: runs the model on another text.
-        port: as in ``serve``.
-        open_browser: as in ``serve``.
-        tell: as in ``serve``.
-
-    Raises:
-        ValueError: the port is in use or none that this user may have.
+        port: as in ``serve``, like the others.
+        open_browser: whether to open the page.
+        tell: called with the address.
     """
     title = visible(recording.model) or "Attention"
     _serve([_Served(recording, title, text=text, read=read)], port, open_browser, tell)

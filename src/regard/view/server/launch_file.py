@@ -4,7 +4,6 @@ import secrets
 import tempfile
 from hmac import compare_digest
 from pathlib import Path
-from types import TracebackType
 
 __all__ = ["LaunchFile"]
 
@@ -45,12 +44,7 @@ class LaunchFile:
     def __enter__(self) -> "LaunchFile":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove the file."""
         self._folder.cleanup()
 

@@ -84,12 +84,7 @@ class HeadsView:
 
 
 def overview(heads: Sequence[Head], width: int) -> list[Text]:
-    """Return a cell for each head, a line for each layer, and an explanation of the letters.
-
-    Args:
-        heads: of all layers, as ``regard.analysis.head_classes`` gives them.
-        width: of a line; wider layers are shown in parts.
-    """
+    """Return a cell for each head, a line for each layer, and an explanation of the letters."""
     layers = [
         [head for head in heads if head.layer == layer]
         for layer in range(1 + max(head.layer for head in heads))
@@ -152,12 +147,7 @@ def _legend(heads: Sequence[Head], width: int) -> list[Text]:
 
 
 def standing_out(heads: Sequence[Head], width: int) -> list[Text]:
-    """For each kind the head that is it most, and why.
-
-    Args:
-        heads: as for ``overview``.
-        width: of a line.
-    """
+    """For each kind the head that is it most, and why."""
     found = stand_out(heads)
     if not found:
         return [Text("No head stands out: all are mixed.", "bold")]

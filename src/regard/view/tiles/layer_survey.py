@@ -60,13 +60,7 @@ class EachBlock(Reduction):
 
 
 def answered(layer: Layer, reductions: Sequence[Reduction], call: Callable[[int], object]) -> Layer:
-    """Return a layer that holds the answers to some reductions.
-
-    Args:
-        layer: with its matrix.
-        reductions: the questions.
-        call: as for ``EachBlock``.
-    """
+    """Return a layer that holds the answers to some reductions."""
     missing = [reduction for reduction in reductions if reduction not in layer.answers]
     if not missing:
         return layer
@@ -81,14 +75,7 @@ def known_kinds(
     query_tokens: Sequence[Token] | None,
     key_tokens: Sequence[Token] | None,
 ) -> list[Head | None]:
-    """Every head of one layer with its kind; None for each where the layer has a NaN.
-
-    Args:
-        layer: with the answers that tell the kinds, or that can be asked.
-        place: of the layer in its recording.
-        query_tokens: as for ``classify``.
-        key_tokens: likewise.
-    """
+    """Every head of one layer with its kind; None for each where the layer has a NaN."""
     try:
         heads = classify([layer], query_tokens, key_tokens)
     except RegardError:

@@ -102,14 +102,7 @@ def manifest(
     title: str,
     opened: tuple[int | None, int | None] = (None, None),
 ) -> dict[str, Any]:
-    """Return the JSON that the page reads first.
-
-    Args:
-        recording: what was seen.
-        layers: its layers, as ``live_layers`` gives them or the file's writer has filled them in.
-        title: what stands at the top.
-        opened: places of the layer and the head that it shows first; the first ones for None.
-    """
+    """Return the JSON that the page reads first."""
     return {
         "version": 1,
         "title": title,
@@ -124,12 +117,7 @@ def manifest(
 
 
 def add_other(first: dict[str, Any], second: dict[str, Any]) -> None:
-    """Add a second recording to what the page reads first; its layers follow those of the first.
-
-    Args:
-        first: from ``manifest``.
-        second: likewise.
-    """
+    """Add a second recording to what the page reads first; its layers follow those of the first."""
     names = ("title", "query_tokens", "key_tokens", "one_text")
     first["other"] = {"first": len(first["layers"])} | {name: second[name] for name in names}
     first["layers"] = [*first["layers"], *second["layers"]]
@@ -172,10 +160,6 @@ def sink_keys(recording: Recording, kv_len: int) -> tuple[int, ...]:
     """Return the keys that count as sinks: the first one and the special tokens.
 
     As ``sinksOf`` of the page has them.
-
-    Args:
-        recording: what was seen.
-        kv_len: of the layer; tokens of another text say nothing of its keys.
     """
     tokens = recording.key_tokens
     known = () if tokens is None or len(tokens) != kv_len else tokens
@@ -205,11 +189,7 @@ def small_map(matrix: AttentionMatrix) -> dict[str, Any]:
 
 
 def small_numbers(means: Tensor) -> dict[str, Any]:
-    """Small maps as the page has them, of the mean weights of their blocks.
-
-    Args:
-        means: (num_heads, rows, columns).
-    """
+    """Small maps as the page has them, of the mean weights of their blocks."""
     means = means.float()
     known = means.nan_to_num(0.0)
     maximum = float(known.max())
