@@ -7,9 +7,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any, cast
 
-import torch
 import typer
-from torch import Tensor
 
 from regard.cli.options import AsJson, ModelOptions, Open, open_recording, with_options
 from regard.cli.output_files import check_output, page_line, show_page, write_json
@@ -127,10 +125,10 @@ def _differences(one: Recording, two: Recording) -> dict[tuple[int, int], float]
     found: dict[tuple[int, int], float] = {}
     for place, (mine, theirs) in enumerate(zip(one.layers, two.layers, strict=True)):
         rows = js(mine.whole(), theirs.whole()) / math.log(2)  # (..., num_heads, q_len)
-        means = cast(
-            Tensor, torch.atleast_2d(rows.double().mean(-1))
-        )  # also without an axis of heads
-        heads = cast(list[float], means.flatten(0, -2).mean(0).tolist())
+        means = rows.double().mean(-1)
+        # A layer without an axis of heads has one head.
+        num_heads = means.shape[-1] if means.ndim else 1
+        heads = cast(list[float], means.reshape(-1, num_heads).mean(0).tolist())
         found |= {(place, head): share for head, share in enumerate(heads)}
     return found
 

@@ -152,8 +152,7 @@ class Answers:
         """Return the weights on one key, (q_len,); for a long head, wait for its pass."""
         pyramid = self._pyramid(which)
         place = checked("key", key, pyramid.head.shape[1])
-        if not pyramid.is_small:
-            self._finished(which, pyramid, wanted)
+        self._wait_for(which, pyramid, wanted)
         with self._first(wanted) as pause:
             return pyramid.column(place, pause)
 
@@ -219,8 +218,7 @@ class Answers:
         q_len, kv_len = pyramid.head.shape
         query_parts = checked_parts("queries", _named(queries), "q_len", q_len)
         key_parts = checked_parts("keys", _named(keys), "kv_len", kv_len)
-        if not pyramid.is_small:
-            self._finished(which, pyramid, wanted)
+        self._wait_for(which, pyramid, wanted)
         with self._first(wanted) as pause:
             pyramid.finish(pause)
             return pyramid.shares([*query_parts.values()], [*key_parts.values()], pause)
@@ -333,8 +331,10 @@ class Answers:
                 self._working.start()
             self._changed.notify_all()
 
-    def _finished(self, which: Which, pyramid: Pyramid, wanted: Wanted) -> None:
-        """Wait until the pass over a head is finished."""
+    def _wait_for(self, which: Which, pyramid: Pyramid, wanted: Wanted) -> None:
+        """Wait until the pass over a long head is finished."""
+        if pyramid.is_small:
+            return
         with self._changed:
             while not pyramid.is_done:
                 if self._closed or not wanted():
