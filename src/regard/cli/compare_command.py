@@ -4,6 +4,7 @@ import math
 import sys
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from textwrap import shorten
 from typing import Annotated, Any, cast
 
@@ -78,46 +79,60 @@ def compare(
             pretrained = options.load()
             one, two = (pretrained.observe(check_text(text)) for text in texts or ())
             names = [visible(shorten(text, 40, placeholder=" …")) for text in texts or ()]
-        is_alike = list(one.shapes.values()) == list(two.shapes.values())
-        if not is_alike and page is None:
-            raise ValueError(_shape_mismatch(one, two, names))
         report("comparing every layer")
-        found = _differences(one, two) if is_alike else {}
+        found: dict[tuple[int, int], float] = {}
+        if list(one.shapes.values()) == list(two.shapes.values()):
+            found = _differences(one, two)
+        elif page is None:
+            raise ValueError(_shape_mismatch(one, two, names))
         if page is not None:
+            writing = partial(report, f"writing {page}")
             most = max(found, key=lambda place: found[place], default=(None, None))
+            title, other = names
             write_page(
-                one,
-                page,
-                title=names[0],
-                opened=most,
-                other=two,
-                other_title=names[1],
-                progress=partial(report, f"writing {page}"),
+                one, page, title=title, opened=most, other=two, other_title=other, progress=writing
             )
-    heads = [
+    heads = _heads(one, found)
+    if as_json:
+        mean = fmean(found.values()) if found else None
+        write_json({"models": [one.model, two.model], "mean": mean, "heads": heads})
+    else:
+        line = "" if page is None else f"\n{page_line(page)}\n"
+        sys.stdout.write(_as_text(one, two, names, heads, top) + line)
+    if open_page and page is not None:
+        show_page(page)
+
+
+def _heads(one: Recording, found: dict[tuple[int, int], float]) -> list[dict[str, Any]]:
+    """Return each head by its place in the model, with its difference."""
+    return [
         {"layer": layer.place(place), "head": layer.head(head), "difference": share}
         for (place, head), share in found.items()
         for layer in [one.layers[place]]
     ]
-    mean = sum(found.values()) / len(found) if found else None
-    if as_json:
-        write_json({"models": [one.model, two.model], "mean": mean, "heads": heads})
-    else:
-        if mean is None:
-            lengths = [next(iter(seen.shapes.values()))[-1] for seen in (one, two)]
-            sys.stdout.write(
-                f"{names[0]} and {names[1]} have {lengths[0]:,} and {lengths[1]:,} tokens in "
-                f"{len(one.layers)} and {len(two.layers)} layers: their cells have no difference\n"
-            )
-        else:
-            sys.stdout.write(
-                f"{names[0]} and {names[1]} differ by {100 * mean:.1f} % in the mean of "
-                f"{len(heads)} heads\n\n{_table(heads, top).text()}\n"
-            )
-        if page is not None:
-            sys.stdout.write(f"\n{page_line(page)}\n")
-    if open_page and page is not None:
-        show_page(page)
+
+
+def _as_text(
+    one: Recording, two: Recording, names: list[str], heads: list[dict[str, Any]], top: int
+) -> str:
+    if not heads:
+        lengths = [next(iter(seen.shapes.values()))[-1] for seen in (one, two)]
+        return (
+            f"{names[0]} and {names[1]} have {lengths[0]:,} and {lengths[1]:,} tokens in "
+            f"{len(one.layers)} and {len(two.layers)} layers: their cells have no difference\n"
+        )
+    most = sorted(heads, key=lambda head: -head["difference"])[:top]
+    table = Table(
+        {
+            "head": [f"L{head['layer']}H{head['head']}" for head in most],
+            "difference": [f"{100 * head['difference']:.1f} %" for head in most],
+        }
+    )
+    mean = fmean(head["difference"] for head in heads)
+    return (
+        f"{names[0]} and {names[1]} differ by {100 * mean:.1f} % in the mean of {len(heads)} "
+        f"heads\n\n{table.text()}\n"
+    )
 
 
 def _differences(one: Recording, two: Recording) -> dict[tuple[int, int], float]:
@@ -131,16 +146,6 @@ def _differences(one: Recording, two: Recording) -> dict[tuple[int, int], float]
         heads = cast(list[float], means.reshape(-1, num_heads).mean(0).tolist())
         found |= {(place, head): share for head, share in enumerate(heads)}
     return found
-
-
-def _table(heads: list[dict[str, Any]], top: int) -> Table:
-    most = sorted(heads, key=lambda head: -head["difference"])[:top]
-    return Table(
-        {
-            "head": [f"L{head['layer']}H{head['head']}" for head in most],
-            "difference": [f"{100 * head['difference']:.1f} %" for head in most],
-        }
-    )
 
 
 def _shape_mismatch(one: Recording, two: Recording, names: list[str]) -> str:

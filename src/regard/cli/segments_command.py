@@ -5,11 +5,12 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from regard.analysis.span_shares import segment_shares
+from regard.analysis.span_shares import Shares, segment_shares
 from regard.cli.options import AsJson, Run, open_recording, parse_named
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
@@ -88,12 +89,8 @@ def segments(
         else:
             split = spans.by_sentence if by == "sentence" else spans.by_word
             cut = split(seen.key_tokens)
-        if not queries and not _has_recorded_queries(cut, seen):
-            raise ValueError(
-                f"query is missing; {run} has {len(seen.query_tokens or ())} of the queries of its "
-                "text, and none in these parts.\n"
-                "    Name those that ask, counted from the first of them: --query last=0:4"
-            )
+        if not queries:
+            _check_recorded_queries(run, seen, cut)
         shares = segment_shares(
             seen,
             cut,
@@ -102,14 +99,7 @@ def segments(
             progress=partial(report, "asking every layer"),
         )
     if beyond is not None:
-        if beyond not in shares.queries or len(shares.queries) < 2:
-            raise ValueError(
-                f"beyond is {beyond!r}; it must be the name of one of at least two queries, which "
-                f"are {', '.join(map(repr, shares.queries))}.\n"
-                "    Name both, for example: --query before=40:42 --query answer=42:50 "
-                "--beyond before"
-            )
-        shares = shares.beyond(beyond)
+        shares = _shares_beyond(shares, beyond)
     if as_json:
         write_json(
             {
@@ -127,14 +117,34 @@ def segments(
         sys.stdout.write(shares.table(per).text() + "\n")
 
 
-def _has_recorded_queries(parts: Mapping[str, tuple[int, int]], seen: Recording) -> bool:
-    """Return True if the parts contain recorded queries."""
+def _check_recorded_queries(
+    run: Path, seen: Recording, parts: Mapping[str, tuple[int, int]]
+) -> None:
+    """Raise an error if the parts contain no recorded queries."""
     if all(layer.queries is None for layer in seen.layers):
-        return seen.query_tokens == seen.key_tokens
-    rows = [layer.positions for layer in seen.layers if layer.reads_itself]
-    return len(rows) == len(seen.layers) and any(
-        start < kept.stop and stop > kept.start for kept in rows for start, stop in parts.values()
-    )
+        has_queries = seen.query_tokens == seen.key_tokens
+    else:
+        has_queries = all(layer.reads_itself for layer in seen.layers) and any(
+            start < layer.positions.stop and stop > layer.positions.start
+            for layer in seen.layers
+            for start, stop in parts.values()
+        )
+    if not has_queries:
+        raise ValueError(
+            f"query is missing; {run} has {len(seen.query_tokens or ())} of the queries of its "
+            "text, and none in these parts.\n"
+            "    Name those that ask, counted from the first of them: --query last=0:4"
+        )
+
+
+def _shares_beyond(shares: Shares, name: str) -> Shares:
+    if name not in shares.queries or len(shares.queries) < 2:
+        raise ValueError(
+            f"beyond is {name!r}; it must be the name of one of at least two queries, which are "
+            f"{', '.join(map(repr, shares.queries))}.\n"
+            "    Name both, for example: --query before=40:42 --query answer=42:50 --beyond before"
+        )
+    return shares.beyond(name)
 
 
 def _parse_parts(
