@@ -162,7 +162,6 @@ function page() {
     axes: () => ({ queries: tokens(WORDS), keys: tokens(WORDS) }),
     cell: () => ({ query: kept.state.query, key: kept.state.key }),
     map: { frame: null },
-    step: (what, by) => kept.set({ [what]: kept.state[what] + by }),
     views: { now: () => undefined, has: () => true },
     panes: {},
   };

@@ -31,26 +31,26 @@ import { Views } from "./views/views";
 
 export class Page {
   maps: SmallMap[];
-  axesOf = new Map<string, TwoAxes>();
+  private axesOf = new Map<string, TwoAxes>();
   store: Store;
-  isLive: boolean;
+  private isLive: boolean;
   source: Source;
   look: Look;
   reading: Reading | null = null;
-  troubles = new Map<object, Error>(); // who has no answer, and why
+  private troubles = new Map<object, Error>(); // who has no answer, and why
   isGathering: boolean; // until the host has answered for every head
   gridCeiling = 1;
-  remembering = 0;
-  redrawing = 0;
+  private remembering = 0;
+  private redrawing = 0;
   panes: Panes | null;
   atlas: Atlas;
   map: MapView;
   legend!: Legend;
-  legendName = "";
-  prose: Prose;
+  private legendName = "";
+  private prose: Prose;
   views: Views;
   words: ReadingView;
-  controls: Controls;
+  private controls: Controls;
   reader: Reader;
 
   constructor(readonly recording: Recording) {
@@ -80,13 +80,13 @@ export class Page {
   }
 
   /** What answers for one head. */
-  host(): Host {
+  private host(): Host {
     if (this.isLive) return liveHost(this);
     return new Client(this.recording.layers, (layer) => sinksOf(this.axes(layer).keys));
   }
 
   /** More is known of the heads: they are drawn once a frame, however many layers came. */
-  gathered() {
+  private gathered() {
     cancelAnimationFrame(this.redrawing);
     this.redrawing = requestAnimationFrame(() => {
       const { state } = this.store;
@@ -98,7 +98,7 @@ export class Page {
     });
   }
 
-  drawOverview() {
+  private drawOverview() {
     if (!this.panes) return;
     this.gridCeiling = ceilingOfAll(this);
     this.panes.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink, this.gridCeiling);
@@ -120,7 +120,7 @@ export class Page {
   }
 
   /** Asks a live host for what the page needs of every head. */
-  async gather() {
+  private async gather() {
     const { layers } = this.recording;
     await gather(this.source, this.store.state.layer, {
       onMap: (at, overview) => {
@@ -140,7 +140,7 @@ export class Page {
   }
 
   /** @returns the head that stands out most, at a word that shows what it does */
-  freshState(): State {
+  private freshState(): State {
     const { layers, opened, other } = this.recording;
     const head = openingHead(layers, opened);
     const layer = Math.max(0, Math.min(layers.length - 1, head.layer));
@@ -154,7 +154,7 @@ export class Page {
   }
 
   /** @returns every number inside the recording, and a view that there is */
-  fitted(state: State): State {
+  private fitted(state: State): State {
     // The store asks before there are views.
     const view = !this.views || this.views.has(state.view) ? state.view : "map";
     return fitted({ ...state, view }, this.recording);
@@ -195,10 +195,6 @@ export class Page {
     this.store.set({ ...cell, hover: null });
   }
 
-  step(what: "layer" | "head", by: number) {
-    this.store.set({ [what]: this.store.state[what] + by });
-  }
-
   /** Opens a head at a word that shows what it does. */
   openHead(layer: number, head: number) {
     const kind = this.recording.layers[layer].heads?.[head];
@@ -206,11 +202,7 @@ export class Page {
     this.store.set({ layer, head, heads: "one", ...cell, hover: null });
   }
 
-  help() {
-    byId<HTMLDialogElement>("help").showModal();
-  }
-
-  show(state: State, changed: Set<string>) {
+  private show(state: State, changed: Set<string>) {
     if (changed.has("theme")) this.look = this.themed();
     if (changed.has("folded")) document.body.classList.toggle("folded", state.folded);
     if (changed.has("layer") || changed.has("view")) this.troubles.clear();
@@ -237,7 +229,7 @@ export class Page {
   }
 
   /** Puts the state into the address, not oftener than a browser allows. */
-  remember() {
+  private remember() {
     // A notebook's frame has no address of its own.
     if (location.protocol === "about:") return;
     clearTimeout(this.remembering);
@@ -252,13 +244,13 @@ export class Page {
   }
 
   /** @param state another layer */
-  open({ layer }: State) {
+  private open({ layer }: State) {
     this.prose.write(this.axes(layer));
     this.note({ layer });
   }
 
   /** What must be said beside the numbers of a layer. */
-  note({ layer }: Pick<State, "layer">) {
+  private note({ layer }: Pick<State, "layer">) {
     byId("notes").replaceChildren(...notes(this.recording, layer).map((text) => element("li", {}, text)));
   }
 
@@ -279,7 +271,7 @@ export class Page {
   }
 
   /** @returns tokens of a cell on the stage, each way */
-  blockSize({ view }: State): number {
+  private blockSize({ view }: State): number {
     return view === "map" ? (this.map.part?.size ?? 1) : 1;
   }
 
@@ -308,7 +300,7 @@ export class Page {
     return this.views.views[view]?.ceiling?.() ?? this.atlas.ceiling();
   }
 
-  read(reading: Reading) {
+  private read(reading: Reading) {
     // In the next frame another one is asked for; this one must not fill in the new cell.
     if (changesReading(this.store.changed)) return;
     this.reading = reading;
@@ -330,13 +322,13 @@ export class Page {
   }
 
   /** @param state of a layer that has only its small map */
-  readBlock(state: State) {
+  private readBlock(state: State) {
     const text = blockSentence(this.maps[state.layer], this.recording.layers[state.layer], state, this.cell());
     this.forget(text);
   }
 
   /** @param text what is said instead of a reading */
-  forget(text?: string) {
+  private forget(text?: string) {
     this.reading = null;
     this.prose.clear();
     this.words.clear(text);
@@ -348,10 +340,6 @@ export class Page {
     this.troubles.set(asker, error);
     this.warn();
     if (asker === this.words) this.forget();
-    this.atlas
-      .maps()
-      .find((map) => map === asker)
-      ?.giveUp();
   }
 
   /**
@@ -365,7 +353,7 @@ export class Page {
   }
 
   /** What is not whole on the stage, as long as it is not. */
-  warn() {
+  private warn() {
     const onStage = this.onStage();
     for (const asker of this.troubles.keys()) if (!onStage.includes(asker)) this.troubles.delete(asker);
     byId("damage").hidden = this.troubles.size === 0;
@@ -373,7 +361,7 @@ export class Page {
   }
 
   /** @returns who asks for what is seen */
-  onStage(): object[] {
+  private onStage(): object[] {
     const view = this.views.now();
     return [this.words, ...(view ? [view] : []), ...(view === this.atlas ? this.atlas.maps() : [])];
   }
@@ -390,7 +378,7 @@ export class Page {
   }
 
   /** The theme's colours, as the style sheet has them. */
-  themed(): Look {
+  private themed(): Look {
     const root = document.documentElement;
     const { theme } = this.store.state;
     root.dataset.theme = theme;

@@ -22,17 +22,17 @@ export function blockSize(layer: Layer, which: Which & { by_row: boolean }): num
 }
 
 export class Pass {
-  which: { head: number; hidden: boolean };
-  byRow: boolean;
-  row: Float64Array;
-  size: number;
-  columns: number;
-  blocks: number;
-  sums: Float32Array;
+  private which: { head: number; hidden: boolean };
+  private byRow: boolean;
+  private row: Float64Array;
+  private size: number;
+  private columns: number;
+  private blocks: number;
+  private sums: Float32Array;
   done = 0; // rows
-  spent = 0; // milliseconds
-  numbers = 0; // weights computed, and in all
-  all = 0;
+  private spent = 0; // milliseconds
+  private numbers = 0; // weights computed, and in all
+  private all = 0;
 
   constructor(
     readonly layer: Layer,
@@ -51,12 +51,12 @@ export class Pass {
   }
 
   /** What the file holds of this head: all is done. */
-  stored() {
+  private stored() {
     const start = this.which.head * this.blocks;
     return (this.layer.sums as Float32Array).subarray(start, start + this.blocks);
   }
 
-  cost(query: number) {
+  private cost(query: number) {
     const [start, stop] = allowed(this.layer, this.which.head, query);
     return Math.max(1, stop - start);
   }

@@ -9,11 +9,11 @@ import type { Host, Question } from "./source";
 const GONE = "The server does not answer any more. Start regard serve again, and open the file that it names.";
 
 export class Remote implements Host {
-  headers: Record<string, string>;
+  private headers: Record<string, string>;
 
   /** @param run of the model, where the text can be edited: no other run may answer */
   constructor(
-    readonly layers: LayerInfo[],
+    private readonly layers: LayerInfo[],
     run?: number,
   ) {
     this.headers = run === undefined ? {} : { "X-Run": String(run) };
@@ -38,7 +38,7 @@ export class Remote implements Host {
     return { values, height, width, exact, sampled: header("X-Sampled") || undefined };
   }
 
-  async fetched(address: string, signal: AbortSignal): Promise<Response> {
+  private async fetched(address: string, signal: AbortSignal): Promise<Response> {
     const answer = await fetch(address, { signal, headers: this.headers }).catch((error) => {
       // What fetch rejects with where there is no answer at all.
       throw error instanceof TypeError ? new Error(GONE) : error;

@@ -19,14 +19,14 @@ const APART = 20; // between two maps
 
 export class Atlas {
   first: MapView;
-  second: MapView;
-  titles: HTMLElement[];
-  withLayer = byId<HTMLSelectElement>("with-layer");
-  withHead = byId<HTMLSelectElement>("with-head");
+  private second: MapView;
+  private titles: HTMLElement[];
+  private withLayer = byId<HTMLSelectElement>("with-layer");
+  private withHead = byId<HTMLSelectElement>("with-head");
 
   constructor(
-    readonly section: HTMLElement,
-    readonly page: Page,
+    section: HTMLElement,
+    private readonly page: Page,
   ) {
     const { layers } = page.recording;
     const [first, second] = [...section.querySelectorAll(".map")] as HTMLElement[];
@@ -56,7 +56,7 @@ export class Atlas {
   }
 
   /** Which heads are on the stage, in words. */
-  name(state: State) {
+  private name(state: State) {
     const { layers } = this.page.recording;
     document.body.dataset.compare = state.compare;
     const isBeside = state.compare === "beside";
@@ -130,7 +130,7 @@ export class Atlas {
   }
 
   /** @returns of how many queries one was asked; 1: the numbers are exact */
-  sampled(): number {
+  private sampled(): number {
     return Math.max(...this.maps().map((map) => map.sampled()));
   }
 

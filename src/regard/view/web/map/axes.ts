@@ -37,10 +37,10 @@ function written(token: Token): string {
 }
 
 export class Axes {
-  family = getComputedStyle(document.body).fontFamily;
+  private family = getComputedStyle(document.body).fontFamily;
   limit = 124;
-  labels = new Map<Token, { text: string; width: number }>();
-  widths = new Map<Token[], number>();
+  private labels = new Map<Token, { text: string; width: number }>();
+  private widths = new Map<Token[], number>();
 
   constructor(readonly context: Pen) {}
 
@@ -53,7 +53,7 @@ export class Axes {
   }
 
   /** @returns shortened until it fits */
-  labelOf(token: Token): { text: string; width: number } {
+  private labelOf(token: Token): { text: string; width: number } {
     let label = this.labels.get(token);
     if (!label) {
       setType(this.context, token, this.family);
@@ -65,7 +65,7 @@ export class Axes {
   }
 
   /** @returns of the widest label, or nearly so in a long text */
-  widest(tokens: Token[]): number {
+  private widest(tokens: Token[]): number {
     let widest = this.widths.get(tokens) ?? 12;
     if (this.widths.has(tokens)) return widest;
     const every = Math.ceil(tokens.length / MEASURED);
@@ -166,7 +166,7 @@ export class Axes {
     }
   }
 
-  atQuery(frame: Frame, at: number, draw: () => void) {
+  private atQuery(frame: Frame, at: number, draw: () => void) {
     this.context.save();
     this.context.translate(frame.left - 8, frame.top + (at - frame.row + 0.5) * frame.cellHeight);
     this.context.textAlign = "right";
@@ -174,7 +174,7 @@ export class Axes {
     this.context.restore();
   }
 
-  atKey(frame: Frame, at: number, draw: () => void) {
+  private atKey(frame: Frame, at: number, draw: () => void) {
     this.context.save();
     this.context.translate(
       frame.left + (at - frame.column + 0.5) * frame.cellWidth,
@@ -186,7 +186,7 @@ export class Axes {
     this.context.restore();
   }
 
-  label(token: Token, at: number, counts: boolean, ink: Ink, chosen: boolean) {
+  private label(token: Token, at: number, counts: boolean, ink: Ink, chosen: boolean) {
     const context = this.context;
     context.textBaseline = "middle";
     context.fillStyle = chosen ? ink.accent : token.special ? ink.faint : ink.grey;

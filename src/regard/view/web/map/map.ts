@@ -11,6 +11,7 @@ import { tintOf, type Ramp } from "../maths/colours";
 import { digits, lasting, points } from "../maths/numbers";
 import type { State } from "../state";
 import type { Token } from "../text/tokens";
+import { pinsOf } from "../views/pins";
 import { Axes, type Frame, type Ink } from "./axes";
 import { rangesOf, type Grid } from "./cells";
 import { isDifference, shownName } from "./compare";
@@ -35,29 +36,30 @@ const REDRAWN = [
 ];
 
 export class MapView {
-  status = this.holder.querySelector(".progress") as HTMLElement;
-  base: HTMLCanvasElement;
+  private status = this.holder.querySelector(".progress") as HTMLElement;
+  private base: HTMLCanvasElement;
   over: HTMLCanvasElement;
   mini: HTMLCanvasElement;
-  context: CanvasRenderingContext2D;
-  overContext: CanvasRenderingContext2D;
-  axes: Axes;
-  overAxes: Axes;
+  private context: CanvasRenderingContext2D;
+  private overContext: CanvasRenderingContext2D;
+  private axes: Axes;
+  private overAxes: Axes;
   which: Which;
-  tiles: Tiles;
-  mosaic: Mosaic;
+  private tiles: Tiles;
+  private mosaic: Mosaic;
   frame: Frame | null = null;
   part: Part | null = null;
-  since = 0;
-  onStage = 0; // of the tiles that are wanted, the first so many
-  queries: Token[] | undefined;
-  keys: Token[] | undefined;
+  private since = 0;
+  private isLost = false; // some of what is wanted cannot be had
+  private onStage = 0; // of the tiles that are wanted, the first so many
+  private queries: Token[] | undefined;
+  private keys: Token[] | undefined;
 
   /** @param pick what it shows */
   constructor(
     readonly holder: HTMLElement,
-    readonly page: Page,
-    readonly pick: (state: State) => Which,
+    private readonly page: Page,
+    private readonly pick: (state: State) => Which,
   ) {
     const [base, over, mini] = [...holder.querySelectorAll("canvas")] as HTMLCanvasElement[];
     this.base = base;
@@ -71,7 +73,10 @@ export class MapView {
     this.tiles = new Tiles(
       page.source,
       () => this.refresh(),
-      (error) => page.damaged(error, this),
+      (error) => {
+        this.giveUp();
+        page.damaged(error, this);
+      },
     );
     this.mosaic = new Mosaic((place) => this.tiles.find(this.tileName(place)));
     new ResizeObserver(() => this.update(page.store.state, new Set(["size"]))).observe(holder);
@@ -86,7 +91,7 @@ export class MapView {
   }
 
   /** The part of the matrix that is shown, and where. */
-  arrange(state: State) {
+  private arrange(state: State) {
     const { queries, keys } = this.page.axes(this.which.layer);
     for (const canvas of [this.base, this.over]) {
       const { clientWidth, clientHeight } = this.holder;
@@ -112,7 +117,7 @@ export class MapView {
     return this.axes.frame(size, queries, keys, at);
   }
 
-  tileName(place: Place): string {
+  private tileName(place: Place): string {
     return `${owner(this.which, this.page.store.state.scale === "row")} ${placeName(place)}`;
   }
 
@@ -121,7 +126,7 @@ export class MapView {
   }
 
   /** @param state asks for the tiles that are not there */
-  ask({ scale }: State) {
+  private ask({ scale }: State) {
     if (this.info().kind === "map") return this.tiles.want([]);
     const { which } = this;
     const byRow = scale === "row";
@@ -130,23 +135,24 @@ export class MapView {
     // A host that knows no small map is asked for the whole, to stand in and for the minimap.
     if (!this.info().overview) places.push(this.whole());
     this.since = performance.now();
+    this.isLost = false;
     this.tiles.want(places.map((place) => ({ name: this.tileName(place), which, place, byRow })));
     setTimeout(() => this.showProgress(), QUIET);
   }
 
   /** @returns the one tile that holds the whole */
-  whole(): Place {
+  private whole(): Place {
     const { q_len, kv_len } = this.info();
     return { level: Math.max(0, Math.ceil(Math.log2(Math.max(q_len, kv_len) / TILE))), row: 0, column: 0 };
   }
 
   /** A tile came. */
-  refresh() {
+  private refresh() {
     if (this.frame && this.holder.clientWidth > 0) this.draw();
   }
 
   /** What is still on its way, and how long it will take. */
-  showProgress() {
+  private showProgress() {
     const { kept, progress } = this.tiles;
     const wanted = this.tiles.wanted.slice(0, this.onStage);
     const there = wanted.filter(({ name }) => kept.has(name)).length;
@@ -169,7 +175,7 @@ export class MapView {
     this.holder.dataset.exact = String(samples.length === 0);
   }
 
-  draw() {
+  private draw() {
     this.context.clearRect(0, 0, this.base.width, this.base.height);
     const { isWhole, all } = this.drawMap(this.context, this.axes);
     drawMinimap(this.mini, all, this.frame as Frame, this.info(), this.page.look.ink);
@@ -198,7 +204,7 @@ export class MapView {
    * @param axes on it
    * @returns is it there in full, and a picture of the whole
    */
-  drawMap(context: Pen, axes: Axes): { isWhole: boolean; all: HTMLCanvasElement | null } {
+  private drawMap(context: Pen, axes: Axes): { isWhole: boolean; all: HTMLCanvasElement | null } {
     const frame = this.frame as Frame;
     const part = this.part as Part;
     const { state } = this.page.store;
@@ -207,7 +213,7 @@ export class MapView {
     context.beginPath();
     context.rect(frame.left, frame.top, frame.width, frame.height);
     context.clip();
-    const ceiling = this.page.atlas.ceiling();
+    const ceiling = this.page.ceiling(state);
     const palette = (blocks: number) => paletteOf(look, state.scale, blocks, isDifference(this.which), ceiling);
     const small = smallPicture(this.page, this.which, state.scale === "row", palette);
     const isWhole = this.mosaic.draw(context, frame, part, palette, small, this.info());
@@ -226,10 +232,11 @@ export class MapView {
   }
 
   /** A dot in the corner of each pinned cell of the head on the stage. */
-  drawPins(context: Pen, frame: Frame) {
+  private drawPins(context: Pen, frame: Frame) {
     const { layer, head, terms } = this.which;
     context.fillStyle = this.page.look.ink.accent;
-    for (const pin of terms ? [] : (this.page.panes?.pins.all() ?? [])) {
+    const { panes, store, recording } = this.page;
+    for (const pin of terms || !panes ? [] : pinsOf(store.state.pins, recording.layers)) {
       if (pin.layer !== layer || pin.head !== head) continue;
       const x = frame.left + (pin.key + 1 - frame.column) * frame.cellWidth;
       const y = frame.top + (pin.query - frame.row) * frame.cellHeight;
@@ -239,7 +246,7 @@ export class MapView {
   }
 
   /** Says when all that is wanted is on the stage. */
-  mark(isWhole: boolean) {
+  private mark(isWhole: boolean) {
     const { level, top, bottom, left, right } = this.part as Part;
     const numbers = [level, top, left, bottom - top, right - left];
     const name = [owner(this.which, this.page.store.state.scale === "row"), ...numbers].join();
@@ -248,18 +255,18 @@ export class MapView {
     if (isWhole && this.sampled() === 1) this.page.mended(this);
   }
 
-  /** Some of what is wanted cannot be had. */
-  giveUp() {
+  private giveUp() {
+    this.isLost = true;
     this.holder.dataset.ready = "damaged";
   }
 
   /** @returns is all that is wanted on the stage, or cannot be had? */
   isSettled(): boolean {
-    return Boolean(this.holder.dataset.ready) || this.page.troubles.has(this);
+    return this.isLost || Boolean(this.holder.dataset.ready);
   }
 
   /** Shares in percent inside cells that are large enough. */
-  drawNumbers(context: Pen, { ramp, at }: Palette) {
+  private drawNumbers(context: Pen, { ramp, at }: Palette) {
     if (this.page.store.state.scale === "row") return;
     const frame = this.frame as Frame;
     const { top, bottom, left, right } = this.part as Part;
@@ -281,7 +288,7 @@ export class MapView {
    * What a cell of the level on the stage shows: of its queries the mean share that its keys get together.
    * @returns null: not there yet
    */
-  cellAt(down: number, right: number): number | null {
+  private cellAt(down: number, right: number): number | null {
     const { level, size } = this.part as Part;
     const [row, column] = [Math.floor(down / TILE), Math.floor(right / TILE)];
     const tile = this.tiles.find(this.tileName({ level, row, column }));
@@ -335,7 +342,7 @@ export class MapView {
    * The crosshair over the pointed or chosen cell, its two tokens named.
    * @param axes on it
    */
-  drawCross(context: Pen, axes: Axes) {
+  private drawCross(context: Pen, axes: Axes) {
     const frame = this.frame as Frame;
     const { ink } = this.page.look;
     const { query, key } = this.page.cell();
@@ -372,7 +379,7 @@ export class MapView {
     this.nameCell(axes, onMap.row ? query : null, onMap.column ? key : null);
   }
 
-  nameCell(axes: Axes, query: number | null, key: number | null) {
+  private nameCell(axes: Axes, query: number | null, key: number | null) {
     const frame = this.frame as Frame;
     const { ink } = this.page.look;
     const queries = this.queries as Token[];

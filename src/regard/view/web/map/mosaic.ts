@@ -75,13 +75,13 @@ export function paletteOf(look: Look, scale: Scale, blocks: number, isDifference
 }
 
 export class Mosaic {
-  window = element("canvas");
-  enlarged = element("canvas");
-  pictures = new WeakMap<Tile, { canvas: HTMLCanvasElement; colours: string }>();
-  until = 0;
+  private window = element("canvas");
+  private enlarged = element("canvas");
+  private pictures = new WeakMap<Tile, { canvas: HTMLCanvasElement; colours: string }>();
+  private until = 0;
   unfinished = false;
-  palette: ((blocks: number) => Palette) | undefined;
-  shape: { q_len: number; kv_len: number } | undefined;
+  private palette: ((blocks: number) => Palette) | undefined;
+  private shape: { q_len: number; kv_len: number } | undefined;
 
   constructor(readonly find: (place: Place) => Tile | undefined) {}
 
@@ -139,7 +139,7 @@ export class Mosaic {
     return canvas;
   }
 
-  drawSmall(
+  private drawSmall(
     window: CanvasRenderingContext2D,
     part: Part,
     small: HTMLCanvasElement,
@@ -153,7 +153,7 @@ export class Mosaic {
   }
 
   /** The next coarser tile that is there, then the finer ones. */
-  drawStandIn(window: CanvasRenderingContext2D, part: Part, place: Place) {
+  private drawStandIn(window: CanvasRenderingContext2D, part: Part, place: Place) {
     const [x, y] = [place.column * TILE - part.left, place.row * TILE - part.top];
     for (let up = 1; up <= COARSER; up++) {
       const times = 2 ** up;
@@ -182,7 +182,7 @@ export class Mosaic {
   }
 
   /** The window of cells on the stage. */
-  show(context: Pen, frame: Frame, { size, left, top }: Part) {
+  private show(context: Pen, frame: Frame, { size, left, top }: Part) {
     const { width, height } = this.window;
     const cell = { width: frame.cellWidth * size, height: frame.cellHeight * size };
     const ratio = devicePixelRatio;

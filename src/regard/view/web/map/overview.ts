@@ -4,30 +4,30 @@ import type { LayerInfo } from "../data/payload";
 import { context2d, element, sharpened } from "../dom";
 import type { Ramp, Scale } from "../maths/colours";
 import type { Store } from "../state";
-import { ARROWS } from "../views/keys";
+import { moving } from "../views/keys";
 import type { Ink } from "./axes";
 import { withHead } from "./compare";
 import { darkest } from "./legend";
 import { picturedMap, type SmallMap } from "./small";
 
 export class Overview {
-  heads = Math.max(...this.layers.map((info) => info.num_heads));
-  canvas = this.pane.querySelector("canvas") as HTMLCanvasElement;
-  caption = this.pane.querySelector(".caption") as HTMLElement;
-  left = 24;
-  top = 18;
-  step = 0;
-  gap = 0;
-  ceiling = 1;
-  pointed: { layer: number; head: number } | null = null;
-  picture: HTMLCanvasElement | null = null;
-  ink: Ink | null = null;
+  private heads = Math.max(...this.layers.map((info) => info.num_heads));
+  private canvas = this.pane.querySelector("canvas") as HTMLCanvasElement;
+  private caption = this.pane.querySelector(".caption") as HTMLElement;
+  private left = 24;
+  private top = 18;
+  private step = 0;
+  private gap = 0;
+  private ceiling = 1;
+  private pointed: { layer: number; head: number } | null = null;
+  private picture: HTMLCanvasElement | null = null;
+  private ink: Ink | null = null;
 
   constructor(
-    readonly pane: HTMLElement,
-    readonly layers: LayerInfo[],
-    readonly maps: SmallMap[],
-    readonly store: Store,
+    private readonly pane: HTMLElement,
+    private readonly layers: LayerInfo[],
+    private readonly maps: SmallMap[],
+    private readonly store: Store,
   ) {
     this.canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
     this.canvas.addEventListener("pointerleave", () => this.point(null));
@@ -35,11 +35,13 @@ export class Overview {
       const tile = this.at(event);
       if (tile) store.set(event.shiftKey ? { heads: withHead(store.state, tile) } : tile);
     });
-    this.canvas.addEventListener("keydown", (event) => this.key(event));
+    const step = (down: number, right: number) =>
+      store.set({ layer: store.state.layer + down, head: store.state.head + right });
+    this.canvas.addEventListener("keydown", moving(step));
   }
 
   /** Tiles as large as the pane allows, from 10 to 44 pixels: what stands under them is seen too. */
-  measure() {
+  private measure() {
     const style = getComputedStyle(this.pane);
     const width = Number.parseFloat(style.getPropertyValue("--grid-width"));
     const isBeside = this.pane.clientHeight > this.pane.clientWidth && style.maxHeight !== "none";
@@ -50,28 +52,18 @@ export class Overview {
     this.gap = this.step >= 18 ? 4 : 2;
   }
 
-  at(event: MouseEvent) {
+  private at(event: MouseEvent) {
     const head = Math.floor((event.offsetX - this.left) / this.step);
     const layer = Math.floor((event.offsetY - this.top) / this.step);
     return this.layers[layer] && head >= 0 && head < this.layers[layer].num_heads ? { layer, head } : null;
   }
 
-  point(tile: { layer: number; head: number } | null) {
+  private point(tile: { layer: number; head: number } | null) {
     if (tile?.layer === this.pointed?.layer && tile?.head === this.pointed?.head) return;
     this.pointed = tile;
     this.canvas.classList.toggle("can-open", tile !== null);
     this.name();
     this.outline();
-  }
-
-  /** @param event arrows go from head to head here */
-  key(event: KeyboardEvent) {
-    const { layer, head } = this.store.state;
-    const step = ARROWS[event.key];
-    if (!step) return;
-    event.preventDefault();
-    event.stopPropagation();
-    this.store.set({ layer: layer + step[0], head: head + step[1] });
   }
 
   /** Says which head is pointed at or open. */
@@ -104,7 +96,7 @@ export class Overview {
     this.outline();
   }
 
-  labels(context: CanvasRenderingContext2D) {
+  private labels(context: CanvasRenderingContext2D) {
     context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
     context.fillStyle = this.ink?.faint ?? "";
     context.textBaseline = "middle";
@@ -119,7 +111,14 @@ export class Overview {
     }
   }
 
-  tile(context: CanvasRenderingContext2D, layer: number, head: number, scale: Scale, ramp: Ramp, ceiling: number) {
+  private tile(
+    context: CanvasRenderingContext2D,
+    layer: number,
+    head: number,
+    scale: Scale,
+    ramp: Ramp,
+    ceiling: number,
+  ) {
     const picture = picturedMap(this.maps[layer], head, scale, ramp, ceiling);
     const side = this.step - this.gap;
     const { width, height } = picture;

@@ -4,7 +4,9 @@
  * to orange where there is more, to blue where there is less.
  */
 
-export type Scale = "fit" | "linear" | "log" | "row";
+import type { State } from "../state";
+
+export type Scale = State["scale"];
 
 // After the ground, [lightness, chroma, hue] at even steps: to deep indigo; to warm light.
 const STOPS = {

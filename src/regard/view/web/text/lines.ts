@@ -15,12 +15,12 @@ const ROW = 22; // pixels of a token
 const WIDEST = 6; // pixels of the line of a weight of 1
 
 export class Lines {
-  caption = element("p", { className: "caption" });
-  picture = element("div", { className: "lined" });
-  drawn: SVGLineElement[] = [];
+  private caption = element("p", { className: "caption" });
+  private picture = element("div", { className: "lined" });
+  private drawn: SVGLineElement[] = [];
 
   constructor(
-    readonly holder: HTMLElement,
+    holder: HTMLElement,
     listener: { point: (axis: Axis, at: number | null) => void; choose: (axis: Axis, at: number) => void },
   ) {
     holder.append(this.caption, this.picture);

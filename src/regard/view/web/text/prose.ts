@@ -10,14 +10,14 @@ import { meansAside } from "./block_words";
 import type { Token, TwoAxes } from "./tokens";
 
 export class Prose {
-  caption = byId("tint");
-  queries: Flow | null = null;
-  keys: Flow | null = null;
-  shown: Token[] | null = null;
+  private caption = byId("tint");
+  private queries: Flow | null = null;
+  private keys: Flow | null = null;
+  private shown: Token[] | null = null;
 
   constructor(
-    readonly pane: HTMLElement,
-    readonly page: Page,
+    private readonly pane: HTMLElement,
+    private readonly page: Page,
   ) {
     pane.addEventListener("pointermove", (event) => page.hover(this.cellAt(event)));
     pane.addEventListener("pointerleave", () => page.hover(null));
@@ -40,12 +40,12 @@ export class Prose {
     this.keys = this.text(keys, "Keys: the text that is looked at");
   }
 
-  text(tokens: Token[], name: string): Flow {
+  private text(tokens: Token[], name: string): Flow {
     this.pane.append(element("h3", {}, name));
     return new Flow(this.pane, tokens, name);
   }
 
-  cellAt(event: Event): Cell | null {
+  private cellAt(event: Event): Cell | null {
     const query = this.queries?.at(event) ?? null;
     const key = this.keys?.at(event) ?? null;
     if (query === null && key === null) return null;

@@ -85,12 +85,12 @@ export function sentence(reading: Reading, { queries, keys }: TwoAxes, layers: L
 }
 
 export class ReadingView {
-  line = byId("sentence");
-  value = byId("value");
-  whole = byId("whole-token");
-  looks = byId("looks-table");
-  looked = byId("looked-table");
-  written: (weight: number) => string = share; // shares; of a difference points
+  private line = byId("sentence");
+  private value = byId("value");
+  private whole = byId("whole-token");
+  private looks = byId("looks-table");
+  private looked = byId("looked-table");
+  private written: (weight: number) => string = share; // shares; of a difference points
 
   constructor(readonly page: Page) {}
 
@@ -132,7 +132,7 @@ export class ReadingView {
     this.spell(axes, reading);
   }
 
-  list(table: HTMLElement, caption: string, weights: Float32Array, tokens: Token[], axis: "query" | "key") {
+  private list(table: HTMLElement, caption: string, weights: Float32Array, tokens: Token[], axis: "query" | "key") {
     const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
     const name = element("caption", {}, this.written === share ? caption : `${caption}, in points`);
     const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
@@ -145,7 +145,7 @@ export class ReadingView {
     table.replaceChildren(name, element("tbody", {}, ...rows));
   }
 
-  row(at: number, weight: number, tokens: Token[], axis: "query" | "key") {
+  private row(at: number, weight: number, tokens: Token[], axis: "query" | "key") {
     const button = element("button", { className: tokens[at].special ? "special" : "" }, named(tokens[at], 22));
     button.addEventListener("click", () => this.page.store.set({ [axis]: at, hover: null }));
     const position = element("span", { className: "position" }, isRepeated(tokens, at) ? String(at) : "");
@@ -154,7 +154,7 @@ export class ReadingView {
   }
 
   /** The whole text of a token that is too long to show. */
-  spell({ queries, keys }: TwoAxes, { query, key }: Reading) {
+  private spell({ queries, keys }: TwoAxes, { query, key }: Reading) {
     const token = [queries[query], keys[key]].find(isShortened);
     this.whole.hidden = !token;
     if (!token || this.whole.dataset.text === token.text) return;

@@ -4,6 +4,7 @@
  * or of cross-attention face each other; few tokens have lines between them.
  */
 
+import { Latest } from "../data/waiting";
 import { choice, element } from "../dom";
 import type { Page } from "../main";
 import { chosenHeads, shown, withHead } from "../map/compare";
@@ -39,22 +40,21 @@ const LEAST = 0.04; // of the strongest: less is not worth a number
 const APART = 8; // characters between two numbers that do not touch
 
 export class TextView {
-  direction = element("p", { className: "direction" });
-  turn: HTMLElement;
-  facing: HTMLDivElement;
-  toggles: HTMLParagraphElement;
-  lined: HTMLDivElement;
-  lines: Lines;
-  sides: Side[] = [];
-  written: Token[][] = [];
-  isolated: Axis | null = null;
-  matrix = ""; // what the lines are of
-  isLined = true; // are they there, or none wanted?
-  latest = new AbortController();
+  private direction = element("p", { className: "direction" });
+  private turn: HTMLElement;
+  private facing: HTMLDivElement;
+  private toggles: HTMLParagraphElement;
+  private lined: HTMLDivElement;
+  private lines: Lines;
+  private sides: Side[] = [];
+  private written: Token[][] = [];
+  private isolated: Axis | null = null;
+  private matrix = ""; // what the lines are of
+  private latest = new Latest(); // lines that are asked for
 
   constructor(
-    readonly pane: HTMLElement,
-    readonly page: Page,
+    private readonly pane: HTMLElement,
+    private readonly page: Page,
   ) {
     this.turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
     this.turn.className = "pressed";
@@ -73,22 +73,22 @@ export class TextView {
   }
 
   /** @returns are queries and keys the same tokens? */
-  isOneText(): boolean {
+  private isOneText(): boolean {
     return this.written[0] === this.written[1];
   }
 
   /** @returns a token as the cell that is read */
-  cellOf(axis: Axis, at: number): Cell {
+  private cellOf(axis: Axis, at: number): Cell {
     return axis === "query" || this.isOneText() ? { query: at, key: null } : { query: null, key: at };
   }
 
-  choose(axis: Axis, at: number) {
+  private choose(axis: Axis, at: number) {
     if (this.isOneText()) return this.page.store.set({ query: at, hover: null });
     this.page.store.set({ ...this.cellOf(axis, at), side: axis === "query" ? "looks" : "looked", hover: null });
   }
 
   /** @param at pointed at; null: no longer */
-  point(axis: Axis, at: number | null) {
+  private point(axis: Axis, at: number | null) {
     this.isolated = at === null ? null : axis;
     this.page.hover(at === null ? null : this.cellOf(axis, at));
     if (this.page.reading) this.connect(this.page.reading);
@@ -108,7 +108,7 @@ export class TextView {
   }
 
   /** @returns the side that shows this token */
-  sideOf(axis: Axis, at: number): Side | undefined {
+  private sideOf(axis: Axis, at: number): Side | undefined {
     return this.sides.find(
       (side) => (side.axis === axis || side.axis === "both") && at >= side.range[0] && at < side.range[1],
     );
@@ -123,18 +123,18 @@ export class TextView {
     this.draw(state);
   }
 
-  clear() {
+  private clear() {
     for (const { flow, caption } of this.sides) {
       flow.clear();
       caption.textContent = "Only the small map of this layer is here; choose a layer that is there in full.";
     }
     this.lines.clear();
     this.matrix = "";
-    this.isLined = true;
+    this.latest.drop();
   }
 
   /** Lays the texts out. */
-  write(queries: Token[], keys: Token[]) {
+  private write(queries: Token[], keys: Token[]) {
     this.written = [queries, keys];
     this.facing.replaceChildren();
     const cut = queries === keys ? secondText(keys) : null;
@@ -162,7 +162,7 @@ export class TextView {
     if (twice) this.scrollTogether();
   }
 
-  side(
+  private side(
     tokens: Token[],
     axis: Side["axis"],
     shows: Side["shows"],
@@ -180,7 +180,7 @@ export class TextView {
     return { flow, axis, shows, name, range: [first, end], heading, caption };
   }
 
-  follow(scroller: HTMLElement, flow: Flow, axis: Axis) {
+  private follow(scroller: HTMLElement, flow: Flow, axis: Axis) {
     scroller.addEventListener("pointerleave", () => this.point(axis, null));
     scroller.addEventListener("pointermove", (event) => this.point(axis, flow.at(event)));
     scroller.addEventListener("click", (event) => {
@@ -190,7 +190,7 @@ export class TextView {
   }
 
   /** One text that stands twice scrolls as one. */
-  scrollTogether() {
+  private scrollTogether() {
     const [{ flow: one }, { flow: other }] = this.sides;
     one.lead(other);
     const [left, right] = [one.scroller, other.scroller];
@@ -223,7 +223,7 @@ export class TextView {
   }
 
   /** @param aside what they are */
-  tint({ flow, caption, shows, range: [first, end] }: Side, weights: Float32Array | null, aside: string) {
+  private tint({ flow, caption, shows, range: [first, end] }: Side, weights: Float32Array | null, aside: string) {
     const highest = weights ? weights[strongest(weights)] : 0;
     flow.tint(weights, highest, this.page.look.ramp);
     if (!weights) {
@@ -245,7 +245,7 @@ export class TextView {
   }
 
   /** The lines, and the tints of their names. */
-  connect({ query, key, row, column }: Reading) {
+  private connect({ query, key, row, column }: Reading) {
     if (this.matrix === "") return;
     const { ramp } = this.page.look;
     const axis = this.isolated;
@@ -262,7 +262,7 @@ export class TextView {
   }
 
   /** The lines of the open head, or of several in colours, when there are few tokens. */
-  draw(state: State) {
+  private draw(state: State) {
     const { layers } = this.page.recording;
     const [queries, keys] = this.written;
     const few = Math.max(queries.length, keys.length) <= MOST_LINED;
@@ -276,36 +276,31 @@ export class TextView {
     const wanted = few ? JSON.stringify(drawn) : "";
     if (wanted === this.matrix) return;
     this.matrix = wanted;
-    this.latest.abort();
-    this.latest = new AbortController();
-    this.isLined = !few;
+    this.latest.drop();
     if (!few) return this.lines.clear();
-    const { signal } = this.latest;
     const place = { level: 0, row: 0, column: 0, byRow: false };
-    Promise.all(drawn.map(({ which }) => this.page.source.tile(which, place, signal)))
-      .then((tiles) => {
-        if (wanted !== this.matrix) return;
+    void this.latest.ask(
+      (signal) => Promise.all(drawn.map(({ which }) => this.page.source.tile(which, place, signal))),
+      (tiles) => {
         this.page.mended(this);
-        this.isLined = true;
         const matrices = tiles.map(({ values }, i) => ({ weights: values, colour: drawn[i].colour }));
         this.lines.draw(matrices, { queries, keys });
         if (this.page.reading) this.connect(this.page.reading);
-      })
-      .catch((error) => {
-        if (wanted !== this.matrix) return;
+      },
+      (error) => {
         this.matrix = "";
-        this.isLined = true;
         this.page.damaged(error, this);
-      });
+      },
+    );
   }
 
   /** Has each chosen head a colour of its own? */
-  isColoured({ heads }: State): boolean {
+  private isColoured({ heads }: State): boolean {
     return heads.includes("_") && heads.split("_").length <= COLOURS.length;
   }
 
   /** A button for every head of the open layer, and for those of others that are chosen. */
-  offer(state: State, coloured: { layer: number; head: number }[]) {
+  private offer(state: State, coloured: { layer: number; head: number }[]) {
     const { num_heads } = this.page.recording.layers[state.layer];
     const mine = Array.from({ length: num_heads }, (_, head) => ({ layer: state.layer, head }));
     const all = [...mine, ...coloured.filter(({ layer }) => layer !== state.layer)];
@@ -341,7 +336,7 @@ export class TextView {
   }
 
   isSettled(): boolean {
-    return this.isLined && !this.page.reader.isReading;
+    return !this.latest.isWaiting && !this.page.reader.isReading;
   }
 
   /** @returns the numbers shown; the first row names the columns */

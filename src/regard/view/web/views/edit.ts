@@ -8,9 +8,9 @@ const LOOK_AGAIN = 400; // milliseconds
 const PLACES = ["query", "key", "row", "column", "zoom", "pins"];
 
 export class Edit {
-  dialog = byId<HTMLDialogElement>("edit");
-  text = this.dialog.querySelector("textarea") as HTMLTextAreaElement;
-  button = byId<HTMLButtonElement>("run");
+  private dialog = byId<HTMLDialogElement>("edit");
+  private text = this.dialog.querySelector("textarea") as HTMLTextAreaElement;
+  private button = byId<HTMLButtonElement>("run");
 
   constructor(readonly page: Page) {
     const { text } = page.recording;
@@ -27,7 +27,7 @@ export class Edit {
   }
 
   /** The model reads the text; the page then shows the new recording at the same layer and head. */
-  async run() {
+  private async run() {
     if (this.button.disabled) return;
     this.button.disabled = this.text.readOnly = true;
     this.say("The model runs …");
@@ -54,7 +54,7 @@ export class Edit {
   }
 
   /** How far the model is. */
-  async look() {
+  private async look() {
     try {
       const { running, done, layers } = await (await this.asked({})).json();
       if (running && done && this.button.disabled)
@@ -64,7 +64,7 @@ export class Edit {
     }
   }
 
-  async asked(how: RequestInit): Promise<Response> {
+  private async asked(how: RequestInit): Promise<Response> {
     const answer = await fetch("api/text", how).catch(() => {
       throw new Error(
         "The server does not answer any more. Start regard serve again, and open the file that it names.",
@@ -74,7 +74,7 @@ export class Edit {
     return answer;
   }
 
-  say(sentence: string) {
+  private say(sentence: string) {
     byId("edit-status").textContent = sentence;
   }
 }

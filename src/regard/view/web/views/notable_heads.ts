@@ -8,21 +8,21 @@ import { doing, introduced, notableHeads } from "./opening";
 const SEARCHING = "Looking at every head for those that stand out; they will be listed here.";
 
 export class NotableHeads {
-  pane = byId("notable");
-  sentence = byId("introduction");
-  isLate = !this.isKnown(); // the page was there before the kinds of its heads
+  private pane = byId("notable");
+  private sentence = byId("introduction");
+  private isLate = !this.isKnown(); // the page was there before the kinds of its heads
 
   constructor(readonly page: Page) {
     this.list();
   }
 
   /** @returns are the kinds of the heads known? */
-  isKnown(): boolean {
+  private isKnown(): boolean {
     return this.page.recording.layers.some(({ heads }) => heads !== null);
   }
 
   /** Beside a head that was opened before the kinds were known, the one that stands out most. */
-  offer(layer: number, head: number) {
+  private offer(layer: number, head: number) {
     const [best] = notableHeads(this.page.recording.layers);
     const isMoved = layer !== this.page.store.fresh.layer || head !== this.page.store.fresh.head;
     if (isMoved) this.isLate = false;

@@ -44,12 +44,11 @@ export function written(pins: Pin[]): string {
 }
 
 export class Pins {
-  pane = byId("pins");
-  latest = new AbortController();
+  private pane = byId("pins");
 
   constructor(readonly page: Page) {}
 
-  all(): Pin[] {
+  private all(): Pin[] {
     return pinsOf(this.page.store.state.pins, this.page.recording.layers);
   }
 
@@ -64,29 +63,27 @@ export class Pins {
   }
 
   /** @param note null: it is taken away */
-  change(pin: Pin, note: string | null) {
+  private change(pin: Pin, note: string | null) {
     const pins = this.all().flatMap((one) => (!isSame(one, pin) ? [one] : note === null ? [] : [{ ...one, note }]));
     this.page.store.set({ pins: written(pins) });
   }
 
   update(changed: Set<string>) {
     if (!changed.has("pins") && !changed.has("hidden")) return;
-    this.latest.abort();
-    this.latest = new AbortController();
     const pins = this.all();
     this.pane.hidden = pins.length === 0;
     const list = this.pane.querySelector("ul") as HTMLElement;
-    list.replaceChildren(...pins.map((pin) => this.line(pin, this.latest.signal)));
+    list.replaceChildren(...pins.map((pin) => this.line(pin)));
   }
 
-  line(pin: Pin, signal: AbortSignal) {
+  private line(pin: Pin) {
     const { layer, head, query, key } = pin;
     const { queries, keys } = this.page.axes(layer);
     const name = `L${layer}H${head} ${named(queries[query], 16)} → ${named(keys[key], 16)}`;
     const go = element("button", { type: "button", title: `Query ${query}, key ${key}` }, name);
     go.addEventListener("click", () => this.page.store.set({ layer, head, heads: "one", query, key, hover: null }));
     const value = element("span", { className: "value" });
-    void this.read(pin, value, signal);
+    void this.read(pin, value);
     const label = `Note on ${name}`;
     const note = element("input", { value: pin.note, maxLength: LONGEST, placeholder: "Note", "aria-label": label });
     note.addEventListener("change", () => this.change(pin, note.value));
@@ -96,12 +93,12 @@ export class Pins {
   }
 
   /** Its weight; nothing where only means of blocks are known. */
-  async read({ layer, head, query, key }: Pin, value: HTMLElement, signal: AbortSignal) {
+  private async read({ layer, head, query, key }: Pin, value: HTMLElement) {
     if (!isWhole(this.page.recording.layers[layer])) return;
     const { hidden } = this.page.store.state;
     try {
-      const { values } = await this.page.source.row({ layer, head, hidden }, query, signal);
-      if (!signal.aborted) value.textContent = share(values[key]);
+      const { values } = await this.page.source.row({ layer, head, hidden }, query);
+      value.textContent = share(values[key]);
     } catch {
       // What is damaged or lost, the map and the sentence say.
     }
