@@ -9,10 +9,11 @@ import { layer, recording, tokens, WORDS } from "./recordings.mjs";
 globalThis.requestAnimationFrame = (draw) => frames.push(draw);
 let frames = [];
 
-function store(from = recording(), open = { layer: 0, head: 0, query: 4, key: 3 }) {
+function store(from = recording(), onChange = () => {}) {
   frames = [];
+  const open = { layer: 0, head: 0, query: 4, key: 3 };
   const fresh = freshState({ ...open, compare: "alone", parts: "sentences" }, from.layers[0].kv_len);
-  return new Store(fresh, (state) => fitted(state, from));
+  return new Store(fresh, (state) => fitted(state, from), onChange);
 }
 
 /** The state that an address gives, beside that of a fresh page. */
@@ -98,9 +99,8 @@ test("more steps are asked for again at each query", () => {
 });
 
 test("views are told once a frame of all that changed", () => {
-  const page = store();
   const told = [];
-  page.subscribe((_, changed) => told.push([...changed].sort()));
+  const page = store(recording(), (_, changed) => told.push([...changed].sort()));
   page.set({ head: 1 });
   page.set({ query: 5, hover: null });
   page.set({ query: 5 });

@@ -24,6 +24,12 @@ export function element<Tag extends keyof HTMLElementTagNameMap>(
   return made;
 }
 
+/** Gives a list so many numbers to choose from, from 0. */
+export function offerNumbers(select: HTMLSelectElement, count: number) {
+  if (select.childElementCount !== count)
+    select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(String(i), String(i))));
+}
+
 export function svgElement<Name extends keyof SVGElementTagNameMap>(
   name: Name,
   attributes: Record<string, string | number>,

@@ -7,6 +7,7 @@ import { Damaged, readRecording, type Recording } from "./data/payload";
 import { Source, type Host } from "./data/source";
 import { byId, element } from "./dom";
 import { Atlas } from "./map/atlas";
+import { INKS, type Ink } from "./map/axes";
 import { ceilingOfAll } from "./map/ceiling";
 import { isDifference, shown } from "./map/compare";
 import { legendOf, showLegend, type Legend } from "./map/legend";
@@ -55,7 +56,11 @@ export class Page {
 
   constructor(readonly recording: Recording) {
     this.maps = recording.layers.map(smallMap);
-    this.store = new Store(this.freshState(), (state) => this.fitted(state));
+    this.store = new Store(
+      this.freshState(),
+      (state) => this.fitted(state),
+      (state, changed) => this.show(state, changed),
+    );
     this.isLive = recording.layers.some(({ kind }) => kind === "live");
     this.source = new Source(recording.layers, this.host());
     this.look = this.themed();
@@ -101,11 +106,10 @@ export class Page {
   private drawOverview() {
     if (!this.panes) return;
     this.gridCeiling = ceilingOfAll(this);
-    this.panes.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink, this.gridCeiling);
+    this.panes.overview.draw();
   }
 
   start() {
-    this.store.subscribe((state, changed) => this.show(state, changed));
     this.atlas.listen();
     listen(this);
     // Not location.hash: remember() may have put the last state back before this event comes.
@@ -384,15 +388,7 @@ export class Page {
     root.dataset.theme = theme;
     const dark = theme === "dark" || (theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
     const style = getComputedStyle(root);
-    const read = (name: string) => style.getPropertyValue(name).trim();
-    const ink = {
-      ground: read("--ground"),
-      ink: read("--ink"),
-      grey: read("--grey"),
-      faint: read("--faint"),
-      line: read("--line"),
-      accent: read("--accent"),
-    };
+    const ink = Object.fromEntries(INKS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()])) as Ink;
     const name = dark ? "dark" : "light";
     return { name, ramp: ramp(name, ink.ground), differences: differenceRamp(name, ink.ground), ink };
   }

@@ -73,8 +73,6 @@ export function freshState(
   };
 }
 
-export type View = (state: State, changed: Set<string>) => void;
-
 const NAMES: Record<string, RegExp> = {
   heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/,
   with: /^\d{1,4}\.\d{1,4}$/,
@@ -87,23 +85,20 @@ const FLAGS = ["hidden", "folded"];
 export class Store {
   fresh: State;
   state: State;
-  private views: View[] = [];
   changed = new Set<string>();
 
   /**
    * @param state the state of a fresh page
    * @param fitted keeps every number inside the recording
+   * @param onChange is told once a frame what changed
    */
   constructor(
     state: State,
     private readonly fitted: (state: State) => State,
+    private readonly onChange: (state: State, changed: Set<string>) => void,
   ) {
     this.fresh = state;
     this.state = fitted(state);
-  }
-
-  subscribe(view: View) {
-    this.views.push(view);
   }
 
   set(patch: Partial<State>) {
@@ -122,7 +117,7 @@ export class Store {
   private notify() {
     const changed = this.changed;
     this.changed = new Set();
-    for (const view of this.views) view(this.state, changed);
+    this.onChange(this.state, changed);
   }
 
   /** @returns what must be remembered to come back here */

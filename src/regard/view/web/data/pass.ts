@@ -4,7 +4,7 @@
  * long head as it is, the file holds what the pass would find.
  */
 
-import { addRow, divide, type Extent } from "../maths/blocks";
+import { addRow, tileOfBlocks, type Extent } from "../maths/blocks";
 import { allowed, highestOf, rowOf, weightsOf, type Layer, type Which } from "../maths/softmax";
 
 const MOST = 2048; // blocks a side that are kept: at most 16 MB
@@ -85,18 +85,8 @@ export class Pass {
   }
 
   tile(part: Extent): Float32Array {
-    const { size, first, end, from, to, height, width } = part;
-    const values = new Float32Array(height * width);
-    for (let query = first; query < end; query += this.size) {
-      const at = (query / this.size) * this.columns;
-      const out = Math.floor((query - first) / size) * width;
-      for (let key = from; key < to; key += this.size) {
-        // A sum over rows of means over keys; a block at the edge has fewer keys.
-        const keys = Math.min(to, key + this.size) - key;
-        values[out + Math.floor((key - from) / size)] += this.sums[at + key / this.size] * keys;
-      }
-    }
-    divide(values, part);
-    return values;
+    const { size, columns, sums } = this;
+    // A sum over rows of means over keys; a block at the edge has fewer keys.
+    return tileOfBlocks(part, size, (query, key, _, across) => sums[(query / size) * columns + key / size] * across);
   }
 }

@@ -6,7 +6,7 @@
 
 import type { Place } from "../maths/blocks";
 import type { Part, Steps } from "../maths/row_steps";
-import type { Parts } from "../maths/shares";
+import type { Parts } from "./engine";
 import type { HeadKind, LayerInfo, SmallNumbers } from "./payload";
 
 /** Hidden: sinks are set aside. */

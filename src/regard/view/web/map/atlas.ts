@@ -1,13 +1,13 @@
 /** The map view: one map, or two side by side, and what chooses their heads. */
 
-import { byId } from "../dom";
+import { byId, offerNumbers } from "../dom";
 import { fitted, type Picture } from "../export/picture";
 import type { Page } from "../main";
 import { grouped } from "../maths/numbers";
 import type { State } from "../state";
 import { ceilingOf } from "./ceiling";
 import { cellTable } from "./cells";
-import { beside, headline, headsName, shown, shownName } from "./compare";
+import { beside, headline, shown } from "./compare";
 import { MapView } from "./map";
 import { followMinimap } from "./minimap";
 import { followPointer } from "./travel";
@@ -34,7 +34,7 @@ export class Atlas {
     this.second = new MapView(second, page, (state) => beside(state));
     this.titles = [...section.querySelectorAll(".map-title")] as HTMLElement[];
     if (!page.panes) return;
-    this.withLayer.replaceChildren(...layers.map((_, i) => new Option(String(i), String(i))));
+    offerNumbers(this.withLayer, layers.length);
     for (const select of [this.withLayer, this.withHead]) {
       select.addEventListener("change", () =>
         page.store.set({ with: `${this.withLayer.value}.${this.withHead.value}` }),
@@ -62,17 +62,15 @@ export class Atlas {
     const isBeside = state.compare === "beside";
     (this.second.holder.parentElement as HTMLElement).hidden = !isBeside;
     const which = shown(state, layers);
-    this.titles[0].textContent = capital(shownName(which, layers));
+    this.titles[0].textContent = headline({ ...which, hidden: false }, layers);
     this.titles[0].hidden = state.compare === "alone" && state.heads === "one";
-    if (isBeside) this.titles[1].textContent = capital(headsName(beside(state), layers));
+    if (isBeside) this.titles[1].textContent = headline({ ...beside(state), hidden: false }, layers);
     if (!this.page.panes) return;
     const chosen = byId("with");
     chosen.hidden = state.compare === "alone" || this.page.recording.other !== undefined;
     if (chosen.hidden) return;
     const [layer, head] = state.with.split(".").map(Number);
-    const count = layers[layer].num_heads;
-    if (this.withHead.childElementCount !== count)
-      this.withHead.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(String(i), String(i))));
+    offerNumbers(this.withHead, layers[layer].num_heads);
     [this.withLayer.value, this.withHead.value] = [String(layer), String(head)];
   }
 
@@ -153,8 +151,4 @@ export class Atlas {
 /** @param first a part of one, if it is not whole */
 function seen(first: number, count: number): string {
   return `${grouped(Math.floor(first))} to ${grouped(Math.ceil(first + count - 1e-6) - 1)}`;
-}
-
-function capital(text: string): string {
-  return text[0].toUpperCase() + text.slice(1);
 }

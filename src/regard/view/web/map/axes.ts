@@ -3,7 +3,9 @@
 import { fitted, type Pen } from "../export/picture";
 import { named, type Token } from "../text/tokens";
 
-export type Ink = { ground: string; ink: string; grey: string; faint: string; line: string; accent: string };
+/** Colours of the style sheet. */
+export const INKS = ["ground", "ink", "grey", "faint", "line", "accent"] as const;
+export type Ink = Record<(typeof INKS)[number], string>;
 
 export interface Frame {
   left: number; // CSS pixels from the canvas's edge to the map

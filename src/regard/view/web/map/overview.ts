@@ -1,16 +1,14 @@
 /** The layers x heads grid of small maps: always there, the way to move. */
 
-import type { LayerInfo } from "../data/payload";
 import { context2d, element, sharpened } from "../dom";
-import type { Ramp, Scale } from "../maths/colours";
-import type { Store } from "../state";
+import type { Page } from "../main";
 import { moving } from "../views/keys";
-import type { Ink } from "./axes";
 import { withHead } from "./compare";
 import { darkest } from "./legend";
-import { picturedMap, type SmallMap } from "./small";
+import { headPicture } from "./small";
 
 export class Overview {
+  private layers = this.page.recording.layers;
   private heads = Math.max(...this.layers.map((info) => info.num_heads));
   private canvas = this.pane.querySelector("canvas") as HTMLCanvasElement;
   private caption = this.pane.querySelector(".caption") as HTMLElement;
@@ -18,17 +16,14 @@ export class Overview {
   private top = 18;
   private step = 0;
   private gap = 0;
-  private ceiling = 1;
   private pointed: { layer: number; head: number } | null = null;
   private picture: HTMLCanvasElement | null = null;
-  private ink: Ink | null = null;
 
   constructor(
     private readonly pane: HTMLElement,
-    private readonly layers: LayerInfo[],
-    private readonly maps: SmallMap[],
-    private readonly store: Store,
+    private readonly page: Pick<Page, "recording" | "maps" | "store" | "look" | "gridCeiling">,
   ) {
+    const { store } = page;
     this.canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
     this.canvas.addEventListener("pointerleave", () => this.point(null));
     this.canvas.addEventListener("click", (event) => {
@@ -68,18 +63,15 @@ export class Overview {
 
   /** Says which head is pointed at or open. */
   name() {
-    const { layer, head } = this.pointed ?? this.store.state;
+    const { layer, head } = this.pointed ?? this.page.store.state;
     const { kind } = this.layers[layer];
     const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
-    const fitted = this.store.state.scale === "fit" ? ` · ${darkest(this.ceiling)}` : "";
+    const fitted = this.page.store.state.scale === "fit" ? ` · ${darkest(this.page.gridCeiling)}` : "";
     this.caption.textContent = `${this.pointed ? "Open" : "Open now:"} layer ${layer}, head ${head}${missing}${fitted}`;
     this.canvas.setAttribute("aria-label", `Small maps of every head. ${this.caption.textContent}. Arrow keys move.`);
   }
 
-  /** @param ceiling of all heads, on the fitted scale */
-  draw(scale: Scale, ramp: Ramp, ink: Ink, ceiling: number) {
-    this.ink = ink;
-    this.ceiling = ceiling;
+  draw() {
     this.measure();
     const width = this.left + this.heads * this.step + 2;
     const height = this.top + this.layers.length * this.step + 2;
@@ -90,7 +82,7 @@ export class Overview {
     this.labels(context);
     context.imageSmoothingQuality = "high";
     this.layers.forEach((info, layer) => {
-      for (let head = 0; head < info.num_heads; head++) this.tile(context, layer, head, scale, ramp, ceiling);
+      for (let head = 0; head < info.num_heads; head++) this.tile(context, layer, head);
     });
     this.name();
     this.outline();
@@ -98,7 +90,7 @@ export class Overview {
 
   private labels(context: CanvasRenderingContext2D) {
     context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-    context.fillStyle = this.ink?.faint ?? "";
+    context.fillStyle = this.page.look.ink.faint;
     context.textBaseline = "middle";
     const every = this.step >= 18 ? 1 : this.step >= 13 ? 2 : 4;
     context.textAlign = "center";
@@ -111,15 +103,8 @@ export class Overview {
     }
   }
 
-  private tile(
-    context: CanvasRenderingContext2D,
-    layer: number,
-    head: number,
-    scale: Scale,
-    ramp: Ramp,
-    ceiling: number,
-  ) {
-    const picture = picturedMap(this.maps[layer], head, scale, ramp, ceiling);
+  private tile(context: CanvasRenderingContext2D, layer: number, head: number) {
+    const picture = headPicture(this.page, layer, head);
     const side = this.step - this.gap;
     const { width, height } = picture;
     // Fewer pixels than cells: let the browser average. More: keep the cells' edges sharp.
@@ -128,25 +113,25 @@ export class Overview {
     const y = this.top + layer * this.step;
     context.drawImage(picture, 0, 0, width, height, x, y, side, side);
     if (this.gap < 4) return; // so small, frames would be all one sees
-    context.strokeStyle = this.ink?.line ?? "";
+    context.strokeStyle = this.page.look.ink.line;
     context.lineWidth = 1;
     context.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
   }
 
   /** The open head and the one pointed at, over the finished picture. */
   outline() {
-    if (!this.picture || !this.ink) return;
+    if (!this.picture) return;
     const ratio = devicePixelRatio;
     this.canvas.width = this.picture.width;
     this.canvas.height = this.picture.height;
     const context = context2d(this.canvas);
     context.drawImage(this.picture, 0, 0);
     context.scale(ratio, ratio);
-    context.strokeStyle = this.ink.accent;
+    context.strokeStyle = this.page.look.ink.accent;
     const side = this.step - this.gap;
     for (const [tile, width] of [
       [this.pointed, 1],
-      [this.store.state, 2],
+      [this.page.store.state, 2],
     ] as const) {
       if (!tile) continue;
       context.lineWidth = width;

@@ -1,6 +1,6 @@
 /** The bar and the stage's head: words to press, each showing the state it changes. */
 
-import { byId } from "../dom";
+import { byId, offerNumbers } from "../dom";
 import type { Page } from "../main";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";
@@ -18,7 +18,7 @@ export class Controls {
   constructor(readonly page: Page) {
     this.describe();
     this.hint();
-    this.layer.replaceChildren(...page.recording.layers.map((_, i) => option(i)));
+    offerNumbers(this.layer, page.recording.layers.length);
     this.layer.addEventListener("change", () => page.store.set({ layer: Number(this.layer.value) }));
     this.head.addEventListener("change", () => page.store.set({ head: Number(this.head.value) }));
     document.addEventListener("click", (event) => this.press(event));
@@ -96,9 +96,7 @@ export class Controls {
 
   show(state: State) {
     const info = this.page.recording.layers[state.layer];
-    if (this.head.childElementCount !== info.num_heads) {
-      this.head.replaceChildren(...Array.from({ length: info.num_heads }, (_, i) => option(i)));
-    }
+    offerNumbers(this.head, info.num_heads);
     this.layer.value = String(state.layer);
     this.head.value = String(state.head);
     byId("layer-name").textContent = visible(info.name);
@@ -125,8 +123,4 @@ function remembered(name: string): string | null {
 
 function isDark(): boolean {
   return getComputedStyle(document.documentElement).colorScheme === "dark";
-}
-
-function option(i: number): HTMLOptionElement {
-  return new Option(String(i), String(i));
 }

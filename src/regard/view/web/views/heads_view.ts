@@ -4,7 +4,7 @@ import type { HeadKind } from "../data/payload";
 import { element } from "../dom";
 import { fitted, type Pen, type Picture } from "../export/picture";
 import type { Page } from "../main";
-import { picturedMap } from "../map/small";
+import { headPicture } from "../map/small";
 import { counted, share } from "../maths/numbers";
 import type { State } from "../state";
 import { moving } from "./keys";
@@ -148,12 +148,7 @@ export class HeadsView {
 
   private paint(button: Element) {
     const tile = this.tileOf.get(button);
-    if (tile) button.querySelector("canvas")?.replaceWith(this.tilePicture(tile));
-  }
-
-  private tilePicture({ layer, head }: Tile): HTMLCanvasElement {
-    const { maps, store, look, gridCeiling } = this.page;
-    return picturedMap(maps[layer], head, store.state.scale, look.ramp, gridCeiling);
+    if (tile) button.querySelector("canvas")?.replaceWith(headPicture(this.page, tile.layer, tile.head));
   }
 
   /** What is on screen gets its colours at once, the rest when it comes into view. */
@@ -236,7 +231,7 @@ export class HeadsView {
     const { layer, head } = this.page.store.state;
     const isOpen = tile.layer === layer && tile.head === head;
     const { name, score, kind } = this.words(tile);
-    const map = this.tilePicture(tile);
+    const map = headPicture(this.page, tile.layer, tile.head);
     pen.imageSmoothingEnabled = map.width > 2 * side;
     pen.drawImage(map, x, y, side, side);
     pen.strokeStyle = isOpen ? ink.accent : ink.line;
