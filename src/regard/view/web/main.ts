@@ -50,9 +50,9 @@ export class Page {
   private legendName = "";
   private prose: Prose;
   views: Views;
-  words: ReadingView;
+  private words: ReadingView;
   private controls: Controls;
-  reader: Reader;
+  private reader: Reader;
 
   constructor(readonly recording: Recording) {
     this.maps = recording.layers.map(smallMap);
@@ -177,6 +177,16 @@ export class Page {
       this.axesOf.set(name, axes);
     }
     return axes;
+  }
+
+  /** @returns is a cell still being read? */
+  get isReading(): boolean {
+    return this.reader.isReading;
+  }
+
+  /** Says something in place of the cell that is read. */
+  say(text: string) {
+    this.words.say(text);
   }
 
   /** @returns the pointed or chosen cell, as far as it is known */
@@ -312,8 +322,9 @@ export class Page {
     if (reading.column && this.mended(this.words)) this.views.update(this.store.state, new Set(["size"]));
     const { hover, query, key } = this.store.state;
     if (!hover && (query === null || key === null)) this.store.set({ query: reading.query, key: reading.key });
-    this.words.read(reading);
-    this.views.now()?.read?.(reading);
+    const view = this.views.now();
+    this.words.read(reading, view?.sentence?.(reading));
+    view?.read?.(reading);
     this.prose.read(reading);
     this.atlas.point();
     document.body.dataset.read = [

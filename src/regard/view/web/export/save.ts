@@ -1,10 +1,11 @@
 /** The Save menu: what the open view shows as PNG, on paper, or its numbers as CSV. */
 
 import { byId, context2d, element } from "../dom";
-import type { Page } from "../main";
 import { drawLegend } from "../map/legend";
 import type { State } from "../state";
 import { fitted, type Pen } from "./picture";
+
+type Page = Pick<import("../main").Page, "legend" | "look" | "recording" | "store" | "views">;
 
 const SHARP = 2; // pixels of a PNG for each pixel of the page
 const MARGIN = 16; // pixels around a picture, and under its heading

@@ -2,7 +2,6 @@
 
 import { byId, offerNumbers } from "../dom";
 import { fitted, type Picture } from "../export/picture";
-import type { Page } from "../main";
 import { grouped } from "../maths/numbers";
 import type { State } from "../state";
 import { ceilingOf } from "./ceiling";
@@ -12,6 +11,26 @@ import { MapView } from "./map";
 import { followMinimap } from "./minimap";
 import { followPointer } from "./travel";
 import type { Table } from "../views/views";
+
+type Page = Pick<
+  import("../main").Page,
+  | "axes"
+  | "cell"
+  | "ceiling"
+  | "damaged"
+  | "hover"
+  | "isCompared"
+  | "look"
+  | "map"
+  | "maps"
+  | "mended"
+  | "panes"
+  | "recording"
+  | "source"
+  | "store"
+  | "trouble"
+  | "unit"
+>;
 
 // Pixels in a picture.
 const NAME = 18; // of the line that names a map

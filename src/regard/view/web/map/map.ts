@@ -5,7 +5,6 @@ import type { LayerInfo } from "../data/payload";
 import type { Which } from "../data/source";
 import { context2d, resize } from "../dom";
 import type { Pen, Picture } from "../export/picture";
-import type { Page } from "../main";
 import { edge, TILE, type Place } from "../maths/blocks";
 import { tintOf, type Ramp } from "../maths/colours";
 import { digits, lasting, points } from "../maths/numbers";
@@ -19,6 +18,11 @@ import { drawMinimap } from "./minimap";
 import { Mosaic, paletteOf, partOf, placesOf, type Palette, type Part } from "./mosaic";
 import { smallPicture, smallShares } from "./small";
 import { owner, placeName, Tiles } from "./tiles";
+
+type Page = Pick<
+  import("../main").Page,
+  "axes" | "ceiling" | "cell" | "damaged" | "look" | "maps" | "mended" | "panes" | "recording" | "source" | "store"
+>;
 
 /** What the theme gives. */
 export interface Look {
@@ -156,11 +160,10 @@ export class MapView {
     const { kept, progress } = this.tiles;
     const wanted = this.tiles.wanted.slice(0, this.onStage);
     const there = wanted.filter(({ name }) => kept.has(name)).length;
-    const samples = wanted.map(({ name }) => kept.get(name)).filter((tile) => tile?.exact === false);
+    const every = this.sampled();
     let text = "";
     let part = 1;
-    if (samples.length > 0) {
-      const every = Math.max(...samples.map((tile) => tile?.sampled ?? 1));
+    if (every > 1) {
       const left = progress?.seconds;
       part = progress?.done ?? 0;
       text = `sample of 1 query in ${every}; exact: ${Math.floor(part * 100)} %`;
@@ -172,7 +175,7 @@ export class MapView {
     if (this.status.textContent !== text) this.status.textContent = text;
     this.holder.style.setProperty("--done", String(part));
     this.holder.classList.toggle("loading", text !== "");
-    this.holder.dataset.exact = String(samples.length === 0);
+    this.holder.dataset.exact = String(every === 1);
   }
 
   private draw() {
@@ -299,16 +302,14 @@ export class MapView {
 
   /** The cells on the stage. */
   grid(): Grid {
+    const { layer } = this.which;
     const { q_len, kv_len, kind } = this.info();
-    const name = shownName(this.which, this.page.recording.layers);
-    const { queries, keys } = this.page.axes(this.which.layer);
+    const grid = { name: shownName(this.which, this.page.recording.layers), ...this.page.axes(layer) };
     if (kind === "map") {
-      const { rows, columns } = this.page.maps[this.which.layer];
+      const { rows, columns } = this.page.maps[layer];
       const shares = smallShares(this.page, this.which, this.page.store.state.scale === "row");
       return {
-        name,
-        queries,
-        keys,
+        ...grid,
         rows: rangesOf(0, rows, (at) => edge(at, q_len, rows)),
         columns: rangesOf(0, columns, (at) => edge(at, kv_len, columns)),
         at: (row, column) => shares?.[row * columns + column] ?? null,
@@ -316,9 +317,7 @@ export class MapView {
     }
     const { size, top, bottom, left, right } = this.part as Part;
     return {
-      name,
-      queries,
-      keys,
+      ...grid,
       rows: rangesOf(top, bottom, (at) => Math.min(q_len, at * size)),
       columns: rangesOf(left, right, (at) => Math.min(kv_len, at * size)),
       at: (row, column) => this.cellAt(top + row, left + column),
@@ -376,22 +375,8 @@ export class MapView {
       context.strokeRect(x - grown, y - grown, cellWidth + 2 * grown, cellHeight + 2 * grown);
       context.restore();
     }
-    this.nameCell(axes, onMap.row ? query : null, onMap.column ? key : null);
-  }
-
-  private nameCell(axes: Axes, query: number | null, key: number | null) {
-    const frame = this.frame as Frame;
-    const { ink } = this.page.look;
-    const queries = this.queries as Token[];
-    const keys = this.keys as Token[];
-    if (query !== null) {
-      axes.coverQueries(frame, query, ink);
-      axes.queryLabel(frame, queries[query], query, frame.cellHeight < 16, ink, true);
-    }
-    if (key !== null) {
-      axes.coverKeys(frame, key, ink);
-      axes.keyLabel(frame, keys[key], key, frame.cellWidth < 16, ink, true);
-    }
+    if (onMap.row) axes.name(frame, "query", (this.queries as Token[])[query], query, ink);
+    if (onMap.column) axes.name(frame, "key", (this.keys as Token[])[key], key, ink);
   }
 
   at({ offsetX, offsetY }: { offsetX: number; offsetY: number }): { query: number; key: number } | null {

@@ -1,11 +1,12 @@
 /** The layers x heads grid of small maps: always there, the way to move. */
 
 import { context2d, element, sharpened } from "../dom";
-import type { Page } from "../main";
 import { moving } from "../views/keys";
 import { withHead } from "./compare";
 import { darkest } from "./legend";
 import { headPicture } from "./small";
+
+type Page = Pick<import("../main").Page, "gridCeiling" | "look" | "maps" | "recording" | "store">;
 
 export class Overview {
   private layers = this.page.recording.layers;
@@ -21,7 +22,7 @@ export class Overview {
 
   constructor(
     private readonly pane: HTMLElement,
-    private readonly page: Pick<Page, "recording" | "maps" | "store" | "look" | "gridCeiling">,
+    private readonly page: Page,
   ) {
     const { store } = page;
     this.canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));

@@ -7,9 +7,10 @@
  * every page.
  */
 
-import type { Page } from "../main";
 import type { Frame } from "./axes";
 import type { MapView } from "./map";
+
+type Page = Pick<import("../main").Page, "cell" | "hover" | "map" | "store">;
 
 /**
  * A zoom that keeps the token under the pointer (or the chosen one) where it is.

@@ -2,9 +2,8 @@
 
 import { element, svgElement } from "../dom";
 import { counted, share } from "../maths/numbers";
+import type { Axis } from "../map/axes";
 import { named, type Token, type TwoAxes } from "./tokens";
-
-export type Axis = "query" | "key";
 
 /** Weights (q_len, kv_len). */
 export type Matrix = { weights: Float32Array; colour: string };

@@ -1,13 +1,14 @@
 /** The text beside the map; the tokens that give or take attention are tinted. */
 
 import { byId, element } from "../dom";
-import type { Page } from "../main";
 import { share } from "../maths/numbers";
 import type { Cell } from "../state";
 import { strongest, type Reading } from "../views/reading";
 import { Flow } from "./flow";
 import { meansAside } from "./block_words";
 import type { Token, TwoAxes } from "./tokens";
+
+type Page = Pick<import("../main").Page, "choose" | "hover" | "look" | "recording" | "store">;
 
 export class Prose {
   private caption = byId("tint");
@@ -63,11 +64,7 @@ export class Prose {
     // A tint points at words; on a log scale nearly every word would have one.
     const relative = scale !== "linear";
     const highest = relative ? weights[strongest(weights)] : 1;
-    const full = `Full tint: ${share(highest)}${relative ? ", the strongest" : ""}${aside}`;
-    const isSpoilt = weights.some(Number.isNaN);
-    this.caption.textContent = Number.isNaN(highest)
-      ? "Not numbers (NaN)"
-      : `${full}${isSpoilt ? "; grey: not numbers (NaN)" : ""}`;
+    this.caption.textContent = tintText(weights, highest, relative, aside);
     const [tinted, other] = looks ? [keys, queries] : [queries, keys];
     if (other !== tinted) other.clear();
     tinted.tint(weights, highest, this.page.look.ramp);
@@ -82,6 +79,18 @@ export class Prose {
     this.keys?.clear();
     this.caption.textContent = "";
   }
+}
+
+/**
+ * What the tint of a text says.
+ * @param highest the weight of its full tint
+ * @param isStrongest is it the strongest weight?
+ * @param aside what the weights are
+ */
+export function tintText(weights: Float32Array, highest: number, isStrongest: boolean, aside: string): string {
+  if (Number.isNaN(highest)) return "Not numbers (NaN)";
+  const grey = weights.some(Number.isNaN) ? "; grey: not numbers (NaN)" : "";
+  return `Full tint: ${share(highest)}${isStrongest ? ", the strongest" : ""}${aside}${grey}`;
 }
 
 /** The next token, after one, at which a phrase begins; the phrase may run over several tokens. */

@@ -3,13 +3,15 @@
 import { coarsest } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
-import type { Page } from "../main";
+import type { Axis } from "../map/axes";
 import { headsName, isDifference, lessName } from "../map/compare";
 import { counted, digits, full, points, share } from "../maths/numbers";
 import { isMaskKnown } from "../maths/softmax";
 import { rankOf, strongest, top, type Reading } from "../views/reading";
-import { blockAt, listBlocks, meansName, meanSentence, meanValue } from "./block_words";
+import { blockAt, blockRows, meansName, meanSentence, meanValue } from "./block_words";
 import { isolated, isShortened, named, sinksOf, visible, type Token, type TwoAxes } from "./tokens";
+
+type Page = Pick<import("../main").Page, "axes" | "recording" | "store">;
 
 export const LISTED = 8;
 const NOT_NUMBERS = "its weights are not numbers (NaN)";
@@ -110,44 +112,55 @@ export class ReadingView {
     if (this.line.textContent !== text) this.line.textContent = text;
   }
 
-  read(reading: Reading) {
+  /** @param text what is read, where a cell alone does not say it */
+  read(reading: Reading, text?: string) {
     const axes = this.page.axes(reading.layer);
     const inText = this.page.store.state.view === "text";
     const isKnown = isMaskKnown(this.page.recording.layers[reading.layer]);
     const { layers } = this.page.recording;
-    this.say(this.page.views.now()?.sentence?.(reading) ?? sentence(reading, axes, layers, isKnown));
+    this.say(text ?? sentence(reading, axes, layers, isKnown));
     const what = isDifference(reading) ? "difference" : reading.terms ? "mean weight" : "weight";
     const blocks = coarsest(reading, layers);
     const value = blocks ? meanValue(reading, blocks) : `${what} ${full(reading.row[reading.key])}`;
     this.value.textContent = inText ? "" : value;
     this.written = isDifference(reading) ? points : share;
-    const [looks, looked] = [
-      `${quoted(axes.queries, reading.query)} looks at`,
-      `${quoted(axes.keys, reading.key)} is looked at by`,
-    ];
-    if (blocks) listBlocks(this.looks, looks, reading.row, blocks, this.written);
-    else this.list(this.looks, looks, reading.row, axes.keys, "key");
-    if (reading.column && blocks) listBlocks(this.looked, looked, reading.column, blocks, this.written);
-    else if (reading.column) this.list(this.looked, looked, reading.column, axes.queries, "query");
+    const looks = `${quoted(axes.queries, reading.query)} looks at`;
+    const looked = `${quoted(axes.keys, reading.key)} is looked at by`;
+    this.list(this.looks, looks, reading.row, axes.keys, "key", blocks);
+    if (reading.column) this.list(this.looked, looked, reading.column, axes.queries, "query", blocks);
     this.spell(axes, reading);
   }
 
-  private list(table: HTMLElement, caption: string, weights: Float32Array, tokens: Token[], axis: "query" | "key") {
-    const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
-    const name = element("caption", {}, this.written === share ? caption : `${caption}, in points`);
-    const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
+  /** @param blocks the layer whose means these are, if they are means */
+  private list(
+    table: HTMLElement,
+    caption: string,
+    weights: Float32Array,
+    tokens: Token[],
+    axis: Axis,
+    blocks: LayerInfo | null,
+  ) {
+    const rows = blocks ? blockRows(weights, blocks, this.written) : this.rows(weights, tokens, axis);
     if (rows.length === 0) rows.push(note(weights.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
+    const about = blocks ? ` (${meansName(blocks)})` : this.written === share ? "" : ", in points";
+    table.replaceChildren(element("caption", {}, caption + about), element("tbody", {}, ...rows));
+  }
+
+  private rows(weights: Float32Array, tokens: Token[], axis: Axis): HTMLElement[] {
+    const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
+    const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
     const sum = (total: number, weight: number) => total + weight;
     const rest = weights.reduce(sum, 0) - best.map((at) => weights[at]).reduce(sum, 0);
     const others = weights.length - best.length;
     if (axis === "key" && others > 0 && best.length >= LISTED)
-      rows.push(note(`${counted(others, "other")}`, this.written(this.written === share ? Math.max(0, rest) : rest)));
-    table.replaceChildren(name, element("tbody", {}, ...rows));
+      rows.push(note(counted(others, "other"), this.written(this.written === share ? Math.max(0, rest) : rest)));
+    return rows;
   }
 
-  private row(at: number, weight: number, tokens: Token[], axis: "query" | "key") {
-    const button = element("button", { className: tokens[at].special ? "special" : "" }, named(tokens[at], 22));
-    button.addEventListener("click", () => this.page.store.set({ [axis]: at, hover: null }));
+  private row(at: number, weight: number, tokens: Token[], axis: Axis) {
+    const className = tokens[at].special ? "special" : "";
+    const onclick = () => this.page.store.set({ [axis]: at, hover: null });
+    const button = element("button", { className, onclick }, named(tokens[at], 22));
     const position = element("span", { className: "position" }, isRepeated(tokens, at) ? String(at) : "");
     const token = element("th", { scope: "row" }, element("span", {}, button, position));
     return element("tr", {}, token, element("td", { title: full(weight) }, this.written(weight)));

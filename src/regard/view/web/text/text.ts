@@ -6,7 +6,7 @@
 
 import { Latest } from "../data/waiting";
 import { choice, element } from "../dom";
-import type { Page } from "../main";
+import type { Axis } from "../map/axes";
 import { chosenHeads, shown, withHead } from "../map/compare";
 import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
@@ -14,11 +14,17 @@ import type { Cell, State } from "../state";
 import { strongest, top, type Reading } from "../views/reading";
 import { Flow } from "./flow";
 import { meansAside } from "./block_words";
-import { Lines, MOST_LINED, type Axis } from "./lines";
+import { Lines, MOST_LINED } from "./lines";
 import { secondText } from "./parts";
+import { tintText } from "./prose";
 import { quoted, textSentence } from "./sentence";
 import type { Token } from "./tokens";
 import type { Table } from "../views/views";
+
+type Page = Pick<
+  import("../main").Page,
+  "axes" | "damaged" | "hover" | "isReading" | "look" | "mended" | "reading" | "recording" | "source" | "store"
+>;
 
 /** One of the two texts. */
 export interface Side {
@@ -41,10 +47,13 @@ const APART = 8; // characters between two numbers that do not touch
 
 export class TextView {
   private direction = element("p", { className: "direction" });
-  private turn: HTMLElement;
-  private facing: HTMLDivElement;
-  private toggles: HTMLParagraphElement;
-  private lined: HTMLDivElement;
+  private turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
+  private facing = element("div", { className: "facing" });
+  private toggles = element("p", {
+    className: "toggles pressed",
+    role: "group",
+    "aria-label": "Heads whose lines are shown",
+  });
   private lines: Lines;
   private sides: Side[] = [];
   private written: Token[][] = [];
@@ -56,17 +65,10 @@ export class TextView {
     private readonly pane: HTMLElement,
     private readonly page: Page,
   ) {
-    this.turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
     this.turn.className = "pressed";
-    this.facing = element("div", { className: "facing" });
-    this.toggles = element("p", {
-      className: "toggles pressed",
-      role: "group",
-      "aria-label": "Heads whose lines are shown",
-    });
-    this.lined = element("div", { className: "lines" }, this.toggles);
-    pane.append(element("div", { className: "tools" }, this.direction, this.turn), this.facing, this.lined);
-    this.lines = new Lines(this.lined, {
+    const lined = element("div", { className: "lines" }, this.toggles);
+    pane.append(element("div", { className: "tools" }, this.direction, this.turn), this.facing, lined);
+    this.lines = new Lines(lined, {
       point: (axis, at) => this.point(axis, at),
       choose: (axis, at) => this.choose(axis, at),
     });
@@ -137,9 +139,9 @@ export class TextView {
   private write(queries: Token[], keys: Token[]) {
     this.written = [queries, keys];
     this.facing.replaceChildren();
-    const cut = queries === keys ? secondText(keys) : null;
-    const n = keys.length;
-    if (queries !== keys)
+    const isOne = queries === keys;
+    const cut = isOne ? secondText(keys) : null;
+    if (!isOne)
       this.sides = [
         this.side(queries, "query", "column", "Queries: the text that looks"),
         this.side(keys, "key", "row", "Keys: the text that is looked at"),
@@ -147,18 +149,18 @@ export class TextView {
     else if (cut !== null)
       this.sides = [
         this.side(keys, "both", "side", "First text", 0, cut),
-        this.side(keys, "both", "side", "Second text", cut, n),
+        this.side(keys, "both", "side", "Second text", cut),
       ];
     else
       this.sides = [
         this.side(keys, "both", "row", "Where it looks"),
         this.side(keys, "both", "column", "Who looks at it"),
       ];
-    const twice = queries === keys && cut === null;
+    const twice = isOne && cut === null;
     this.turn.hidden = twice;
     this.direction.className = twice ? "hint pressed" : "direction";
     if (twice) this.direction.textContent = HINT;
-    this.pane.classList.toggle("few", Math.max(queries.length, n) <= MOST_LINED);
+    this.pane.classList.toggle("few", Math.max(queries.length, keys.length) <= MOST_LINED);
     if (twice) this.scrollTogether();
   }
 
@@ -172,21 +174,22 @@ export class TextView {
   ): Side {
     const heading = element("h2", {}, name);
     const caption = element("p", { className: "caption" });
-    const scroller = element("div", { className: "reading", tabIndex: 0, role: "region", "aria-label": name });
+    const pointed: Axis = axis === "both" ? "query" : axis;
+    const scroller = element("div", {
+      className: "reading",
+      tabIndex: 0,
+      role: "region",
+      "aria-label": name,
+      onpointerleave: () => this.point(pointed, null),
+      onpointermove: (event: Event) => this.point(pointed, flow.at(event)),
+      onclick: (event: Event) => {
+        const at = flow.at(event);
+        if (at !== null) this.choose(pointed, at);
+      },
+    });
     this.facing.append(element("div", { className: "side" }, heading, caption, scroller));
     const flow = new Flow(scroller, tokens, name, first, end);
-    const pointed: Axis = axis === "both" ? "query" : axis;
-    this.follow(scroller, flow, pointed);
     return { flow, axis, shows, name, range: [first, end], heading, caption };
-  }
-
-  private follow(scroller: HTMLElement, flow: Flow, axis: Axis) {
-    scroller.addEventListener("pointerleave", () => this.point(axis, null));
-    scroller.addEventListener("pointermove", (event) => this.point(axis, flow.at(event)));
-    scroller.addEventListener("click", (event) => {
-      const at = flow.at(event);
-      if (at !== null) this.choose(axis, at);
-    });
   }
 
   /** One text that stands twice scrolls as one. */
@@ -239,9 +242,7 @@ export class TextView {
     const sum = part.reduce((total, weight) => total + weight, 0);
     const isPair = shows === "side";
     const here = isPair && this.page.store.state.side === "looks" ? `Together ${share(sum)}. ` : "";
-    const full = Number.isNaN(highest) ? "Not numbers (NaN)" : `Full tint: ${share(highest)}, the strongest${aside}`;
-    const grey = !Number.isNaN(highest) && part.some(Number.isNaN) ? "; grey: not numbers (NaN)" : "";
-    caption.textContent = `${here}${full}${grey}`;
+    caption.textContent = here + tintText(part, highest, true, aside);
   }
 
   /** The lines, and the tints of their names. */
@@ -310,19 +311,15 @@ export class TextView {
     const buttons = all.map(({ layer, head }) => {
       const place = coloured.findIndex((one) => one.layer === layer && one.head === head);
       const isOpen = state.heads === "one" && head === state.head;
-      const patch = element("span", { className: "patch" });
-      if (place >= 0) patch.style.background = COLOURS[place];
-      const name = layer === state.layer ? `H${head}` : `L${layer}H${head}`;
+      const style = place >= 0 ? `background: ${COLOURS[place]}` : "";
       const properties = {
         type: "button",
         "aria-pressed": place >= 0 || isOpen,
         title: `Layer ${layer}, head ${head}: show or hide its lines`,
+        onclick: () => this.page.store.set({ heads: withHead(this.page.store.state, { layer, head }) }),
       };
-      const button = element("button", properties, patch, name);
-      button.addEventListener("click", () =>
-        this.page.store.set({ heads: withHead(this.page.store.state, { layer, head }) }),
-      );
-      return button;
+      const name = layer === state.layer ? `H${head}` : `L${layer}H${head}`;
+      return element("button", properties, element("span", { className: "patch", style }), name);
     });
     const label = element("span", { className: "label" }, "Lines of heads, in colours");
     this.toggles.replaceChildren(label, ...buttons);
@@ -336,7 +333,7 @@ export class TextView {
   }
 
   isSettled(): boolean {
-    return !this.latest.isWaiting && !this.page.reader.isReading;
+    return !this.latest.isWaiting && !this.page.isReading;
   }
 
   /** @returns the numbers shown; the first row names the columns */

@@ -1,7 +1,8 @@
 /** The text of a page whose server has the model: edited, and read by the model once more. */
 
 import { byId } from "../dom";
-import type { Page } from "../main";
+
+type Page = Pick<import("../main").Page, "recording" | "reload" | "store">;
 
 const LOOK_AGAIN = 400; // milliseconds
 /** What another text makes meaningless: places in it. */

@@ -3,13 +3,14 @@
 import type { HeadKind } from "../data/payload";
 import { element } from "../dom";
 import { fitted, type Pen, type Picture } from "../export/picture";
-import type { Page } from "../main";
 import { headPicture } from "../map/small";
 import { counted, share } from "../maths/numbers";
 import type { State } from "../state";
 import { moving } from "./keys";
 import { NO_KINDS } from "./notes";
 import type { Table } from "./views";
+
+type Page = Pick<import("../main").Page, "gridCeiling" | "isGathering" | "look" | "maps" | "recording" | "store">;
 
 export interface Tile {
   layer: number;

@@ -6,9 +6,10 @@
 import { isWhole } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
-import type { Page } from "../main";
 import { share } from "../maths/numbers";
 import { named } from "../text/tokens";
+
+type Page = Pick<import("../main").Page, "axes" | "cell" | "recording" | "say" | "source" | "store">;
 
 export type Pin = { layer: number; head: number; query: number; key: number; note: string };
 
@@ -57,7 +58,7 @@ export class Pins {
     const { layer, head } = this.page.store.state;
     const cell = { layer, head, ...this.page.cell() };
     const rest = this.all().filter((pin) => !isSame(pin, cell));
-    if (rest.length === MOST) return this.page.words.say(`At most ${MOST} cells can be pinned; take one away first.`);
+    if (rest.length === MOST) return this.page.say(`At most ${MOST} cells can be pinned; take one away first.`);
     const isNew = rest.length === this.all().length;
     this.page.store.set({ pins: written(isNew ? [...rest, { ...cell, note: "" }] : rest) });
   }
@@ -80,15 +81,19 @@ export class Pins {
     const { layer, head, query, key } = pin;
     const { queries, keys } = this.page.axes(layer);
     const name = `L${layer}H${head} ${named(queries[query], 16)} → ${named(keys[key], 16)}`;
-    const go = element("button", { type: "button", title: `Query ${query}, key ${key}` }, name);
-    go.addEventListener("click", () => this.page.store.set({ layer, head, heads: "one", query, key, hover: null }));
+    const open = () => this.page.store.set({ layer, head, heads: "one", query, key, hover: null });
+    const go = element("button", { type: "button", title: `Query ${query}, key ${key}`, onclick: open }, name);
     const value = element("span", { className: "value" });
     void this.read(pin, value);
-    const label = `Note on ${name}`;
-    const note = element("input", { value: pin.note, maxLength: LONGEST, placeholder: "Note", "aria-label": label });
-    note.addEventListener("change", () => this.change(pin, note.value));
-    const away = element("button", { type: "button", "aria-label": `Take away the pin on ${name}` }, "×");
-    away.addEventListener("click", () => this.change(pin, null));
+    const note: HTMLInputElement = element("input", {
+      value: pin.note,
+      maxLength: LONGEST,
+      placeholder: "Note",
+      "aria-label": `Note on ${name}`,
+      onchange: () => this.change(pin, note.value),
+    });
+    const remove = { onclick: () => this.change(pin, null), "aria-label": `Take away the pin on ${name}` };
+    const away = element("button", { type: "button", ...remove }, "×");
     return element("li", {}, go, value, away, note);
   }
 

@@ -6,7 +6,6 @@
 import { isWhole } from "../data/block_means";
 import { Latest } from "../data/waiting";
 import { choice, element, pixelated } from "../dom";
-import type { Page } from "../main";
 import type { Ramp } from "../maths/colours";
 import { counted, grouped, share } from "../maths/numbers";
 import type { Step, Steps } from "../maths/row_steps";
@@ -17,6 +16,11 @@ import { quoted } from "../text/sentence";
 import { named } from "../text/tokens";
 import { ARROWS, moving } from "./keys";
 import type { Table } from "./views";
+
+type Page = Pick<
+  import("../main").Page,
+  "axes" | "cell" | "choose" | "damaged" | "hover" | "isReading" | "look" | "mended" | "recording" | "source" | "store"
+>;
 
 const MORE = 32; // keys that a press unfolds
 const FEW = 4; // numbers of a vector that are quicker read than seen
@@ -293,7 +297,7 @@ export class StepsView {
 
   /** @returns are these the steps of the chosen query? Where none is chosen, the reading chooses one. */
   isSettled(): boolean {
-    return !this.latest.isWaiting && (this.page.store.state.query !== null || !this.page.reader.isReading);
+    return !this.latest.isWaiting && (this.page.store.state.query !== null || !this.page.isReading);
   }
 
   /** @returns the numbers shown, those of pictures too; the first row names the columns */
