@@ -30,6 +30,12 @@ import { changesReading, Reader, type Reading } from "./views/reading";
 import { StepsView } from "./views/steps";
 import { Views } from "./views/views";
 
+/** What every part of the page may use of it. */
+export type Shared = Pick<
+  Page,
+  "axes" | "cell" | "choose" | "damaged" | "hover" | "look" | "maps" | "mended" | "recording" | "source" | "store"
+>;
+
 export class Page {
   maps: SmallMap[];
   private axesOf = new Map<string, TwoAxes>();

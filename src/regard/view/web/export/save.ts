@@ -1,11 +1,12 @@
 /** The Save menu: what the open view shows as PNG, on paper, or its numbers as CSV. */
 
 import { byId, context2d, element } from "../dom";
+import type { Page as Whole, Shared } from "../main";
 import { drawLegend } from "../map/legend";
 import type { State } from "../state";
 import { fitted, type Pen } from "./picture";
 
-type Page = Pick<import("../main").Page, "legend" | "look" | "recording" | "store" | "views">;
+type Page = Shared & Pick<Whole, "legend" | "views">;
 
 const SHARP = 2; // pixels of a PNG for each pixel of the page
 const MARGIN = 16; // pixels around a picture, and under its heading

@@ -2,6 +2,7 @@
 
 import { byId, offerNumbers } from "../dom";
 import { fitted, type Picture } from "../export/picture";
+import type { Page as Whole, Shared } from "../main";
 import { grouped } from "../maths/numbers";
 import type { State } from "../state";
 import { ceilingOf } from "./ceiling";
@@ -12,25 +13,7 @@ import { followMinimap } from "./minimap";
 import { followPointer } from "./travel";
 import type { Table } from "../views/views";
 
-type Page = Pick<
-  import("../main").Page,
-  | "axes"
-  | "cell"
-  | "ceiling"
-  | "damaged"
-  | "hover"
-  | "isCompared"
-  | "look"
-  | "map"
-  | "maps"
-  | "mended"
-  | "panes"
-  | "recording"
-  | "source"
-  | "store"
-  | "trouble"
-  | "unit"
->;
+type Page = Shared & Pick<Whole, "ceiling" | "isCompared" | "map" | "panes" | "trouble" | "unit">;
 
 // Pixels in a picture.
 const NAME = 18; // of the line that names a map

@@ -5,6 +5,7 @@ import type { LayerInfo } from "../data/payload";
 import type { Which } from "../data/source";
 import { context2d, resize } from "../dom";
 import type { Pen, Picture } from "../export/picture";
+import type { Page as Whole, Shared } from "../main";
 import { edge, TILE, type Place } from "../maths/blocks";
 import { tintOf, type Ramp } from "../maths/colours";
 import { digits, lasting, points } from "../maths/numbers";
@@ -19,10 +20,7 @@ import { Mosaic, paletteOf, partOf, placesOf, type Palette, type Part } from "./
 import { smallPicture, smallShares } from "./small";
 import { owner, placeName, Tiles } from "./tiles";
 
-type Page = Pick<
-  import("../main").Page,
-  "axes" | "ceiling" | "cell" | "damaged" | "look" | "maps" | "mended" | "panes" | "recording" | "source" | "store"
->;
+type Page = Shared & Pick<Whole, "ceiling" | "panes">;
 
 /** What the theme gives. */
 export interface Look {

@@ -1,10 +1,9 @@
 /** The whole matrix in a corner, with the part that is shown outlined; a click or a drag moves it. */
 
 import { sharpened } from "../dom";
+import type { Shared as Page } from "../main";
 import type { Frame, Ink } from "./axes";
 import type { MapView } from "./map";
-
-type Page = Pick<import("../main").Page, "store">;
 
 export type Shape = { q_len: number; kv_len: number };
 

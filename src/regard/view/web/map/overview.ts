@@ -1,12 +1,13 @@
 /** The layers x heads grid of small maps: always there, the way to move. */
 
 import { context2d, element, sharpened } from "../dom";
+import type { Page as Whole, Shared } from "../main";
 import { moving } from "../views/keys";
 import { withHead } from "./compare";
 import { darkest } from "./legend";
 import { headPicture } from "./small";
 
-type Page = Pick<import("../main").Page, "gridCeiling" | "look" | "maps" | "recording" | "store">;
+type Page = Shared & Pick<Whole, "gridCeiling">;
 
 export class Overview {
   private layers = this.page.recording.layers;

@@ -1,14 +1,13 @@
 /** The text beside the map; the tokens that give or take attention are tinted. */
 
 import { byId, element } from "../dom";
+import type { Shared as Page } from "../main";
 import { share } from "../maths/numbers";
 import type { Cell } from "../state";
 import { strongest, type Reading } from "../views/reading";
 import { Flow } from "./flow";
 import { meansAside } from "./block_words";
 import type { Token, TwoAxes } from "./tokens";
-
-type Page = Pick<import("../main").Page, "choose" | "hover" | "look" | "recording" | "store">;
 
 export class Prose {
   private caption = byId("tint");

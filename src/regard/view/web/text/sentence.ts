@@ -3,6 +3,7 @@
 import { coarsest } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
+import type { Shared as Page } from "../main";
 import type { Axis } from "../map/axes";
 import { headsName, isDifference, lessName } from "../map/compare";
 import { counted, digits, full, points, share } from "../maths/numbers";
@@ -10,8 +11,6 @@ import { isMaskKnown } from "../maths/softmax";
 import { rankOf, strongest, top, type Reading } from "../views/reading";
 import { blockAt, blockRows, meansName, meanSentence, meanValue } from "./block_words";
 import { isolated, isShortened, named, sinksOf, visible, type Token, type TwoAxes } from "./tokens";
-
-type Page = Pick<import("../main").Page, "axes" | "recording" | "store">;
 
 export const LISTED = 8;
 const NOT_NUMBERS = "its weights are not numbers (NaN)";

@@ -6,6 +6,7 @@
 
 import { Latest } from "../data/waiting";
 import { choice, element } from "../dom";
+import type { Page as Whole, Shared } from "../main";
 import type { Axis } from "../map/axes";
 import { chosenHeads, shown, withHead } from "../map/compare";
 import { level, tintOf } from "../maths/colours";
@@ -21,10 +22,7 @@ import { quoted, textSentence } from "./sentence";
 import type { Token } from "./tokens";
 import type { Table } from "../views/views";
 
-type Page = Pick<
-  import("../main").Page,
-  "axes" | "damaged" | "hover" | "isReading" | "look" | "mended" | "reading" | "recording" | "source" | "store"
->;
+type Page = Shared & Pick<Whole, "isReading" | "reading">;
 
 /** One of the two texts. */
 export interface Side {

@@ -1,6 +1,7 @@
 /** The bar and the stage's head: words to press, each showing the state it changes. */
 
 import { byId, offerNumbers } from "../dom";
+import type { Page as Whole, Shared } from "../main";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";
 import type { State } from "../state";
@@ -8,10 +9,7 @@ import { find } from "../text/prose";
 import { sinkNames, visible } from "../text/tokens";
 import { press, writeHelp } from "./keys";
 
-type Page = Pick<
-  import("../main").Page,
-  "axes" | "cell" | "choose" | "hover" | "map" | "panes" | "recording" | "redraw" | "store" | "views"
->;
+type Page = Shared & Pick<Whole, "map" | "panes" | "redraw" | "views">;
 
 const HINT = "regard-hint";
 

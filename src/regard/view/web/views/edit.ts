@@ -1,8 +1,9 @@
 /** The text of a page whose server has the model: edited, and read by the model once more. */
 
 import { byId } from "../dom";
+import type { Page as Whole, Shared } from "../main";
 
-type Page = Pick<import("../main").Page, "recording" | "reload" | "store">;
+type Page = Shared & Pick<Whole, "reload">;
 
 const LOOK_AGAIN = 400; // milliseconds
 /** What another text makes meaningless: places in it. */

@@ -3,6 +3,7 @@
 import type { HeadKind } from "../data/payload";
 import { element } from "../dom";
 import { fitted, type Pen, type Picture } from "../export/picture";
+import type { Page as Whole, Shared } from "../main";
 import { headPicture } from "../map/small";
 import { counted, share } from "../maths/numbers";
 import type { State } from "../state";
@@ -10,7 +11,7 @@ import { moving } from "./keys";
 import { NO_KINDS } from "./notes";
 import type { Table } from "./views";
 
-type Page = Pick<import("../main").Page, "gridCeiling" | "isGathering" | "look" | "maps" | "recording" | "store">;
+type Page = Shared & Pick<Whole, "gridCeiling" | "isGathering">;
 
 export interface Tile {
   layer: number;

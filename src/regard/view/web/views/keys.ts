@@ -1,11 +1,12 @@
 /** The keyboard: one table, read by the page and shown as its help. */
 
 import { byId, element } from "../dom";
+import type { Page as Whole, Shared } from "../main";
 import { bringIntoView, zoomBy } from "../map/travel";
 import { WORDS } from "../state";
 import { sinksOf } from "../text/tokens";
 
-type Page = Pick<import("../main").Page, "axes" | "cell" | "hover" | "map" | "panes" | "store" | "views">;
+type Page = Shared & Pick<Whole, "map" | "panes" | "views">;
 
 export interface Binding {
   keys: string[];

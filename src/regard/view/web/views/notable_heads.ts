@@ -1,10 +1,11 @@
 /** The heads that stand out, and what the open one does: words for somebody who sees the page first. */
 
 import { byId, element } from "../dom";
+import type { Page as Whole, Shared } from "../main";
 import type { State } from "../state";
 import { doing, introduced, notableHeads } from "./opening";
 
-type Page = Pick<import("../main").Page, "isGathering" | "openHead" | "recording" | "store">;
+type Page = Shared & Pick<Whole, "isGathering" | "openHead">;
 
 const SEARCHING = "Looking at every head for those that stand out; they will be listed here.";
 

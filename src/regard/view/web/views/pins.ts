@@ -6,10 +6,11 @@
 import { isWhole } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
+import type { Page as Whole, Shared } from "../main";
 import { share } from "../maths/numbers";
 import { named } from "../text/tokens";
 
-type Page = Pick<import("../main").Page, "axes" | "cell" | "recording" | "say" | "source" | "store">;
+type Page = Shared & Pick<Whole, "say">;
 
 export type Pin = { layer: number; head: number; query: number; key: number; note: string };
 

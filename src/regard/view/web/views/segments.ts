@@ -5,6 +5,7 @@ import type { Which } from "../data/source";
 import { Latest } from "../data/waiting";
 import { choice, element } from "../dom";
 import { fitted, type Pen, type Picture } from "../export/picture";
+import type { Page as Whole, Shared } from "../main";
 import { roundedUp } from "../map/ceiling";
 import { headline, headsName, shown } from "../map/compare";
 import { level, tintOf } from "../maths/colours";
@@ -16,10 +17,7 @@ import { isolated } from "../text/tokens";
 import { moving } from "./keys";
 import type { Table } from "./views";
 
-type Page = Pick<
-  import("../main").Page,
-  "axes" | "damaged" | "explain" | "look" | "mended" | "recording" | "source" | "store"
->;
+type Page = Shared & Pick<Whole, "explain">;
 
 /** Values: shares of whole parts, or of each of their tokens. */
 type Found = { queries: Part[]; keys: Part[]; shares: Float32Array; values: Float32Array };

@@ -6,6 +6,7 @@
 import { isWhole } from "../data/block_means";
 import { Latest } from "../data/waiting";
 import { choice, element, pixelated } from "../dom";
+import type { Page as Whole, Shared } from "../main";
 import type { Ramp } from "../maths/colours";
 import { counted, grouped, share } from "../maths/numbers";
 import type { Step, Steps } from "../maths/row_steps";
@@ -17,10 +18,7 @@ import { named } from "../text/tokens";
 import { ARROWS, moving } from "./keys";
 import type { Table } from "./views";
 
-type Page = Pick<
-  import("../main").Page,
-  "axes" | "cell" | "choose" | "damaged" | "hover" | "isReading" | "look" | "mended" | "recording" | "source" | "store"
->;
+type Page = Shared & Pick<Whole, "isReading">;
 
 const MORE = 32; // keys that a press unfolds
 const FEW = 4; // numbers of a vector that are quicker read than seen
