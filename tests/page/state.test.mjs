@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { fitted } from "../../src/regard/view/web/bounds";
 import { freshState, Store } from "../../src/regard/view/web/state";
-import { bindingsOf } from "../../src/regard/view/web/views/keys";
+import { bindingsOf, moving } from "../../src/regard/view/web/views/keys";
 import { pinsOf, written } from "../../src/regard/view/web/views/pins";
 import { layer, recording, tokens, WORDS } from "./recordings.mjs";
 
@@ -210,6 +210,25 @@ test("a key that is a sink goes with the sinks", () => {
     .find(({ keys }) => keys.includes("s"))
     .run(one, "s", {});
   assert.deepEqual([one.store.state.hidden, one.store.state.key], [true, null]);
+});
+
+test("keys that move inside a part of the page move there alone, and only without Control", () => {
+  const moves = [];
+  const listener = moving((...step) => moves.push(step));
+  const press = (key, more = {}) => {
+    let prevented = false;
+    listener({ key, preventDefault: () => (prevented = true), ...more });
+    return prevented;
+  };
+  assert.deepEqual(
+    ["ArrowDown", "ArrowLeft", "l"].map((key) => press(key)),
+    [true, true, false],
+  );
+  assert.equal(press("ArrowUp", { ctrlKey: true }), false);
+  assert.deepEqual(moves, [
+    [1, 0],
+    [0, -1],
+  ]);
 });
 
 test("no key does two things", () => {
