@@ -8,7 +8,7 @@ import { rowSteps, type Steps } from "../maths/row_steps";
 import {
   allowed,
   highestOf,
-  isMaskKnown,
+  maskOf,
   readLayer,
   rowOf,
   rowWeights,
@@ -164,13 +164,7 @@ function passName({ layer, head, hidden, by_row }: Question): string {
 function rowAnswer(question: Question, layer: Layer) {
   const row = new Float64Array(layer.info.kv_len);
   rowWeights(layer, question, question.query, row);
-  const [start, stop] = allowed(layer, question.head, question.query);
-  const mask = new Uint8Array(layer.info.kv_len);
-  for (let key = start; key < stop; key++) {
-    const counts = isMaskKnown(layer.info) || row[key] !== 0;
-    mask[key] = counts && !(question.hidden && layer.sinks[key]) ? 1 : 0;
-  }
-  return { values: Float32Array.from(row), mask };
+  return { values: Float32Array.from(row), mask: maskOf(layer, question, question.query, row) };
 }
 
 async function columnAnswer(question: Question, layer: Layer, goesOn: () => Promise<boolean>) {

@@ -35,12 +35,17 @@ export function quoted(tokens: Token[], at: number): string {
   return isRepeated(tokens, at) ? `“${name}” (token ${at})` : `“${name}”`;
 }
 
+/** What both sentences say of a reading: which numbers these are, whose, and what is left out of them. */
+function aboutOf(reading: Reading, layers: LayerInfo[]) {
+  const blocks = coarsest(reading, layers);
+  const aside = reading.hidden ? ", the first and the special tokens set aside" : "";
+  return { blocks, means: blocks ? ` (${meansName(blocks)})` : "", where: headsName(reading, layers), aside };
+}
+
 /** What is chosen in the text: where it looks, and who looks at it. */
 export function textSentence(reading: Reading, { queries, keys }: TwoAxes, layers: LayerInfo[]): string {
-  const { hidden, query, key, row, column } = reading;
-  const aside = hidden ? ", the first and the special tokens set aside" : "";
-  const blocks = coarsest(reading, layers);
-  const means = blocks ? ` (${meansName(blocks)})` : "";
+  const { query, key, row, column } = reading;
+  const { blocks, means, where, aside } = aboutOf(reading, layers);
   const nameOf = (tokens: Token[], at: number) =>
     blocks ? blockAt(at, blocks.block, tokens.length).name : quoted(tokens, at);
   const [from, of] = [quoted(queries, query), quoted(keys, key)];
@@ -58,17 +63,14 @@ export function textSentence(reading: Reading, { queries, keys }: TwoAxes, layer
       : column[by] > 0
         ? `; ${of} is looked at most by ${nameOf(queries, by)}: ${share(column[by])}${means}`
         : `; nobody looks at ${of}`;
-  return `${looks}${looked}, ${headsName(reading, layers)}${aside}.`;
+  return `${looks}${looked}, ${where}${aside}.`;
 }
 
 /** @param isKnown whether a weight of 0 is known to be the mask's doing */
 export function sentence(reading: Reading, { queries, keys }: TwoAxes, layers: LayerInfo[], isKnown: boolean): string {
   const { hidden, query, key, row, mask } = reading;
   const [from, to] = [quoted(queries, query), quoted(keys, key)];
-  const where = headsName(reading, layers);
-  const aside = hidden ? ", the first and the special tokens set aside" : "";
-  const blocks = coarsest(reading, layers);
-  const means = blocks ? ` (${meansName(blocks)})` : "";
+  const { blocks, means, where, aside } = aboutOf(reading, layers);
   if (mask[key] && Number.isNaN(row[key])) return `${from}: ${NOT_NUMBERS}${means}, ${where}${aside}.`;
   if (isDifference(reading) && mask[key] && !blocks) {
     const much = `${digits(Math.abs(row[key]) * 100)} percentage points ${row[key] < 0 ? "less" : "more"} of its attention`;

@@ -1,10 +1,12 @@
 /** The text of a page whose server has the model: edited, and read by the model once more. */
 
+import { fetched } from "../data/remote";
 import { byId } from "../dom";
 import type { Page as Whole, Shared } from "../main";
 
 type Page = Shared & Pick<Whole, "reload">;
 
+const ADDRESS = "api/text";
 const LOOK_AGAIN = 400; // milliseconds
 /** What another text makes meaningless: places in it. */
 const PLACES = ["query", "key", "row", "column", "zoom", "pins"];
@@ -35,7 +37,7 @@ export class Edit {
     this.say("The model runs …");
     const looking = setInterval(() => void this.look(), LOOK_AGAIN);
     try {
-      await this.asked({
+      await fetched(ADDRESS, {
         method: "POST",
         headers: { "Content-Type": "application/json" },
         body: JSON.stringify({ text: this.text.value }),
@@ -58,22 +60,12 @@ export class Edit {
   /** How far the model is. */
   private async look() {
     try {
-      const { running, done, layers } = await (await this.asked({})).json();
+      const { running, done, layers } = await (await fetched(ADDRESS, {})).json();
       if (running && done && this.button.disabled)
         this.say(`The model runs: layer ${done}${layers ? ` of ${layers}` : ""} …`);
     } catch {
       // The run itself says that the server is lost.
     }
-  }
-
-  private async asked(how: RequestInit): Promise<Response> {
-    const answer = await fetch("api/text", how).catch(() => {
-      throw new Error(
-        "The server does not answer any more. Start regard serve again, and open the file that it names.",
-      );
-    });
-    if (!answer.ok) throw new Error(await answer.text());
-    return answer;
   }
 
   private say(sentence: string) {

@@ -4,10 +4,9 @@ import type { HeadKind, LayerInfo } from "../data/payload";
 import type { SmallMap } from "../map/small";
 import { sinksOf, type Token, type TwoAxes } from "../text/tokens";
 
-export interface Kind {
-  name: string; // in a sentence
+interface Kind {
   does: string;
-  score: string; // what the number is
+  score?: string; // what the number is, if not MEAN
   key?: (tokens: Token[], query: number) => number; // the key that such a head attends to
 }
 
@@ -22,53 +21,26 @@ const MOST_WORDS = 4000; // that are weighed to find the clearest one
 /** Every kind but mixed, as docs/heads.md defines them; the first one there is opens the page. */
 const KINDS: Record<string, Kind> = {
   induction: {
-    name: "an induction head",
     does: "each token attends to the token after its previous occurrence",
     score: TRIAL,
     key: (tokens, query) => earlier(tokens, query) + 1,
   },
-  "duplicate token": {
-    name: "a duplicate-token head",
-    does: "each token attends to the same token earlier",
-    score: TRIAL,
-    key: earlier,
-  },
-  retrieval: {
-    name: "a retrieval head",
-    does: "it attends to the token that the model copies next, far away",
-    score: TRIAL,
-  },
-  "previous token": {
-    name: "a previous-token head",
-    does: "each token attends to the one before it",
-    score: MEAN,
-    key: (_, query) => query - 1,
-  },
-  "next token": {
-    name: "a next-token head",
-    does: "each token attends to the one after it",
-    score: MEAN,
-    key: (_, query) => query + 1,
-  },
-  self: { name: "a self head", does: "each token attends to itself", score: MEAN, key: (_, query) => query },
-  local: { name: "a local head", does: "each token attends to the 4 tokens on either side", score: MEAN },
-  "separator sink": {
-    name: "a separator sink",
-    does: "most attention rests on special tokens such as [SEP], whatever the query",
-    score: MEAN,
-  },
-  "first-token sink": {
-    name: "a first-token sink",
-    does: "most attention rests on the first token, whatever the query",
-    score: MEAN,
-    key: () => 0,
-  },
-  uniform: {
-    name: "a uniform head",
-    does: "it spreads its attention almost evenly",
-    score: "of the entropy of even attention",
-  },
+  "duplicate token": { does: "each token attends to the same token earlier", score: TRIAL, key: earlier },
+  retrieval: { does: "it attends to the token that the model copies next, far away", score: TRIAL },
+  "previous token": { does: "each token attends to the one before it", key: (_, query) => query - 1 },
+  "next token": { does: "each token attends to the one after it", key: (_, query) => query + 1 },
+  self: { does: "each token attends to itself", key: (_, query) => query },
+  local: { does: "each token attends to the 4 tokens on either side" },
+  "separator sink": { does: "most attention rests on special tokens such as [SEP], whatever the query" },
+  "first-token sink": { does: "most attention rests on the first token, whatever the query", key: () => 0 },
+  uniform: { does: "it spreads its attention almost evenly", score: "of the entropy of even attention" },
 };
+
+/** @returns "an induction head", "a previous-token head", "a first-token sink" */
+function named(kind: string): string {
+  const name = kind.endsWith("sink") ? kind : `${kind.replace(" ", "-")} head`;
+  return `${/^[aeio]/.test(name) ? "an" : "a"} ${name}`;
+}
 
 /** The last earlier place of each token of a text; -2 without one, so that the place after it is none either. */
 const earliers = new WeakMap<Token[], Int32Array>();
@@ -106,8 +78,8 @@ export function doing({ kind }: HeadKind): string {
 /** @returns one sentence that says what is seen */
 export function introduced({ layer, head, kind }: NotableHead): string {
   const known = KINDS[kind.kind];
-  const name = `Layer ${layer}, head ${head} is ${known?.name ?? "a mixed head"}: ${doing(kind)}`;
-  return known ? `${name} (${Math.round(100 * kind.score)}\u202f% ${known.score}).` : `${name}.`;
+  const name = `Layer ${layer}, head ${head} is ${named(kind.kind)}: ${doing(kind)}`;
+  return known ? `${name} (${Math.round(100 * kind.score)}\u202f% ${known.score ?? MEAN}).` : `${name}.`;
 }
 
 /**
