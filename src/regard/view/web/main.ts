@@ -12,7 +12,7 @@ import { ceilingOfAll } from "./map/ceiling";
 import { isDifference, shown } from "./map/compare";
 import { legendOf, showLegend, type Legend } from "./map/legend";
 import type { Look, MapView } from "./map/map";
-import { smallMap, type SmallMap } from "./map/small";
+import { smallMap } from "./map/small";
 import { differenceRamp, ramp } from "./maths/colours";
 import { fitted } from "./bounds";
 import { gather, liveHost, menus, moreViews, panes, type Panes } from "./full_page";
@@ -37,57 +37,41 @@ export type Shared = Pick<
 >;
 
 export class Page {
-  maps: SmallMap[];
   private axesOf = new Map<string, TwoAxes>();
-  store: Store;
-  private isLive: boolean;
-  source: Source;
-  look: Look;
+  readonly maps = this.recording.layers.map(smallMap);
+  readonly store = new Store(
+    this.freshState(),
+    (state) => this.fitted(state),
+    (state, changed) => this.show(state, changed),
+  );
+  private isLive = this.recording.layers.some(({ kind }) => kind === "live");
+  readonly source = new Source(this.recording.layers, this.host());
+  look = this.themed();
   reading: Reading | null = null;
   private troubles = new Map<object, Error>(); // who has no answer, and why
-  isGathering: boolean; // until the host has answered for every head
+  isGathering = this.isLive; // until the host has answered for every head
   gridCeiling = 1;
   private remembering = 0;
   private redrawing = 0;
-  panes: Panes | null;
-  atlas: Atlas;
-  map: MapView;
+  readonly panes: Panes | null = panes(this);
+  private atlas: Atlas = new Atlas(byId("view-map"), this);
+  readonly map: MapView = this.atlas.first;
   legend!: Legend;
   private legendName = "";
-  private prose: Prose;
-  views: Views;
-  private words: ReadingView;
-  private controls: Controls;
-  private reader: Reader;
+  private prose = new Prose(byId("prose"), this);
+  private steps = new StepsView(byId("view-steps"), this);
+  readonly views = new Views({ map: this.atlas, steps: this.steps, ...moreViews(this) });
+  private words = new ReadingView(this);
+  private controls = new Controls(this);
+  private reader = new Reader(
+    this.source,
+    (reading) => this.read(reading),
+    (error) => this.damaged(error, this.words),
+    (at) => this.axes(at).queries === this.axes(at).keys,
+  );
 
   constructor(readonly recording: Recording) {
-    this.maps = recording.layers.map(smallMap);
-    this.store = new Store(
-      this.freshState(),
-      (state) => this.fitted(state),
-      (state, changed) => this.show(state, changed),
-    );
-    this.isLive = recording.layers.some(({ kind }) => kind === "live");
-    this.source = new Source(recording.layers, this.host());
-    this.look = this.themed();
-    this.isGathering = this.isLive;
-    this.panes = panes(this);
-    this.atlas = new Atlas(byId("view-map"), this);
-    this.map = this.atlas.first;
-    this.prose = new Prose(byId("prose"), this);
-    // A copy that a browser saved of an open page has what stood in them.
-    for (const view of document.querySelectorAll(".view:not(#view-map)")) view.replaceChildren();
-    const steps = new StepsView(byId("view-steps"), this);
-    this.views = new Views({ map: this.atlas, steps, ...moreViews(this) });
-    this.words = new ReadingView(this);
-    this.controls = new Controls(this);
     menus(this);
-    this.reader = new Reader(
-      this.source,
-      (reading) => this.read(reading),
-      (error) => this.damaged(error, this.words),
-      (at) => this.axes(at).queries === this.axes(at).keys,
-    );
   }
 
   /** What answers for one head. */
@@ -413,6 +397,8 @@ export class Page {
 
 function start() {
   try {
+    // A copy that a browser saved of an open page has what stood in its views.
+    for (const view of document.querySelectorAll(".view:not(#view-map)")) view.replaceChildren();
     new Page(readRecording(document.getElementById("recording")?.textContent)).start();
   } catch (error) {
     const reason = error instanceof Error ? error.message : String(error);

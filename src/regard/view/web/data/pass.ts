@@ -22,12 +22,10 @@ export function blockSize(layer: Layer, which: Which & { by_row: boolean }): num
 }
 
 export class Pass {
-  private which: { head: number; hidden: boolean };
-  private byRow: boolean;
-  private row: Float64Array;
-  private size: number;
-  private columns: number;
-  private blocks: number;
+  private row = new Float64Array(this.layer.info.kv_len);
+  private size = blockSize(this.layer, this.which); // tokens of a block
+  private columns = Math.ceil(this.layer.info.kv_len / this.size);
+  private blocks = Math.ceil(this.layer.info.q_len / this.size) * this.columns;
   private sums: Float32Array;
   done = 0; // rows
   private spent = 0; // milliseconds
@@ -36,15 +34,9 @@ export class Pass {
 
   constructor(
     readonly layer: Layer,
-    which: Which & { by_row: boolean },
+    private readonly which: Which & { by_row: boolean },
   ) {
-    const { q_len, kv_len } = layer.info;
-    this.which = { head: which.head, hidden: which.hidden };
-    this.byRow = which.by_row;
-    this.row = new Float64Array(kv_len);
-    this.size = blockSize(layer, which);
-    this.columns = Math.ceil(kv_len / this.size);
-    this.blocks = Math.ceil(q_len / this.size) * this.columns;
+    const { q_len } = layer.info;
     this.sums = isStored(layer, which) ? this.stored() : new Float32Array(this.blocks);
     for (let query = 0; query < q_len; query++) this.all += this.cost(query);
     if (isStored(layer, which)) [this.done, this.numbers] = [q_len, this.all];
@@ -71,7 +63,7 @@ export class Pass {
     const start = performance.now();
     const { layer, which, row, done } = this;
     weightsOf(layer, which, done, 0, row.length, row);
-    const divisor = this.byRow ? highestOf(rowOf(layer, which, done)) || 1 : 1;
+    const divisor = this.which.by_row ? highestOf(rowOf(layer, which, done)) || 1 : 1;
     const at = Math.floor(done / this.size) * this.columns;
     addRow(row, 0, row.length, this.size, this.sums, at, divisor);
     this.numbers += this.cost(done);

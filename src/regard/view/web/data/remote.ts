@@ -9,15 +9,13 @@ import type { Host, Question } from "./source";
 const GONE = "The server does not answer any more. Start regard serve again, and open the file that it names.";
 
 export class Remote implements Host {
-  private headers: Record<string, string>;
+  private headers: Record<string, string> = this.run === undefined ? {} : { "X-Run": String(this.run) };
 
   /** @param run of the model, where the text can be edited: no other run may answer */
   constructor(
     private readonly layers: LayerInfo[],
-    run?: number,
-  ) {
-    this.headers = run === undefined ? {} : { "X-Run": String(run) };
-  }
+    private readonly run?: number,
+  ) {}
 
   async ask({ kind, ...parameters }: Question, signal: AbortSignal) {
     const texts = Object.entries(parameters).map(([name, value]) => [

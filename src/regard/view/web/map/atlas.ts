@@ -20,28 +20,21 @@ const NAME = 18; // of the line that names a map
 const APART = 20; // between two maps
 
 export class Atlas {
-  first: MapView;
-  private second: MapView;
-  private titles: HTMLElement[];
+  private holders = [...this.section.querySelectorAll(".map")] as HTMLElement[];
+  readonly first = new MapView(this.holders[0], this.page, (state) => shown(state, this.page.recording.layers));
+  private second = new MapView(this.holders[1], this.page, beside);
+  private titles = [...this.section.querySelectorAll(".map-title")] as HTMLElement[];
   private withLayer = byId<HTMLSelectElement>("with-layer");
   private withHead = byId<HTMLSelectElement>("with-head");
 
   constructor(
-    section: HTMLElement,
+    private readonly section: HTMLElement,
     private readonly page: Page,
   ) {
-    const { layers } = page.recording;
-    const [first, second] = [...section.querySelectorAll(".map")] as HTMLElement[];
-    this.first = new MapView(first, page, (state) => shown(state, layers));
-    this.second = new MapView(second, page, (state) => beside(state));
-    this.titles = [...section.querySelectorAll(".map-title")] as HTMLElement[];
     if (!page.panes) return;
-    offerNumbers(this.withLayer, layers.length);
-    for (const select of [this.withLayer, this.withHead]) {
-      select.addEventListener("change", () =>
-        page.store.set({ with: `${this.withLayer.value}.${this.withHead.value}` }),
-      );
-    }
+    offerNumbers(this.withLayer, page.recording.layers.length);
+    for (const select of [this.withLayer, this.withHead])
+      select.onchange = () => page.store.set({ with: `${this.withLayer.value}.${this.withHead.value}` });
   }
 
   listen() {

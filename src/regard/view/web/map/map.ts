@@ -39,16 +39,24 @@ const REDRAWN = [
 
 export class MapView {
   private status = this.holder.querySelector(".progress") as HTMLElement;
-  private base: HTMLCanvasElement;
-  over: HTMLCanvasElement;
-  mini: HTMLCanvasElement;
-  private context: CanvasRenderingContext2D;
-  private overContext: CanvasRenderingContext2D;
-  private axes: Axes;
-  private overAxes: Axes;
-  which: Which;
-  private tiles: Tiles;
-  private mosaic: Mosaic;
+  private canvases = [...this.holder.querySelectorAll("canvas")] as HTMLCanvasElement[];
+  private base = this.canvases[0];
+  readonly over = this.canvases[1];
+  readonly mini = this.canvases[2];
+  private context = context2d(this.base);
+  private overContext = context2d(this.over);
+  private axes = new Axes(this.context);
+  private overAxes = new Axes(this.overContext);
+  which = this.pick(this.page.store.state);
+  private tiles = new Tiles(
+    this.page.source,
+    () => this.refresh(),
+    (error) => {
+      this.giveUp();
+      this.page.damaged(error, this);
+    },
+  );
+  private mosaic = new Mosaic((place) => this.tiles.find(this.tileName(place)));
   frame: Frame | null = null;
   part: Part | null = null;
   private since = 0;
@@ -63,24 +71,6 @@ export class MapView {
     private readonly page: Page,
     private readonly pick: (state: State) => Which,
   ) {
-    const [base, over, mini] = [...holder.querySelectorAll("canvas")] as HTMLCanvasElement[];
-    this.base = base;
-    this.over = over;
-    this.mini = mini;
-    this.context = context2d(this.base);
-    this.overContext = context2d(this.over);
-    this.axes = new Axes(this.context);
-    this.overAxes = new Axes(this.overContext);
-    this.which = pick(page.store.state);
-    this.tiles = new Tiles(
-      page.source,
-      () => this.refresh(),
-      (error) => {
-        this.giveUp();
-        page.damaged(error, this);
-      },
-    );
-    this.mosaic = new Mosaic((place) => this.tiles.find(this.tileName(place)));
     new ResizeObserver(() => this.update(page.store.state, new Set(["size"]))).observe(holder);
   }
 
