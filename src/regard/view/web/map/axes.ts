@@ -141,11 +141,12 @@ export class Axes {
 
   /** The label of the chosen cell. What would overlap it is covered whole, never cut in half. */
   name(frame: Frame, axis: Axis, token: Token, at: number, ink: Ink) {
-    const [first, count, cell] =
-      axis === "query" ? [frame.row, frame.rows, frame.cellHeight] : [frame.column, frame.columns, frame.cellWidth];
+    const { row, rows, column, columns, cellWidth, cellHeight } = frame;
+    const cell = axis === "query" ? cellHeight : cellWidth;
     const slant = frame.top / Math.sin(-SLANT);
+    const overlapped = axis === "query" ? neighbours(row, rows, cell, at) : neighbours(column, columns, cell, at);
     this.context.fillStyle = ink.ground;
-    for (const near of neighbours(first, count, cell, at))
+    for (const near of overlapped)
       this.at(frame, axis, near, () => {
         if (axis === "query") this.context.fillRect(3 - frame.left, -8, frame.left, 16);
         else if (frame.slanted) this.context.fillRect(-1, -8, slant, 16);
