@@ -25,7 +25,7 @@ import { forAxis, sinksOf, type TwoAxes } from "./text/tokens";
 import { Controls } from "./views/controls";
 import { listen } from "./views/keys";
 import { notes } from "./views/notes";
-import { openingCell, openingHead } from "./views/opening";
+import { lastWord, openingCells, openingHead, smallRows } from "./views/opening";
 import { changesReading, Reader, type Reading } from "./views/reading";
 import { StepsView } from "./views/steps";
 import { Views } from "./views/views";
@@ -136,15 +136,29 @@ export class Page {
   /** @returns the head that stands out most, at a word that shows what it does */
   private freshState(): State {
     const { layers, opened, other } = this.recording;
-    const head = openingHead(layers, opened);
+    const head = openingHead(layers, opened, (one) => this.fits(one));
     const layer = Math.max(0, Math.min(layers.length - 1, head.layer));
-    const kind = layers[layer].heads?.[head.head];
     const axes = this.axes(layer);
-    const cell = openingCell(kind, axes, this.maps[layer], head.head);
+    const cell = this.openingCell(layer, head.head);
     const compare = other ? "beside" : "alone";
     // One sentence has no other parts than its words.
     const parts = parted(axes.keys, "sentences").length > 1 ? "sentences" : "words";
     return freshState({ layer, head: head.head, ...cell, compare, parts }, layers[layer].kv_len);
+  }
+
+  /** @returns words that show what a head does, as far as its small map says */
+  private openingCells(layer: number, head: number) {
+    const axes = this.axes(layer);
+    return openingCells(this.recording.layers[layer].heads?.[head], axes, smallRows(this.maps[layer], axes, head));
+  }
+
+  private openingCell(layer: number, head: number): Cell {
+    return this.openingCells(layer, head)[0] ?? { query: lastWord(this.axes(layer).queries), key: null };
+  }
+
+  /** @returns does the text show what a head does? */
+  fits({ layer, head }: { layer: number; head: number }): boolean {
+    return this.openingCells(layer, head).length > 0;
   }
 
   /** @returns every number inside the recording, and a view that there is */
@@ -201,9 +215,7 @@ export class Page {
 
   /** Opens a head at a word that shows what it does. */
   openHead(layer: number, head: number) {
-    const kind = this.recording.layers[layer].heads?.[head];
-    const cell = openingCell(kind, this.axes(layer), this.maps[layer], head);
-    this.store.set({ layer, head, heads: "one", ...cell, hover: null });
+    this.store.set({ layer, head, heads: "one", ...this.openingCell(layer, head), hover: null });
   }
 
   private show(state: State, changed: Set<string>) {

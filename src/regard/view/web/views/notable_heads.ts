@@ -5,7 +5,7 @@ import type { Page as Whole, Shared } from "../main";
 import type { State } from "../state";
 import { doing, introduced, notableHeads } from "./opening";
 
-type Page = Shared & Pick<Whole, "isGathering" | "openHead">;
+type Page = Shared & Pick<Whole, "fits" | "isGathering" | "openHead">;
 
 const SEARCHING = "Looking at every head for those that stand out; they will be listed here.";
 
@@ -25,7 +25,7 @@ export class NotableHeads {
 
   /** Beside a head that was opened before the kinds were known, the one that stands out most. */
   private offer(layer: number, head: number) {
-    const [best] = notableHeads(this.page.recording.layers);
+    const best = notableHeads(this.page.recording.layers).find((one) => this.page.fits(one));
     const isMoved = layer !== this.page.store.fresh.layer || head !== this.page.store.fresh.head;
     if (isMoved) this.isLate = false;
     if (isMoved || !best || (best.layer === layer && best.head === head)) return;
