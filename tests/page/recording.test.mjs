@@ -7,7 +7,7 @@ import { smallMap } from "../../src/regard/view/web/map/small";
 import { blockAt, missing, strongestBlocks } from "../../src/regard/view/web/text/block_words";
 import { sorted } from "../../src/regard/view/web/views/heads_view";
 import { notes } from "../../src/regard/view/web/views/notes";
-import { introduced, notableHeads, openingCell, openingHead } from "../../src/regard/view/web/views/opening";
+import { introduced, lastWord, notableHeads, openingCells, openingHead } from "../../src/regard/view/web/views/opening";
 import { layer, recording, tokens } from "./recordings.mjs";
 
 // What stands in the file
@@ -206,20 +206,49 @@ test("one sentence introduces a head", () => {
   assert.equal(said(head("mixed")), "Layer 0, head 1 is a mixed head: no simple pattern takes half of its attention.");
 });
 
+/** @returns the cell that a text of one head opens at; its small map is exact if there are rows */
+function opened(kind, axes, rows = []) {
+  const rowOf = (query) => (rows[query] ? Float32Array.from(rows[query]) : null);
+  return openingCells(kind, axes, rowOf)[0];
+}
+
 test("a page opens at a content word that shows what the head does", () => {
   const text = tokens(["[CLS]", "The", " baker", " sold", " bread", " to", " the", " sailor", ".", "[SEP]"]);
   const one = { queries: text, keys: text };
-  const none = smallMap(layer());
-  assert.deepEqual(openingCell(head("previous token"), one, none, 0), { query: 3, key: 2 });
-  assert.deepEqual(openingCell(head("next token"), one, none, 0), { query: 2, key: 3 });
-  assert.deepEqual(openingCell(head("first-token sink"), one, none, 0), { query: 2, key: 0 });
+  assert.deepEqual(opened(head("previous token"), one), { query: 3, key: 2 });
+  assert.deepEqual(opened(head("next token"), one), { query: 2, key: 3 });
+  assert.deepEqual(opened(head("first-token sink"), one), { query: 2, key: 0 });
   const keys = tokens(["Das", " ist"]);
-  assert.deepEqual(openingCell(head("previous token"), { queries: text, keys }, none, 0), { query: 2, key: null });
-  assert.deepEqual(openingCell(null, { queries: tokens(["[CLS]"]), keys }, none, 0), { query: 0, key: null });
+  assert.deepEqual(opened(head("previous token"), { queries: text, keys }), { query: 2, key: null });
+  assert.equal(opened(null, { queries: tokens(["[CLS]"]), keys }), undefined);
+  assert.equal(lastWord(text), 7);
+  assert.equal(lastWord(tokens(["[CLS]"])), 0);
 });
 
 test("an induction head opens where a word comes again, at the word after it", () => {
   const text = tokens([" sold", " bread", " and", " sold"]);
-  const found = openingCell(head("induction"), { queries: text, keys: text }, smallMap(layer()), 0);
-  assert.deepEqual(found, { query: 3, key: 1 });
+  assert.deepEqual(opened(head("induction"), { queries: text, keys: text }), { query: 3, key: 1 });
+});
+
+test("of exact rows a page opens at the clearest one, and at none that shows no pattern", () => {
+  const text = tokens([" bread", " rises", " bread", " rises"]);
+  const axes = { queries: text, keys: text };
+  const rows = [[1], [0.95, 0.05], [0.3, 0, 0.7], [0, 0.46, 0, 0.54]];
+  assert.deepEqual(opened(head("duplicate token"), axes, rows), { query: 3, key: 1 });
+  rows[2][0] = rows[3][1] = 0.05;
+  assert.equal(opened(head("duplicate token"), axes, rows), undefined);
+  const ended = { queries: [...text, ...tokens(["[SEP]"])], keys: [...text, ...tokens(["[SEP]"])] };
+  assert.deepEqual(opened(head("separator sink"), ended, Array(5).fill([0.1, 0.1, 0, 0, 0.8])), { query: 0, key: 4 });
+});
+
+test("a page opens on no head whose pattern the text does not show", () => {
+  const text = tokens(["[CLS]", "She", " ate", " the", " dessert", ".", "[SEP]"]);
+  const axes = { queries: text, keys: text };
+  const layers = [layer({ heads: [head("duplicate token"), head("retrieval"), head("induction"), head("self", 0.6)] })];
+  const fits = ({ kind }) => opened(kind, axes) !== undefined;
+  assert.deepEqual(openingHead(layers, [null, null], fits), { layer: 0, head: 3 });
+  assert.deepEqual(
+    openingHead(layers, [null, null], () => false),
+    { layer: 0, head: 2 },
+  );
 });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Source } from "../../src/regard/view/web/data/source";
-import { Waiting } from "../../src/regard/view/web/data/waiting";
+import { Latest, Waiting } from "../../src/regard/view/web/data/waiting";
 import { Reader } from "../../src/regard/view/web/views/reading";
 import { layer } from "./recordings.mjs";
 
@@ -56,13 +56,26 @@ test("a tile of several heads is exact where all of them are", async () => {
   assert.deepEqual([tile.exact, tile.sampled, ...tile.values], [false, 4, 1]);
 });
 
-test("without a signal a newer question takes the place of an older", async () => {
-  const source = new Source(LAYERS, host());
+test("a newer question takes the place of an older, whose answer and error nobody gets", async () => {
+  const latest = new Latest();
   const told = [];
-  const older = source.row({ layer: 0, head: 0, hidden: false }, 0).then(() => told.push("older"));
-  await source.row({ layer: 0, head: 0, hidden: false }, 1).then(() => told.push("newer"));
-  await Promise.race([older, new Promise((resolve) => setTimeout(resolve, 10))]);
-  assert.deepEqual(told, ["newer"]);
+  const answering = (name) => (signal) =>
+    new Promise((resolve) => setTimeout(resolve)).then(() => (signal.throwIfAborted(), name));
+  const ask = (question) =>
+    latest.ask(
+      question,
+      (answer) => told.push(answer),
+      ({ message }) => told.push(message),
+    );
+  const older = ask(answering("older"));
+  await ask(answering("newer"));
+  await older;
+  await ask(() => Promise.reject(new Error("wrong")));
+  const dropped = ask(answering("dropped"));
+  assert.ok(latest.isWaiting);
+  latest.drop();
+  await dropped;
+  assert.deepEqual([told, latest.isWaiting], [["newer", "wrong"], false]);
 });
 
 test("an answer finds who asked, and nobody waits for what was given up", async () => {

@@ -2,17 +2,18 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { fitted } from "../../src/regard/view/web/bounds";
 import { freshState, Store } from "../../src/regard/view/web/state";
-import { bindingsOf } from "../../src/regard/view/web/views/keys";
+import { bindingsOf, moving } from "../../src/regard/view/web/views/keys";
 import { pinsOf, written } from "../../src/regard/view/web/views/pins";
 import { layer, recording, tokens, WORDS } from "./recordings.mjs";
 
 globalThis.requestAnimationFrame = (draw) => frames.push(draw);
 let frames = [];
 
-function store(from = recording(), open = { layer: 0, head: 0, query: 4, key: 3 }) {
+function store(from = recording(), onChange = () => {}) {
   frames = [];
+  const open = { layer: 0, head: 0, query: 4, key: 3 };
   const fresh = freshState({ ...open, compare: "alone", parts: "sentences" }, from.layers[0].kv_len);
-  return new Store(fresh, (state) => fitted(state, from));
+  return new Store(fresh, (state) => fitted(state, from), onChange);
 }
 
 /** The state that an address gives, beside that of a fresh page. */
@@ -98,9 +99,8 @@ test("more steps are asked for again at each query", () => {
 });
 
 test("views are told once a frame of all that changed", () => {
-  const page = store();
   const told = [];
-  page.subscribe((_, changed) => told.push([...changed].sort()));
+  const page = store(recording(), (_, changed) => told.push([...changed].sort()));
   page.set({ head: 1 });
   page.set({ query: 5, hover: null });
   page.set({ query: 5 });
@@ -162,7 +162,6 @@ function page() {
     axes: () => ({ queries: tokens(WORDS), keys: tokens(WORDS) }),
     cell: () => ({ query: kept.state.query, key: kept.state.key }),
     map: { frame: null },
-    step: (what, by) => kept.set({ [what]: kept.state[what] + by }),
     views: { now: () => undefined, has: () => true },
     panes: {},
   };
@@ -211,6 +210,25 @@ test("a key that is a sink goes with the sinks", () => {
     .find(({ keys }) => keys.includes("s"))
     .run(one, "s", {});
   assert.deepEqual([one.store.state.hidden, one.store.state.key], [true, null]);
+});
+
+test("keys that move inside a part of the page move there alone, and only without Control", () => {
+  const moves = [];
+  const listener = moving((...step) => moves.push(step));
+  const press = (key, more = {}) => {
+    let prevented = false;
+    listener({ key, preventDefault: () => (prevented = true), ...more });
+    return prevented;
+  };
+  assert.deepEqual(
+    ["ArrowDown", "ArrowLeft", "l"].map((key) => press(key)),
+    [true, true, false],
+  );
+  assert.equal(press("ArrowUp", { ctrlKey: true }), false);
+  assert.deepEqual(moves, [
+    [1, 0],
+    [0, -1],
+  ]);
 });
 
 test("no key does two things", () => {

@@ -2,11 +2,13 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { endsSentence } from "../../src/regard/view/web/text/flow";
 import { parted, secondText } from "../../src/regard/view/web/text/parts";
-import { blockSentence } from "../../src/regard/view/web/text/block_words";
+import { blockSentence, meanValue } from "../../src/regard/view/web/text/block_words";
+import { find, tintText } from "../../src/regard/view/web/text/prose";
 import { quoted, sentence, textSentence } from "../../src/regard/view/web/text/sentence";
 import * as words from "../../src/regard/view/web/text/tokens";
 import { layer, tokens, WORDS } from "./recordings.mjs";
 
+const thin = (text) => text.replaceAll("\u202f", " ");
 const HEBREW = "12מה שלומך";
 
 // Tokens
@@ -178,6 +180,53 @@ test("a repeated token says its position, and one from right to left turns nothi
   const twice = tokens(["a", " b", " a"]);
   assert.deepEqual([quoted(twice, 1), quoted(twice, 2)], ["“b”", "“a” (token 2)"]);
   assert.equal(quoted(tokens([HEBREW]), 0), `“\u2068${HEBREW}\u2069”`);
+});
+
+test("of block means a sentence names both blocks and how exact they are", () => {
+  const large = [layer(), layer({ kind: "pyramid", block: 4, octaves: 24 })];
+  const mask = new Uint8Array(9).fill(1);
+  const reading = {
+    layer: 1,
+    head: 0,
+    hidden: false,
+    query: 6,
+    key: 1,
+    row: EVEN.map(() => 0.125),
+    mask,
+    column: null,
+  };
+  const said = (more) => thin(sentence({ ...reading, ...more }, axes, large, true));
+  assert.match(
+    said({}),
+    /^Of tokens 4 to 7, about 50\.0 % of the attention goes to tokens 0 to 3 \(means of blocks of 4 × 4 tokens, ± 3\.34 % of each\), layer 1 head 0\.$/,
+  );
+  const terms = [0, 1].map((head) => ({ layer: 1, head, factor: 0.5 }));
+  assert.equal(
+    said({ terms }),
+    "This file has block means only: what single keys get, mean of the 2 heads of layer 1, is not known.",
+  );
+  mask[1] = 0;
+  assert.equal(said({}), "“dessert” may not attend to “Life”, layer 1 head 0.");
+  assert.match(
+    said({ query: 6, key: 2, row: EVEN.map(() => NaN) }),
+    /are not numbers \(NaN\) \(means of blocks of 4 × 4/,
+  );
+  assert.match(thin(meanValue(reading, large[1])), /^mean weight of the block 0\.125, ± 3\.34 % of each$/);
+});
+
+test("a tint says its strongest weight, and what is not a number", () => {
+  const said = (weights, ...more) => thin(tintText(Float32Array.from(weights), ...more));
+  assert.equal(said([0.5, 0], 0.5, true, ""), "Full tint: 50.0 %, the strongest");
+  assert.equal(said([0.5, NaN], 1, false, "; means"), "Full tint: 100 %; means; grey: not numbers (NaN)");
+  assert.equal(said([NaN], NaN, true, ""), "Not numbers (NaN)");
+});
+
+test("a phrase is found after a token, then from the start, over several tokens", () => {
+  const found = (phrase, after) => find(text, phrase, after);
+  assert.equal(found("DESSERT FIRST", 0), 6);
+  assert.equal(found("is", 2), 2);
+  assert.equal(found("never", 0), null);
+  assert.equal(found("  ", 0), null);
 });
 
 test("of a small map a sentence names blocks", () => {

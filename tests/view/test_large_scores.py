@@ -16,7 +16,7 @@ from torch import Tensor
 
 import models
 import regard
-from pages import Open, answers_of, first_layer, go, sentence, step
+from pages import answers_of, first_layer
 from regard.view.export import page_file
 from regard.view.export.page_file import write_page
 from regard.view.server.http_server import application
@@ -291,13 +291,3 @@ def test_some_of_these_pages_hold_query_and_key_and_some_weights(tmp_path: Path)
     }
     assert set(kinds.values()) == {"query-key", "weights"}
     assert kinds["integers to 200"] == kinds["1e30"] == "query-key"
-
-
-@pytest.mark.browser
-@pytest.mark.full
-def test_the_page_says_what_one_of_several_equal_keys_gets(show: Open) -> None:
-    for name in ("3 x 3 at -1e9", "1e30"):
-        with step(name):
-            page = show(regard.Recording({"layer": MATRICES[name]()}))
-            go(page, 0, 0, 0, 1)
-            assert "gives 33.3 % of its attention to" in sentence(page)

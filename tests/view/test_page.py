@@ -19,18 +19,11 @@ from pages import (
     three_digits,
     visit,
 )
-from regard.view.export import page_file
 from regard.view.export.page_file import page_text, write_page
 
 pytestmark = pytest.mark.browser
 
 NAMES = ["[CLS]", *WORDS]
-NO_WORKER = """
-window.Worker = class {
-  constructor() { setTimeout(() => this.onerror?.(new Event("error")), 20); }
-  postMessage() {}
-};
-"""
 
 
 # Its numbers are the library's
@@ -68,51 +61,13 @@ def test_the_map_the_line_below_and_the_tables_have_the_librarys_numbers(show: O
             assert shown == [NAMES[i] for i in order]
 
 
-@pytest.mark.full
-def test_a_map_with_more_tokens_than_pixels_shows_aligned_blocks(show: Open) -> None:
-    page = show(recorded(tokens=800, mask=regard.Causal()))
-    ready(page)
-    cell = float((page.get_attribute(".map", "data-frame") or "").split(",")[2])
-    # So many tokens that a block of two by two has one pixel and no colours are mixed.
-    recording = recorded(tokens=2 * round(800 * cell), mask=regard.Causal())
-    page = show(recording, "#layer=0&head=1&scale=linear&query=0&key=1")
-    ready(page)
-    means = recording[0][0, 1].to_dense().unfold(0, 2, 2).unfold(1, 2, 2).mean((-2, -1))
-    for row, column in [(5, 2), (9, 9), (30, 11), (len(means) - 3, 40)]:
-        # A block of keys is shown with what it gets in all.
-        expected = round(2 * float(means[row, column]) * 255)
-        assert abs(level_at(page, 2 * row, 2 * column) - expected) <= 1
-    assert "2 keys" in page.inner_text("#legend .unit")
-
-
-@pytest.mark.full
-def test_cells_of_fewer_bits_are_as_close_as_the_page_says(
-    show: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
-    recording = recorded()
-    with step("24 bits"):
-        page = show(recording)
-        for query, key in [(0, 0), (3, 5), (8, 8)]:
-            go(page, 1, 1, query, key)
-            weight = float(recording[1][0, 1, query, key])
-            assert f"gives {three_digits(weight)} of its attention to" in sentence(page)
-        assert "stored in 24 bits" in page.inner_text("#notes")
-    monkeypatch.setattr(page_file, "NEARLY_FULL_PRECISION", 10)
-    with step("16 bits"):
-        page = show(recording)
-        go(page, 1, 1, 3, 5)
-        shown = float(page.inner_text("#value").removeprefix("weight "))
-        assert shown == pytest.approx(float(recording[1][0, 1, 3, 5]), abs=0.003)
-        assert "stored in 16 bits" in page.inner_text("#notes")
-
-
 # Moving
 
 
-def test_one_moves_by_address_and_keyboard(show: Open) -> None:
+def test_one_moves_by_address_keyboard_and_pointer(show: Open) -> None:
+    recording = recorded()
     page = show(
-        recorded(), "#layer=0&head=1&query=4&key=3&scale=row&side=looked&theme=dark&folded=1"
+        recording, "#layer=0&head=1&query=4&key=3&scale=row&side=looked&theme=dark&folded=1"
     )
     blocks = page.locator("script[id^=layer-]")
     there = "blocks => blocks.filter(({ text }) => text).map(({ id }) => id).sort()"
@@ -154,11 +109,8 @@ def test_one_moves_by_address_and_keyboard(show: Open) -> None:
         page.keyboard.press("Enter")
         assert page.inner_text("#found") == "not in this text"
         page.locator("#find").blur()
-
-
-def test_one_moves_by_pointing_and_clicking(show: Open) -> None:
-    recording = recorded()
-    page = show(recording, "#query=4&key=3")
+    visit(page, "#query=4&key=3")
+    page.wait_for_selector('body[data-read="0,0,4,3,0"]')
     ready(page)
     with step("help lists the keys, takes them, and closes"):
         page.keyboard.press("?")
@@ -218,7 +170,9 @@ def test_the_theme_follows_the_system_until_one_is_chosen(show: Open) -> None:
 # Small and long recordings, and what is not there
 
 
-def test_a_page_of_one_head_has_the_map_and_the_steps(show: Open, tmp_path: Path) -> None:
+def test_a_page_of_one_head_has_the_map_and_the_steps_and_one_token_is_enough(
+    show: Open, tmp_path: Path
+) -> None:
     recording = recorded(heads=1, kv_heads=1, mask=regard.Causal()).part(["layer.0"])
     path = tmp_path / "small.html"
     path.write_text(page_text(recording, title="One head", is_small=True))
@@ -238,30 +192,17 @@ def test_a_page_of_one_head_has_the_map_and_the_steps(show: Open, tmp_path: Path
     assert shares == pytest.approx(row.tolist(), rel=0.0051, abs=1e-12)
     for key in ["?", "Escape", *"[]{}+-0mclsdpt/12345"]:
         page.keyboard.press(key)  # the fixture fails on any error
-
-
-def test_a_page_of_one_token_opens(show: Open) -> None:
-    page = show(recorded(heads=1, kv_heads=1, tokens=1))
-    page.wait_for_selector('body[data-read="0,0,0,0,0"]')
-    assert (
-        sentence(page)
-        == "“[CLS]” gives 100 % of its attention to “[CLS]” (rank 1 of 1), layer 0 head 0."
-    )
-    visit(page, "#view=segments&parts=sentences")
-    page.wait_for_selector("#view-segments .line:has-text('no parts')")
-    line = page.inner_text("#view-segments .line")
-    assert line == "There are no parts: the text has special tokens only."
-
-
-@pytest.mark.full
-def test_a_long_text_opens_without_a_worker(show: Open) -> None:
-    recording = recorded(tokens=2048, heads=2, kv_heads=1, mask=regard.Causal())
-    page = show(recording, script=NO_WORKER)
-    ready(page)
-    go(page, 0, 1, 2000, 1000)
-    weight = float(recording[0][0, 1, 2000, 1000])
-    shown = float(page.inner_text("#value").removeprefix("weight "))
-    assert shown == pytest.approx(weight, rel=1e-4)
+    with step("a page of one token opens"):
+        page = show(recorded(heads=1, kv_heads=1, tokens=1))
+        page.wait_for_selector('body[data-read="0,0,0,0,0"]')
+        assert (
+            sentence(page)
+            == "“[CLS]” gives 100 % of its attention to “[CLS]” (rank 1 of 1), layer 0 head 0."
+        )
+        visit(page, "#view=segments&parts=sentences")
+        page.wait_for_selector("#view-segments .line:has-text('no parts')")
+        line = page.inner_text("#view-segments .line")
+        assert line == "There are no parts: the text has special tokens only."
 
 
 def test_a_layer_that_is_not_in_the_file_says_so(show: Open, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pages import (
     pooled,
     ready,
     sentence,
+    step,
     tile_of,
 )
 from regard.view.export.page_file import write_page
@@ -134,3 +135,22 @@ def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
         said = page.locator(f"#view-{view} .note, #view-{view} .line").first.inner_text()
         assert said.startswith("Only block means of this layer are in this file")
         assert said.endswith("or write the file with layers=[1] or a larger limit.")
+    # A block is 2 x 2 tokens here too.
+    query, key = torch.randn(2, 2, 600, 128, generator=torch.Generator().manual_seed(7))
+    query[0, 400, 5] = torch.nan
+    matrix = regard.attend(query, key, mask=regard.Causal())
+    recording = regard.Recording({"layer": matrix})
+    path = write_page(recording, tmp_path / "nan.html", limit=500_000)
+    page = show(path, "#view=text&layer=0&head=0&query=400")
+    with step("the text at a word that is not numbers"):
+        page.wait_for_selector("#sentence:has-text('400')")
+        assert sentence(page).startswith("“400”: its weights are not numbers (NaN)")
+        assert page.locator("#view-text .caption").all_inner_texts()[0] == "Not numbers (NaN)"
+    with step("the line below, at a mean that is not a number and at one that is"):
+        go(page, 0, 0, 401, 17)
+        assert sentence(page).startswith(
+            "“401”: its weights are not numbers (NaN) (means of blocks of 2 × 2 tokens, ± "
+        )
+        assert page.inner_text("#looks-table tbody").strip() == "not numbers (NaN)"
+        go(page, 0, 0, 403, 17)
+        assert sentence(page).startswith("Of tokens 402 to 403, about ")

@@ -16,6 +16,7 @@ from pages import (
     Open,
     address,
     answers_of,
+    go,
     level_at,
     place,
     pooled,
@@ -28,6 +29,13 @@ from pages import (
     visit,
 )
 from regard.view.export.page_file import write_page
+
+NO_WORKER = """
+window.Worker = class {
+  constructor() { setTimeout(() => this.onerror?.(new Event("error")), 20); }
+  postMessage() {}
+};
+"""
 
 # Tiles are the library's means
 
@@ -253,7 +261,7 @@ def shown(page: Page) -> list[int]:
 
 
 @pytest.mark.browser
-def test_the_map_moves_by_drag_wheel_and_double_click(show: Open) -> None:
+def test_the_map_moves_by_drag_wheel_double_click_and_minimap(show: Open) -> None:
     page = show(recorded(tokens=200), "#query=3&key=3")
     ready(page)
     token = (121.5, 83.5)
@@ -291,13 +299,8 @@ def test_the_map_moves_by_drag_wheel_and_double_click(show: Open) -> None:
         page.mouse.move(2, 2)
         said = address(page, lambda said: said.get("row", "40") != "40")
         assert (float(said["row"]), float(said["column"])) == pytest.approx((37, 42), abs=0.05)
-
-
-@pytest.mark.browser
-def test_the_minimap_shows_where_one_is_and_moves_it(show: Open) -> None:
-    page = show(recorded(tokens=200), "#query=3&key=3")
-    ready(page)
-    with step("it is hidden while the whole is seen"):
+    with step("the minimap is hidden while the whole is seen, and moves a part"):
+        visit(page, "#query=3&key=3")
         mini = page.locator(".map .mini").first
         mini.wait_for(state="hidden")
         page.keyboard.press("+")
@@ -314,7 +317,7 @@ def test_the_minimap_shows_where_one_is_and_moves_it(show: Open) -> None:
 
 @pytest.mark.browser
 @pytest.mark.full
-def test_a_long_text_goes_from_the_whole_to_single_cells(show: Open) -> None:
+def test_a_long_text_goes_from_aligned_blocks_to_single_cells(show: Open) -> None:
     recording = recorded(tokens=2048, heads=2, kv_heads=1, mask=regard.Causal())
     weights = recording[0][0, 1, 1500]
     key = int(weights.argmax())
@@ -332,6 +335,27 @@ def test_a_long_text_goes_from_the_whole_to_single_cells(show: Open) -> None:
     assert f"gives {three_digits(float(weights[key]))} of its attention to" in sentence(page)
     value = float(page.inner_text("#value").removeprefix("weight "))
     assert value == pytest.approx(float(weights[key]), rel=1e-4)
+    with step("it opens without a worker"):
+        page = show(recording, script=NO_WORKER)
+        ready(page)
+        go(page, 0, 1, 2000, 1000)
+        weight = float(recording[0][0, 1, 2000, 1000])
+        told = float(page.inner_text("#value").removeprefix("weight "))
+        assert told == pytest.approx(weight, rel=1e-4)
+    with step("with more tokens than pixels the map shows aligned blocks"):
+        page = show(recorded(tokens=800, mask=regard.Causal()))
+        ready(page)
+        cell = float((page.get_attribute(".map", "data-frame") or "").split(",")[2])
+        # So many tokens that a block of two by two has one pixel and no colours are mixed.
+        recording = recorded(tokens=2 * round(800 * cell), mask=regard.Causal())
+        page = show(recording, "#layer=0&head=1&scale=linear&query=0&key=1")
+        ready(page)
+        means = recording[0][0, 1].to_dense().unfold(0, 2, 2).unfold(1, 2, 2).mean((-2, -1))
+        for row, column in [(5, 2), (9, 9), (30, 11), (len(means) - 3, 40)]:
+            # A block of keys is shown with what it gets in all.
+            expected = round(2 * float(means[row, column]) * 255)
+            assert abs(level_at(page, 2 * row, 2 * column) - expected) <= 1
+        assert "2 keys" in page.inner_text("#legend .unit")
 
 
 # Several heads
@@ -382,12 +406,9 @@ def test_several_heads_are_a_mean_a_difference_or_side_by_side(show: Open) -> No
         one, other = (page.locator(".map").nth(at).get_attribute("data-frame") for at in (0, 1))
         assert one == other
         assert float((one or "").split(",")[2]) >= 40  # pixels from which a cell has its number
-
-
-@pytest.mark.browser
-def test_shift_and_a_click_on_a_small_map_adds_its_head_and_takes_it_away(show: Open) -> None:
-    page = show(recorded(heads=3, kv_heads=3), "#query=4&key=6")
-    with step("at the last small map"):
+    with step("Shift and a click on a small map adds its head, and takes it away"):
+        visit(page, "#query=4&key=6")
+        page.wait_for_selector('body[data-read="0,0,4,6,0"]')
         box = page.locator("#overview canvas").bounding_box()
         assert box is not None
         last = {"x": box["width"] - 15, "y": box["height"] - 15}

@@ -82,30 +82,29 @@ def test_a_fresh_page_opens_on_the_head_that_stands_out_and_says_what_it_is(
     with step("a short recording that is served opens there too"):
         page, _ = serve(story())
         assert page.inner_text("#introduction").startswith(INTRODUCTION)
-
-
-def test_the_scale_fits_the_weights_and_says_its_darkest_value(show: Open) -> None:
-    count = 40
-    faint = torch.full((count, count), 0.5 / count)
-    faint[:, 0] += 0.45  # the sink, which does not count
-    faint[torch.arange(count), (7 * torch.arange(count) + 3) % count] += 0.05
-    recording = regard.Recording({"a": regard.AttentionMatrix.from_weights(faint)})
-    page = show(recording, "#scale=fit")
-    ready(page)
-    assert "darkest = 8\u202f% or more" in page.inner_text("#legend .unit")
-    darkest = page.evaluate(
-        """() => {
-          const canvas = document.querySelector(".map canvas");
-          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-          let least = 765;
-          for (let i = 0; i < data.length; i += 4)
-            if (data[i + 3]) least = Math.min(least, data[i] + data[i + 1] + data[i + 2]);
-          return least;
-        }"""
-    )
-    assert darkest < 250  # on the scale from 0 to 100 % the sink alone is so dark
-    page.click("[data-set='scale=linear']")
-    expect(page.locator("#legend .unit")).to_contain_text("linear")
+    with step("the scale fits the weights and says its darkest value"):
+        count = 40
+        faint = torch.full((count, count), 0.5 / count)
+        faint[:, 0] += 0.45  # the sink, which does not count
+        faint[torch.arange(count), (7 * torch.arange(count) + 3) % count] += 0.05
+        recording = regard.Recording({"a": regard.AttentionMatrix.from_weights(faint)})
+        page = show(recording, "#scale=fit")
+        ready(page)
+        assert "darkest = 8\u202f% or more" in page.inner_text("#legend .unit")
+        darkest = page.evaluate(
+            """() => {
+              const canvas = document.querySelector(".map canvas");
+              const { width, height } = canvas;
+              const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+              let least = 765;
+              for (let i = 0; i < data.length; i += 4)
+                if (data[i + 3]) least = Math.min(least, data[i] + data[i + 1] + data[i + 2]);
+              return least;
+            }"""
+        )
+        assert darkest < 250  # on the scale from 0 to 100 % the sink alone is so dark
+        page.click("[data-set='scale=linear']")
+        expect(page.locator("#legend .unit")).to_contain_text("linear")
 
 
 def test_on_a_phone_the_map_is_first_fingers_zoom_and_thumbs_have_room(show: Open) -> None:
@@ -145,10 +144,7 @@ def test_on_a_phone_the_map_is_first_fingers_zoom_and_thumbs_have_room(show: Ope
             )
             assert small == []
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
-
-
-def test_on_a_phone_numbers_above_words_are_not_cut(show: Open) -> None:
-    with step("in the text"):
+    with step("numbers above words are not cut"):
         page = show(recorded(), "#view=text&query=5", viewport=PHONE["viewport"])
         page.wait_for_selector("#view-text [data-share]")
         ends = page.eval_on_selector_all(

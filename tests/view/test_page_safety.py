@@ -47,7 +47,9 @@ def test_a_damaged_layer_leaves_the_others_whole(show: Open, tmp_path: Path) -> 
 
 
 @pytest.mark.full
-def test_the_damaged_layer_is_named_whichever_is_open(show: Open, tmp_path: Path) -> None:
+def test_the_damaged_layer_is_named_whichever_is_open_and_a_copy_says_what_it_lacks(
+    show: Open, browser: Browser, tmp_path: Path
+) -> None:
     page = show(damaged(tmp_path, 1), "#layer=0&head=0&query=3&key=2&compare=beside&with=1.1")
     with step("a damaged head beside leaves the open one whole"):
         page.wait_for_selector(".pane:nth-child(2) .map[data-ready=damaged]")
@@ -78,6 +80,24 @@ def test_the_damaged_layer_is_named_whichever_is_open(show: Open, tmp_path: Path
         page.click("#save summary")
         page.click("[data-save=csv]")
         page.wait_for_selector("#saving:has-text('Nothing was saved: there are no numbers here.')")
+    with step("a copy that was saved of an open page"):
+        address = "#layer=0&head=0&query=3&key=2&view=overview"
+        page = show(recorded(), address)
+        page.wait_for_selector("body[data-read='0,0,3,2,0']")
+        buttons = page.locator("#view-overview button").count()
+        (tmp_path / "copy.html").write_text(page.content())
+        copy = browser.new_page()
+        copy.goto(f"file://{tmp_path / 'copy.html'}{address}")
+        copy.wait_for_selector("#damage:not([hidden])")
+        assert copy.inner_text("#damage") == (
+            "Layer 0 is not in this copy: a browser saved it from an open page. "
+            "Open the file itself to see the whole."
+        )
+        assert copy.locator("#view-overview button").count() == buttons
+        go(copy, 1, 0, 3, 2)
+        assert not copy.is_visible("#damage")
+        assert "of its attention to" in sentence(copy)
+        copy.close()
 
 
 WORDS_OF_A_PART = (
@@ -131,29 +151,6 @@ def test_a_file_that_is_cut_short_says_so_and_a_whole_one_does_not(
         assert page.inner_text("#failure").startswith("This file is damaged: ")
         assert not page.is_visible("#stage")
         page.close()
-
-
-@pytest.mark.full
-def test_a_copy_saved_from_an_open_page_says_what_it_lacks(
-    show: Open, browser: Browser, tmp_path: Path
-) -> None:
-    address = "#layer=0&head=0&query=3&key=2&view=overview"
-    page = show(recorded(), address)
-    page.wait_for_selector("body[data-read='0,0,3,2,0']")
-    buttons = page.locator("#view-overview button").count()
-    (tmp_path / "copy.html").write_text(page.content())
-    copy = browser.new_page()
-    copy.goto(f"file://{tmp_path / 'copy.html'}{address}")
-    copy.wait_for_selector("#damage:not([hidden])")
-    assert copy.inner_text("#damage") == (
-        "Layer 0 is not in this copy: a browser saved it from an open page. Open the file itself "
-        "to see the whole."
-    )
-    assert copy.locator("#view-overview button").count() == buttons
-    go(copy, 1, 0, 3, 2)
-    assert not copy.is_visible("#damage")
-    assert "of its attention to" in sentence(copy)
-    copy.close()
 
 
 # Tokens are hostile text

@@ -65,7 +65,9 @@ WORDS_ONLY = ["text", "lines of the text", "steps"]  # these have no picture
 
 
 @pytest.mark.full
-def test_what_is_saved_waits_for_what_is_seen(browser: Browser, tmp_path: Path) -> None:
+def test_what_is_saved_waits_for_what_is_seen_or_is_given_up(
+    browser: Browser, tmp_path: Path
+) -> None:
     for view, (answers, address) in SEEN_LATER.items():
         kind = "csv" if view in WORDS_ONLY else "png"
         with step(view), held(browser, recorded(tokens=47), answers, address) as (page, let_go):
@@ -77,13 +79,10 @@ def test_what_is_saved_waits_for_what_is_seen(browser: Browser, tmp_path: Path) 
             download.value.save_as(tmp_path / "early")
             page.wait_for_timeout(300)  # what came by halves is whole by now
             assert (tmp_path / "early").read_bytes() == saved(page, kind, tmp_path).read_bytes()
-
-
-@pytest.mark.full
-def test_a_save_that_waits_says_so_and_is_given_up_where_something_else_is_opened(
-    browser: Browser,
-) -> None:
-    with held(browser, recorded(), "steps?*", "view=steps&query=5&key=5") as (page, let_go):
+    with (
+        step("it says that it waits, and is given up where something else is opened"),
+        held(browser, recorded(), "steps?*", "view=steps&query=5&key=5") as (page, let_go),
+    ):
         downloads: list[Download] = []
         page.on("download", lambda download: downloads.extend([download]))
         page.click("#save summary")
@@ -118,7 +117,7 @@ def said(page: Page, folder: Path) -> list[str]:
 
 
 @pytest.mark.full
-def test_a_picture_of_a_map_is_sharp_and_has_its_words(show: Open, tmp_path: Path) -> None:
+def test_pictures_are_sharp_and_have_their_words(show: Open, tmp_path: Path) -> None:
     path = write_page(recorded(), tmp_path / "x.html", title="../ a <b>title</b>\u202e: “é”")
     page = show(path, "#layer=1&head=1&scale=log")
     ready(page)
@@ -140,10 +139,6 @@ def test_a_picture_of_a_map_is_sharp_and_has_its_words(show: Open, tmp_path: Pat
         assert words[1].startswith("Layer 1 head 1 · a model · 9 tokens")
         assert "share of a query\u2019s attention, log" in words
         assert words[3:6] == page.locator("#legend .ticks span").all_inner_texts()
-
-
-@pytest.mark.full
-def test_pictures_of_parts_heads_and_segments_have_their_words(show: Open, tmp_path: Path) -> None:
     with step("of a part of the map the picture says which"):
         page = show(recorded(tokens=128), "#zoom=8&row=40&column=48&query=50&key=50&hidden=1")
         ready(page)
@@ -186,7 +181,9 @@ PRINTS = "window.print = () => { document.documentElement.dataset.printed = 'yes
 
 
 @pytest.mark.full
-def test_the_menu_offers_what_a_view_has_and_paper_shows_the_whole(show: Open) -> None:
+def test_the_menu_offers_what_a_view_has_and_paper_shows_the_whole(
+    show: Open, browser: Browser, tmp_path: Path
+) -> None:
     page = show(recorded(tokens=300, mask=regard.Causal()), "#view=map", script=PRINTS)
     page.click("#save summary")
     with step("a view of data is a picture and can be printed too"):
@@ -233,6 +230,22 @@ def test_the_menu_offers_what_a_view_has_and_paper_shows_the_whole(show: Open) -
         assert page.eval_on_selector("#view-text [data-share]", content) == f'"{share}"'
         exact = "getComputedStyle(document.documentElement).printColorAdjust"
         assert page.evaluate(exact) == "exact"
+    with step("the frame of a notebook may not print; the menu says how"):
+        inner = write_page(recorded(), tmp_path / "page.html").read_text()
+        host = tmp_path / "host.html"
+        host.write_text(f"<!doctype html>{framed(inner, 'attention')}")
+        page = browser.new_page()
+        page.goto(host.as_uri())
+        frame = page.frames[1]
+        frame.wait_for_selector("body.ready")
+        frame.click("button[data-set='view=text']")
+        frame.click("#save summary")
+        assert frame.inner_text("#save div").split("\n\n") == [
+            "Numbers, CSV",
+            "Words have no picture. To print them, write the page to a file: "
+            "regard.page(recording, path).",
+        ]
+        page.close()
 
 
 def numbers(rows: list[list[str]]) -> torch.Tensor:
@@ -270,24 +283,3 @@ def test_the_cells_that_are_seen_are_saved_as_a_table(show: Open, tmp_path: Path
         cells = recording[0][0, 0].to_dense().split(4)
         expected = [[part.sum(-1).mean() for part in rows.split(4, -1)] for rows in cells]
         torch.testing.assert_close(numbers(rows), torch.tensor(expected), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.full
-def test_in_the_frame_of_a_notebook_which_may_not_print_the_menu_says_how(
-    browser: Browser, tmp_path: Path
-) -> None:
-    inner = write_page(recorded(), tmp_path / "page.html").read_text()
-    host = tmp_path / "host.html"
-    host.write_text(f"<!doctype html>{framed(inner, 'attention')}")
-    page = browser.new_page()
-    page.goto(host.as_uri())
-    frame = page.frames[1]
-    frame.wait_for_selector("body.ready")
-    frame.click("button[data-set='view=text']")
-    frame.click("#save summary")
-    assert frame.inner_text("#save div").split("\n\n") == [
-        "Numbers, CSV",
-        "Words have no picture. To print them, write the page to a file: "
-        "regard.page(recording, path).",
-    ]
-    page.close()

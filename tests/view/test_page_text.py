@@ -96,73 +96,98 @@ def test_one_text_shows_both_ways_of_a_token_and_a_line_for_each_weight(show: Op
         assert address(page, lambda said: said.get("query") == "4")["query"] == "4"
 
 
-@pytest.mark.full
-def test_a_causal_text_is_tinted_where_the_weights_are_and_a_longer_one_has_no_lines(
-    show: Open,
-) -> None:
-    page = show(recorded(tokens=61, mask=regard.Causal()), "#view=text&layer=0&head=0&query=4")
-    read(page, "0,0,4,4,0")
-    assert tinted(page, 0) <= {0, 1, 2, 3, 4}
-    assert tinted(page, 1) <= set(range(4, 61))
-    assert 4 in tinted(page, 1)
-    assert page.locator("#view-text line").count() == 0
-    assert page.inner_text("#view-text .lines .caption") == ""
-
-
-def test_the_two_texts_of_a_pair_face_each_other(show: Open) -> None:
-    tokens = names("[CLS]| Life| is| short|[SEP]| eat| dessert|[SEP]")
-    tokens = [token._replace(special=token.text.startswith("[")) for token in tokens]
-    recording = regard.Recording({"layer": recorded(tokens=8)[0]}, query_tokens=tokens)
-    page = show(recording, "#view=text&head=1&query=6")
-    read(page, "0,1,6,6,0")
-    texts = page.locator("#view-text .flow").all_inner_texts()
-    assert texts == ["[CLS] Life is short [SEP]", "eat dessert [SEP]"]
-    assert page.inner_text("#view-text .direction") == "Where “dessert” looks"
-    row = recording[0][0, 1, 6]
-    for place, part in enumerate((row[:5], row[5:])):
-        caption = page.inner_text(f"{side(page, place)} .caption").replace("\u202f", " ")
-        assert caption.startswith(f"Together {three_digits(float(part.sum()))}. ")
-    page.keyboard.press("d")
-    page.wait_for_selector('#view-text .direction:text("Who looks at “dessert”")')
-
-
-@pytest.mark.full
-def test_queries_and_keys_of_cross_attention_face_each_other(show: Open) -> None:
-    recording = regard.Recording(
-        {"layer": recorded(tokens=3, keys=4)[0]},
-        query_tokens=names("Das| Leben| ist"),
-        key_tokens=names("Life| is| so| short"),
-    )
-    page = show(recording, "#view=text&head=1&query=1&key=0")
-    read(page, "0,1,1,0,0")
-    assert "3 × 4 tokens" in page.inner_text("#about")
-    assert page.locator("#view-text .flow").all_inner_texts() == [
-        "Das Leben ist",
-        "Life is so short",
-    ]
-    assert (chosen(page, 0), tinted(page, 0)) == (["Leben"], set())
-    assert 0 < len(tinted(page, 1)) <= 4
-    press(page, 1, 2)
-    page.mouse.move(2, 2)
-    page.wait_for_selector('#view-text .direction:text("Who looks at “so”")')
-    assert chosen(page, 1) == ["so"]
-    assert len(tinted(page, 0)) > 0
+def test_two_texts_face_each_other(show: Open) -> None:
+    with step("the two texts of a pair"):
+        tokens = names("[CLS]| Life| is| short|[SEP]| eat| dessert|[SEP]")
+        tokens = [token._replace(special=token.text.startswith("[")) for token in tokens]
+        recording = regard.Recording({"layer": recorded(tokens=8)[0]}, query_tokens=tokens)
+        page = show(recording, "#view=text&head=1&query=6")
+        read(page, "0,1,6,6,0")
+        texts = page.locator("#view-text .flow").all_inner_texts()
+        assert texts == ["[CLS] Life is short [SEP]", "eat dessert [SEP]"]
+        assert page.inner_text("#view-text .direction") == "Where “dessert” looks"
+        row = recording[0][0, 1, 6]
+        for place, part in enumerate((row[:5], row[5:])):
+            caption = page.inner_text(f"{side(page, place)} .caption").replace("\u202f", " ")
+            assert caption.startswith(f"Together {three_digits(float(part.sum()))}. ")
+        page.keyboard.press("d")
+        page.wait_for_selector('#view-text .direction:text("Who looks at “dessert”")')
+    with step("queries and keys of cross-attention"):
+        recording = regard.Recording(
+            {"layer": recorded(tokens=3, keys=4)[0]},
+            query_tokens=names("Das| Leben| ist"),
+            key_tokens=names("Life| is| so| short"),
+        )
+        page = show(recording, "#view=text&head=1&query=1&key=0")
+        read(page, "0,1,1,0,0")
+        assert "3 × 4 tokens" in page.inner_text("#about")
+        assert page.locator("#view-text .flow").all_inner_texts() == [
+            "Das Leben ist",
+            "Life is so short",
+        ]
+        assert (chosen(page, 0), tinted(page, 0)) == (["Leben"], set())
+        assert 0 < len(tinted(page, 1)) <= 4
+        press(page, 1, 2)
+        page.mouse.move(2, 2)
+        page.wait_for_selector('#view-text .direction:text("Who looks at “so”")')
+        assert chosen(page, 1) == ["so"]
+        assert len(tinted(page, 0)) > 0
 
 
 @pytest.mark.full
-def test_of_131072_tokens_only_those_near_the_screen_are_built(show: Open) -> None:
-    length = 131_072
-    torch.manual_seed(3)
-    matrix = regard.attend(
-        torch.randn(1, length, 8), torch.randn(1, length, 8), mask=regard.SlidingWindow(16, 0)
-    )
-    tokens = [("\n" if i % 50 == 0 else " ") + str(i) for i in range(length)]
-    page = show(regard.Recording({"layer": matrix}, query_tokens=tokens), "#view=text&query=100000")
-    read(page, "0,0,100000,100000,0")
-    assert page.is_visible(f'{side(page, 0)} [data-at="100000"]')
-    assert page.locator("#view-text [data-at]").count() < 8_000
-    best = int(matrix[0, 100_000].argmax())
-    assert sentence(page).startswith(f"“100000” looks most at “{best}”: ")
-    page.evaluate("document.querySelector('#view-text .reading').scrollTop = 0")
-    page.wait_for_selector(f'{side(page, 1)} [data-at="0"]')
-    assert page.locator("#view-text [data-at]").count() < 8_000
+def test_long_texts_are_tinted_and_built_near_the_screen_without_lines(show: Open) -> None:
+    tokens = [f" word{at}" for at in range(600)]
+    recording = regard.Recording({"layer": recorded(tokens=600)[0]}, query_tokens=tokens)
+    for width in (700, 760, 1099):
+        with step(f"above the line at {width} pixels"):
+            size = {"width": width, "height": 780}
+            page = show(recording, "#view=text&query=599", viewport=size)
+            page.wait_for_selector("body[data-read]")
+            word = page.locator("#view-text .chosen").first.bounding_box()
+            line = page.locator("footer").bounding_box()
+            assert word
+            assert line
+            assert word["y"] + word["height"] <= line["y"]
+    # Lines of many lengths: no block is as high as was thought before it is built.
+    tokens = [f" {'word' * (at % 3)}{at}" + "\n" * (at % 37 == 0) for at in range(1998)]
+    zeros = torch.zeros(1, 1998, 2)
+    seen = regard.Recording({"layer": regard.attend(zeros, zeros)}, query_tokens=tokens)
+    for query in (500, 1400, 1997):
+        with step(f"both texts are at word {query}"):
+            page = show(seen, f"#view=text&query={query}")
+            page.wait_for_selector("body[data-read]")
+            page.wait_for_timeout(500)  # blocks near the screen are built in the next frames
+            view = page.locator("#view-text .reading").first.bounding_box()
+            chosen = page.locator("#view-text .chosen")
+            one, other = (chosen.nth(at).bounding_box() for at in (0, 1))
+            assert view
+            assert one
+            assert other
+            assert one["y"] == other["y"]
+            assert view["y"] <= one["y"] <= view["y"] + view["height"] - one["height"]
+    with step("61 causal tokens are tinted where the weights are"):
+        page = show(recorded(tokens=61, mask=regard.Causal()), "#view=text&layer=0&head=0&query=4")
+        read(page, "0,0,4,4,0")
+        assert tinted(page, 0) <= {0, 1, 2, 3, 4}
+        assert tinted(page, 1) <= set(range(4, 61))
+        assert 4 in tinted(page, 1)
+        assert page.locator("#view-text line").count() == 0
+        assert page.inner_text("#view-text .lines .caption") == ""
+    with step("131,072 tokens"):
+        length = 131_072
+        torch.manual_seed(3)
+        matrix = regard.attend(
+            torch.randn(1, length, 8), torch.randn(1, length, 8), mask=regard.SlidingWindow(16, 0)
+        )
+        tokens = [("\n" if i % 50 == 0 else " ") + str(i) for i in range(length)]
+        page = show(
+            regard.Recording({"layer": matrix}, query_tokens=tokens), "#view=text&query=100000"
+        )
+        read(page, "0,0,100000,100000,0")
+        assert page.is_visible(f'{side(page, 0)} [data-at="100000"]')
+        assert page.locator("#view-text [data-at]").count() < 8_000
+        best = int(matrix[0, 100_000].argmax())
+        assert sentence(page).startswith(f"“100000” looks most at “{best}”: ")
+        page.evaluate("document.querySelector('#view-text .reading').scrollTop = 0")
+        page.wait_for_selector(f'{side(page, 1)} [data-at="0"]')
+        assert page.locator("#view-text [data-at]").count() < 8_000

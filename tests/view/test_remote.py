@@ -124,23 +124,6 @@ def test_what_is_aborted_is_rejected_as_such(server: pages.Serving) -> None:
     assert said == "AbortError"
 
 
-def test_without_a_signal_a_newer_question_takes_the_place_of_an_older(
-    server: pages.Serving,
-) -> None:
-    said = told(
-        server,
-        f"""(async () => {{
-          const told = [];
-          const keys = {{ by: "position", start: 0, count: 1 }};
-          remote.steps({HEAD}, 1, keys).then(() => told.push("older"), () => told.push("error"));
-          await remote.steps({HEAD}, 2, keys).then(() => told.push("newer"));
-          await new Promise((resolve) => setTimeout(resolve, 50));
-          return told;
-        }})()""",
-    )
-    assert said == ["newer"]
-
-
 CHANGED = "the recording has changed on disk; start regard serve again."
 LOST = f"remote.row({HEAD}, 1).catch((error) => error.message)"
 

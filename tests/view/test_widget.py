@@ -340,7 +340,9 @@ def test_the_frame_gets_numbers_or_a_sentence(framed: Any) -> None:
         torch.testing.assert_close(torch.tensor(tile[0]).reshape(7, 7), by_row)
         assert tile[1:] == [7, 7, True]
     with pages.step("what was wrong"):
-        sentence = "source.row({ layer: 7, head: 0 }, 0).catch((error) => error.message)"
+        sentence = (
+            "source.row({ layer: 7, head: 0, hidden: false }, 0).catch((error) => error.message)"
+        )
         assert framed.evaluate(sentence) == "layer is 7; it must be from 0 to 1."
     note = page.locator("p[role=status]")
     with pages.step("while the kernel listens an answer may take long"):

@@ -5,7 +5,8 @@
 
 import { Framed } from "./data/framed";
 import { Remote } from "./data/remote";
-import type { Host } from "./data/source";
+import type { HeadKind, SmallNumbers } from "./data/payload";
+import type { Host, Source } from "./data/source";
 import { byId } from "./dom";
 import { SaveMenu } from "./export/save";
 import type { Page } from "./main";
@@ -18,8 +19,6 @@ import { Pins } from "./views/pins";
 import { SegmentsView } from "./views/segments";
 import type { Views } from "./views/views";
 
-export { gather } from "./views/gather";
-
 /** What stands beside the stage. */
 export interface Panes {
   overview: Overview;
@@ -28,7 +27,7 @@ export interface Panes {
 }
 
 export function panes(page: Page): Panes | null {
-  const overview = new Overview(byId("overview"), page.recording.layers, page.maps, page.store);
+  const overview = new Overview(byId("overview"), page);
   return { overview, notable: new NotableHeads(page), pins: new Pins(page) };
 }
 
@@ -49,4 +48,30 @@ export function menus(page: Page) {
 export function liveHost({ recording: { layers, run } }: Page): Host {
   // A notebook's frame has no address of its own.
   return location.protocol === "about:" ? new Framed() : new Remote(layers, run);
+}
+
+/** What a live host finds after the page is there. */
+export interface Listener {
+  onMap: (layer: number, overview: SmallNumbers) => void;
+  onKinds: (kinds: (HeadKind | null)[]) => void; // of every head, layer by layer
+}
+
+/**
+ * Asks a live host for the small maps and the kinds of all heads.
+ * @param open the layer whose small maps come first
+ * @returns when all is there, or the host answers no more
+ */
+export async function gather(source: Source, open: number, { onMap, onKinds }: Listener): Promise<void> {
+  const nearest = source.layers.map((_, at) => at).sort((a, b) => Math.abs(a - open) - Math.abs(b - open));
+  /** Asks for one layer after the other. */
+  async function ask(): Promise<void> {
+    for (let at = nearest.shift(); at !== undefined; at = nearest.shift()) onMap(at, await source.overview(at));
+  }
+  try {
+    // Two at a time: a host has more than one core.
+    await Promise.all([ask(), ask()]);
+    onKinds(await source.heads());
+  } catch {
+    // The map and the sentence say that a host is lost; without kinds the maps stand in layers.
+  }
 }

@@ -7,11 +7,12 @@ import { Damaged, readRecording, type Recording } from "./data/payload";
 import { Source, type Host } from "./data/source";
 import { byId, element } from "./dom";
 import { Atlas } from "./map/atlas";
+import { INKS, type Ink } from "./map/axes";
 import { ceilingOfAll } from "./map/ceiling";
 import { isDifference, shown } from "./map/compare";
 import { legendOf, showLegend, type Legend } from "./map/legend";
 import type { Look, MapView } from "./map/map";
-import { smallMap, type SmallMap } from "./map/small";
+import { smallMap } from "./map/small";
 import { differenceRamp, ramp } from "./maths/colours";
 import { fitted } from "./bounds";
 import { gather, liveHost, menus, moreViews, panes, type Panes } from "./full_page";
@@ -24,69 +25,63 @@ import { forAxis, sinksOf, type TwoAxes } from "./text/tokens";
 import { Controls } from "./views/controls";
 import { listen } from "./views/keys";
 import { notes } from "./views/notes";
-import { openingCell, openingHead } from "./views/opening";
+import { lastWord, openingCells, openingHead, smallRows } from "./views/opening";
 import { changesReading, Reader, type Reading } from "./views/reading";
 import { StepsView } from "./views/steps";
 import { Views } from "./views/views";
 
+/** What every part of the page may use of it. */
+export type Shared = Pick<
+  Page,
+  "axes" | "cell" | "choose" | "damaged" | "hover" | "look" | "maps" | "mended" | "recording" | "source" | "store"
+>;
+
 export class Page {
-  maps: SmallMap[];
-  axesOf = new Map<string, TwoAxes>();
-  store: Store;
-  isLive: boolean;
-  source: Source;
-  look: Look;
+  private axesOf = new Map<string, TwoAxes>();
+  readonly maps = this.recording.layers.map(smallMap);
+  readonly store = new Store(
+    this.freshState(),
+    (state) => this.fitted(state),
+    (state, changed) => this.show(state, changed),
+  );
+  private isLive = this.recording.layers.some(({ kind }) => kind === "live");
+  readonly source = new Source(this.recording.layers, this.host());
+  look = this.themed();
   reading: Reading | null = null;
-  troubles = new Map<object, Error>(); // who has no answer, and why
-  isGathering: boolean; // until the host has answered for every head
+  private troubles = new Map<object, Error>(); // who has no answer, and why
+  isGathering = this.isLive; // until the host has answered for every head
   gridCeiling = 1;
-  remembering = 0;
-  redrawing = 0;
-  panes: Panes | null;
-  atlas: Atlas;
-  map: MapView;
+  private remembering = 0;
+  private redrawing = 0;
+  readonly panes: Panes | null = panes(this);
+  private atlas: Atlas = new Atlas(byId("view-map"), this);
+  readonly map: MapView = this.atlas.first;
   legend!: Legend;
-  legendName = "";
-  prose: Prose;
-  views: Views;
-  words: ReadingView;
-  controls: Controls;
-  reader: Reader;
+  private legendName = "";
+  private prose = new Prose(byId("prose"), this);
+  private steps = new StepsView(byId("view-steps"), this);
+  readonly views = new Views({ map: this.atlas, steps: this.steps, ...moreViews(this) });
+  private words = new ReadingView(this);
+  private controls = new Controls(this);
+  private reader = new Reader(
+    this.source,
+    (reading) => this.read(reading),
+    (error) => this.damaged(error, this.words),
+    (at) => this.axes(at).queries === this.axes(at).keys,
+  );
 
   constructor(readonly recording: Recording) {
-    this.maps = recording.layers.map(smallMap);
-    this.store = new Store(this.freshState(), (state) => this.fitted(state));
-    this.isLive = recording.layers.some(({ kind }) => kind === "live");
-    this.source = new Source(recording.layers, this.host());
-    this.look = this.themed();
-    this.isGathering = this.isLive;
-    this.panes = panes(this);
-    this.atlas = new Atlas(byId("view-map"), this);
-    this.map = this.atlas.first;
-    this.prose = new Prose(byId("prose"), this);
-    // A copy that a browser saved of an open page has what stood in them.
-    for (const view of document.querySelectorAll(".view:not(#view-map)")) view.replaceChildren();
-    const steps = new StepsView(byId("view-steps"), this);
-    this.views = new Views({ map: this.atlas, steps, ...moreViews(this) });
-    this.words = new ReadingView(this);
-    this.controls = new Controls(this);
     menus(this);
-    this.reader = new Reader(
-      this.source,
-      (reading) => this.read(reading),
-      (error) => this.damaged(error, this.words),
-      (at) => this.axes(at).queries === this.axes(at).keys,
-    );
   }
 
   /** What answers for one head. */
-  host(): Host {
+  private host(): Host {
     if (this.isLive) return liveHost(this);
     return new Client(this.recording.layers, (layer) => sinksOf(this.axes(layer).keys));
   }
 
   /** More is known of the heads: they are drawn once a frame, however many layers came. */
-  gathered() {
+  private gathered() {
     cancelAnimationFrame(this.redrawing);
     this.redrawing = requestAnimationFrame(() => {
       const { state } = this.store;
@@ -98,14 +93,13 @@ export class Page {
     });
   }
 
-  drawOverview() {
+  private drawOverview() {
     if (!this.panes) return;
     this.gridCeiling = ceilingOfAll(this);
-    this.panes.overview.draw(this.store.state.scale, this.look.ramp, this.look.ink, this.gridCeiling);
+    this.panes.overview.draw();
   }
 
   start() {
-    this.store.subscribe((state, changed) => this.show(state, changed));
     this.atlas.listen();
     listen(this);
     // Not location.hash: remember() may have put the last state back before this event comes.
@@ -120,7 +114,7 @@ export class Page {
   }
 
   /** Asks a live host for what the page needs of every head. */
-  async gather() {
+  private async gather() {
     const { layers } = this.recording;
     await gather(this.source, this.store.state.layer, {
       onMap: (at, overview) => {
@@ -140,21 +134,35 @@ export class Page {
   }
 
   /** @returns the head that stands out most, at a word that shows what it does */
-  freshState(): State {
+  private freshState(): State {
     const { layers, opened, other } = this.recording;
-    const head = openingHead(layers, opened);
+    const head = openingHead(layers, opened, (one) => this.fits(one));
     const layer = Math.max(0, Math.min(layers.length - 1, head.layer));
-    const kind = layers[layer].heads?.[head.head];
     const axes = this.axes(layer);
-    const cell = openingCell(kind, axes, this.maps[layer], head.head);
+    const cell = this.openingCell(layer, head.head);
     const compare = other ? "beside" : "alone";
     // One sentence has no other parts than its words.
     const parts = parted(axes.keys, "sentences").length > 1 ? "sentences" : "words";
     return freshState({ layer, head: head.head, ...cell, compare, parts }, layers[layer].kv_len);
   }
 
+  /** @returns words that show what a head does, as far as its small map says */
+  private openingCells(layer: number, head: number) {
+    const axes = this.axes(layer);
+    return openingCells(this.recording.layers[layer].heads?.[head], axes, smallRows(this.maps[layer], axes, head));
+  }
+
+  private openingCell(layer: number, head: number): Cell {
+    return this.openingCells(layer, head)[0] ?? { query: lastWord(this.axes(layer).queries), key: null };
+  }
+
+  /** @returns does the text show what a head does? */
+  fits({ layer, head }: { layer: number; head: number }): boolean {
+    return this.openingCells(layer, head).length > 0;
+  }
+
   /** @returns every number inside the recording, and a view that there is */
-  fitted(state: State): State {
+  private fitted(state: State): State {
     // The store asks before there are views.
     const view = !this.views || this.views.has(state.view) ? state.view : "map";
     return fitted({ ...state, view }, this.recording);
@@ -173,6 +181,16 @@ export class Page {
       this.axesOf.set(name, axes);
     }
     return axes;
+  }
+
+  /** @returns is a cell still being read? */
+  get isReading(): boolean {
+    return this.reader.isReading;
+  }
+
+  /** Says something in place of the cell that is read. */
+  say(text: string) {
+    this.words.say(text);
   }
 
   /** @returns the pointed or chosen cell, as far as it is known */
@@ -195,22 +213,12 @@ export class Page {
     this.store.set({ ...cell, hover: null });
   }
 
-  step(what: "layer" | "head", by: number) {
-    this.store.set({ [what]: this.store.state[what] + by });
-  }
-
   /** Opens a head at a word that shows what it does. */
   openHead(layer: number, head: number) {
-    const kind = this.recording.layers[layer].heads?.[head];
-    const cell = openingCell(kind, this.axes(layer), this.maps[layer], head);
-    this.store.set({ layer, head, heads: "one", ...cell, hover: null });
+    this.store.set({ layer, head, heads: "one", ...this.openingCell(layer, head), hover: null });
   }
 
-  help() {
-    byId<HTMLDialogElement>("help").showModal();
-  }
-
-  show(state: State, changed: Set<string>) {
+  private show(state: State, changed: Set<string>) {
     if (changed.has("theme")) this.look = this.themed();
     if (changed.has("folded")) document.body.classList.toggle("folded", state.folded);
     if (changed.has("layer") || changed.has("view")) this.troubles.clear();
@@ -237,7 +245,7 @@ export class Page {
   }
 
   /** Puts the state into the address, not oftener than a browser allows. */
-  remember() {
+  private remember() {
     // A notebook's frame has no address of its own.
     if (location.protocol === "about:") return;
     clearTimeout(this.remembering);
@@ -252,13 +260,13 @@ export class Page {
   }
 
   /** @param state another layer */
-  open({ layer }: State) {
+  private open({ layer }: State) {
     this.prose.write(this.axes(layer));
     this.note({ layer });
   }
 
   /** What must be said beside the numbers of a layer. */
-  note({ layer }: Pick<State, "layer">) {
+  private note({ layer }: Pick<State, "layer">) {
     byId("notes").replaceChildren(...notes(this.recording, layer).map((text) => element("li", {}, text)));
   }
 
@@ -279,7 +287,7 @@ export class Page {
   }
 
   /** @returns tokens of a cell on the stage, each way */
-  blockSize({ view }: State): number {
+  private blockSize({ view }: State): number {
     return view === "map" ? (this.map.part?.size ?? 1) : 1;
   }
 
@@ -308,7 +316,7 @@ export class Page {
     return this.views.views[view]?.ceiling?.() ?? this.atlas.ceiling();
   }
 
-  read(reading: Reading) {
+  private read(reading: Reading) {
     // In the next frame another one is asked for; this one must not fill in the new cell.
     if (changesReading(this.store.changed)) return;
     this.reading = reading;
@@ -316,8 +324,9 @@ export class Page {
     if (reading.column && this.mended(this.words)) this.views.update(this.store.state, new Set(["size"]));
     const { hover, query, key } = this.store.state;
     if (!hover && (query === null || key === null)) this.store.set({ query: reading.query, key: reading.key });
-    this.words.read(reading);
-    this.views.now()?.read?.(reading);
+    const view = this.views.now();
+    this.words.read(reading, view?.sentence?.(reading));
+    view?.read?.(reading);
     this.prose.read(reading);
     this.atlas.point();
     document.body.dataset.read = [
@@ -330,13 +339,13 @@ export class Page {
   }
 
   /** @param state of a layer that has only its small map */
-  readBlock(state: State) {
+  private readBlock(state: State) {
     const text = blockSentence(this.maps[state.layer], this.recording.layers[state.layer], state, this.cell());
     this.forget(text);
   }
 
   /** @param text what is said instead of a reading */
-  forget(text?: string) {
+  private forget(text?: string) {
     this.reading = null;
     this.prose.clear();
     this.words.clear(text);
@@ -348,10 +357,6 @@ export class Page {
     this.troubles.set(asker, error);
     this.warn();
     if (asker === this.words) this.forget();
-    this.atlas
-      .maps()
-      .find((map) => map === asker)
-      ?.giveUp();
   }
 
   /**
@@ -365,7 +370,7 @@ export class Page {
   }
 
   /** What is not whole on the stage, as long as it is not. */
-  warn() {
+  private warn() {
     const onStage = this.onStage();
     for (const asker of this.troubles.keys()) if (!onStage.includes(asker)) this.troubles.delete(asker);
     byId("damage").hidden = this.troubles.size === 0;
@@ -373,7 +378,7 @@ export class Page {
   }
 
   /** @returns who asks for what is seen */
-  onStage(): object[] {
+  private onStage(): object[] {
     const view = this.views.now();
     return [this.words, ...(view ? [view] : []), ...(view === this.atlas ? this.atlas.maps() : [])];
   }
@@ -390,21 +395,13 @@ export class Page {
   }
 
   /** The theme's colours, as the style sheet has them. */
-  themed(): Look {
+  private themed(): Look {
     const root = document.documentElement;
     const { theme } = this.store.state;
     root.dataset.theme = theme;
     const dark = theme === "dark" || (theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
     const style = getComputedStyle(root);
-    const read = (name: string) => style.getPropertyValue(name).trim();
-    const ink = {
-      ground: read("--ground"),
-      ink: read("--ink"),
-      grey: read("--grey"),
-      faint: read("--faint"),
-      line: read("--line"),
-      accent: read("--accent"),
-    };
+    const ink = Object.fromEntries(INKS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()])) as Ink;
     const name = dark ? "dark" : "light";
     return { name, ramp: ramp(name, ink.ground), differences: differenceRamp(name, ink.ground), ink };
   }
@@ -412,6 +409,8 @@ export class Page {
 
 function start() {
   try {
+    // A copy that a browser saved of an open page has what stood in its views.
+    for (const view of document.querySelectorAll(".view:not(#view-map)")) view.replaceChildren();
     new Page(readRecording(document.getElementById("recording")?.textContent)).start();
   } catch (error) {
     const reason = error instanceof Error ? error.message : String(error);

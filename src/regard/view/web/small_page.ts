@@ -24,7 +24,7 @@ export const meansAside: typeof Words.meansAside = () => "";
 export const meansNotes: typeof Words.meansNotes = absent;
 export const meanSentence: typeof Words.meanSentence = absent;
 export const meanValue: typeof Words.meanValue = absent;
-export const listBlocks: typeof Words.listBlocks = absent;
+export const blockRows: typeof Words.blockRows = absent;
 export const blockAt: typeof Words.blockAt = absent;
 export const blockSentence: typeof Words.blockSentence = absent;
 export const errorName: typeof Words.errorName = absent;

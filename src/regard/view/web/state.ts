@@ -3,35 +3,39 @@
  * frame the views learn which parts changed.
  */
 
-import type { Scale } from "./maths/colours";
+/** The words that a part of the state may be. */
+export const WORDS = {
+  view: ["overview", "map", "text", "steps", "segments"],
+  scale: ["fit", "linear", "log", "row"],
+  side: ["looks", "looked"], // where the token looks, or who looks at it
+  order: ["weight", "position"], // of the keys in the steps
+  theme: ["auto", "light", "dark"],
+  sort: ["place", "kind", "score", "entropy", "sink"], // of the heads in the overview
+  parts: ["sentences", "words", "lines"], // of the text, in the segments
+  per: ["part", "token"], // what a share of the segments goes to
+  compare: ["alone", "beside", "difference"], // the open head with another
+} as const;
+
+type Words = { [Name in keyof typeof WORDS]: (typeof WORDS)[Name][number] };
 
 export interface Cell {
   query: number | null; // null: the one that gives the key the most
   key: number | null; // null: the one the query gives the most
 }
 
-export interface State {
-  view: "overview" | "map" | "text" | "steps" | "segments";
+export interface State extends Words {
   layer: number;
   head: number;
   query: number | null; // chosen; null for a moment, as in a Cell
   key: number | null; // chosen
   hover: Cell | null; // pointed at; shown instead of the chosen cell while it lasts
-  scale: Scale;
   hidden: boolean; // sinks set aside
-  side: "looks" | "looked"; // where the token looks, or who looks at it
-  order: "weight" | "position"; // of the keys in the steps
   steps: number; // how many keys the steps show
-  sort: "place" | "kind" | "score" | "entropy" | "sink"; // of the heads in the overview
-  parts: "sentences" | "words" | "lines"; // of the text, in the segments
-  per: "part" | "token"; // what a share of the segments goes to
   zoom: number; // 1: the whole matrix
-  heads: string; // "one", "mean" of the open layer, or some as layer.head_layer.head
-  compare: "alone" | "beside" | "difference"; // the open head with another
-  with: string; // which other, as layer.head
   row: number; // first query on the map; a part of one, if the map is moved by less
   column: number; // first key on the map
-  theme: "auto" | "light" | "dark";
+  heads: string; // "one", "mean" of the open layer, or some as layer.head_layer.head
+  with: string; // which other is compared, as layer.head
   pins: string; // cells that are kept with a note, as pins.ts writes them
   folded: boolean; // the text is put away
 }
@@ -69,19 +73,6 @@ export function freshState(
   };
 }
 
-export type View = (state: State, changed: Set<string>) => void;
-
-const WORDS = {
-  view: ["overview", "map", "text", "steps", "segments"],
-  scale: ["fit", "linear", "log", "row"],
-  side: ["looks", "looked"],
-  order: ["weight", "position"],
-  theme: ["auto", "light", "dark"],
-  sort: ["place", "kind", "score", "entropy", "sink"],
-  parts: ["sentences", "words", "lines"],
-  per: ["part", "token"],
-  compare: ["alone", "beside", "difference"],
-};
 const NAMES: Record<string, RegExp> = {
   heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/,
   with: /^\d{1,4}\.\d{1,4}$/,
@@ -94,23 +85,20 @@ const FLAGS = ["hidden", "folded"];
 export class Store {
   fresh: State;
   state: State;
-  views: View[] = [];
   changed = new Set<string>();
 
   /**
    * @param state the state of a fresh page
    * @param fitted keeps every number inside the recording
+   * @param onChange is told once a frame what changed
    */
   constructor(
     state: State,
-    readonly fitted: (state: State) => State,
+    private readonly fitted: (state: State) => State,
+    private readonly onChange: (state: State, changed: Set<string>) => void,
   ) {
     this.fresh = state;
     this.state = fitted(state);
-  }
-
-  subscribe(view: View) {
-    this.views.push(view);
   }
 
   set(patch: Partial<State>) {
@@ -126,10 +114,10 @@ export class Store {
     if (!waits && this.changed.size > 0) requestAnimationFrame(() => this.notify());
   }
 
-  notify() {
+  private notify() {
     const changed = this.changed;
     this.changed = new Set();
-    for (const view of this.views) view(this.state, changed);
+    this.onChange(this.state, changed);
   }
 
   /** @returns what must be remembered to come back here */
@@ -151,7 +139,7 @@ export class Store {
     const named = new URLSearchParams(address.replace(/^#/, ""));
     for (const [name, text] of named) {
       if (COUNTS.includes(name) && /^\d{1,9}(\.\d{1,3})?$/.test(text)) patch[name] = Number(text);
-      const words = Object.hasOwn(WORDS, name) ? WORDS[name as "scale"] : [];
+      const words: readonly string[] = Object.hasOwn(WORDS, name) ? WORDS[name as "scale"] : [];
       if (words.includes(text)) patch[name] = text;
       if (Object.hasOwn(NAMES, name) && NAMES[name].test(text)) patch[name] = text;
       if (FLAGS.includes(name)) patch[name] = text === "1";

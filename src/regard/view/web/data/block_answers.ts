@@ -1,6 +1,6 @@
 /** The answers of a layer of which this file has block means alone. */
 
-import { divide, extent } from "../maths/blocks";
+import { extent, tileOfBlocks } from "../maths/blocks";
 import { allowed, type Layer } from "../maths/softmax";
 import { blocksOf, meansOf } from "./block_means";
 import type { Answer, Question } from "./engine";
@@ -33,31 +33,19 @@ function blockRow(layer: Layer, { head, query }: Question) {
   return { values, mask };
 }
 
-function blockTile(layer: Layer, question: Question) {
+function blockTile(layer: Layer, { head, by_row, ...place }: Question) {
   const { kv_len, block } = layer.info;
-  const part = extent(question, layer.info);
-  const { size, first, end, from, to, height, width } = part;
-  const values = new Float32Array(height * width);
-  const step = Math.min(size, block);
-  const meanAt = meansIn(layer, question.head);
-  for (let query = first; query < end; query += step) {
-    let divisor = 1;
-    // The largest mean of a row of blocks stands for the highest weights of its rows.
-    if (question.by_row) {
-      let highest = 0;
-      for (let key = 0; key < kv_len; key += block) {
-        const mean = meanAt(query, key);
-        if (mean > highest) highest = mean;
-      }
-      divisor = highest || 1;
-    }
-    const down = Math.min(end, query + step) - query;
-    const out = Math.floor((query - first) / size) * width;
-    for (let key = from; key < to; key += step) {
-      const across = Math.min(to, key + step) - key;
-      values[out + Math.floor((key - from) / size)] += (meanAt(query, key) * down * across) / divisor;
-    }
-  }
-  divide(values, part);
+  const part = extent(place, layer.info);
+  const { size, height, width } = part;
+  const meanAt = meansIn(layer, head);
+  // The largest mean of a row of blocks stands for the highest weights of its rows.
+  const highest = Array.from({ length: by_row ? blocksOf(layer.info).rows : 0 }, (_, row) => {
+    let most = 0;
+    for (let key = 0; key < kv_len; key += block) most = Math.max(most, meanAt(row * block, key) || 0);
+    return most;
+  });
+  const values = tileOfBlocks(part, Math.min(size, block), (query, key, down, across) => {
+    return (meanAt(query, key) * down * across) / (highest[Math.floor(query / block)] || 1);
+  });
   return { values, height, width, exact: true };
 }

@@ -9,14 +9,14 @@ import type { Host, Question } from "./source";
 import { Waiting } from "./waiting";
 
 export class Client implements Host {
-  loaded = new Set<number>();
-  taken = new Set<number>(); // layers whose numbers a page took out before it was saved
-  post: (question: any) => void;
-  waiting: Waiting;
+  private loaded = new Set<number>();
+  private taken = new Set<number>(); // layers whose numbers a page took out before it was saved
+  private post: (question: any) => void;
+  private waiting: Waiting;
 
   constructor(
-    readonly layers: LayerInfo[],
-    readonly sinksOf: (layer: number) => number[],
+    private readonly layers: LayerInfo[],
+    private readonly sinksOf: (layer: number) => number[],
   ) {
     this.post = connect((answer) => this.waiting.settle(answer.id, answer));
     this.waiting = new Waiting(this.post, { kind: "drop" });
@@ -37,7 +37,7 @@ export class Client implements Host {
   }
 
   /** Hands over a layer the first time it is needed. */
-  load(layer: number) {
+  private load(layer: number) {
     if (this.loaded.has(layer)) return;
     this.loaded.add(layer);
     const info = this.layers[layer];

@@ -5,13 +5,28 @@
 
 import { addRow, extent, middle, type Extent } from "../maths/blocks";
 import { rowSteps, type Steps } from "../maths/row_steps";
-import { shares, type Span } from "../maths/shares";
-import { allowed, highestOf, isMaskKnown, readLayer, rowOf, rowWeights, weightsOf, type Layer } from "../maths/softmax";
+import {
+  allowed,
+  highestOf,
+  maskOf,
+  readLayer,
+  rowOf,
+  rowWeights,
+  weightsOf,
+  type Layer,
+  type Which,
+} from "../maths/softmax";
 import { blockAnswer } from "./block_answers";
 import { blockSize, isStored, Pass } from "./pass";
 import type { LayerInfo } from "./payload";
 
-export interface Question {
+/** First token, and the one past the last. */
+export type Span = [number, number];
+
+/** Of a text. */
+export type Parts = { queries: Span[]; keys: Span[] };
+
+export interface Question extends Parts {
   id: number;
   kind: "load" | "drop" | "row" | "column" | "tile" | "progress" | "steps" | "segments";
   layer: number;
@@ -26,8 +41,6 @@ export interface Question {
   by: "weight" | "position"; // with "steps", as `start` and `count`; see row_steps.ts
   start: number;
   count: number;
-  queries: Span[]; // parts of the text, with "segments"
-  keys: Span[];
   info: LayerInfo; // with "load"
   raw: Record<string, Uint8Array<ArrayBuffer>>; // numbers in base64, with "load"
   sinks: number[]; // with "load"
@@ -151,13 +164,7 @@ function passName({ layer, head, hidden, by_row }: Question): string {
 function rowAnswer(question: Question, layer: Layer) {
   const row = new Float64Array(layer.info.kv_len);
   rowWeights(layer, question, question.query, row);
-  const [start, stop] = allowed(layer, question.head, question.query);
-  const mask = new Uint8Array(layer.info.kv_len);
-  for (let key = start; key < stop; key++) {
-    const counts = isMaskKnown(layer.info) || row[key] !== 0;
-    mask[key] = counts && !(question.hidden && layer.sinks[key]) ? 1 : 0;
-  }
-  return { values: Float32Array.from(row), mask };
+  return { values: Float32Array.from(row), mask: maskOf(layer, question, question.query, row) };
 }
 
 async function columnAnswer(question: Question, layer: Layer, goesOn: () => Promise<boolean>) {
@@ -168,6 +175,40 @@ async function columnAnswer(question: Question, layer: Layer, goesOn: () => Prom
     weightsOf(layer, question, query, question.key, question.key + 1, row);
     values[query] = row[question.key];
     if (query % 16 === 0 && !(await goesOn())) return null;
+  }
+  return { values };
+}
+
+/**
+ * What parts of the text give to each other, in one head, as `seen.segments` of the library: for a
+ * part of the queries the mean of its rows, added up over each part of the keys.
+ * @returns (query parts, key parts); null: nobody waits
+ */
+async function shares(
+  layer: Layer,
+  which: Which,
+  { queries, keys }: Parts,
+  goesOn: () => Promise<boolean>,
+): Promise<{ values: Float32Array } | null> {
+  const row = new Float64Array(layer.info.kv_len);
+  const values = new Float32Array(queries.length * keys.length);
+  for (const [place, [first, end]] of queries.entries()) {
+    const sums = new Float64Array(keys.length);
+    let counted = 0;
+    for (let query = first; query < end; query++) {
+      rowWeights(layer, which, query, row);
+      let whole = 0;
+      keys.forEach(([from, to], part) => {
+        let sum = 0;
+        for (let key = from; key < to; key++) sum += row[key];
+        sums[part] += sum;
+        whole += sum;
+      });
+      // Without sinks, a query that attends to nothing else says nothing.
+      if (!which.hidden || whole > 0 || row.some((weight) => weight > 0)) counted++;
+      if (!(await goesOn())) return null;
+    }
+    sums.forEach((sum, part) => (values[place * keys.length + part] = sum / Math.max(1, counted)));
   }
   return { values };
 }

@@ -4,7 +4,7 @@ import type { Host, Question } from "./source";
 import { Waiting } from "./waiting";
 
 export class Framed implements Host {
-  waiting = new Waiting((question) => window.parent.postMessage({ regard: question }, "*"), { kind: "forget" });
+  private waiting = new Waiting((question) => window.parent.postMessage({ regard: question }, "*"), { kind: "forget" });
 
   constructor() {
     // To anyone: the page does not know where it stands, and asks for nothing secret.

@@ -4,7 +4,7 @@
  * long head as it is, the file holds what the pass would find.
  */
 
-import { addRow, divide, type Extent } from "../maths/blocks";
+import { addRow, tileOfBlocks, type Extent } from "../maths/blocks";
 import { allowed, highestOf, rowOf, weightsOf, type Layer, type Which } from "../maths/softmax";
 
 const MOST = 2048; // blocks a side that are kept: at most 16 MB
@@ -22,41 +22,33 @@ export function blockSize(layer: Layer, which: Which & { by_row: boolean }): num
 }
 
 export class Pass {
-  which: { head: number; hidden: boolean };
-  byRow: boolean;
-  row: Float64Array;
-  size: number;
-  columns: number;
-  blocks: number;
-  sums: Float32Array;
+  private row = new Float64Array(this.layer.info.kv_len);
+  private size = blockSize(this.layer, this.which); // tokens of a block
+  private columns = Math.ceil(this.layer.info.kv_len / this.size);
+  private blocks = Math.ceil(this.layer.info.q_len / this.size) * this.columns;
+  private sums: Float32Array;
   done = 0; // rows
-  spent = 0; // milliseconds
-  numbers = 0; // weights computed, and in all
-  all = 0;
+  private spent = 0; // milliseconds
+  private numbers = 0; // weights computed, and in all
+  private all = 0;
 
   constructor(
     readonly layer: Layer,
-    which: Which & { by_row: boolean },
+    private readonly which: Which & { by_row: boolean },
   ) {
-    const { q_len, kv_len } = layer.info;
-    this.which = { head: which.head, hidden: which.hidden };
-    this.byRow = which.by_row;
-    this.row = new Float64Array(kv_len);
-    this.size = blockSize(layer, which);
-    this.columns = Math.ceil(kv_len / this.size);
-    this.blocks = Math.ceil(q_len / this.size) * this.columns;
+    const { q_len } = layer.info;
     this.sums = isStored(layer, which) ? this.stored() : new Float32Array(this.blocks);
     for (let query = 0; query < q_len; query++) this.all += this.cost(query);
     if (isStored(layer, which)) [this.done, this.numbers] = [q_len, this.all];
   }
 
   /** What the file holds of this head: all is done. */
-  stored() {
+  private stored() {
     const start = this.which.head * this.blocks;
     return (this.layer.sums as Float32Array).subarray(start, start + this.blocks);
   }
 
-  cost(query: number) {
+  private cost(query: number) {
     const [start, stop] = allowed(this.layer, this.which.head, query);
     return Math.max(1, stop - start);
   }
@@ -71,7 +63,7 @@ export class Pass {
     const start = performance.now();
     const { layer, which, row, done } = this;
     weightsOf(layer, which, done, 0, row.length, row);
-    const divisor = this.byRow ? highestOf(rowOf(layer, which, done)) || 1 : 1;
+    const divisor = this.which.by_row ? highestOf(rowOf(layer, which, done)) || 1 : 1;
     const at = Math.floor(done / this.size) * this.columns;
     addRow(row, 0, row.length, this.size, this.sums, at, divisor);
     this.numbers += this.cost(done);
@@ -85,18 +77,8 @@ export class Pass {
   }
 
   tile(part: Extent): Float32Array {
-    const { size, first, end, from, to, height, width } = part;
-    const values = new Float32Array(height * width);
-    for (let query = first; query < end; query += this.size) {
-      const at = (query / this.size) * this.columns;
-      const out = Math.floor((query - first) / size) * width;
-      for (let key = from; key < to; key += this.size) {
-        // A sum over rows of means over keys; a block at the edge has fewer keys.
-        const keys = Math.min(to, key + this.size) - key;
-        values[out + Math.floor((key - from) / size)] += this.sums[at + key / this.size] * keys;
-      }
-    }
-    divide(values, part);
-    return values;
+    const { size, columns, sums } = this;
+    // A sum over rows of means over keys; a block at the edge has fewer keys.
+    return tileOfBlocks(part, size, (query, key, _, across) => sums[(query / size) * columns + key / size] * across);
   }
 }

@@ -9,22 +9,20 @@ import type { Host, Question } from "./source";
 const GONE = "The server does not answer any more. Start regard serve again, and open the file that it names.";
 
 export class Remote implements Host {
-  headers: Record<string, string>;
+  private headers: Record<string, string> = this.run === undefined ? {} : { "X-Run": String(this.run) };
 
   /** @param run of the model, where the text can be edited: no other run may answer */
   constructor(
-    readonly layers: LayerInfo[],
-    run?: number,
-  ) {
-    this.headers = run === undefined ? {} : { "X-Run": String(run) };
-  }
+    private readonly layers: LayerInfo[],
+    private readonly run?: number,
+  ) {}
 
   async ask({ kind, ...parameters }: Question, signal: AbortSignal) {
     const texts = Object.entries(parameters).map(([name, value]) => [
       name,
       JSON.stringify(typeof value === "boolean" ? Number(value) : value).replace(/^"(.*)"$/, "$1"),
     ]);
-    const answer = await this.fetched(`api/${kind}?${new URLSearchParams(texts)}`, signal);
+    const answer = await fetched(`api/${kind}?${new URLSearchParams(texts)}`, { signal, headers: this.headers });
     if (answer.headers.get("Content-Type")?.startsWith("application/json")) return answer.json();
     const bytes = await answer.arrayBuffer();
     const header = (name: string) => Number(answer.headers.get(name) ?? 0);
@@ -37,13 +35,14 @@ export class Remote implements Host {
     const [height, width, exact] = [header("X-Height"), header("X-Width"), header("X-Exact") === 1];
     return { values, height, width, exact, sampled: header("X-Sampled") || undefined };
   }
+}
 
-  async fetched(address: string, signal: AbortSignal): Promise<Response> {
-    const answer = await fetch(address, { signal, headers: this.headers }).catch((error) => {
-      // What fetch rejects with where there is no answer at all.
-      throw error instanceof TypeError ? new Error(GONE) : error;
-    });
-    if (!answer.ok) throw new Error(await answer.text());
-    return answer;
-  }
+/** Asks the page's own server. */
+export async function fetched(address: string, how: RequestInit): Promise<Response> {
+  const answer = await fetch(address, how).catch((error) => {
+    // What fetch rejects with where there is no answer at all.
+    throw error instanceof TypeError ? new Error(GONE) : error;
+  });
+  if (!answer.ok) throw new Error(await answer.text());
+  return answer;
 }

@@ -6,7 +6,7 @@
 
 import type { Place } from "../maths/blocks";
 import type { Part, Steps } from "../maths/row_steps";
-import type { Parts } from "../maths/shares";
+import type { Parts } from "./engine";
 import type { HeadKind, LayerInfo, SmallNumbers } from "./payload";
 
 /** Hidden: sinks are set aside. */
@@ -38,43 +38,24 @@ export interface Numbers {
   sampled?: number; // if not exact: one query in so many was asked
 }
 
-export class Source {
-  newest = new Map<string, AbortController>();
+const NEVER = new AbortController().signal; // of questions that nobody gives up
 
+export class Source {
   constructor(
     readonly layers: LayerInfo[],
-    readonly host: Host,
+    private readonly host: Host,
   ) {}
 
-  /**
-   * @param signal without one, a newer question of the same kind takes its place
-   * @returns never, when a newer question took its place
-   */
-  async ask(question: Question, signal?: AbortSignal): Promise<any> {
-    if (signal) return this.host.ask(question, signal);
-    const own = new AbortController();
-    this.newest.get(question.kind)?.abort();
-    this.newest.set(question.kind, own);
-    try {
-      return await this.host.ask(question, own.signal);
-    } catch (error) {
-      if (own.signal.aborted) return new Promise(() => {});
-      throw error;
-    }
-  }
-
   /** The answers of every head. */
-  each(kind: string, which: Which, parameters: object, signal?: AbortSignal): Promise<any[]> {
-    const { terms, ...head } = which;
-    if (!terms) return Promise.all([this.ask({ kind, ...head, ...parameters }, signal)]);
-    const shared = signal ?? new AbortController().signal;
+  private each(kind: string, which: Which, parameters: object, signal: AbortSignal): Promise<any[]> {
+    const { terms = [which], hidden } = which;
     return Promise.all(
-      terms.map(({ layer, head }) => this.ask({ kind, layer, head, hidden: which.hidden, ...parameters }, shared)),
+      terms.map(({ layer, head }) => this.host.ask({ kind, layer, head, hidden, ...parameters }, signal)),
     );
   }
 
   /** The weights of one query, and which keys it may attend to. */
-  async row(which: Which, query: number, signal?: AbortSignal): Promise<Row> {
+  async row(which: Which, query: number, signal: AbortSignal = NEVER): Promise<Row> {
     const rows = await this.each("row", which, { query }, signal);
     if (!which.terms) return rows[0];
     const mask = new Uint8Array(rows[0].mask.length);
@@ -83,7 +64,7 @@ export class Source {
   }
 
   /** What every query gives to one key. */
-  async column(which: Which, key: number, signal?: AbortSignal): Promise<Float32Array> {
+  async column(which: Which, key: number, signal: AbortSignal = NEVER): Promise<Float32Array> {
     const columns = await this.each("column", which, { key }, signal);
     return which.terms ? added(which.terms, columns) : columns[0].values;
   }
@@ -95,7 +76,7 @@ export class Source {
   async tile(
     which: Which,
     { level, row, column, byRow }: Place & { byRow: boolean },
-    signal: AbortSignal,
+    signal: AbortSignal = NEVER,
   ): Promise<Numbers> {
     const tiles = await this.each("tile", which, { level, row, column, by_row: byRow }, signal);
     if (!which.terms) return tiles[0];
@@ -105,7 +86,11 @@ export class Source {
   }
 
   /** How far the exact numbers of large heads are. */
-  async progress(which: Which, byRow: boolean, signal: AbortSignal): Promise<{ done: number; seconds: number | null }> {
+  async progress(
+    which: Which,
+    byRow: boolean,
+    signal: AbortSignal = NEVER,
+  ): Promise<{ done: number; seconds: number | null }> {
     const all = await this.each("progress", which, { by_row: byRow }, signal);
     const done = all.reduce((sum, one) => sum + one.done / all.length, 0);
     const isKnown = all.every(({ seconds }) => seconds !== null);
@@ -113,26 +98,26 @@ export class Source {
   }
 
   /** How one query comes to its weights, for some of its keys. */
-  steps(head: Head, query: number, keys: Part): Promise<Steps> {
-    return this.ask({ kind: "steps", ...head, query, ...keys });
+  steps(head: Head, query: number, keys: Part, signal: AbortSignal = NEVER): Promise<Steps> {
+    return this.host.ask({ kind: "steps", ...head, query, ...keys }, signal);
   }
 
   /**
    * What parts of the text give to each other.
    * @returns (query parts, key parts)
    */
-  async segments(which: Which, parts: Parts, signal: AbortSignal): Promise<Float32Array> {
+  async segments(which: Which, parts: Parts, signal: AbortSignal = NEVER): Promise<Float32Array> {
     const { terms = [{ ...which, factor: 1 }], hidden } = which;
     const shares = [];
     // One after the other: each may wait for a pass over its head.
     for (const { layer, head } of terms)
-      shares.push(await this.ask({ kind: "segments", layer, head, hidden, ...parts }, signal));
+      shares.push(await this.host.ask({ kind: "segments", layer, head, hidden, ...parts }, signal));
     return added(terms, shares);
   }
 
   /** Of a live host. */
   async overview(layer: number): Promise<SmallNumbers> {
-    return (await this.ask({ kind: "overview", layer }, new AbortController().signal)).overview;
+    return (await this.host.ask({ kind: "overview", layer }, NEVER)).overview;
   }
 
   /**
@@ -140,7 +125,7 @@ export class Source {
    * @returns of every head, layer by layer
    */
   async heads(): Promise<(HeadKind | null)[]> {
-    return (await this.ask({ kind: "heads" })).heads;
+    return (await this.host.ask({ kind: "heads" }, NEVER)).heads;
   }
 }
 

@@ -1,16 +1,17 @@
-/** Who waits for which answer: questions are sent away with a number, and answers come back with it. */
+/** Who waits for which answer. */
 
+/** Questions are sent away with a number, and answers come back with it. */
 export class Waiting {
-  waiting = new Map<number, (answer: any) => void>();
-  id = 0;
+  private waiting = new Map<number, (answer: any) => void>();
+  private id = 0;
 
   /**
    * @param post sends a question to the other side
    * @param forget says to the other side, with a number, that nobody waits any more
    */
   constructor(
-    readonly post: (message: any) => void,
-    readonly forget: object,
+    private readonly post: (message: any) => void,
+    private readonly forget: object,
   ) {}
 
   ask(question: object, signal: AbortSignal): Promise<any> {
@@ -33,5 +34,38 @@ export class Waiting {
 
   settle(id: number, answer: any) {
     this.waiting.get(id)?.(answer);
+  }
+}
+
+/** One question at a time: a newer one takes the place of an older one, whose answer nobody gets. */
+export class Latest {
+  isWaiting = false;
+  private controller = new AbortController();
+
+  async ask<T>(
+    question: (signal: AbortSignal) => Promise<T>,
+    onAnswer: (answer: T) => void,
+    onError: (error: Error) => void,
+  ) {
+    this.drop();
+    const { signal } = this.controller;
+    this.isWaiting = true;
+    try {
+      const answer = await question(signal);
+      if (signal.aborted) return;
+      this.isWaiting = false;
+      onAnswer(answer);
+    } catch (error) {
+      if (signal.aborted) return;
+      this.isWaiting = false;
+      onError(error as Error);
+    }
+  }
+
+  /** Nobody waits any more. */
+  drop() {
+    this.controller.abort();
+    this.controller = new AbortController();
+    this.isWaiting = false;
   }
 }

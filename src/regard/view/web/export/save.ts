@@ -1,10 +1,12 @@
 /** The Save menu: what the open view shows as PNG, on paper, or its numbers as CSV. */
 
 import { byId, context2d, element } from "../dom";
-import type { Page } from "../main";
+import type { Page as Whole, Shared } from "../main";
 import { drawLegend } from "../map/legend";
 import type { State } from "../state";
 import { fitted, type Pen } from "./picture";
+
+type Page = Shared & Pick<Whole, "legend" | "views">;
 
 const SHARP = 2; // pixels of a PNG for each pixel of the page
 const MARGIN = 16; // pixels around a picture, and under its heading
@@ -17,9 +19,9 @@ const IN_FRAME = "Words have no picture. To print them, write the page to a file
 const TYPES = { png: "image/png", csv: "text/csv" };
 
 export class SaveMenu {
-  menu = byId<HTMLDetailsElement>("save");
-  status: HTMLSpanElement;
-  waiting = 0; // saves that wait
+  private menu = byId<HTMLDetailsElement>("save");
+  private status: HTMLSpanElement;
+  private waiting = 0; // saves that wait
 
   constructor(readonly page: Page) {
     this.menu.addEventListener("click", (event) => {
@@ -43,12 +45,12 @@ export class SaveMenu {
     });
   }
 
-  close() {
+  private close() {
     this.menu.open = false;
     this.menu.querySelector("summary")?.focus();
   }
 
-  async save(kind: keyof typeof TYPES | "print") {
+  private async save(kind: keyof typeof TYPES | "print") {
     this.close();
     if (!(await this.settled())) return this.say(GIVEN_UP);
     if (kind === "print") return print();
@@ -64,7 +66,7 @@ export class SaveMenu {
    * Waits, and says so, until all that is seen is there.
    * @returns false: by then something else is seen
    */
-  async settled(): Promise<boolean> {
+  private async settled(): Promise<boolean> {
     const { store, views } = this.page;
     const place = placeOf(store.state);
     this.say("");
@@ -79,13 +81,13 @@ export class SaveMenu {
   }
 
   /** @param text in place of "Saving …" where nothing waits any more */
-  say(text: string) {
+  private say(text: string) {
     const said = this.waiting > 0 ? "Saving …" : text;
     if (this.status.textContent !== said) this.status.textContent = said;
   }
 
   /** @returns the view under its heading; null: there is nothing to draw */
-  async picture(): Promise<Blob | null> {
+  private async picture(): Promise<Blob | null> {
     const shown = this.page.views.now()?.picture?.();
     if (!shown) return null;
     const inner = Math.max(NARROWEST, Math.ceil(shown.width));
@@ -105,7 +107,7 @@ export class SaveMenu {
   }
 
   /** The title, what is seen, and the scale. */
-  heading(pen: Pen, width: number) {
+  private heading(pen: Pen, width: number) {
     const { look, legend, views } = this.page;
     const family = getComputedStyle(document.body).fontFamily;
     const seen = [views.now()?.caption?.(), byId("about").textContent].filter(Boolean).join(" · ");
@@ -124,14 +126,14 @@ export class SaveMenu {
   }
 
   /** @returns with a mark by which spreadsheets know UTF-8; "": there are no numbers */
-  csv(): string {
+  private csv(): string {
     const table = this.page.views.now()?.table?.() ?? [];
     if (table.length === 0) return "";
     return `\ufeff${table.map((cells) => cells.map(field).join(",")).join("\r\n")}\r\n`;
   }
 
   /** @returns letters, digits and dashes only, whatever the title says */
-  name(): string {
+  private name(): string {
     const { view, layer, head } = this.page.store.state;
     const title = this.page.recording.title
       .normalize("NFKD")

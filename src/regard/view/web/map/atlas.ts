@@ -1,45 +1,40 @@
 /** The map view: one map, or two side by side, and what chooses their heads. */
 
-import { byId } from "../dom";
+import { byId, offerNumbers } from "../dom";
 import { fitted, type Picture } from "../export/picture";
-import type { Page } from "../main";
+import type { Page as Whole, Shared } from "../main";
 import { grouped } from "../maths/numbers";
 import type { State } from "../state";
 import { ceilingOf } from "./ceiling";
 import { cellTable } from "./cells";
-import { beside, headline, headsName, shown, shownName } from "./compare";
+import { beside, headline, shown } from "./compare";
 import { MapView } from "./map";
 import { followMinimap } from "./minimap";
 import { followPointer } from "./travel";
 import type { Table } from "../views/views";
+
+type Page = Shared & Pick<Whole, "ceiling" | "isCompared" | "map" | "panes" | "trouble" | "unit">;
 
 // Pixels in a picture.
 const NAME = 18; // of the line that names a map
 const APART = 20; // between two maps
 
 export class Atlas {
-  first: MapView;
-  second: MapView;
-  titles: HTMLElement[];
-  withLayer = byId<HTMLSelectElement>("with-layer");
-  withHead = byId<HTMLSelectElement>("with-head");
+  private holders = [...this.section.querySelectorAll(".map")] as HTMLElement[];
+  readonly first = new MapView(this.holders[0], this.page, (state) => shown(state, this.page.recording.layers));
+  private second = new MapView(this.holders[1], this.page, beside);
+  private titles = [...this.section.querySelectorAll(".map-title")] as HTMLElement[];
+  private withLayer = byId<HTMLSelectElement>("with-layer");
+  private withHead = byId<HTMLSelectElement>("with-head");
 
   constructor(
-    readonly section: HTMLElement,
-    readonly page: Page,
+    private readonly section: HTMLElement,
+    private readonly page: Page,
   ) {
-    const { layers } = page.recording;
-    const [first, second] = [...section.querySelectorAll(".map")] as HTMLElement[];
-    this.first = new MapView(first, page, (state) => shown(state, layers));
-    this.second = new MapView(second, page, (state) => beside(state));
-    this.titles = [...section.querySelectorAll(".map-title")] as HTMLElement[];
     if (!page.panes) return;
-    this.withLayer.replaceChildren(...layers.map((_, i) => new Option(String(i), String(i))));
-    for (const select of [this.withLayer, this.withHead]) {
-      select.addEventListener("change", () =>
-        page.store.set({ with: `${this.withLayer.value}.${this.withHead.value}` }),
-      );
-    }
+    offerNumbers(this.withLayer, page.recording.layers.length);
+    for (const select of [this.withLayer, this.withHead])
+      select.onchange = () => page.store.set({ with: `${this.withLayer.value}.${this.withHead.value}` });
   }
 
   listen() {
@@ -56,23 +51,21 @@ export class Atlas {
   }
 
   /** Which heads are on the stage, in words. */
-  name(state: State) {
+  private name(state: State) {
     const { layers } = this.page.recording;
     document.body.dataset.compare = state.compare;
     const isBeside = state.compare === "beside";
     (this.second.holder.parentElement as HTMLElement).hidden = !isBeside;
     const which = shown(state, layers);
-    this.titles[0].textContent = capital(shownName(which, layers));
+    this.titles[0].textContent = headline({ ...which, hidden: false }, layers);
     this.titles[0].hidden = state.compare === "alone" && state.heads === "one";
-    if (isBeside) this.titles[1].textContent = capital(headsName(beside(state), layers));
+    if (isBeside) this.titles[1].textContent = headline({ ...beside(state), hidden: false }, layers);
     if (!this.page.panes) return;
     const chosen = byId("with");
     chosen.hidden = state.compare === "alone" || this.page.recording.other !== undefined;
     if (chosen.hidden) return;
     const [layer, head] = state.with.split(".").map(Number);
-    const count = layers[layer].num_heads;
-    if (this.withHead.childElementCount !== count)
-      this.withHead.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(String(i), String(i))));
+    offerNumbers(this.withHead, layers[layer].num_heads);
     [this.withLayer.value, this.withHead.value] = [String(layer), String(head)];
   }
 
@@ -130,7 +123,7 @@ export class Atlas {
   }
 
   /** @returns of how many queries one was asked; 1: the numbers are exact */
-  sampled(): number {
+  private sampled(): number {
     return Math.max(...this.maps().map((map) => map.sampled()));
   }
 
@@ -153,8 +146,4 @@ export class Atlas {
 /** @param first a part of one, if it is not whole */
 function seen(first: number, count: number): string {
   return `${grouped(Math.floor(first))} to ${grouped(Math.ceil(first + count - 1e-6) - 1)}`;
-}
-
-function capital(text: string): string {
-  return text[0].toUpperCase() + text.slice(1);
 }

@@ -3,7 +3,11 @@
 import { fitted, type Pen } from "../export/picture";
 import { named, type Token } from "../text/tokens";
 
-export type Ink = { ground: string; ink: string; grey: string; faint: string; line: string; accent: string };
+/** Colours of the style sheet. */
+export const INKS = ["ground", "ink", "grey", "faint", "line", "accent"] as const;
+export type Ink = Record<(typeof INKS)[number], string>;
+
+export type Axis = "query" | "key";
 
 export interface Frame {
   left: number; // CSS pixels from the canvas's edge to the map
@@ -37,10 +41,10 @@ function written(token: Token): string {
 }
 
 export class Axes {
-  family = getComputedStyle(document.body).fontFamily;
+  private family = getComputedStyle(document.body).fontFamily;
   limit = 124;
-  labels = new Map<Token, { text: string; width: number }>();
-  widths = new Map<Token[], number>();
+  private labels = new Map<Token, { text: string; width: number }>();
+  private widths = new Map<Token[], number>();
 
   constructor(readonly context: Pen) {}
 
@@ -53,7 +57,7 @@ export class Axes {
   }
 
   /** @returns shortened until it fits */
-  labelOf(token: Token): { text: string; width: number } {
+  private labelOf(token: Token): { text: string; width: number } {
     let label = this.labels.get(token);
     if (!label) {
       setType(this.context, token, this.family);
@@ -65,7 +69,7 @@ export class Axes {
   }
 
   /** @returns of the widest label, or nearly so in a long text */
-  widest(tokens: Token[]): number {
+  private widest(tokens: Token[]): number {
     let widest = this.widths.get(tokens) ?? 12;
     if (this.widths.has(tokens)) return widest;
     const every = Math.ceil(tokens.length / MEASURED);
@@ -129,64 +133,47 @@ export class Axes {
     this.context.fillText("queries ↓", frame.left - 8, frame.top - 7);
     const down = stride(frame.cellHeight);
     const across = stride(frame.cellWidth);
-    for (let i = aligned(frame.row - 0.5, down); i <= frame.row + frame.rows - 0.5; i += down) {
-      this.queryLabel(frame, queries[i], i, down > 1, ink);
-    }
-    for (let i = aligned(frame.column - 0.5, across); i <= frame.column + frame.columns - 0.5; i += across) {
-      this.keyLabel(frame, keys[i], i, across > 1, ink);
-    }
+    for (let i = aligned(frame.row - 0.5, down); i <= frame.row + frame.rows - 0.5; i += down)
+      this.label(frame, "query", queries[i], i, down > 1, ink);
+    for (let i = aligned(frame.column - 0.5, across); i <= frame.column + frame.columns - 0.5; i += across)
+      this.label(frame, "key", keys[i], i, across > 1, ink);
   }
 
-  /** @param counts with its position */
-  queryLabel(frame: Frame, token: Token, at: number, counts: boolean, ink: Ink, chosen: boolean = false) {
-    this.atQuery(frame, at, () => this.label(token, at, counts, ink, chosen));
-  }
-
-  /** @param counts with its position */
-  keyLabel(frame: Frame, token: Token, at: number, counts: boolean, ink: Ink, chosen: boolean = false) {
-    this.atKey(frame, at, () => this.label(token, at, counts, ink, chosen));
-  }
-
-  /** Clears the way for one label: what would overlap it is covered whole, never cut in half. */
-  coverQueries(frame: Frame, at: number, ink: Ink) {
+  /** The label of the chosen cell. What would overlap it is covered whole, never cut in half. */
+  name(frame: Frame, axis: Axis, token: Token, at: number, ink: Ink) {
+    const { row, rows, column, columns, cellWidth, cellHeight } = frame;
+    const cell = axis === "query" ? cellHeight : cellWidth;
+    const slant = frame.top / Math.sin(-SLANT);
+    const overlapped = axis === "query" ? neighbours(row, rows, cell, at) : neighbours(column, columns, cell, at);
     this.context.fillStyle = ink.ground;
-    for (const near of neighbours(frame.row, frame.rows, frame.cellHeight, at)) {
-      this.atQuery(frame, near, () => this.context.fillRect(3 - frame.left, -8, frame.left, 16));
-    }
-  }
-
-  coverKeys(frame: Frame, at: number, ink: Ink) {
-    this.context.fillStyle = ink.ground;
-    const length = frame.top / Math.sin(-SLANT);
-    for (const near of neighbours(frame.column, frame.columns, frame.cellWidth, at)) {
-      this.atKey(frame, near, () => {
-        if (frame.slanted) this.context.fillRect(-1, -8, length, 16);
-        else this.context.fillRect(-frame.cellWidth / 2, -9, frame.cellWidth, 18);
+    for (const near of overlapped)
+      this.at(frame, axis, near, () => {
+        if (axis === "query") this.context.fillRect(3 - frame.left, -8, frame.left, 16);
+        else if (frame.slanted) this.context.fillRect(-1, -8, slant, 16);
+        else this.context.fillRect(-cell / 2, -9, cell, 18);
       });
-    }
+    this.label(frame, axis, token, at, cell < 16, ink, true);
   }
 
-  atQuery(frame: Frame, at: number, draw: () => void) {
-    this.context.save();
-    this.context.translate(frame.left - 8, frame.top + (at - frame.row + 0.5) * frame.cellHeight);
-    this.context.textAlign = "right";
+  /** Draws from where a label begins. */
+  private at(frame: Frame, axis: Axis, at: number, draw: () => void) {
+    const { left, top, slanted, cellWidth, cellHeight } = frame;
+    const { context } = this;
+    context.save();
+    if (axis === "query") context.translate(left - 8, top + (at - frame.row + 0.5) * cellHeight);
+    else context.translate(left + (at - frame.column + 0.5) * cellWidth, top - (slanted ? 7 : 14));
+    context.textAlign = axis === "query" ? "right" : slanted ? "left" : "center";
+    if (axis === "key" && slanted) context.rotate(SLANT);
     draw();
-    this.context.restore();
+    context.restore();
   }
 
-  atKey(frame: Frame, at: number, draw: () => void) {
-    this.context.save();
-    this.context.translate(
-      frame.left + (at - frame.column + 0.5) * frame.cellWidth,
-      frame.top - (frame.slanted ? 7 : 14),
-    );
-    this.context.textAlign = frame.slanted ? "left" : "center";
-    if (frame.slanted) this.context.rotate(SLANT);
-    draw();
-    this.context.restore();
+  /** @param counts with its position */
+  private label(frame: Frame, axis: Axis, token: Token, at: number, counts: boolean, ink: Ink, chosen = false) {
+    this.at(frame, axis, at, () => this.write(token, at, counts, ink, chosen));
   }
 
-  label(token: Token, at: number, counts: boolean, ink: Ink, chosen: boolean) {
+  private write(token: Token, at: number, counts: boolean, ink: Ink, chosen: boolean) {
     const context = this.context;
     context.textBaseline = "middle";
     context.fillStyle = chosen ? ink.accent : token.special ? ink.faint : ink.grey;

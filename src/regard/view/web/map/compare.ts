@@ -66,12 +66,7 @@ export function shown(state: State, layers: LayerInfo[]): Which {
   const mine = chosenHeads(state, layers);
   const terms = mine.map((at) => ({ ...at, factor: 1 / mine.length }));
   if (state.compare === "difference") terms.push({ ...pairs(state.with)[0], factor: -1 });
-  return terms.length > 1 || heads(state) ? { layer, head, hidden, terms } : { layer, head, hidden };
-}
-
-/** @returns are heads averaged? */
-function heads(state: State): boolean {
-  return state.heads !== "one";
+  return terms.length > 1 || state.heads !== "one" ? { layer, head, hidden, terms } : { layer, head, hidden };
 }
 
 /** The chosen heads with one more, or without it if it was one of them. */

@@ -5,12 +5,13 @@ import type { LayerInfo } from "../data/payload";
 import type { Which } from "../data/source";
 import { context2d, resize } from "../dom";
 import type { Pen, Picture } from "../export/picture";
-import type { Page } from "../main";
+import type { Page as Whole, Shared } from "../main";
 import { edge, TILE, type Place } from "../maths/blocks";
 import { tintOf, type Ramp } from "../maths/colours";
 import { digits, lasting, points } from "../maths/numbers";
 import type { State } from "../state";
 import type { Token } from "../text/tokens";
+import { pinsOf } from "../views/pins";
 import { Axes, type Frame, type Ink } from "./axes";
 import { rangesOf, type Grid } from "./cells";
 import { isDifference, shownName } from "./compare";
@@ -18,6 +19,8 @@ import { drawMinimap } from "./minimap";
 import { Mosaic, paletteOf, partOf, placesOf, type Palette, type Part } from "./mosaic";
 import { smallPicture, smallShares } from "./small";
 import { owner, placeName, Tiles } from "./tiles";
+
+type Page = Shared & Pick<Whole, "ceiling" | "panes">;
 
 /** What the theme gives. */
 export interface Look {
@@ -35,45 +38,39 @@ const REDRAWN = [
 ];
 
 export class MapView {
-  status = this.holder.querySelector(".progress") as HTMLElement;
-  base: HTMLCanvasElement;
-  over: HTMLCanvasElement;
-  mini: HTMLCanvasElement;
-  context: CanvasRenderingContext2D;
-  overContext: CanvasRenderingContext2D;
-  axes: Axes;
-  overAxes: Axes;
-  which: Which;
-  tiles: Tiles;
-  mosaic: Mosaic;
+  private status = this.holder.querySelector(".progress") as HTMLElement;
+  private canvases = [...this.holder.querySelectorAll("canvas")] as HTMLCanvasElement[];
+  private base = this.canvases[0];
+  readonly over = this.canvases[1];
+  readonly mini = this.canvases[2];
+  private context = context2d(this.base);
+  private overContext = context2d(this.over);
+  private axes = new Axes(this.context);
+  private overAxes = new Axes(this.overContext);
+  which = this.pick(this.page.store.state);
+  private tiles = new Tiles(
+    this.page.source,
+    () => this.refresh(),
+    (error) => {
+      this.giveUp();
+      this.page.damaged(error, this);
+    },
+  );
+  private mosaic = new Mosaic((place) => this.tiles.find(this.tileName(place)));
   frame: Frame | null = null;
   part: Part | null = null;
-  since = 0;
-  onStage = 0; // of the tiles that are wanted, the first so many
-  queries: Token[] | undefined;
-  keys: Token[] | undefined;
+  private since = 0;
+  private isLost = false; // some of what is wanted cannot be had
+  private onStage = 0; // of the tiles that are wanted, the first so many
+  private queries: Token[] | undefined;
+  private keys: Token[] | undefined;
 
   /** @param pick what it shows */
   constructor(
     readonly holder: HTMLElement,
-    readonly page: Page,
-    readonly pick: (state: State) => Which,
+    private readonly page: Page,
+    private readonly pick: (state: State) => Which,
   ) {
-    const [base, over, mini] = [...holder.querySelectorAll("canvas")] as HTMLCanvasElement[];
-    this.base = base;
-    this.over = over;
-    this.mini = mini;
-    this.context = context2d(this.base);
-    this.overContext = context2d(this.over);
-    this.axes = new Axes(this.context);
-    this.overAxes = new Axes(this.overContext);
-    this.which = pick(page.store.state);
-    this.tiles = new Tiles(
-      page.source,
-      () => this.refresh(),
-      (error) => page.damaged(error, this),
-    );
-    this.mosaic = new Mosaic((place) => this.tiles.find(this.tileName(place)));
     new ResizeObserver(() => this.update(page.store.state, new Set(["size"]))).observe(holder);
   }
 
@@ -86,7 +83,7 @@ export class MapView {
   }
 
   /** The part of the matrix that is shown, and where. */
-  arrange(state: State) {
+  private arrange(state: State) {
     const { queries, keys } = this.page.axes(this.which.layer);
     for (const canvas of [this.base, this.over]) {
       const { clientWidth, clientHeight } = this.holder;
@@ -112,7 +109,7 @@ export class MapView {
     return this.axes.frame(size, queries, keys, at);
   }
 
-  tileName(place: Place): string {
+  private tileName(place: Place): string {
     return `${owner(this.which, this.page.store.state.scale === "row")} ${placeName(place)}`;
   }
 
@@ -121,7 +118,7 @@ export class MapView {
   }
 
   /** @param state asks for the tiles that are not there */
-  ask({ scale }: State) {
+  private ask({ scale }: State) {
     if (this.info().kind === "map") return this.tiles.want([]);
     const { which } = this;
     const byRow = scale === "row";
@@ -130,31 +127,31 @@ export class MapView {
     // A host that knows no small map is asked for the whole, to stand in and for the minimap.
     if (!this.info().overview) places.push(this.whole());
     this.since = performance.now();
+    this.isLost = false;
     this.tiles.want(places.map((place) => ({ name: this.tileName(place), which, place, byRow })));
     setTimeout(() => this.showProgress(), QUIET);
   }
 
   /** @returns the one tile that holds the whole */
-  whole(): Place {
+  private whole(): Place {
     const { q_len, kv_len } = this.info();
     return { level: Math.max(0, Math.ceil(Math.log2(Math.max(q_len, kv_len) / TILE))), row: 0, column: 0 };
   }
 
   /** A tile came. */
-  refresh() {
+  private refresh() {
     if (this.frame && this.holder.clientWidth > 0) this.draw();
   }
 
   /** What is still on its way, and how long it will take. */
-  showProgress() {
+  private showProgress() {
     const { kept, progress } = this.tiles;
     const wanted = this.tiles.wanted.slice(0, this.onStage);
     const there = wanted.filter(({ name }) => kept.has(name)).length;
-    const samples = wanted.map(({ name }) => kept.get(name)).filter((tile) => tile?.exact === false);
+    const every = this.sampled();
     let text = "";
     let part = 1;
-    if (samples.length > 0) {
-      const every = Math.max(...samples.map((tile) => tile?.sampled ?? 1));
+    if (every > 1) {
       const left = progress?.seconds;
       part = progress?.done ?? 0;
       text = `sample of 1 query in ${every}; exact: ${Math.floor(part * 100)} %`;
@@ -166,10 +163,10 @@ export class MapView {
     if (this.status.textContent !== text) this.status.textContent = text;
     this.holder.style.setProperty("--done", String(part));
     this.holder.classList.toggle("loading", text !== "");
-    this.holder.dataset.exact = String(samples.length === 0);
+    this.holder.dataset.exact = String(every === 1);
   }
 
-  draw() {
+  private draw() {
     this.context.clearRect(0, 0, this.base.width, this.base.height);
     const { isWhole, all } = this.drawMap(this.context, this.axes);
     drawMinimap(this.mini, all, this.frame as Frame, this.info(), this.page.look.ink);
@@ -198,7 +195,7 @@ export class MapView {
    * @param axes on it
    * @returns is it there in full, and a picture of the whole
    */
-  drawMap(context: Pen, axes: Axes): { isWhole: boolean; all: HTMLCanvasElement | null } {
+  private drawMap(context: Pen, axes: Axes): { isWhole: boolean; all: HTMLCanvasElement | null } {
     const frame = this.frame as Frame;
     const part = this.part as Part;
     const { state } = this.page.store;
@@ -207,7 +204,7 @@ export class MapView {
     context.beginPath();
     context.rect(frame.left, frame.top, frame.width, frame.height);
     context.clip();
-    const ceiling = this.page.atlas.ceiling();
+    const ceiling = this.page.ceiling(state);
     const palette = (blocks: number) => paletteOf(look, state.scale, blocks, isDifference(this.which), ceiling);
     const small = smallPicture(this.page, this.which, state.scale === "row", palette);
     const isWhole = this.mosaic.draw(context, frame, part, palette, small, this.info());
@@ -226,10 +223,11 @@ export class MapView {
   }
 
   /** A dot in the corner of each pinned cell of the head on the stage. */
-  drawPins(context: Pen, frame: Frame) {
+  private drawPins(context: Pen, frame: Frame) {
     const { layer, head, terms } = this.which;
     context.fillStyle = this.page.look.ink.accent;
-    for (const pin of terms ? [] : (this.page.panes?.pins.all() ?? [])) {
+    const { panes, store, recording } = this.page;
+    for (const pin of terms || !panes ? [] : pinsOf(store.state.pins, recording.layers)) {
       if (pin.layer !== layer || pin.head !== head) continue;
       const x = frame.left + (pin.key + 1 - frame.column) * frame.cellWidth;
       const y = frame.top + (pin.query - frame.row) * frame.cellHeight;
@@ -239,7 +237,7 @@ export class MapView {
   }
 
   /** Says when all that is wanted is on the stage. */
-  mark(isWhole: boolean) {
+  private mark(isWhole: boolean) {
     const { level, top, bottom, left, right } = this.part as Part;
     const numbers = [level, top, left, bottom - top, right - left];
     const name = [owner(this.which, this.page.store.state.scale === "row"), ...numbers].join();
@@ -248,18 +246,18 @@ export class MapView {
     if (isWhole && this.sampled() === 1) this.page.mended(this);
   }
 
-  /** Some of what is wanted cannot be had. */
-  giveUp() {
+  private giveUp() {
+    this.isLost = true;
     this.holder.dataset.ready = "damaged";
   }
 
   /** @returns is all that is wanted on the stage, or cannot be had? */
   isSettled(): boolean {
-    return Boolean(this.holder.dataset.ready) || this.page.troubles.has(this);
+    return this.isLost || Boolean(this.holder.dataset.ready);
   }
 
   /** Shares in percent inside cells that are large enough. */
-  drawNumbers(context: Pen, { ramp, at }: Palette) {
+  private drawNumbers(context: Pen, { ramp, at }: Palette) {
     if (this.page.store.state.scale === "row") return;
     const frame = this.frame as Frame;
     const { top, bottom, left, right } = this.part as Part;
@@ -281,7 +279,7 @@ export class MapView {
    * What a cell of the level on the stage shows: of its queries the mean share that its keys get together.
    * @returns null: not there yet
    */
-  cellAt(down: number, right: number): number | null {
+  private cellAt(down: number, right: number): number | null {
     const { level, size } = this.part as Part;
     const [row, column] = [Math.floor(down / TILE), Math.floor(right / TILE)];
     const tile = this.tiles.find(this.tileName({ level, row, column }));
@@ -292,16 +290,14 @@ export class MapView {
 
   /** The cells on the stage. */
   grid(): Grid {
+    const { layer } = this.which;
     const { q_len, kv_len, kind } = this.info();
-    const name = shownName(this.which, this.page.recording.layers);
-    const { queries, keys } = this.page.axes(this.which.layer);
+    const grid = { name: shownName(this.which, this.page.recording.layers), ...this.page.axes(layer) };
     if (kind === "map") {
-      const { rows, columns } = this.page.maps[this.which.layer];
+      const { rows, columns } = this.page.maps[layer];
       const shares = smallShares(this.page, this.which, this.page.store.state.scale === "row");
       return {
-        name,
-        queries,
-        keys,
+        ...grid,
         rows: rangesOf(0, rows, (at) => edge(at, q_len, rows)),
         columns: rangesOf(0, columns, (at) => edge(at, kv_len, columns)),
         at: (row, column) => shares?.[row * columns + column] ?? null,
@@ -309,9 +305,7 @@ export class MapView {
     }
     const { size, top, bottom, left, right } = this.part as Part;
     return {
-      name,
-      queries,
-      keys,
+      ...grid,
       rows: rangesOf(top, bottom, (at) => Math.min(q_len, at * size)),
       columns: rangesOf(left, right, (at) => Math.min(kv_len, at * size)),
       at: (row, column) => this.cellAt(top + row, left + column),
@@ -335,7 +329,7 @@ export class MapView {
    * The crosshair over the pointed or chosen cell, its two tokens named.
    * @param axes on it
    */
-  drawCross(context: Pen, axes: Axes) {
+  private drawCross(context: Pen, axes: Axes) {
     const frame = this.frame as Frame;
     const { ink } = this.page.look;
     const { query, key } = this.page.cell();
@@ -369,22 +363,8 @@ export class MapView {
       context.strokeRect(x - grown, y - grown, cellWidth + 2 * grown, cellHeight + 2 * grown);
       context.restore();
     }
-    this.nameCell(axes, onMap.row ? query : null, onMap.column ? key : null);
-  }
-
-  nameCell(axes: Axes, query: number | null, key: number | null) {
-    const frame = this.frame as Frame;
-    const { ink } = this.page.look;
-    const queries = this.queries as Token[];
-    const keys = this.keys as Token[];
-    if (query !== null) {
-      axes.coverQueries(frame, query, ink);
-      axes.queryLabel(frame, queries[query], query, frame.cellHeight < 16, ink, true);
-    }
-    if (key !== null) {
-      axes.coverKeys(frame, key, ink);
-      axes.keyLabel(frame, keys[key], key, frame.cellWidth < 16, ink, true);
-    }
+    if (onMap.row) axes.name(frame, "query", (this.queries as Token[])[query], query, ink);
+    if (onMap.column) axes.name(frame, "key", (this.keys as Token[])[key], key, ink);
   }
 
   at({ offsetX, offsetY }: { offsetX: number; offsetY: number }): { query: number; key: number } | null {

@@ -1,7 +1,7 @@
 /** The whole matrix in a corner, with the part that is shown outlined; a click or a drag moves it. */
 
 import { sharpened } from "../dom";
-import type { Page } from "../main";
+import type { Shared as Page } from "../main";
 import type { Frame, Ink } from "./axes";
 import type { MapView } from "./map";
 

@@ -9,6 +9,7 @@ import { TILE, type Place } from "../maths/blocks";
 import { differenceLevel, level, logFloor, pixelOf, type Ramp, type Scale } from "../maths/colours";
 import type { Frame } from "./axes";
 import type { Look } from "./map";
+import type { Shape } from "./minimap";
 import type { Tile } from "./tiles";
 
 export interface Palette {
@@ -75,13 +76,13 @@ export function paletteOf(look: Look, scale: Scale, blocks: number, isDifference
 }
 
 export class Mosaic {
-  window = element("canvas");
-  enlarged = element("canvas");
-  pictures = new WeakMap<Tile, { canvas: HTMLCanvasElement; colours: string }>();
-  until = 0;
+  private window = element("canvas");
+  private enlarged = element("canvas");
+  private pictures = new WeakMap<Tile, { canvas: HTMLCanvasElement; colours: string }>();
+  private until = 0;
   unfinished = false;
-  palette: ((blocks: number) => Palette) | undefined;
-  shape: { q_len: number; kv_len: number } | undefined;
+  private palette: ((blocks: number) => Palette) | undefined;
+  private shape: Shape | undefined;
 
   constructor(readonly find: (place: Place) => Tile | undefined) {}
 
@@ -96,7 +97,7 @@ export class Mosaic {
     part: Part,
     palette: (blocks: number) => Palette,
     small: HTMLCanvasElement | null,
-    shape: { q_len: number; kv_len: number },
+    shape: Shape,
   ): boolean {
     this.palette = palette;
     this.shape = shape;
@@ -125,7 +126,7 @@ export class Mosaic {
   painted(place: Place): HTMLCanvasElement | null {
     const tile = this.find(place);
     if (!tile) return null;
-    const { kv_len } = this.shape as { q_len: number; kv_len: number };
+    const { kv_len } = this.shape as Shape;
     const size = 2 ** place.level;
     const palette = (this.palette as (blocks: number) => Palette)(kv_len / size);
     const picture = this.pictures.get(tile);
@@ -139,21 +140,14 @@ export class Mosaic {
     return canvas;
   }
 
-  drawSmall(
-    window: CanvasRenderingContext2D,
-    part: Part,
-    small: HTMLCanvasElement,
-    { q_len, kv_len }: { q_len: number; kv_len: number },
-  ) {
-    const across = (small.width / kv_len) * part.size;
-    const down = (small.height / q_len) * part.size;
-    const [width, height] = [part.right - part.left, part.bottom - part.top];
-    const [x, y] = [part.left * across, part.top * down];
-    window.drawImage(small, x, y, width * across, height * down, 0, 0, width, height);
+  private drawSmall(window: Pen, { size, left, right, top, bottom }: Part, small: HTMLCanvasElement, shape: Shape) {
+    const [across, down] = [(small.width / shape.kv_len) * size, (small.height / shape.q_len) * size];
+    const [width, height] = [right - left, bottom - top];
+    window.drawImage(small, left * across, top * down, width * across, height * down, 0, 0, width, height);
   }
 
   /** The next coarser tile that is there, then the finer ones. */
-  drawStandIn(window: CanvasRenderingContext2D, part: Part, place: Place) {
+  private drawStandIn(window: Pen, part: Part, place: Place) {
     const [x, y] = [place.column * TILE - part.left, place.row * TILE - part.top];
     for (let up = 1; up <= COARSER; up++) {
       const times = 2 ** up;
@@ -166,13 +160,8 @@ export class Mosaic {
       break;
     }
     if (place.level === 0) return;
-    for (const [down, right] of [
-      [0, 0],
-      [0, 1],
-      [1, 0],
-      [1, 1],
-    ]) {
-      // prettier-ignore
+    for (let child = 0; child < 4; child++) {
+      const [down, right] = [child >> 1, child & 1];
       const finer = { level: place.level - 1, row: 2 * place.row + down, column: 2 * place.column + right };
       const canvas = this.painted(finer);
       if (!canvas) continue;
@@ -182,7 +171,7 @@ export class Mosaic {
   }
 
   /** The window of cells on the stage. */
-  show(context: Pen, frame: Frame, { size, left, top }: Part) {
+  private show(context: Pen, frame: Frame, { size, left, top }: Part) {
     const { width, height } = this.window;
     const cell = { width: frame.cellWidth * size, height: frame.cellHeight * size };
     const ratio = devicePixelRatio;

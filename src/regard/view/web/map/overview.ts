@@ -1,45 +1,44 @@
 /** The layers x heads grid of small maps: always there, the way to move. */
 
-import type { LayerInfo } from "../data/payload";
 import { context2d, element, sharpened } from "../dom";
-import type { Ramp, Scale } from "../maths/colours";
-import type { Store } from "../state";
-import { ARROWS } from "../views/keys";
-import type { Ink } from "./axes";
+import type { Page as Whole, Shared } from "../main";
+import { moving } from "../views/keys";
 import { withHead } from "./compare";
 import { darkest } from "./legend";
-import { picturedMap, type SmallMap } from "./small";
+import { headPicture } from "./small";
+
+type Page = Shared & Pick<Whole, "gridCeiling">;
 
 export class Overview {
-  heads = Math.max(...this.layers.map((info) => info.num_heads));
-  canvas = this.pane.querySelector("canvas") as HTMLCanvasElement;
-  caption = this.pane.querySelector(".caption") as HTMLElement;
-  left = 24;
-  top = 18;
-  step = 0;
-  gap = 0;
-  ceiling = 1;
-  pointed: { layer: number; head: number } | null = null;
-  picture: HTMLCanvasElement | null = null;
-  ink: Ink | null = null;
+  private layers = this.page.recording.layers;
+  private heads = Math.max(...this.layers.map((info) => info.num_heads));
+  private canvas = this.pane.querySelector("canvas") as HTMLCanvasElement;
+  private caption = this.pane.querySelector(".caption") as HTMLElement;
+  private left = 24;
+  private top = 18;
+  private step = 0;
+  private gap = 0;
+  private pointed: { layer: number; head: number } | null = null;
+  private picture: HTMLCanvasElement | null = null;
 
   constructor(
-    readonly pane: HTMLElement,
-    readonly layers: LayerInfo[],
-    readonly maps: SmallMap[],
-    readonly store: Store,
+    private readonly pane: HTMLElement,
+    private readonly page: Page,
   ) {
+    const { store } = page;
     this.canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
     this.canvas.addEventListener("pointerleave", () => this.point(null));
     this.canvas.addEventListener("click", (event) => {
       const tile = this.at(event);
       if (tile) store.set(event.shiftKey ? { heads: withHead(store.state, tile) } : tile);
     });
-    this.canvas.addEventListener("keydown", (event) => this.key(event));
+    const step = (down: number, right: number) =>
+      store.set({ layer: store.state.layer + down, head: store.state.head + right });
+    this.canvas.addEventListener("keydown", moving(step));
   }
 
   /** Tiles as large as the pane allows, from 10 to 44 pixels: what stands under them is seen too. */
-  measure() {
+  private measure() {
     const style = getComputedStyle(this.pane);
     const width = Number.parseFloat(style.getPropertyValue("--grid-width"));
     const isBeside = this.pane.clientHeight > this.pane.clientWidth && style.maxHeight !== "none";
@@ -50,13 +49,13 @@ export class Overview {
     this.gap = this.step >= 18 ? 4 : 2;
   }
 
-  at(event: MouseEvent) {
+  private at(event: MouseEvent) {
     const head = Math.floor((event.offsetX - this.left) / this.step);
     const layer = Math.floor((event.offsetY - this.top) / this.step);
     return this.layers[layer] && head >= 0 && head < this.layers[layer].num_heads ? { layer, head } : null;
   }
 
-  point(tile: { layer: number; head: number } | null) {
+  private point(tile: { layer: number; head: number } | null) {
     if (tile?.layer === this.pointed?.layer && tile?.head === this.pointed?.head) return;
     this.pointed = tile;
     this.canvas.classList.toggle("can-open", tile !== null);
@@ -64,30 +63,17 @@ export class Overview {
     this.outline();
   }
 
-  /** @param event arrows go from head to head here */
-  key(event: KeyboardEvent) {
-    const { layer, head } = this.store.state;
-    const step = ARROWS[event.key];
-    if (!step) return;
-    event.preventDefault();
-    event.stopPropagation();
-    this.store.set({ layer: layer + step[0], head: head + step[1] });
-  }
-
   /** Says which head is pointed at or open. */
   name() {
-    const { layer, head } = this.pointed ?? this.store.state;
+    const { layer, head } = this.pointed ?? this.page.store.state;
     const { kind } = this.layers[layer];
     const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
-    const fitted = this.store.state.scale === "fit" ? ` · ${darkest(this.ceiling)}` : "";
+    const fitted = this.page.store.state.scale === "fit" ? ` · ${darkest(this.page.gridCeiling)}` : "";
     this.caption.textContent = `${this.pointed ? "Open" : "Open now:"} layer ${layer}, head ${head}${missing}${fitted}`;
     this.canvas.setAttribute("aria-label", `Small maps of every head. ${this.caption.textContent}. Arrow keys move.`);
   }
 
-  /** @param ceiling of all heads, on the fitted scale */
-  draw(scale: Scale, ramp: Ramp, ink: Ink, ceiling: number) {
-    this.ink = ink;
-    this.ceiling = ceiling;
+  draw() {
     this.measure();
     const width = this.left + this.heads * this.step + 2;
     const height = this.top + this.layers.length * this.step + 2;
@@ -98,15 +84,15 @@ export class Overview {
     this.labels(context);
     context.imageSmoothingQuality = "high";
     this.layers.forEach((info, layer) => {
-      for (let head = 0; head < info.num_heads; head++) this.tile(context, layer, head, scale, ramp, ceiling);
+      for (let head = 0; head < info.num_heads; head++) this.tile(context, layer, head);
     });
     this.name();
     this.outline();
   }
 
-  labels(context: CanvasRenderingContext2D) {
+  private labels(context: CanvasRenderingContext2D) {
     context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-    context.fillStyle = this.ink?.faint ?? "";
+    context.fillStyle = this.page.look.ink.faint;
     context.textBaseline = "middle";
     const every = this.step >= 18 ? 1 : this.step >= 13 ? 2 : 4;
     context.textAlign = "center";
@@ -119,8 +105,8 @@ export class Overview {
     }
   }
 
-  tile(context: CanvasRenderingContext2D, layer: number, head: number, scale: Scale, ramp: Ramp, ceiling: number) {
-    const picture = picturedMap(this.maps[layer], head, scale, ramp, ceiling);
+  private tile(context: CanvasRenderingContext2D, layer: number, head: number) {
+    const picture = headPicture(this.page, layer, head);
     const side = this.step - this.gap;
     const { width, height } = picture;
     // Fewer pixels than cells: let the browser average. More: keep the cells' edges sharp.
@@ -129,25 +115,25 @@ export class Overview {
     const y = this.top + layer * this.step;
     context.drawImage(picture, 0, 0, width, height, x, y, side, side);
     if (this.gap < 4) return; // so small, frames would be all one sees
-    context.strokeStyle = this.ink?.line ?? "";
+    context.strokeStyle = this.page.look.ink.line;
     context.lineWidth = 1;
     context.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
   }
 
   /** The open head and the one pointed at, over the finished picture. */
   outline() {
-    if (!this.picture || !this.ink) return;
+    if (!this.picture) return;
     const ratio = devicePixelRatio;
     this.canvas.width = this.picture.width;
     this.canvas.height = this.picture.height;
     const context = context2d(this.canvas);
     context.drawImage(this.picture, 0, 0);
     context.scale(ratio, ratio);
-    context.strokeStyle = this.ink.accent;
+    context.strokeStyle = this.page.look.ink.accent;
     const side = this.step - this.gap;
     for (const [tile, width] of [
       [this.pointed, 1],
-      [this.store.state, 2],
+      [this.page.store.state, 2],
     ] as const) {
       if (!tile) continue;
       context.lineWidth = width;

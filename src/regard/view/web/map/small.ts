@@ -3,10 +3,10 @@
 import { NO_NUMBER } from "../data/block_means";
 import { Damaged, fromBase64, type LayerInfo } from "../data/payload";
 import type { Which } from "../data/source";
-import { pixelated } from "../dom";
+import { element, pixelated } from "../dom";
 import { edge } from "../maths/blocks";
-import { level, logFloor, pixelOf, type Ramp, type Scale } from "../maths/colours";
-import type { Palette } from "./mosaic";
+import { pixelOf } from "../maths/colours";
+import { paletteOf, type Palette } from "./mosaic";
 
 export interface SmallMap {
   rows: number;
@@ -33,6 +33,7 @@ export function smallMap(info: LayerInfo): SmallMap {
 }
 
 export type Page = Pick<import("../main").Page, "maps" | "recording">;
+type GridPage = Page & Pick<import("../main").Page, "store" | "look" | "gridCeiling">;
 
 /**
  * @param byRow each row is divided by its highest cell
@@ -83,20 +84,9 @@ function addMap(
   }
 }
 
-/**
- * One small map, a pixel for each cell.
- * @param ceiling on the fitted scale
- */
-export function picturedMap(map: SmallMap, head: number, scale: Scale, ramp: Ramp, ceiling: number): HTMLCanvasElement {
-  const { rows, columns } = map;
-  const pixels = new Uint32Array(columns * rows);
-  const floor = logFloor(columns);
-  for (let row = 0; row < rows; row++) {
-    const shares = map.shares.subarray((head * rows + row) * columns, (head * rows + row + 1) * columns);
-    const highest = scale === "fit" ? ceiling : shares.reduce((most, share) => (share > most ? share : most), 0);
-    shares.forEach((share, i) => {
-      pixels[row * columns + i] = pixelOf(ramp, level(share, scale, floor, highest));
-    });
-  }
-  return pixelated(columns, rows, pixels);
+/** The small map of one head, on the scale that all heads of a grid have. */
+export function headPicture(page: GridPage, layer: number, head: number): HTMLCanvasElement {
+  const { scale } = page.store.state;
+  const palette = (blocks: number) => paletteOf(page.look, scale, blocks, false, page.gridCeiling);
+  return smallPicture(page, { layer, head, hidden: false }, scale === "row", palette) ?? element("canvas");
 }

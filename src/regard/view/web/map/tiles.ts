@@ -31,16 +31,16 @@ export function placeName({ level, row, column }: Place): string {
 
 export class Tiles {
   kept = new Map<string, Tile>(); // the least used first
-  running = new Map<string, AbortController>();
+  private running = new Map<string, AbortController>();
   wanted: Wanted[] = [];
   progress: { done: number; seconds: number | null } | null = null;
-  looking = 0;
+  private looking = 0;
 
   /** @param onNews a tile came, or how far the exact numbers are */
   constructor(
-    readonly source: Source,
-    readonly onNews: () => void,
-    readonly onTrouble: (error: Error) => void,
+    private readonly source: Source,
+    private readonly onNews: () => void,
+    private readonly onTrouble: (error: Error) => void,
   ) {}
 
   find(name: string): Tile | undefined {
@@ -63,7 +63,7 @@ export class Tiles {
     this.ask();
   }
 
-  ask() {
+  private ask() {
     for (const wish of this.wanted) {
       if (this.running.size >= AT_ONCE) return;
       const tile = this.kept.get(wish.name);
@@ -72,7 +72,7 @@ export class Tiles {
     if (this.running.size === 0) this.look();
   }
 
-  async fetch({ name, which, place, byRow }: Wanted) {
+  private async fetch({ name, which, place, byRow }: Wanted) {
     const controller = new AbortController();
     this.running.set(name, controller);
     try {
@@ -91,7 +91,7 @@ export class Tiles {
     }
   }
 
-  makeRoom() {
+  private makeRoom() {
     let size = 0;
     for (const { values } of this.kept.values()) size += 8 * values.length; // a number and a pixel
     for (const [name, { values }] of this.kept) {
@@ -102,12 +102,12 @@ export class Tiles {
   }
 
   /** @returns a tile that is there from a sample */
-  sample(): Wanted | undefined {
+  private sample(): Wanted | undefined {
     return this.wanted.find(({ name }) => this.kept.get(name)?.exact === false);
   }
 
   /** Asks for samples again once the exact numbers are there. */
-  look() {
+  private look() {
     clearTimeout(this.looking);
     if (!this.sample()) {
       this.progress = null;

@@ -7,9 +7,11 @@
  * every page.
  */
 
-import type { Page } from "../main";
+import type { Page as Whole, Shared } from "../main";
 import type { Frame } from "./axes";
 import type { MapView } from "./map";
+
+type Page = Shared & Pick<Whole, "map">;
 
 /**
  * A zoom that keeps the token under the pointer (or the chosen one) where it is.

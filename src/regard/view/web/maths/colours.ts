@@ -4,7 +4,9 @@
  * to orange where there is more, to blue where there is less.
  */
 
-export type Scale = "fit" | "linear" | "log" | "row";
+import type { State } from "../state";
+
+export type Scale = State["scale"];
 
 // After the ground, [lightness, chroma, hue] at even steps: to deep indigo; to warm light.
 const STOPS = {
@@ -30,14 +32,20 @@ function toLab([lightness, chroma, hue]: number[]): number[] {
 }
 
 /**
+ * @param value 0..255, as a screen is told it
+ * @returns light, 0..1
+ */
+function linear(value: number): number {
+  const part = value / 255;
+  return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+}
+
+/**
  * @param hex "#fafaf9"
  * @returns the same in OKLab
  */
 function labOf(hex: string): number[] {
-  const [red, green, blue] = [1, 3, 5].map((at) => {
-    const part = Number.parseInt(hex.slice(at, at + 2), 16) / 255;
-    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-  });
+  const [red, green, blue] = [1, 3, 5].map((at) => linear(Number.parseInt(hex.slice(at, at + 2), 16)));
   const l = Math.cbrt(0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue);
   const m = Math.cbrt(0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue);
   const s = Math.cbrt(0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue);
@@ -123,10 +131,7 @@ function readableOn(luminance: number): string {
  * @returns relative luminance, 0..1
  */
 function luminance(rgb: number[]): number {
-  const [red, green, blue] = rgb.map((value) => {
-    const part = value / 255;
-    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-  });
+  const [red, green, blue] = rgb.map(linear);
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
 

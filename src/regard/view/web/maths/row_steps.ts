@@ -1,6 +1,6 @@
 /** One query step by step, as `A.steps(query)` has it in Python: what `source.steps` answers. */
 
-import { allowed, isMaskKnown, rowWeights, type Layer, type Which } from "./softmax";
+import { maskOf, rowWeights, type Layer, type Which } from "./softmax";
 
 /** Which keys are asked for; a row of 100,000 keys is never sent whole. */
 export interface Part {
@@ -44,16 +44,8 @@ export function rowSteps(layer: Layer, which: Which, query: number, part: Part):
   const { kv_len, scale, query_unit, key_unit } = layer.info;
   const weights = new Float64Array(kv_len);
   const { maximum, log_normalizer } = rowWeights(layer, which, query, weights);
-  const [start, stop] = allowed(layer, which.head, query);
-  const known = isMaskKnown(layer.info);
-  const may = (key: number) =>
-    key >= start && key < stop && !(which.hidden && layer.sinks[key]) && (known || weights[key] !== 0);
-  let count = 0;
-  let total = 0;
-  for (let key = 0; key < kv_len; key++) {
-    count += Number(may(key));
-    total += weights[key];
-  }
+  const mask = maskOf(layer, which, query, weights);
+  const count = mask.reduce((sum, may) => sum + may, 0);
   const vector = vectorOf(layer, "query", which.head, query);
   return {
     vector,
@@ -64,8 +56,8 @@ export function rowSteps(layer: Layer, which: Which, query: number, part: Part):
     sink: null,
     keys: kv_len,
     allowed: count,
-    total,
-    rows: chosen(weights, part).map((key) => stepOf(layer, which, vector, key, may(key), weights[key])),
+    total: weights.reduce((sum, weight) => sum + weight, 0),
+    rows: chosen(weights, part).map((key) => stepOf(layer, which, vector, key, mask[key] === 1, weights[key])),
     output: outputOf(layer, which.head, weights),
   };
 }

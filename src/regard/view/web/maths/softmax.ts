@@ -135,6 +135,20 @@ export function isMaskKnown(info: LayerInfo): boolean {
 }
 
 /**
+ * Which keys a query may attend to, without those that are set aside.
+ * @param weights of the query
+ * @returns (kv_len): 1 where it may
+ */
+export function maskOf(layer: Layer, { head, hidden }: Which, query: number, weights: Float64Array): Uint8Array {
+  const mask = new Uint8Array(layer.info.kv_len);
+  const [start, stop] = allowed(layer, head, query);
+  const isKnown = isMaskKnown(layer.info);
+  for (let key = start; key < stop; key++)
+    mask[key] = Number((isKnown || weights[key] !== 0) && !(hidden && layer.sinks[key]));
+  return mask;
+}
+
+/**
  * The weights of one query.
  * @param from first key
  * @param to past the last key

@@ -3,7 +3,6 @@
 import { coarsest, errorOf } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import type { Which } from "../data/source";
-import { element } from "../dom";
 import type { SmallMap } from "../map/small";
 import { blockOf, edge } from "../maths/blocks";
 import { digits, full, grouped, share } from "../maths/numbers";
@@ -103,20 +102,11 @@ function block(position: number, length: number, cells: number) {
   return { at, name: first === last ? `token ${first}` : `tokens ${first} to ${last}` };
 }
 
-/** The strongest blocks as a table. */
-export function listBlocks(
-  table: HTMLElement,
-  caption: string,
-  means: Float32Array,
-  info: LayerInfo,
-  written: (weight: number) => string,
-) {
-  const name = element("caption", {}, `${caption} (${meansName(info)})`);
-  const rows = strongestBlocks(means, info, LISTED).map(({ places, mean }) => {
+/** The strongest blocks, as rows of a table. */
+export function blockRows(means: Float32Array, info: LayerInfo, written: (weight: number) => string): HTMLElement[] {
+  return strongestBlocks(means, info, LISTED).map(({ places, mean }) => {
     const row = note(places, written(mean));
     row.title = full(mean);
     return row;
   });
-  if (rows.length === 0) rows.push(note(means.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
-  table.replaceChildren(name, element("tbody", {}, ...rows));
 }

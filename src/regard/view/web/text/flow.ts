@@ -49,13 +49,13 @@ function cuts(tokens: Token[], first: number, end: number): number[] {
 }
 
 export class Flow {
-  tints = new Float32Array(this.tokens.length); // levels of the ramp; 0: no tint; NaN: no number
-  ramp: Ramp | null = null;
-  marks = new Map<string, number>(); // classes of tokens
-  labels = new Map<number, string>();
-  twin: Flow | null = null; // the same text beside it, built as this one is
-  observer: IntersectionObserver | null = null; // null: all is built
-  blocks: Block[];
+  private tints = new Float32Array(this.tokens.length); // levels of the ramp; 0: no tint; NaN: no number
+  private ramp: Ramp | null = null;
+  private marks = new Map<string, number>(); // classes of tokens
+  private labels = new Map<number, string>();
+  private twin: Flow | null = null; // the same text beside it, built as this one is
+  private observer: IntersectionObserver | null = null; // null: all is built
+  private blocks: Block[];
 
   /** @param scroller what scrolls the text; the text is added to it */
   constructor(
@@ -80,7 +80,7 @@ export class Flow {
   }
 
   /** Blocks come and go as they are scrolled. */
-  buildNear() {
+  private buildNear() {
     // A browser that holds the text itself does so once for each of two that scroll together.
     this.scroller.style.overflowAnchor = "none";
     const byElement = new Map(this.blocks.map((block) => [block.paragraph, block]));
@@ -104,7 +104,7 @@ export class Flow {
   }
 
   /** The text on the screen stays where it is: a block is seldom as high as was thought. */
-  holding(change: () => void) {
+  private holding(change: () => void) {
     const { top } = this.scroller.getBoundingClientRect();
     const seen = this.blocks.find(({ paragraph }) => paragraph.getBoundingClientRect().bottom > top);
     const before = seen?.paragraph.getBoundingClientRect().top ?? 0;
@@ -119,11 +119,11 @@ export class Flow {
     twin.observer?.disconnect();
   }
 
-  inTwin(block: Block, change: (twin: Flow, block: Block) => void) {
+  private inTwin(block: Block, change: (twin: Flow, block: Block) => void) {
     if (this.twin) change(this.twin, this.twin.blocks[this.blocks.indexOf(block)]);
   }
 
-  build(block: Block) {
+  private build(block: Block) {
     if (block.spans) return;
     const { first, end, paragraph } = block;
     paragraph.style.minHeight = "";
@@ -147,7 +147,7 @@ export class Flow {
   }
 
   /** @param block that is far from the screen */
-  drop(block: Block) {
+  private drop(block: Block) {
     if (!block.spans) return;
     block.paragraph.style.minHeight = `${block.paragraph.offsetHeight}px`;
     block.paragraph.replaceChildren();
@@ -156,12 +156,12 @@ export class Flow {
   }
 
   /** @returns null where it is not built */
-  span(at: number): HTMLSpanElement | null {
+  private span(at: number): HTMLSpanElement | null {
     const block = this.blockOf(at);
     return block?.spans?.[at - block.first] ?? null;
   }
 
-  blockOf(at: number): Block | undefined {
+  private blockOf(at: number): Block | undefined {
     return this.blocks.find(({ first, end }) => at >= first && at < end);
   }
 
@@ -215,7 +215,7 @@ export class Flow {
     }
   }
 
-  dress(span: HTMLSpanElement, at: number) {
+  private dress(span: HTMLSpanElement, at: number) {
     const tint = this.tints[at];
     const colours = tint === 0 || !this.ramp ? { css: "", onTop: "" } : tintOf(this.ramp, tint);
     span.style.backgroundColor = colours.css;
@@ -228,7 +228,7 @@ export class Flow {
   }
 
   /** Would the number above a token be cut at the right edge? */
-  isAtEnd(span: HTMLSpanElement, label: string) {
+  private isAtEnd(span: HTMLSpanElement, label: string) {
     const { right } = this.scroller.getBoundingClientRect();
     return span.getBoundingClientRect().left + label.length * LABEL_LETTER > right;
   }

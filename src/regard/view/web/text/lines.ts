@@ -2,9 +2,8 @@
 
 import { element, svgElement } from "../dom";
 import { counted, share } from "../maths/numbers";
+import type { Axis } from "../map/axes";
 import { named, type Token, type TwoAxes } from "./tokens";
-
-export type Axis = "query" | "key";
 
 /** Weights (q_len, kv_len). */
 export type Matrix = { weights: Float32Array; colour: string };
@@ -15,12 +14,12 @@ const ROW = 22; // pixels of a token
 const WIDEST = 6; // pixels of the line of a weight of 1
 
 export class Lines {
-  caption = element("p", { className: "caption" });
-  picture = element("div", { className: "lined" });
-  drawn: SVGLineElement[] = [];
+  private caption = element("p", { className: "caption" });
+  private picture = element("div", { className: "lined" });
+  private drawn: SVGLineElement[] = [];
 
   constructor(
-    readonly holder: HTMLElement,
+    holder: HTMLElement,
     listener: { point: (axis: Axis, at: number | null) => void; choose: (axis: Axis, at: number) => void },
   ) {
     holder.append(this.caption, this.picture);

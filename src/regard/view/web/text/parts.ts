@@ -1,6 +1,6 @@
 /** A text in parts: its sentences, its words or its lines; and the two texts of a pair. */
 
-import type { Span } from "../maths/shares";
+import type { Span } from "../data/engine";
 import { endsSentence } from "./flow";
 import { visible, type Token } from "./tokens";
 

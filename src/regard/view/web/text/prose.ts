@@ -1,7 +1,7 @@
 /** The text beside the map; the tokens that give or take attention are tinted. */
 
 import { byId, element } from "../dom";
-import type { Page } from "../main";
+import type { Shared as Page } from "../main";
 import { share } from "../maths/numbers";
 import type { Cell } from "../state";
 import { strongest, type Reading } from "../views/reading";
@@ -10,14 +10,14 @@ import { meansAside } from "./block_words";
 import type { Token, TwoAxes } from "./tokens";
 
 export class Prose {
-  caption = byId("tint");
-  queries: Flow | null = null;
-  keys: Flow | null = null;
-  shown: Token[] | null = null;
+  private caption = byId("tint");
+  private queries: Flow | null = null;
+  private keys: Flow | null = null;
+  private shown: Token[] | null = null;
 
   constructor(
-    readonly pane: HTMLElement,
-    readonly page: Page,
+    private readonly pane: HTMLElement,
+    private readonly page: Page,
   ) {
     pane.addEventListener("pointermove", (event) => page.hover(this.cellAt(event)));
     pane.addEventListener("pointerleave", () => page.hover(null));
@@ -40,12 +40,12 @@ export class Prose {
     this.keys = this.text(keys, "Keys: the text that is looked at");
   }
 
-  text(tokens: Token[], name: string): Flow {
+  private text(tokens: Token[], name: string): Flow {
     this.pane.append(element("h3", {}, name));
     return new Flow(this.pane, tokens, name);
   }
 
-  cellAt(event: Event): Cell | null {
+  private cellAt(event: Event): Cell | null {
     const query = this.queries?.at(event) ?? null;
     const key = this.keys?.at(event) ?? null;
     if (query === null && key === null) return null;
@@ -63,11 +63,7 @@ export class Prose {
     // A tint points at words; on a log scale nearly every word would have one.
     const relative = scale !== "linear";
     const highest = relative ? weights[strongest(weights)] : 1;
-    const full = `Full tint: ${share(highest)}${relative ? ", the strongest" : ""}${aside}`;
-    const isSpoilt = weights.some(Number.isNaN);
-    this.caption.textContent = Number.isNaN(highest)
-      ? "Not numbers (NaN)"
-      : `${full}${isSpoilt ? "; grey: not numbers (NaN)" : ""}`;
+    this.caption.textContent = tintText(weights, highest, relative, aside);
     const [tinted, other] = looks ? [keys, queries] : [queries, keys];
     if (other !== tinted) other.clear();
     tinted.tint(weights, highest, this.page.look.ramp);
@@ -82,6 +78,18 @@ export class Prose {
     this.keys?.clear();
     this.caption.textContent = "";
   }
+}
+
+/**
+ * What the tint of a text says.
+ * @param highest the weight of its full tint
+ * @param isStrongest is it the strongest weight?
+ * @param aside what the weights are
+ */
+export function tintText(weights: Float32Array, highest: number, isStrongest: boolean, aside: string): string {
+  if (Number.isNaN(highest)) return "Not numbers (NaN)";
+  const grey = weights.some(Number.isNaN) ? "; grey: not numbers (NaN)" : "";
+  return `Full tint: ${share(highest)}${isStrongest ? ", the strongest" : ""}${aside}${grey}`;
 }
 
 /** The next token, after one, at which a phrase begins; the phrase may run over several tokens. */

@@ -3,12 +3,13 @@
 import { coarsest } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
-import type { Page } from "../main";
+import type { Shared as Page } from "../main";
+import type { Axis } from "../map/axes";
 import { headsName, isDifference, lessName } from "../map/compare";
 import { counted, digits, full, points, share } from "../maths/numbers";
 import { isMaskKnown } from "../maths/softmax";
 import { rankOf, strongest, top, type Reading } from "../views/reading";
-import { blockAt, listBlocks, meansName, meanSentence, meanValue } from "./block_words";
+import { blockAt, blockRows, meansName, meanSentence, meanValue } from "./block_words";
 import { isolated, isShortened, named, sinksOf, visible, type Token, type TwoAxes } from "./tokens";
 
 export const LISTED = 8;
@@ -34,12 +35,17 @@ export function quoted(tokens: Token[], at: number): string {
   return isRepeated(tokens, at) ? `“${name}” (token ${at})` : `“${name}”`;
 }
 
+/** What both sentences say of a reading: which numbers these are, whose, and what is left out of them. */
+function aboutOf(reading: Reading, layers: LayerInfo[]) {
+  const blocks = coarsest(reading, layers);
+  const aside = reading.hidden ? ", the first and the special tokens set aside" : "";
+  return { blocks, means: blocks ? ` (${meansName(blocks)})` : "", where: headsName(reading, layers), aside };
+}
+
 /** What is chosen in the text: where it looks, and who looks at it. */
 export function textSentence(reading: Reading, { queries, keys }: TwoAxes, layers: LayerInfo[]): string {
-  const { hidden, query, key, row, column } = reading;
-  const aside = hidden ? ", the first and the special tokens set aside" : "";
-  const blocks = coarsest(reading, layers);
-  const means = blocks ? ` (${meansName(blocks)})` : "";
+  const { query, key, row, column } = reading;
+  const { blocks, means, where, aside } = aboutOf(reading, layers);
   const nameOf = (tokens: Token[], at: number) =>
     blocks ? blockAt(at, blocks.block, tokens.length).name : quoted(tokens, at);
   const [from, of] = [quoted(queries, query), quoted(keys, key)];
@@ -57,17 +63,14 @@ export function textSentence(reading: Reading, { queries, keys }: TwoAxes, layer
       : column[by] > 0
         ? `; ${of} is looked at most by ${nameOf(queries, by)}: ${share(column[by])}${means}`
         : `; nobody looks at ${of}`;
-  return `${looks}${looked}, ${headsName(reading, layers)}${aside}.`;
+  return `${looks}${looked}, ${where}${aside}.`;
 }
 
 /** @param isKnown whether a weight of 0 is known to be the mask's doing */
 export function sentence(reading: Reading, { queries, keys }: TwoAxes, layers: LayerInfo[], isKnown: boolean): string {
   const { hidden, query, key, row, mask } = reading;
   const [from, to] = [quoted(queries, query), quoted(keys, key)];
-  const where = headsName(reading, layers);
-  const aside = hidden ? ", the first and the special tokens set aside" : "";
-  const blocks = coarsest(reading, layers);
-  const means = blocks ? ` (${meansName(blocks)})` : "";
+  const { blocks, means, where, aside } = aboutOf(reading, layers);
   if (mask[key] && Number.isNaN(row[key])) return `${from}: ${NOT_NUMBERS}${means}, ${where}${aside}.`;
   if (isDifference(reading) && mask[key] && !blocks) {
     const much = `${digits(Math.abs(row[key]) * 100)} percentage points ${row[key] < 0 ? "less" : "more"} of its attention`;
@@ -85,12 +88,12 @@ export function sentence(reading: Reading, { queries, keys }: TwoAxes, layers: L
 }
 
 export class ReadingView {
-  line = byId("sentence");
-  value = byId("value");
-  whole = byId("whole-token");
-  looks = byId("looks-table");
-  looked = byId("looked-table");
-  written: (weight: number) => string = share; // shares; of a difference points
+  private line = byId("sentence");
+  private value = byId("value");
+  private whole = byId("whole-token");
+  private looks = byId("looks-table");
+  private looked = byId("looked-table");
+  private written: (weight: number) => string = share; // shares; of a difference points
 
   constructor(readonly page: Page) {}
 
@@ -110,51 +113,62 @@ export class ReadingView {
     if (this.line.textContent !== text) this.line.textContent = text;
   }
 
-  read(reading: Reading) {
+  /** @param text what is read, where a cell alone does not say it */
+  read(reading: Reading, text?: string) {
     const axes = this.page.axes(reading.layer);
     const inText = this.page.store.state.view === "text";
     const isKnown = isMaskKnown(this.page.recording.layers[reading.layer]);
     const { layers } = this.page.recording;
-    this.say(this.page.views.now()?.sentence?.(reading) ?? sentence(reading, axes, layers, isKnown));
+    this.say(text ?? sentence(reading, axes, layers, isKnown));
     const what = isDifference(reading) ? "difference" : reading.terms ? "mean weight" : "weight";
     const blocks = coarsest(reading, layers);
     const value = blocks ? meanValue(reading, blocks) : `${what} ${full(reading.row[reading.key])}`;
     this.value.textContent = inText ? "" : value;
     this.written = isDifference(reading) ? points : share;
-    const [looks, looked] = [
-      `${quoted(axes.queries, reading.query)} looks at`,
-      `${quoted(axes.keys, reading.key)} is looked at by`,
-    ];
-    if (blocks) listBlocks(this.looks, looks, reading.row, blocks, this.written);
-    else this.list(this.looks, looks, reading.row, axes.keys, "key");
-    if (reading.column && blocks) listBlocks(this.looked, looked, reading.column, blocks, this.written);
-    else if (reading.column) this.list(this.looked, looked, reading.column, axes.queries, "query");
+    const looks = `${quoted(axes.queries, reading.query)} looks at`;
+    const looked = `${quoted(axes.keys, reading.key)} is looked at by`;
+    this.list(this.looks, looks, reading.row, axes.keys, "key", blocks);
+    if (reading.column) this.list(this.looked, looked, reading.column, axes.queries, "query", blocks);
     this.spell(axes, reading);
   }
 
-  list(table: HTMLElement, caption: string, weights: Float32Array, tokens: Token[], axis: "query" | "key") {
-    const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
-    const name = element("caption", {}, this.written === share ? caption : `${caption}, in points`);
-    const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
+  /** @param blocks the layer whose means these are, if they are means */
+  private list(
+    table: HTMLElement,
+    caption: string,
+    weights: Float32Array,
+    tokens: Token[],
+    axis: Axis,
+    blocks: LayerInfo | null,
+  ) {
+    const rows = blocks ? blockRows(weights, blocks, this.written) : this.rows(weights, tokens, axis);
     if (rows.length === 0) rows.push(note(weights.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
+    const about = blocks ? ` (${meansName(blocks)})` : this.written === share ? "" : ", in points";
+    table.replaceChildren(element("caption", {}, caption + about), element("tbody", {}, ...rows));
+  }
+
+  private rows(weights: Float32Array, tokens: Token[], axis: Axis): HTMLElement[] {
+    const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
+    const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
     const sum = (total: number, weight: number) => total + weight;
     const rest = weights.reduce(sum, 0) - best.map((at) => weights[at]).reduce(sum, 0);
     const others = weights.length - best.length;
     if (axis === "key" && others > 0 && best.length >= LISTED)
-      rows.push(note(`${counted(others, "other")}`, this.written(this.written === share ? Math.max(0, rest) : rest)));
-    table.replaceChildren(name, element("tbody", {}, ...rows));
+      rows.push(note(counted(others, "other"), this.written(this.written === share ? Math.max(0, rest) : rest)));
+    return rows;
   }
 
-  row(at: number, weight: number, tokens: Token[], axis: "query" | "key") {
-    const button = element("button", { className: tokens[at].special ? "special" : "" }, named(tokens[at], 22));
-    button.addEventListener("click", () => this.page.store.set({ [axis]: at, hover: null }));
+  private row(at: number, weight: number, tokens: Token[], axis: Axis) {
+    const className = tokens[at].special ? "special" : "";
+    const onclick = () => this.page.store.set({ [axis]: at, hover: null });
+    const button = element("button", { className, onclick }, named(tokens[at], 22));
     const position = element("span", { className: "position" }, isRepeated(tokens, at) ? String(at) : "");
     const token = element("th", { scope: "row" }, element("span", {}, button, position));
     return element("tr", {}, token, element("td", { title: full(weight) }, this.written(weight)));
   }
 
   /** The whole text of a token that is too long to show. */
-  spell({ queries, keys }: TwoAxes, { query, key }: Reading) {
+  private spell({ queries, keys }: TwoAxes, { query, key }: Reading) {
     const token = [queries[query], keys[key]].find(isShortened);
     this.whole.hidden = !token;
     if (!token || this.whole.dataset.text === token.text) return;

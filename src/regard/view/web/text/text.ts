@@ -4,8 +4,10 @@
  * or of cross-attention face each other; few tokens have lines between them.
  */
 
+import { Latest } from "../data/waiting";
 import { choice, element } from "../dom";
-import type { Page } from "../main";
+import type { Page as Whole, Shared } from "../main";
+import type { Axis } from "../map/axes";
 import { chosenHeads, shown, withHead } from "../map/compare";
 import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
@@ -13,11 +15,14 @@ import type { Cell, State } from "../state";
 import { strongest, top, type Reading } from "../views/reading";
 import { Flow } from "./flow";
 import { meansAside } from "./block_words";
-import { Lines, MOST_LINED, type Axis } from "./lines";
+import { Lines, MOST_LINED } from "./lines";
 import { secondText } from "./parts";
+import { tintText } from "./prose";
 import { quoted, textSentence } from "./sentence";
 import type { Token } from "./tokens";
 import type { Table } from "../views/views";
+
+type Page = Shared & Pick<Whole, "isReading" | "reading">;
 
 /** One of the two texts. */
 export interface Side {
@@ -39,56 +44,51 @@ const LEAST = 0.04; // of the strongest: less is not worth a number
 const APART = 8; // characters between two numbers that do not touch
 
 export class TextView {
-  direction = element("p", { className: "direction" });
-  turn: HTMLElement;
-  facing: HTMLDivElement;
-  toggles: HTMLParagraphElement;
-  lined: HTMLDivElement;
-  lines: Lines;
-  sides: Side[] = [];
-  written: Token[][] = [];
-  isolated: Axis | null = null;
-  matrix = ""; // what the lines are of
-  isLined = true; // are they there, or none wanted?
-  latest = new AbortController();
+  private direction = element("p", { className: "direction" });
+  private turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
+  private facing = element("div", { className: "facing" });
+  private toggles = element("p", {
+    className: "toggles pressed",
+    role: "group",
+    "aria-label": "Heads whose lines are shown",
+  });
+  private lines: Lines;
+  private sides: Side[] = [];
+  private written: Token[][] = [];
+  private isolated: Axis | null = null;
+  private matrix = ""; // what the lines are of
+  private latest = new Latest(); // lines that are asked for
 
   constructor(
-    readonly pane: HTMLElement,
-    readonly page: Page,
+    private readonly pane: HTMLElement,
+    private readonly page: Page,
   ) {
-    this.turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
     this.turn.className = "pressed";
-    this.facing = element("div", { className: "facing" });
-    this.toggles = element("p", {
-      className: "toggles pressed",
-      role: "group",
-      "aria-label": "Heads whose lines are shown",
-    });
-    this.lined = element("div", { className: "lines" }, this.toggles);
-    pane.append(element("div", { className: "tools" }, this.direction, this.turn), this.facing, this.lined);
-    this.lines = new Lines(this.lined, {
+    const lined = element("div", { className: "lines" }, this.toggles);
+    pane.append(element("div", { className: "tools" }, this.direction, this.turn), this.facing, lined);
+    this.lines = new Lines(lined, {
       point: (axis, at) => this.point(axis, at),
       choose: (axis, at) => this.choose(axis, at),
     });
   }
 
   /** @returns are queries and keys the same tokens? */
-  isOneText(): boolean {
+  private isOneText(): boolean {
     return this.written[0] === this.written[1];
   }
 
   /** @returns a token as the cell that is read */
-  cellOf(axis: Axis, at: number): Cell {
+  private cellOf(axis: Axis, at: number): Cell {
     return axis === "query" || this.isOneText() ? { query: at, key: null } : { query: null, key: at };
   }
 
-  choose(axis: Axis, at: number) {
+  private choose(axis: Axis, at: number) {
     if (this.isOneText()) return this.page.store.set({ query: at, hover: null });
     this.page.store.set({ ...this.cellOf(axis, at), side: axis === "query" ? "looks" : "looked", hover: null });
   }
 
   /** @param at pointed at; null: no longer */
-  point(axis: Axis, at: number | null) {
+  private point(axis: Axis, at: number | null) {
     this.isolated = at === null ? null : axis;
     this.page.hover(at === null ? null : this.cellOf(axis, at));
     if (this.page.reading) this.connect(this.page.reading);
@@ -108,7 +108,7 @@ export class TextView {
   }
 
   /** @returns the side that shows this token */
-  sideOf(axis: Axis, at: number): Side | undefined {
+  private sideOf(axis: Axis, at: number): Side | undefined {
     return this.sides.find(
       (side) => (side.axis === axis || side.axis === "both") && at >= side.range[0] && at < side.range[1],
     );
@@ -123,23 +123,23 @@ export class TextView {
     this.draw(state);
   }
 
-  clear() {
+  private clear() {
     for (const { flow, caption } of this.sides) {
       flow.clear();
       caption.textContent = "Only the small map of this layer is here; choose a layer that is there in full.";
     }
     this.lines.clear();
     this.matrix = "";
-    this.isLined = true;
+    this.latest.drop();
   }
 
   /** Lays the texts out. */
-  write(queries: Token[], keys: Token[]) {
+  private write(queries: Token[], keys: Token[]) {
     this.written = [queries, keys];
     this.facing.replaceChildren();
-    const cut = queries === keys ? secondText(keys) : null;
-    const n = keys.length;
-    if (queries !== keys)
+    const isOne = queries === keys;
+    const cut = isOne ? secondText(keys) : null;
+    if (!isOne)
       this.sides = [
         this.side(queries, "query", "column", "Queries: the text that looks"),
         this.side(keys, "key", "row", "Keys: the text that is looked at"),
@@ -147,22 +147,22 @@ export class TextView {
     else if (cut !== null)
       this.sides = [
         this.side(keys, "both", "side", "First text", 0, cut),
-        this.side(keys, "both", "side", "Second text", cut, n),
+        this.side(keys, "both", "side", "Second text", cut),
       ];
     else
       this.sides = [
         this.side(keys, "both", "row", "Where it looks"),
         this.side(keys, "both", "column", "Who looks at it"),
       ];
-    const twice = queries === keys && cut === null;
+    const twice = isOne && cut === null;
     this.turn.hidden = twice;
     this.direction.className = twice ? "hint pressed" : "direction";
     if (twice) this.direction.textContent = HINT;
-    this.pane.classList.toggle("few", Math.max(queries.length, n) <= MOST_LINED);
+    this.pane.classList.toggle("few", Math.max(queries.length, keys.length) <= MOST_LINED);
     if (twice) this.scrollTogether();
   }
 
-  side(
+  private side(
     tokens: Token[],
     axis: Side["axis"],
     shows: Side["shows"],
@@ -172,25 +172,26 @@ export class TextView {
   ): Side {
     const heading = element("h2", {}, name);
     const caption = element("p", { className: "caption" });
-    const scroller = element("div", { className: "reading", tabIndex: 0, role: "region", "aria-label": name });
+    const pointed: Axis = axis === "both" ? "query" : axis;
+    const scroller = element("div", {
+      className: "reading",
+      tabIndex: 0,
+      role: "region",
+      "aria-label": name,
+      onpointerleave: () => this.point(pointed, null),
+      onpointermove: (event: Event) => this.point(pointed, flow.at(event)),
+      onclick: (event: Event) => {
+        const at = flow.at(event);
+        if (at !== null) this.choose(pointed, at);
+      },
+    });
     this.facing.append(element("div", { className: "side" }, heading, caption, scroller));
     const flow = new Flow(scroller, tokens, name, first, end);
-    const pointed: Axis = axis === "both" ? "query" : axis;
-    this.follow(scroller, flow, pointed);
     return { flow, axis, shows, name, range: [first, end], heading, caption };
   }
 
-  follow(scroller: HTMLElement, flow: Flow, axis: Axis) {
-    scroller.addEventListener("pointerleave", () => this.point(axis, null));
-    scroller.addEventListener("pointermove", (event) => this.point(axis, flow.at(event)));
-    scroller.addEventListener("click", (event) => {
-      const at = flow.at(event);
-      if (at !== null) this.choose(axis, at);
-    });
-  }
-
   /** One text that stands twice scrolls as one. */
-  scrollTogether() {
+  private scrollTogether() {
     const [{ flow: one }, { flow: other }] = this.sides;
     one.lead(other);
     const [left, right] = [one.scroller, other.scroller];
@@ -223,7 +224,7 @@ export class TextView {
   }
 
   /** @param aside what they are */
-  tint({ flow, caption, shows, range: [first, end] }: Side, weights: Float32Array | null, aside: string) {
+  private tint({ flow, caption, shows, range: [first, end] }: Side, weights: Float32Array | null, aside: string) {
     const highest = weights ? weights[strongest(weights)] : 0;
     flow.tint(weights, highest, this.page.look.ramp);
     if (!weights) {
@@ -239,13 +240,11 @@ export class TextView {
     const sum = part.reduce((total, weight) => total + weight, 0);
     const isPair = shows === "side";
     const here = isPair && this.page.store.state.side === "looks" ? `Together ${share(sum)}. ` : "";
-    const full = Number.isNaN(highest) ? "Not numbers (NaN)" : `Full tint: ${share(highest)}, the strongest${aside}`;
-    const grey = !Number.isNaN(highest) && part.some(Number.isNaN) ? "; grey: not numbers (NaN)" : "";
-    caption.textContent = `${here}${full}${grey}`;
+    caption.textContent = here + tintText(part, highest, true, aside);
   }
 
   /** The lines, and the tints of their names. */
-  connect({ query, key, row, column }: Reading) {
+  private connect({ query, key, row, column }: Reading) {
     if (this.matrix === "") return;
     const { ramp } = this.page.look;
     const axis = this.isolated;
@@ -262,7 +261,7 @@ export class TextView {
   }
 
   /** The lines of the open head, or of several in colours, when there are few tokens. */
-  draw(state: State) {
+  private draw(state: State) {
     const { layers } = this.page.recording;
     const [queries, keys] = this.written;
     const few = Math.max(queries.length, keys.length) <= MOST_LINED;
@@ -276,36 +275,31 @@ export class TextView {
     const wanted = few ? JSON.stringify(drawn) : "";
     if (wanted === this.matrix) return;
     this.matrix = wanted;
-    this.latest.abort();
-    this.latest = new AbortController();
-    this.isLined = !few;
+    this.latest.drop();
     if (!few) return this.lines.clear();
-    const { signal } = this.latest;
     const place = { level: 0, row: 0, column: 0, byRow: false };
-    Promise.all(drawn.map(({ which }) => this.page.source.tile(which, place, signal)))
-      .then((tiles) => {
-        if (wanted !== this.matrix) return;
+    void this.latest.ask(
+      (signal) => Promise.all(drawn.map(({ which }) => this.page.source.tile(which, place, signal))),
+      (tiles) => {
         this.page.mended(this);
-        this.isLined = true;
         const matrices = tiles.map(({ values }, i) => ({ weights: values, colour: drawn[i].colour }));
         this.lines.draw(matrices, { queries, keys });
         if (this.page.reading) this.connect(this.page.reading);
-      })
-      .catch((error) => {
-        if (wanted !== this.matrix) return;
+      },
+      (error) => {
         this.matrix = "";
-        this.isLined = true;
         this.page.damaged(error, this);
-      });
+      },
+    );
   }
 
   /** Has each chosen head a colour of its own? */
-  isColoured({ heads }: State): boolean {
+  private isColoured({ heads }: State): boolean {
     return heads.includes("_") && heads.split("_").length <= COLOURS.length;
   }
 
   /** A button for every head of the open layer, and for those of others that are chosen. */
-  offer(state: State, coloured: { layer: number; head: number }[]) {
+  private offer(state: State, coloured: { layer: number; head: number }[]) {
     const { num_heads } = this.page.recording.layers[state.layer];
     const mine = Array.from({ length: num_heads }, (_, head) => ({ layer: state.layer, head }));
     const all = [...mine, ...coloured.filter(({ layer }) => layer !== state.layer)];
@@ -315,19 +309,15 @@ export class TextView {
     const buttons = all.map(({ layer, head }) => {
       const place = coloured.findIndex((one) => one.layer === layer && one.head === head);
       const isOpen = state.heads === "one" && head === state.head;
-      const patch = element("span", { className: "patch" });
-      if (place >= 0) patch.style.background = COLOURS[place];
-      const name = layer === state.layer ? `H${head}` : `L${layer}H${head}`;
+      const style = place >= 0 ? `background: ${COLOURS[place]}` : "";
       const properties = {
         type: "button",
         "aria-pressed": place >= 0 || isOpen,
         title: `Layer ${layer}, head ${head}: show or hide its lines`,
+        onclick: () => this.page.store.set({ heads: withHead(this.page.store.state, { layer, head }) }),
       };
-      const button = element("button", properties, patch, name);
-      button.addEventListener("click", () =>
-        this.page.store.set({ heads: withHead(this.page.store.state, { layer, head }) }),
-      );
-      return button;
+      const name = layer === state.layer ? `H${head}` : `L${layer}H${head}`;
+      return element("button", properties, element("span", { className: "patch", style }), name);
     });
     const label = element("span", { className: "label" }, "Lines of heads, in colours");
     this.toggles.replaceChildren(label, ...buttons);
@@ -341,7 +331,7 @@ export class TextView {
   }
 
   isSettled(): boolean {
-    return this.isLined && !this.page.reader.isReading;
+    return !this.latest.isWaiting && !this.page.isReading;
   }
 
   /** @returns the numbers shown; the first row names the columns */

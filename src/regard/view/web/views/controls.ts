@@ -1,24 +1,26 @@
 /** The bar and the stage's head: words to press, each showing the state it changes. */
 
-import { byId } from "../dom";
-import type { Page } from "../main";
+import { byId, offerNumbers } from "../dom";
+import type { Page as Whole, Shared } from "../main";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";
 import type { State } from "../state";
 import { find } from "../text/prose";
 import { sinkNames, visible } from "../text/tokens";
-import { bindingsOf, writeHelp } from "./keys";
+import { press, writeHelp } from "./keys";
+
+type Page = Shared & Pick<Whole, "map" | "panes" | "redraw" | "views">;
 
 const HINT = "regard-hint";
 
 export class Controls {
-  layer = byId<HTMLSelectElement>("layer");
-  head = byId<HTMLSelectElement>("head");
+  private layer = byId<HTMLSelectElement>("layer");
+  private head = byId<HTMLSelectElement>("head");
 
   constructor(readonly page: Page) {
     this.describe();
     this.hint();
-    this.layer.replaceChildren(...page.recording.layers.map((_, i) => option(i)));
+    offerNumbers(this.layer, page.recording.layers.length);
     this.layer.addEventListener("change", () => page.store.set({ layer: Number(this.layer.value) }));
     this.head.addEventListener("change", () => page.store.set({ head: Number(this.head.value) }));
     document.addEventListener("click", (event) => this.press(event));
@@ -27,7 +29,7 @@ export class Controls {
   }
 
   /** What this is, at the top. */
-  describe() {
+  private describe() {
     const { layers } = this.page.recording;
     const [title, model] = [visible(this.page.recording.title), visible(this.page.recording.model)];
     document.title = `${title} · regard`;
@@ -41,27 +43,24 @@ export class Controls {
   }
 
   /** @param event any button with data-set="name=value" or data-key="a key" */
-  press(event: MouseEvent) {
+  private press(event: MouseEvent) {
     const button = (event.target as HTMLElement).closest?.("button");
     if (!button) return;
     const [name, value] = (button.dataset.set ?? "").split("=");
     if (name) this.page.store.set({ [name]: value });
     const { key } = button.dataset;
-    if (key)
-      bindingsOf(this.page)
-        .find(({ keys }) => keys.includes(key))
-        ?.run(this.page, key, new KeyboardEvent("keydown", { key }));
+    if (key) press(this.page, key, event);
     if (button.id === "understood") this.understand();
     if (button.id === "theme") this.turnTheme();
     if (button.id === "close") byId<HTMLDialogElement>("help").close();
   }
 
   /** The line that explains rows and columns, until it is dismissed; a browser may keep that. */
-  hint() {
+  private hint() {
     byId("hint").hidden = remembered(HINT) !== null;
   }
 
-  understand() {
+  private understand() {
     byId("hint").hidden = true;
     try {
       localStorage.setItem(HINT, "understood");
@@ -71,11 +70,11 @@ export class Controls {
     this.page.redraw();
   }
 
-  turnTheme() {
+  private turnTheme() {
     this.page.store.set({ theme: isDark() ? "light" : "dark" });
   }
 
-  search() {
+  private search() {
     const input = byId<HTMLInputElement>("find");
     input.form?.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -99,9 +98,7 @@ export class Controls {
 
   show(state: State) {
     const info = this.page.recording.layers[state.layer];
-    if (this.head.childElementCount !== info.num_heads) {
-      this.head.replaceChildren(...Array.from({ length: info.num_heads }, (_, i) => option(i)));
-    }
+    offerNumbers(this.head, info.num_heads);
     this.layer.value = String(state.layer);
     this.head.value = String(state.head);
     byId("layer-name").textContent = visible(info.name);
@@ -128,8 +125,4 @@ function remembered(name: string): string | null {
 
 function isDark(): boolean {
   return getComputedStyle(document.documentElement).colorScheme === "dark";
-}
-
-function option(i: number): HTMLOptionElement {
-  return new Option(String(i), String(i));
 }

@@ -1,16 +1,20 @@
 /** The text of a page whose server has the model: edited, and read by the model once more. */
 
+import { fetched } from "../data/remote";
 import { byId } from "../dom";
-import type { Page } from "../main";
+import type { Page as Whole, Shared } from "../main";
 
+type Page = Shared & Pick<Whole, "reload">;
+
+const ADDRESS = "api/text";
 const LOOK_AGAIN = 400; // milliseconds
 /** What another text makes meaningless: places in it. */
 const PLACES = ["query", "key", "row", "column", "zoom", "pins"];
 
 export class Edit {
-  dialog = byId<HTMLDialogElement>("edit");
-  text = this.dialog.querySelector("textarea") as HTMLTextAreaElement;
-  button = byId<HTMLButtonElement>("run");
+  private dialog = byId<HTMLDialogElement>("edit");
+  private text = this.dialog.querySelector("textarea") as HTMLTextAreaElement;
+  private button = byId<HTMLButtonElement>("run");
 
   constructor(readonly page: Page) {
     const { text } = page.recording;
@@ -27,13 +31,13 @@ export class Edit {
   }
 
   /** The model reads the text; the page then shows the new recording at the same layer and head. */
-  async run() {
+  private async run() {
     if (this.button.disabled) return;
     this.button.disabled = this.text.readOnly = true;
     this.say("The model runs …");
     const looking = setInterval(() => void this.look(), LOOK_AGAIN);
     try {
-      await this.asked({
+      await fetched(ADDRESS, {
         method: "POST",
         headers: { "Content-Type": "application/json" },
         body: JSON.stringify({ text: this.text.value }),
@@ -54,9 +58,9 @@ export class Edit {
   }
 
   /** How far the model is. */
-  async look() {
+  private async look() {
     try {
-      const { running, done, layers } = await (await this.asked({})).json();
+      const { running, done, layers } = await (await fetched(ADDRESS, {})).json();
       if (running && done && this.button.disabled)
         this.say(`The model runs: layer ${done}${layers ? ` of ${layers}` : ""} …`);
     } catch {
@@ -64,17 +68,7 @@ export class Edit {
     }
   }
 
-  async asked(how: RequestInit): Promise<Response> {
-    const answer = await fetch("api/text", how).catch(() => {
-      throw new Error(
-        "The server does not answer any more. Start regard serve again, and open the file that it names.",
-      );
-    });
-    if (!answer.ok) throw new Error(await answer.text());
-    return answer;
-  }
-
-  say(sentence: string) {
+  private say(sentence: string) {
     byId("edit-status").textContent = sentence;
   }
 }

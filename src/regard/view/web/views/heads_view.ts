@@ -3,13 +3,15 @@
 import type { HeadKind } from "../data/payload";
 import { element } from "../dom";
 import { fitted, type Pen, type Picture } from "../export/picture";
-import type { Page } from "../main";
-import { picturedMap } from "../map/small";
+import type { Page as Whole, Shared } from "../main";
+import { headPicture } from "../map/small";
 import { counted, share } from "../maths/numbers";
 import type { State } from "../state";
-import { ARROWS } from "./keys";
+import { moving } from "./keys";
 import { NO_KINDS } from "./notes";
 import type { Table } from "./views";
+
+type Page = Shared & Pick<Whole, "gridCeiling" | "isGathering">;
 
 export interface Tile {
   layer: number;
@@ -25,61 +27,60 @@ const UNDER = 42; // pixels of the words under it
 const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
 
 export class HeadsView {
-  order = element("select", {}, ...Object.entries(ORDERS).map(([value, text]) => new Option(text, value)));
-  choices = element("div", { className: "filters pressed" }, element("label", {}, "Sort by ", this.order));
-  count = element("p", { className: "count", role: "status" });
-  grid: HTMLDivElement;
-  details: HTMLParagraphElement;
-  tiles: Tile[] = [];
-  tileOf = new Map<Element, Tile>();
-  columns = 1;
-  side = 0; // pixels of a tile
-  inLayers = true; // a row for each layer
-  isPainted = false; // what is on screen
-  seen: IntersectionObserver;
+  private order = element(
+    "select",
+    { onchange: () => this.page.store.set({ sort: this.order.value as State["sort"] }) },
+    ...Object.entries(ORDERS).map(([value, text]) => new Option(text, value)),
+  );
+  private choices = element("div", { className: "filters pressed" }, element("label", {}, "Sort by ", this.order));
+  private count = element("p", { className: "count", role: "status" });
+  private grid = element("div", {
+    className: "heads",
+    role: "group",
+    "aria-label": "Heads. Arrow keys move, Enter opens the map.",
+    onclick: ({ target }: Event) => this.open(target),
+    onpointerover: ({ target }: Event) => this.say(target),
+    onfocusin: ({ target }: Event) => this.say(target),
+    onpointerleave: () => this.say(null),
+    onfocusout: () => this.say(null),
+    onkeydown: moving((down, right) => this.go(down, right)),
+  });
+  private details = element("p", { className: "details", hidden: true });
+  private tiles: Tile[] = [];
+  private tileOf = new Map<Element, Tile>();
+  private columns = 1;
+  private side = 0; // pixels of a tile
+  private inLayers = true; // a row for each layer
+  private isPainted = false; // what is on screen
+  private seen = new IntersectionObserver((entries) => {
+    this.isPainted = true;
+    for (const { target, isIntersecting } of entries) if (isIntersecting) this.paint(target);
+  });
 
   constructor(
-    readonly pane: HTMLElement,
-    readonly page: Page,
+    private readonly pane: HTMLElement,
+    private readonly page: Page,
   ) {
-    const label = "Heads. Arrow keys move, Enter opens the map.";
-    this.grid = element("div", { className: "heads", role: "group", "aria-label": label });
-    this.details = element("p", { className: "details", hidden: true });
     pane.append(this.choices, this.count, this.grid, this.details);
-    this.seen = new IntersectionObserver((entries) => {
-      this.isPainted = true;
-      for (const { target, isIntersecting } of entries) if (isIntersecting) this.paint(target);
-    });
-    this.order.addEventListener("change", () => page.store.set({ sort: this.order.value as State["sort"] }));
-    this.grid.addEventListener("click", (event) => this.open(event.target));
-    this.grid.addEventListener("pointerover", (event) => this.say(event.target));
-    this.grid.addEventListener("focusin", (event) => this.say(event.target));
-    for (const name of ["pointerleave", "focusout"]) this.grid.addEventListener(name, () => this.say(null));
-    this.grid.addEventListener("keydown", (event) => this.go(event));
-    new ResizeObserver(() => this.resized()).observe(pane);
+    new ResizeObserver(() => this.update(page.store.state, new Set(["size"]))).observe(pane);
   }
 
   update(state: State, changed: Set<string>) {
-    if (this.grid.clientWidth === 0) return;
+    if (state.view !== "overview" || this.grid.clientWidth === 0) return;
     if (CHOSEN.some((name) => changed.has(name)) || this.grid.childElementCount === 0) this.arrange(state);
     else if (changed.has("scale") || changed.has("theme")) this.repaint();
     if (changed.has("layer") || changed.has("head")) this.outline(state);
   }
 
-  resized() {
-    const { state } = this.page.store;
-    if (state.view === "overview" && this.grid.clientWidth > 0) this.arrange(state);
-  }
-
   /** @returns every head of the recording */
-  all(): Tile[] {
+  private all(): Tile[] {
     return this.page.recording.layers.flatMap(({ num_heads, heads }, layer) =>
       Array.from({ length: num_heads }, (_, head) => ({ layer, head, kind: heads?.[head] })),
     );
   }
 
   /** Which tiles, in which order, how large. */
-  arrange(state: State) {
+  private arrange(state: State) {
     const all = this.all();
     const known = all.some(({ kind }) => Boolean(kind));
     this.choices.hidden = !known;
@@ -101,7 +102,7 @@ export class HeadsView {
   }
 
   /** One row for each layer, its number and mean entropy in front. */
-  rows(): HTMLElement[] {
+  private rows(): HTMLElement[] {
     return this.page.recording.layers.flatMap(({ heads }, layer) => {
       const tiles = this.tiles.filter((tile) => tile.layer === layer);
       if (tiles.length === 0) return [];
@@ -113,11 +114,12 @@ export class HeadsView {
         label.append(element("span", { className: "number" }, "no kinds (NaN)"));
       } else if (heads) {
         const mean = known.reduce((sum, { entropy }) => sum + entropy, 0) / known.length;
-        const part = element("span");
-        part.style.width = `${100 * mean}%`;
         label.title = `Mean entropy of its heads: ${share(mean)} of that of even attention`;
         const number = element("span", { className: "number" }, `entropy ${whole(mean)}`);
-        label.append(element("span", { className: "even" }, part), number);
+        label.append(
+          element("span", { className: "even" }, element("span", { style: `width: ${100 * mean}%` })),
+          number,
+        );
       }
       row.prepend(label);
       return [row];
@@ -125,7 +127,7 @@ export class HeadsView {
   }
 
   /** What stands under a tile. */
-  words({ layer, head, kind }: Tile) {
+  private words({ layer, head, kind }: Tile) {
     const shown = shownFor(this.page.store.state.sort);
     return {
       name: this.inLayers ? `H${head}` : `L${layer}H${head}`,
@@ -134,7 +136,7 @@ export class HeadsView {
     };
   }
 
-  row(tiles: Tile[]): HTMLElement {
+  private row(tiles: Tile[]): HTMLElement {
     const buttons = tiles.map((tile) => {
       const spans = Object.entries(this.words(tile)).map(([className, text]) => element("span", { className }, text));
       const properties = { type: "button", tabIndex: -1, "aria-label": described(tile) };
@@ -146,26 +148,20 @@ export class HeadsView {
     return element("div", { className: "row" }, ...buttons);
   }
 
-  paint(button: Element) {
+  private paint(button: Element) {
     const tile = this.tileOf.get(button);
-    if (!tile) return;
-    button.querySelector("canvas")?.replaceWith(this.tilePicture(tile));
-  }
-
-  tilePicture({ layer, head }: Tile): HTMLCanvasElement {
-    const { maps, store, look, gridCeiling } = this.page;
-    return picturedMap(maps[layer], head, store.state.scale, look.ramp, gridCeiling);
+    if (tile) button.querySelector("canvas")?.replaceWith(headPicture(this.page, tile.layer, tile.head));
   }
 
   /** What is on screen gets its colours at once, the rest when it comes into view. */
-  repaint() {
+  private repaint() {
     this.seen.disconnect();
     this.isPainted = false;
     for (const button of this.tileOf.keys()) this.seen.observe(button);
   }
 
   /** @param state the open head, and where the Tab key goes */
-  outline({ layer, head }: State) {
+  private outline({ layer, head }: State) {
     let first = true;
     for (const [button, tile] of this.tileOf) {
       const open = tile.layer === layer && tile.head === head;
@@ -175,14 +171,14 @@ export class HeadsView {
     }
   }
 
-  open(target: EventTarget | null) {
+  private open(target: EventTarget | null) {
     const button = (target as HTMLElement).closest("button");
     const tile = button && this.tileOf.get(button);
     if (tile) this.page.store.set({ layer: tile.layer, head: tile.head, view: "map" });
   }
 
   /** What there is to know of a head, at its tile. */
-  say(target: EventTarget | null) {
+  private say(target: EventTarget | null) {
     const button = (target as HTMLElement | null)?.closest("button");
     const tile = button && this.tileOf.get(button);
     this.details.hidden = !tile;
@@ -196,16 +192,10 @@ export class HeadsView {
     this.details.style.top = `${fits ? below : box.top - pane.top - this.details.offsetHeight - 2}px`;
   }
 
-  /** @param event arrows go from tile to tile */
-  go(event: KeyboardEvent) {
-    const step = ARROWS[event.key];
-    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+  /** The arrows go from tile to tile. */
+  private go(down: number, right: number) {
     const buttons = [...this.tileOf.keys()];
-    const at = buttons.indexOf(document.activeElement as Element);
-    if (at < 0) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const to = at + step[0] * this.columns + step[1];
+    const to = buttons.indexOf(document.activeElement as Element) + down * this.columns + right;
     (buttons[Math.max(0, Math.min(buttons.length - 1, to))] as HTMLElement).focus();
   }
 
@@ -238,12 +228,12 @@ export class HeadsView {
     return { width: left + this.columns * (side + 8), height: rows.length * (side + UNDER), draw };
   }
 
-  drawTile(pen: Pen, tile: Tile, { x, y, side }: { x: number; y: number; side: number }) {
+  private drawTile(pen: Pen, tile: Tile, { x, y, side }: { x: number; y: number; side: number }) {
     const { ink } = this.page.look;
     const { layer, head } = this.page.store.state;
     const isOpen = tile.layer === layer && tile.head === head;
     const { name, score, kind } = this.words(tile);
-    const map = this.tilePicture(tile);
+    const map = headPicture(this.page, tile.layer, tile.head);
     pen.imageSmoothingEnabled = map.width > 2 * side;
     pen.drawImage(map, x, y, side, side);
     pen.strokeStyle = isOpen ? ink.accent : ink.line;

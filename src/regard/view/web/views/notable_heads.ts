@@ -1,36 +1,37 @@
 /** The heads that stand out, and what the open one does: words for somebody who sees the page first. */
 
 import { byId, element } from "../dom";
-import type { Page } from "../main";
+import type { Page as Whole, Shared } from "../main";
 import type { State } from "../state";
 import { doing, introduced, notableHeads } from "./opening";
+
+type Page = Shared & Pick<Whole, "fits" | "isGathering" | "openHead">;
 
 const SEARCHING = "Looking at every head for those that stand out; they will be listed here.";
 
 export class NotableHeads {
-  pane = byId("notable");
-  sentence = byId("introduction");
-  isLate = !this.isKnown(); // the page was there before the kinds of its heads
+  private pane = byId("notable");
+  private sentence = byId("introduction");
+  private isLate = !this.isKnown(); // the page was there before the kinds of its heads
 
   constructor(readonly page: Page) {
     this.list();
   }
 
   /** @returns are the kinds of the heads known? */
-  isKnown(): boolean {
+  private isKnown(): boolean {
     return this.page.recording.layers.some(({ heads }) => heads !== null);
   }
 
   /** Beside a head that was opened before the kinds were known, the one that stands out most. */
-  offer(layer: number, head: number) {
-    const [best] = notableHeads(this.page.recording.layers);
+  private offer(layer: number, head: number) {
+    const best = notableHeads(this.page.recording.layers).find((one) => this.page.fits(one));
     const isMoved = layer !== this.page.store.fresh.layer || head !== this.page.store.fresh.head;
     if (isMoved) this.isLate = false;
     if (isMoved || !best || (best.layer === layer && best.head === head)) return;
     const text = `Open layer ${best.layer}, head ${best.head}, which stands out most: ${best.kind.kind}`;
-    const button = element("button", { type: "button", className: "offer" }, text);
-    button.addEventListener("click", () => this.page.openHead(best.layer, best.head));
-    this.sentence.append(" ", button);
+    const onclick = () => this.page.openHead(best.layer, best.head);
+    this.sentence.append(" ", element("button", { type: "button", className: "offer", onclick }, text));
   }
 
   /** A button for each kind of head, with the head that is it most. */
@@ -41,9 +42,9 @@ export class NotableHeads {
     list.replaceChildren(
       ...found.map(({ layer, head, kind }) => {
         const name = element("span", {}, `L${layer}H${head}`);
-        const properties = { type: "button", "data-head": `${layer}.${head}`, title: doing(kind) };
+        const onclick = () => this.page.openHead(layer, head);
+        const properties = { type: "button", "data-head": `${layer}.${head}`, title: doing(kind), onclick };
         const button = element("button", properties, name, ` ${kind.kind} ${Math.round(100 * kind.score)}\u202f%`);
-        button.addEventListener("click", () => this.page.openHead(layer, head));
         return element("li", {}, button);
       }),
     );

@@ -3,11 +3,11 @@
 import type { HeadKind, LayerInfo } from "../data/payload";
 import type { SmallMap } from "../map/small";
 import { sinksOf, type Token, type TwoAxes } from "../text/tokens";
+import { strongest } from "./reading";
 
-export interface Kind {
-  name: string; // in a sentence
+interface Kind {
   does: string;
-  score: string; // what the number is
+  score?: string; // what the number is, if not MEAN
   key?: (tokens: Token[], query: number) => number; // the key that such a head attends to
 }
 
@@ -17,58 +17,37 @@ const TRIAL = "in a trial made to show it";
 const MEAN = "of its attention on average";
 const LETTERS = /\p{L}/gu;
 const CONTENT = 4; // letters of a word that is probably no article or preposition
+const UNKNOWN = 0.5; // the share of a cell whose weight is not known yet
+const SEEN = 0.1; // the share from which a cell shows a pattern
 const MOST_WORDS = 4000; // that are weighed to find the clearest one
 
 /** Every kind but mixed, as docs/heads.md defines them; the first one there is opens the page. */
 const KINDS: Record<string, Kind> = {
   induction: {
-    name: "an induction head",
     does: "each token attends to the token after its previous occurrence",
     score: TRIAL,
     key: (tokens, query) => earlier(tokens, query) + 1,
   },
-  "duplicate token": {
-    name: "a duplicate-token head",
-    does: "each token attends to the same token earlier",
-    score: TRIAL,
-    key: earlier,
-  },
+  "duplicate token": { does: "each token attends to the same token earlier", score: TRIAL, key: earlier },
   retrieval: {
-    name: "a retrieval head",
     does: "it attends to the token that the model copies next, far away",
     score: TRIAL,
+    key: (tokens, query) => (query + 1 < tokens.length ? earlier(tokens, query + 1) : -1),
   },
-  "previous token": {
-    name: "a previous-token head",
-    does: "each token attends to the one before it",
-    score: MEAN,
-    key: (_, query) => query - 1,
-  },
-  "next token": {
-    name: "a next-token head",
-    does: "each token attends to the one after it",
-    score: MEAN,
-    key: (_, query) => query + 1,
-  },
-  self: { name: "a self head", does: "each token attends to itself", score: MEAN, key: (_, query) => query },
-  local: { name: "a local head", does: "each token attends to the 4 tokens on either side", score: MEAN },
-  "separator sink": {
-    name: "a separator sink",
-    does: "most attention rests on special tokens such as [SEP], whatever the query",
-    score: MEAN,
-  },
-  "first-token sink": {
-    name: "a first-token sink",
-    does: "most attention rests on the first token, whatever the query",
-    score: MEAN,
-    key: () => 0,
-  },
-  uniform: {
-    name: "a uniform head",
-    does: "it spreads its attention almost evenly",
-    score: "of the entropy of even attention",
-  },
+  "previous token": { does: "each token attends to the one before it", key: (_, query) => query - 1 },
+  "next token": { does: "each token attends to the one after it", key: (_, query) => query + 1 },
+  self: { does: "each token attends to itself", key: (_, query) => query },
+  local: { does: "each token attends to the 4 tokens on either side" },
+  "separator sink": { does: "most attention rests on special tokens such as [SEP], whatever the query" },
+  "first-token sink": { does: "most attention rests on the first token, whatever the query", key: () => 0 },
+  uniform: { does: "it spreads its attention almost evenly", score: "of the entropy of even attention" },
 };
+
+/** @returns "an induction head", "a previous-token head", "a first-token sink" */
+function named(kind: string): string {
+  const name = kind.endsWith("sink") ? kind : `${kind.replace(" ", "-")} head`;
+  return `${/^[aeio]/.test(name) ? "an" : "a"} ${name}`;
+}
 
 /** The last earlier place of each token of a text; -2 without one, so that the place after it is none either. */
 const earliers = new WeakMap<Token[], Int32Array>();
@@ -106,65 +85,86 @@ export function doing({ kind }: HeadKind): string {
 /** @returns one sentence that says what is seen */
 export function introduced({ layer, head, kind }: NotableHead): string {
   const known = KINDS[kind.kind];
-  const name = `Layer ${layer}, head ${head} is ${known?.name ?? "a mixed head"}: ${doing(kind)}`;
-  return known ? `${name} (${Math.round(100 * kind.score)}\u202f% ${known.score}).` : `${name}.`;
+  const name = `Layer ${layer}, head ${head} is ${named(kind.kind)}: ${doing(kind)}`;
+  return known ? `${name} (${Math.round(100 * kind.score)}\u202f% ${known.score ?? MEAN}).` : `${name}.`;
 }
 
 /**
  * @param asked layer and head, as far as the file names them
- * @returns of layers whose numbers are here, the head that stands out most
+ * @param fits does the text show what a head does?
+ * @returns of layers whose numbers are here, the head that stands out most and whose text shows it
  */
-export function openingHead(layers: LayerInfo[], [layer, head]: (number | null)[]): { layer: number; head: number } {
+export function openingHead(
+  layers: LayerInfo[],
+  [layer, head]: (number | null)[],
+  fits: (one: NotableHead) => boolean = () => true,
+): { layer: number; head: number } {
   const whole = layers.map(({ kind }, at) => (layer === null ? kind !== "map" : at === layer));
   const known = layers.map((info, at) => (whole[at] ? info : { ...info, heads: null }));
-  const best = head === null ? notableHeads(known)[0] : undefined;
+  const notable = head === null ? notableHeads(known) : [];
+  const best = notable.find(fits) ?? notable[0];
   return { layer: layer ?? best?.layer ?? Math.max(0, whole.indexOf(true)), head: head ?? best?.head ?? 0 };
 }
 
-/** A word that shows what the head does, and the key that it attends to where its kind says which. */
-export function openingCell(
+/** @returns the exact weights of a query; null: not known */
+export type RowOf = (query: number) => Float32Array | null;
+
+/** @returns the rows of a head whose small map has a cell for each weight */
+export function smallRows(map: SmallMap, { queries, keys }: TwoAxes, head: number): RowOf {
+  if (map.rows !== queries.length || map.columns !== keys.length) return () => null;
+  return (query) => map.shares.subarray((head * map.rows + query) * map.columns).subarray(0, map.columns);
+}
+
+/**
+ * @param among the queries that are weighed
+ * @returns content words that show what the head does, the clearest first, each with the key that it
+ *   attends to where its kind or its row says which
+ */
+export function openingCells(
   kind: HeadKind | null | undefined,
   { queries, keys }: TwoAxes,
-  map: SmallMap,
-  head: number,
-): { query: number; key: number | null } {
-  const isOneText = queries === keys;
-  const isExact = map.rows === queries.length && map.columns === keys.length;
+  rowOf: RowOf,
+  among: number[] = spread(queries.length),
+): { query: number; key: number | null }[] {
+  const known = kind && KINDS[kind.kind]?.key;
+  const isSink = kind?.kind.endsWith("sink");
   const sinks = new Set(sinksOf(keys));
-  const restsOnFirst = kind?.kind === "first-token sink";
-  const keyOf = (query: number): number | null => {
-    const known = kind && KINDS[kind.kind]?.key;
-    if (known) return isOneText ? known(keys, query) : null;
-    if (!isExact) return null;
-    const at = (head * map.rows + query) * map.columns;
-    const row = map.shares.subarray(at, at + map.columns);
-    let best = -1;
-    row.forEach((share, key) => {
-      if (!sinks.has(key) && share > (best < 0 ? 0 : row[best])) best = key;
-    });
-    return best < 0 ? null : best;
+  const keyOf = (query: number, row: Float32Array | null): number | null => {
+    if (known) return queries === keys ? known(keys, query) : null;
+    const best = row ? strongest(row.map((share, key) => (sinks.has(key) && !isSink ? 0 : share))) : -1;
+    return row && row[best] > 0 ? best : null;
   };
-  let found = { query: lastWord(queries), key: null as number | null, worth: 0 };
-  const every = Math.ceil(queries.length / MOST_WORDS);
-  for (let query = 0; query < queries.length; query += every) {
-    const key = keyOf(query);
-    if (key !== null && !(key in keys)) continue;
-    const share = isExact && key !== null ? map.shares[(head * map.rows + query) * map.columns + key] : 0.5;
-    const keyWorth = key === null || restsOnFirst ? 1 : sinks.has(key) ? 0 : weightOf(keys[key]);
-    const worth = share * weightOf(queries[query]) * keyWorth;
-    if (worth > found.worth) found = { query, key, worth };
-  }
-  return { query: found.query, key: found.key };
+  const found = among.map((query) => {
+    const row = rowOf(query);
+    const key = keyOf(query, row);
+    if (key !== null && !(key in keys)) return { query, key, worth: 0 };
+    const share = row && key !== null ? row[key] : UNKNOWN;
+    const keyWorth = key === null || isSink ? 1 : sinks.has(key) ? 0 : weightOf(keys[key]);
+    return { query, key, worth: known && share < SEEN ? 0 : share * weightOf(queries[query]) * keyWorth };
+  });
+  const fitting = found.filter(({ worth }) => worth > 0).sort((a, b) => b.worth - a.worth);
+  return fitting.map(({ query, key }) => ({ query, key }));
+}
+
+/** Queries of a text, evenly; all of a short one. */
+function spread(count: number): number[] {
+  const every = Math.ceil(count / MOST_WORDS);
+  return Array.from({ length: Math.ceil(count / every) || 0 }, (_, i) => i * every);
 }
 
 /** How much a token says: a content word more than an article, a full stop or a special token not at all. */
 function weightOf({ text, special }: Token) {
   const letters = special ? 0 : (text.match(LETTERS)?.length ?? 0);
-  return letters === 0 ? 0 : 0.5 + 0.5 * Math.min(1, letters / CONTENT);
+  return Math.min(1, letters / CONTENT);
 }
 
-/** @returns the last one that is not special */
-function lastWord(tokens: Token[]): number {
-  const last = tokens.findLastIndex(({ special }) => !special);
-  return last < 0 ? tokens.length - 1 : last;
+/** @returns the last one with letters, or else the last that is not special */
+export function lastWord(tokens: Token[]): number {
+  const last = tokens.findLastIndex((token) => weightOf(token) > 0);
+  return last < 0
+    ? Math.max(
+        0,
+        tokens.findLastIndex(({ special }) => !special),
+      )
+    : last;
 }

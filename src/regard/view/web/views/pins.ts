@@ -6,9 +6,11 @@
 import { isWhole } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
-import type { Page } from "../main";
+import type { Page as Whole, Shared } from "../main";
 import { share } from "../maths/numbers";
 import { named } from "../text/tokens";
+
+type Page = Shared & Pick<Whole, "say">;
 
 export type Pin = { layer: number; head: number; query: number; key: number; note: string };
 
@@ -44,12 +46,11 @@ export function written(pins: Pin[]): string {
 }
 
 export class Pins {
-  pane = byId("pins");
-  latest = new AbortController();
+  private pane = byId("pins");
 
   constructor(readonly page: Page) {}
 
-  all(): Pin[] {
+  private all(): Pin[] {
     return pinsOf(this.page.store.state.pins, this.page.recording.layers);
   }
 
@@ -58,50 +59,52 @@ export class Pins {
     const { layer, head } = this.page.store.state;
     const cell = { layer, head, ...this.page.cell() };
     const rest = this.all().filter((pin) => !isSame(pin, cell));
-    if (rest.length === MOST) return this.page.words.say(`At most ${MOST} cells can be pinned; take one away first.`);
+    if (rest.length === MOST) return this.page.say(`At most ${MOST} cells can be pinned; take one away first.`);
     const isNew = rest.length === this.all().length;
     this.page.store.set({ pins: written(isNew ? [...rest, { ...cell, note: "" }] : rest) });
   }
 
   /** @param note null: it is taken away */
-  change(pin: Pin, note: string | null) {
+  private change(pin: Pin, note: string | null) {
     const pins = this.all().flatMap((one) => (!isSame(one, pin) ? [one] : note === null ? [] : [{ ...one, note }]));
     this.page.store.set({ pins: written(pins) });
   }
 
   update(changed: Set<string>) {
     if (!changed.has("pins") && !changed.has("hidden")) return;
-    this.latest.abort();
-    this.latest = new AbortController();
     const pins = this.all();
     this.pane.hidden = pins.length === 0;
     const list = this.pane.querySelector("ul") as HTMLElement;
-    list.replaceChildren(...pins.map((pin) => this.line(pin, this.latest.signal)));
+    list.replaceChildren(...pins.map((pin) => this.line(pin)));
   }
 
-  line(pin: Pin, signal: AbortSignal) {
+  private line(pin: Pin) {
     const { layer, head, query, key } = pin;
     const { queries, keys } = this.page.axes(layer);
     const name = `L${layer}H${head} ${named(queries[query], 16)} → ${named(keys[key], 16)}`;
-    const go = element("button", { type: "button", title: `Query ${query}, key ${key}` }, name);
-    go.addEventListener("click", () => this.page.store.set({ layer, head, heads: "one", query, key, hover: null }));
+    const open = () => this.page.store.set({ layer, head, heads: "one", query, key, hover: null });
+    const go = element("button", { type: "button", title: `Query ${query}, key ${key}`, onclick: open }, name);
     const value = element("span", { className: "value" });
-    void this.read(pin, value, signal);
-    const label = `Note on ${name}`;
-    const note = element("input", { value: pin.note, maxLength: LONGEST, placeholder: "Note", "aria-label": label });
-    note.addEventListener("change", () => this.change(pin, note.value));
-    const away = element("button", { type: "button", "aria-label": `Take away the pin on ${name}` }, "×");
-    away.addEventListener("click", () => this.change(pin, null));
+    void this.read(pin, value);
+    const note: HTMLInputElement = element("input", {
+      value: pin.note,
+      maxLength: LONGEST,
+      placeholder: "Note",
+      "aria-label": `Note on ${name}`,
+      onchange: () => this.change(pin, note.value),
+    });
+    const remove = { onclick: () => this.change(pin, null), "aria-label": `Take away the pin on ${name}` };
+    const away = element("button", { type: "button", ...remove }, "×");
     return element("li", {}, go, value, away, note);
   }
 
   /** Its weight; nothing where only means of blocks are known. */
-  async read({ layer, head, query, key }: Pin, value: HTMLElement, signal: AbortSignal) {
+  private async read({ layer, head, query, key }: Pin, value: HTMLElement) {
     if (!isWhole(this.page.recording.layers[layer])) return;
     const { hidden } = this.page.store.state;
     try {
-      const { values } = await this.page.source.row({ layer, head, hidden }, query, signal);
-      if (!signal.aborted) value.textContent = share(values[key]);
+      const { values } = await this.page.source.row({ layer, head, hidden }, query);
+      value.textContent = share(values[key]);
     } catch {
       // What is damaged or lost, the map and the sentence say.
     }

@@ -4,6 +4,7 @@
  */
 
 import type { Source, Term } from "../data/source";
+import { Latest } from "../data/waiting";
 import { shown } from "../map/compare";
 import type { State } from "../state";
 
@@ -29,34 +30,28 @@ const ONLY: Partial<Record<State["view"], Partial<State>>> = {
 };
 
 export class Reader {
-  latest = new AbortController();
-  isReading = false;
+  private latest = new Latest();
 
   /** @param isOneText are the keys of a layer the queries' own tokens? */
   constructor(
-    readonly source: Source,
-    readonly onReading: (reading: Reading) => void,
-    readonly onDamage: (error: Error) => void,
-    readonly isOneText: (layer: number) => boolean,
+    private readonly source: Source,
+    private readonly onReading: (reading: Reading) => void,
+    private readonly onDamage: (error: Error) => void,
+    private readonly isOneText: (layer: number) => boolean,
   ) {}
+
+  get isReading(): boolean {
+    return this.latest.isWaiting;
+  }
 
   update(state: State, changed: Set<string>) {
     if (!changesReading(changed)) return;
-    this.latest.abort();
-    const { signal } = (this.latest = new AbortController());
-    this.isReading = this.source.layers[state.layer].kind !== "map";
-    if (!this.isReading) return;
-    this.read(state, signal, (reading) => signal.aborted || this.onReading(reading))
-      .catch((error) => {
-        if (!signal.aborted) this.onDamage(error);
-      })
-      .finally(() => {
-        if (!signal.aborted) this.isReading = false;
-      });
+    if (this.source.layers[state.layer].kind === "map") return this.latest.drop();
+    void this.latest.ask((signal) => this.read(state, signal), this.onReading, this.onDamage);
   }
 
   /** The row is there at once; the column may take longer and comes in a second reading. */
-  async read(state: State, signal: AbortSignal, onReading: (reading: Reading) => void) {
+  private async read(state: State, signal: AbortSignal): Promise<Reading> {
     const which = shown({ ...state, ...ONLY[state.view] }, this.source.layers);
     let { query, key } = state.hover ?? state;
     // Where a token looks and who looks at it: one token, both ways.
@@ -71,10 +66,10 @@ export class Reader {
     key ??= strongest(row);
     const reading = { ...which, query, key, row, mask };
     if (!column) {
-      onReading({ ...reading, column: null });
+      this.onReading({ ...reading, column: null });
       column = await this.source.column(which, key, signal);
     }
-    onReading({ ...reading, column });
+    return { ...reading, column };
   }
 }
 

@@ -2,19 +2,22 @@
 
 import { isWhole } from "../data/block_means";
 import type { Which } from "../data/source";
+import { Latest } from "../data/waiting";
 import { choice, element } from "../dom";
 import { fitted, type Pen, type Picture } from "../export/picture";
-import type { Page } from "../main";
+import type { Page as Whole, Shared } from "../main";
 import { roundedUp } from "../map/ceiling";
 import { headline, headsName, shown } from "../map/compare";
 import { level, tintOf } from "../maths/colours";
 import { counted, digits, lasting, share } from "../maths/numbers";
-import type { State } from "../state";
+import { WORDS, type State } from "../state";
 import { missing } from "../text/block_words";
 import { parted, type Part } from "../text/parts";
 import { isolated } from "../text/tokens";
-import { ARROWS } from "./keys";
+import { moving } from "./keys";
 import type { Table } from "./views";
+
+type Page = Shared & Pick<Whole, "explain">;
 
 /** Values: shares of whole parts, or of each of their tokens. */
 type Found = { queries: Part[]; keys: Part[]; shares: Float32Array; values: Float32Array };
@@ -25,37 +28,37 @@ const NUMBERED = 14; // columns that have room for their numbers
 const FIFTH = 5;
 const NAMES = 230; // pixels of the names of parts in a picture
 const NO_PARTS = "There are no parts: the text has special tokens only.";
-const WAYS = { sentences: "sentences", words: "words", lines: "lines" };
-const EACH = { part: "part", token: "token" };
 
 export class SegmentsView {
-  line: HTMLParagraphElement;
-  body: HTMLDivElement;
-  overflow: HTMLParagraphElement;
-  asking: AbortController | null = null;
-  isAsking = false;
-  darkest = 1; // the share of the darkest colour
-  found: Found | null = null;
+  private line = element("p", { className: "line", role: "status" });
+  private overflow = element("p", { className: "overflow", hidden: true }, "More columns on the right: scroll →");
+  private body = element("div", {
+    className: "scroller",
+    onscroll: () => this.showOverflow(),
+    onpointerover: ({ target }: Event) => this.say(target),
+    onpointerleave: () => this.sayAll(),
+    onfocusin: ({ target }: Event) => {
+      this.body.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
+      (target as HTMLElement).tabIndex = 0;
+      this.say(target);
+    },
+    onkeydown: moving((down, right) => this.go(down, right)),
+  });
+  private latest = new Latest();
+  private darkest = 1; // the share of the darkest colour
+  private found: Found | null = null;
 
   constructor(
     pane: HTMLElement,
-    readonly page: Page,
+    private readonly page: Page,
   ) {
-    const tools = element("div", { className: "tools pressed" });
-    tools.append(group("Parts", "parts", WAYS), group("Share of each", "per", EACH));
-    this.line = element("p", { className: "line", role: "status" });
-    this.body = element("div", { className: "scroller" });
-    this.overflow = element("p", { className: "overflow", hidden: true }, "More columns on the right: scroll →");
-    this.body.addEventListener("scroll", () => this.showOverflow());
+    const tools = element(
+      "div",
+      { className: "tools pressed" },
+      group("Parts", "parts", WORDS.parts),
+      group("Share of each", "per", WORDS.per),
+    );
     pane.append(tools, this.line, this.overflow, this.body);
-    this.body.addEventListener("pointerover", (event) => this.say(event.target));
-    this.body.addEventListener("focusin", (event) => {
-      this.body.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
-      (event.target as HTMLElement).setAttribute("tabindex", "0");
-      this.say(event.target);
-    });
-    this.body.addEventListener("pointerleave", () => this.sayAll());
-    this.body.addEventListener("keydown", (event) => this.go(event));
   }
 
   update(state: State, changed: Set<string>) {
@@ -64,14 +67,12 @@ export class SegmentsView {
   }
 
   /** @returns the heads of the table: one, or a mean of some */
-  which(): Which {
+  private which(): Which {
     return shown({ ...this.page.store.state, compare: "alone" }, this.page.recording.layers);
   }
 
-  async ask(state: State) {
-    this.asking?.abort();
-    const { signal } = (this.asking = new AbortController());
-    this.found = null;
+  private ask(state: State) {
+    this.latest.drop();
     this.page.mended(this);
     const { layers } = this.page.recording;
     const axes = this.page.axes(state.layer);
@@ -81,23 +82,24 @@ export class SegmentsView {
     const terms = which.terms ?? [which];
     const partial = terms.find(({ layer }) => !isWhole(layers[layer]));
     if (partial) return this.fail(missing(layers[partial.layer], partial.layer, "what parts give to each other"));
-    this.isAsking = true;
+    this.found = null;
     const asking = `Asking ${counted(terms.length, "head")} …`;
     this.line.textContent = asking;
-    const looking = setInterval(() => void this.look(asking, which, signal), AGAIN);
-    try {
-      const spans = { queries: queries.map(({ span }) => span), keys: keys.map(({ span }) => span) };
-      const shares = await this.page.source.segments(which, spans, signal);
-      this.found = { queries, keys, shares, values: shares };
-      this.show();
-    } catch (error) {
-      if (signal.aborted) return;
-      this.fail("");
-      this.page.damaged(error as Error, this);
-    } finally {
-      clearInterval(looking);
-      if (!signal.aborted) this.isAsking = false;
-    }
+    const spans = { queries: queries.map(({ span }) => span), keys: keys.map(({ span }) => span) };
+    void this.latest.ask(
+      (signal) => {
+        const looking = setInterval(() => void this.look(asking, which, signal), AGAIN);
+        return this.page.source.segments(which, spans, signal).finally(() => clearInterval(looking));
+      },
+      (shares) => {
+        this.found = { queries, keys, shares, values: shares };
+        this.show();
+      },
+      (error) => {
+        this.fail("");
+        this.page.damaged(error, this);
+      },
+    );
   }
 
   ceiling(): number {
@@ -105,7 +107,7 @@ export class SegmentsView {
   }
 
   /** How far the pass over a long head is, which the sums wait for. */
-  async look(asking: string, which: Which, signal: AbortSignal) {
+  private async look(asking: string, which: Which, signal: AbortSignal) {
     try {
       const { done, seconds } = await this.page.source.progress(which, false, signal);
       if (done >= 1 || signal.aborted || this.found) return;
@@ -116,15 +118,14 @@ export class SegmentsView {
     }
   }
 
-  fail(text: string) {
+  private fail(text: string) {
     this.found = null;
-    this.isAsking = false;
     this.body.replaceChildren();
     this.line.textContent = text;
   }
 
   /** Draws the shares of whole parts, or of each of their tokens. */
-  show() {
+  private show() {
     if (!this.found) return;
     const { keys, shares } = this.found;
     const sizes = keys.map(({ span: [start, stop] }) => (this.page.store.state.per === "token" ? stop - start : 1));
@@ -138,53 +139,55 @@ export class SegmentsView {
     this.page.explain(this.page.store.state);
     if (!focused) return;
     const { row, column } = (focused as HTMLElement).dataset;
-    const same = this.body.querySelector(`[data-row="${row}"][data-column="${column}"]`) as HTMLElement | null;
-    same?.focus({ preventScroll: true });
+    this.at(row, column)?.focus({ preventScroll: true });
   }
 
   /** Says that there are more columns than fit: a scroll bar may be invisible until it is used. */
-  showOverflow() {
+  private showOverflow() {
     const { scrollLeft, scrollWidth, clientWidth } = this.body;
     const rest = scrollWidth - clientWidth - scrollLeft;
     this.overflow.hidden = rest < 2;
   }
 
-  tabled({ queries, keys, values }: Found): HTMLTableElement {
-    const { ramp } = this.page.look;
-    const table = element("table", { "aria-label": "What parts give to each other, in percent" });
-    table.classList.toggle("dense", keys.length > NUMBERED);
-    table.style.setProperty("--columns", String(keys.length));
-    const head = table.createTHead().insertRow();
-    head.append(headed("col", "gives to", "corner"), ...keys.map((_, at) => this.columnHead(keys, at)));
-    const body = table.createTBody();
-    queries.forEach(({ name }, row) => {
-      const line = body.insertRow();
-      line.append(headed("row", `${row + 1} ${isolated(name)}`, "", name));
-      keys.forEach((_, column) => {
-        const value = values[row * keys.length + column];
-        const cell = line.insertCell();
-        const tint = tintOf(ramp, level(value, "fit", 0, this.darkest));
-        cell.style.background = tint.css;
-        cell.style.color = tint.onTop;
-        cell.dataset.row = String(row);
-        cell.dataset.column = String(column);
-        cell.tabIndex = row === 0 && column === 0 ? 0 : -1;
-        cell.setAttribute("aria-label", share(value));
-        if (keys.length <= NUMBERED) cell.textContent = inCell(value);
-      });
+  private tabled({ queries, keys, values }: Found): HTMLTableElement {
+    const heads = keys.map((_, at) => this.columnHead(keys, at));
+    const rows = queries.map(({ name }, row) => {
+      const cells = keys.map((_, column) => this.cell(values[row * keys.length + column], row, column, keys.length));
+      return element("tr", {}, headed("row", `${row + 1} ${isolated(name)}`, "", name), ...cells);
     });
-    return table;
+    return element(
+      "table",
+      {
+        "aria-label": "What parts give to each other, in percent",
+        className: keys.length > NUMBERED ? "dense" : "",
+        style: `--columns: ${keys.length}`,
+      },
+      element("thead", {}, element("tr", {}, headed("col", "gives to", "corner"), ...heads)),
+      element("tbody", {}, ...rows),
+    );
+  }
+
+  private cell(value: number, row: number, column: number, columns: number): HTMLTableCellElement {
+    const { css, onTop } = tintOf(this.page.look.ramp, level(value, "fit", 0, this.darkest));
+    const properties = {
+      "data-row": row,
+      "data-column": column,
+      tabIndex: row === 0 && column === 0 ? 0 : -1,
+      "aria-label": share(value),
+      style: `background: ${css}; color: ${onTop}`,
+    };
+    return element("td", properties, columns <= NUMBERED ? inCell(value) : "");
   }
 
   /** The number of a part, and its name where no row has it; of many parts every fifth number. */
-  columnLabel(keys: Part[], at: number) {
+  private columnLabel(keys: Part[], at: number) {
     const axes = this.page.axes(this.page.store.state.layer);
     const isNamed = axes.queries !== axes.keys;
     const isTold = isNamed || keys.length <= NUMBERED || (at + 1) % FIFTH === 0;
     return { isNamed, text: isTold ? `${at + 1}${isNamed ? ` ${isolated(keys[at].name)}` : ""}` : "" };
   }
 
-  columnHead(keys: Part[], at: number): HTMLTableCellElement {
+  private columnHead(keys: Part[], at: number): HTMLTableCellElement {
     const { name } = keys[at];
     const { isNamed, text } = this.columnLabel(keys, at);
     const cell = headed("col", text, isNamed ? "upright" : "", name);
@@ -193,7 +196,7 @@ export class SegmentsView {
   }
 
   /** @param target a cell */
-  say(target: EventTarget | null) {
+  private say(target: EventTarget | null) {
     const { row, column } = (target as HTMLElement).dataset;
     if (!this.found || row === undefined || column === undefined) return this.sayAll();
     const { queries, keys, values } = this.found;
@@ -203,7 +206,7 @@ export class SegmentsView {
     this.line.textContent = `“${from}” gives ${share(value)} of its attention to ${each}“${to}”, ${this.over()}.`;
   }
 
-  sayAll() {
+  private sayAll() {
     if (!this.found) return;
     const { queries, keys } = this.found;
     const same = queries.length === keys.length;
@@ -211,24 +214,23 @@ export class SegmentsView {
     this.line.textContent = `${what}, in percent: the mean over the queries of a part, ${this.over()}.`;
   }
 
-  over(): string {
+  private over(): string {
     const which = this.which();
     return `${headsName(which, this.page.recording.layers)}${which.hidden ? ", without sinks" : ""}`;
   }
 
-  /** @param event arrows go from cell to cell */
-  go(event: KeyboardEvent) {
-    const step = ARROWS[event.key];
-    const { row, column } = (event.target as HTMLElement).dataset;
-    if (!step || row === undefined || column === undefined) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const cell = `td[data-row="${Number(row) + step[0]}"][data-column="${Number(column) + step[1]}"]`;
-    (this.body.querySelector(cell) as HTMLElement | null)?.focus();
+  /** The arrows go from cell to cell. */
+  private go(down: number, right: number) {
+    const { row, column } = (document.activeElement as HTMLElement).dataset;
+    this.at(Number(row) + down, Number(column) + right)?.focus();
+  }
+
+  private at(row: unknown, column: unknown): HTMLElement | null {
+    return this.body.querySelector(`[data-row="${row}"][data-column="${column}"]`);
   }
 
   isSettled(): boolean {
-    return !this.isAsking;
+    return !this.latest.isWaiting;
   }
 
   caption(): string {
@@ -239,7 +241,7 @@ export class SegmentsView {
     return this.found && this.drawnTable(this.found);
   }
 
-  drawnTable({ queries, keys, values }: Found): Picture {
+  private drawnTable({ queries, keys, values }: Found): Picture {
     const { ramp, ink } = this.page.look;
     const isDense = keys.length > NUMBERED;
     const [width, height] = isDense ? [17, 17] : [54, 28];
@@ -293,10 +295,10 @@ function inCell(value: number): string {
   return value > 0 && value < 1e-5 ? "<0.001" : digits(value * 100);
 }
 
-function group(label: string, name: string, ways: Record<string, string>): HTMLElement {
-  const words = choice(label, name, ways);
-  words.prepend(element("span", { className: "label" }, label));
-  return words;
+function group(label: string, name: string, words: readonly string[]): HTMLElement {
+  const buttons = choice(label, name, Object.fromEntries(words.map((word) => [word, word])));
+  buttons.prepend(element("span", { className: "label" }, label));
+  return buttons;
 }
 
 /** @param name of a class */

@@ -4,8 +4,10 @@
  */
 
 import { isWhole } from "../data/block_means";
-import { choice, element } from "../dom";
-import type { Page } from "../main";
+import { Latest } from "../data/waiting";
+import { choice, element, pixelated } from "../dom";
+import type { Page as Whole, Shared } from "../main";
+import type { Ramp } from "../maths/colours";
 import { counted, grouped, share } from "../maths/numbers";
 import type { Step, Steps } from "../maths/row_steps";
 import { columnsOf, PRODUCTS, productsOf, totalOf, weightedValue, written, type Column } from "../maths/sums";
@@ -13,11 +15,13 @@ import type { State } from "../state";
 import { missing } from "../text/block_words";
 import { quoted } from "../text/sentence";
 import { named } from "../text/tokens";
-import { ARROWS } from "./keys";
-import { FEW, largest, vectorPicture } from "./vectors";
+import { ARROWS, moving } from "./keys";
 import type { Table } from "./views";
 
+type Page = Shared & Pick<Whole, "isReading">;
+
 const MORE = 32; // keys that a press unfolds
+const FEW = 4; // numbers of a vector that are quicker read than seen
 const BAR_LEVEL = 160; // of the ramp: data, but quieter than the darkest cell
 const MOVES: Record<string, [number, number]> = { ...ARROWS, Home: [0, -99], End: [0, 99] };
 const NO_VALUES =
@@ -30,65 +34,59 @@ const OUTPUT =
 const NO_VECTORS =
   "Of this layer only the weights are known here; a recording that is served keeps every step of most models.";
 
+/** Magnitudes that have the full colour. */
+type Highest = { vector: number; value: number; share: number; product: number };
+
 export class StepsView {
-  heading = element("h2");
-  order = choice("Order of the keys", "order", { weight: "By weight", position: "By position" });
-  sum: HTMLParagraphElement;
-  grid: HTMLTableElement;
-  more: HTMLButtonElement;
-  notes: HTMLParagraphElement;
-  meanings = element("dl");
-  turn = 0;
-  isAsking = false;
-  asked = "";
-  steps: Steps | null = null;
-  query = 0;
-  highest: { value: number; share: number; product: number };
-  active = [0, 0]; // row and column of the number that the arrows are on
+  private heading = element("h2");
+  private order = choice("Order of the keys", "order", { weight: "By weight", position: "By position" });
+  private sum = element("p", { className: "sum", "aria-live": "polite" });
+  private grid = element("table", {
+    role: "grid",
+    onpointerover: (event: Event) => this.explainNumber(placeOf(event)),
+    onpointerleave: () => {
+      this.page.hover(null);
+      this.explainNumber(this.active);
+    },
+    onfocusin: (event: Event) => {
+      const place = placeOf(event);
+      if (place) this.activate(place);
+    },
+    onclick: (event: Event) => {
+      const place = placeOf(event);
+      const step = place && this.steps?.rows[place[0]];
+      if (step) this.page.choose({ query: this.query, key: step.key });
+    },
+    onkeydown: moving((down, right) => this.go(down, right), MOVES),
+  });
+  private more = element("button", {
+    type: "button",
+    onclick: () => this.page.store.set({ steps: this.page.store.state.steps + MORE }),
+  });
+  private notes = element("p", { className: "note" });
+  private meanings = element("dl");
+  private latest = new Latest();
+  private asked = "";
+  private steps: Steps | null = null;
+  private query = 0;
+  private highest: Highest = { vector: 0, value: 0, share: 0, product: 0 };
+  private active = [0, 0]; // row and column of the number that the arrows are on
 
   constructor(
     pane: HTMLElement,
-    readonly page: Page,
+    private readonly page: Page,
   ) {
     this.order.className = "choice pressed";
-    this.sum = element("p", { className: "sum", "aria-live": "polite" });
-    this.grid = element("table", { role: "grid" });
-    this.more = element("button", { type: "button" });
-    this.more.addEventListener("click", () => page.store.set({ steps: page.store.state.steps + MORE }));
-    this.notes = element("p", { className: "note" });
     const summary = element("summary", {}, "What the steps are");
     const explained = element("details", { className: "explained pressed" }, summary, this.meanings);
     const scroller = element("div", { className: "scroller" }, this.grid, this.more, this.notes, explained);
     pane.append(element("div", { className: "top" }, this.heading, this.order), this.sum, scroller);
-    this.highest = { value: 0, share: 0, product: 0 }; // magnitudes that have the full colour
-    this.follow();
   }
 
-  /** The pointer, the arrows and the focus, all by way of `explainNumber`. */
-  follow() {
-    this.grid.addEventListener("pointerover", (event) => this.explainNumber(placeOf(event)));
-    this.grid.addEventListener("pointerleave", () => {
-      this.page.hover(null);
-      this.explainNumber(this.active);
-    });
-    this.grid.addEventListener("focusin", (event) => {
-      const place = placeOf(event);
-      if (place) this.activate(place);
-    });
-    this.grid.addEventListener("click", (event) => {
-      const place = placeOf(event);
-      const step = place && this.steps?.rows[place[0]];
-      if (step) this.page.choose({ query: this.query, key: step.key });
-    });
-    this.grid.addEventListener("keydown", (event) => {
-      const step = MOVES[event.key];
-      if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
-      event.preventDefault();
-      const rows = this.grid.querySelectorAll("[data-row]").length - 1;
-      const columns = this.grid.querySelectorAll('[data-row="0"] [data-column]').length - 1;
-      const [row, column] = [this.active[0] + step[0], this.active[1] + step[1]];
-      this.cell([clamp(row, rows), clamp(column, columns)])?.focus();
-    });
+  private go(down: number, right: number) {
+    const rows = this.grid.querySelectorAll("[data-row]").length - 1;
+    const columns = this.grid.querySelectorAll('[data-row="0"] [data-column]').length - 1;
+    this.cell([clamp(this.active[0] + down, rows), clamp(this.active[1] + right, columns)])?.focus();
   }
 
   update(state: State, changed: Set<string>) {
@@ -100,32 +98,30 @@ export class StepsView {
     this.mark();
   }
 
-  ask() {
+  private ask() {
     const { layer, head, hidden, order, steps: count } = this.page.store.state;
     const { query } = this.page.cell();
-    const turn = ++this.turn;
     const info = this.page.recording.layers[layer];
-    this.isAsking = isWhole(info);
-    if (!this.isAsking) return this.clear(missing(info, layer, "a row step by step"));
-    this.page.source
-      .steps({ layer, head, hidden }, query, { by: order, start: 0, count })
-      .then((steps) => {
-        if (turn !== this.turn) return;
-        this.isAsking = false;
+    if (!isWhole(info)) {
+      this.latest.drop();
+      return this.clear(missing(info, layer, "a row step by step"));
+    }
+    void this.latest.ask(
+      (signal) => this.page.source.steps({ layer, head, hidden }, query, { by: order, start: 0, count }, signal),
+      (steps) => {
         [this.steps, this.query] = [steps, query];
         this.page.mended(this);
         this.draw();
-      })
-      .catch((error) => {
-        if (turn !== this.turn) return;
-        this.isAsking = false;
+      },
+      (error) => {
         this.clear("");
         this.asked = "";
         this.page.damaged(error, this);
-      });
+      },
+    );
   }
 
-  clear(reason: string) {
+  private clear(reason: string) {
     this.steps = null;
     this.grid.replaceChildren();
     this.heading.textContent = "";
@@ -134,7 +130,7 @@ export class StepsView {
     this.notes.textContent = reason;
   }
 
-  draw() {
+  private draw() {
     const { steps } = this;
     if (!steps) return;
     const { layer, hidden } = this.page.store.state;
@@ -147,17 +143,18 @@ export class StepsView {
       : counted(steps.keys, "key");
     this.heading.textContent = `How ${name} comes to its weights on ${keys}`;
     const columns = columnsOf(steps);
-    const highest = largest([steps.vector, ...steps.rows.map(({ vector }) => vector)]);
-    const shares = [steps.output, ...steps.rows.map(weightedValue)];
+    const { rows } = steps;
     this.highest = {
-      value: largest(steps.rows.map(({ value }) => value)),
-      share: largest(shares),
-      product: largest(steps.rows.map(({ vector }) => productsOf(steps.vector, vector))),
+      vector: largest([steps.vector, ...rows.map(({ vector }) => vector)]),
+      value: largest(rows.map(({ value }) => value)),
+      share: largest([steps.output, ...rows.map(weightedValue)]),
+      product: largest(rows.map(({ vector }) => productsOf(steps.vector, vector))),
     };
-    const rows = steps.rows.map((step, i) => this.row(step, i, columns, highest));
-    const body = element("tbody", {}, ...rows);
-    const foot = element("tfoot", {}, this.last(columns, rows.length));
-    this.grid.replaceChildren(this.head(columns, highest), body, foot);
+    this.grid.replaceChildren(
+      element("thead", {}, this.head(columns)),
+      element("tbody", {}, ...rows.map((step, i) => this.row(step, i, columns))),
+      element("tfoot", {}, this.last(columns, rows.length)),
+    );
     this.grid.setAttribute("aria-label", this.heading.textContent);
     this.explain(columns);
     this.grid.classList.toggle("with-values", steps.output !== null);
@@ -165,13 +162,14 @@ export class StepsView {
     this.more.hidden = rest <= 0;
     this.more.textContent = `${Math.min(MORE, rest)} more of ${grouped(rest)}`;
     const aside = hidden ? "The first and the special tokens are set aside, as if masked. " : "";
-    const ends = [aside, coloursText("Vectors", steps.vector, highest)];
-    ends.push(coloursText("Products", steps.vector, this.highest.product));
-    ends.push(coloursText("Values", steps.output, this.highest.value));
-    ends.push(coloursText("Their shares and the output", steps.output, this.highest.share));
-    if (!steps.vector) ends.push(NO_VECTORS);
-    else if (!steps.output) ends.push(NO_VALUES);
-    this.notes.textContent = ends.join("");
+    this.notes.textContent = [
+      aside,
+      coloursText("Vectors", steps.vector, this.highest.vector),
+      coloursText("Products", steps.vector, this.highest.product),
+      coloursText("Values", steps.output, this.highest.value),
+      coloursText("Their shares and the output", steps.output, this.highest.share),
+      steps.vector ? (steps.output ? "" : NO_VALUES) : NO_VECTORS,
+    ].join("");
     const chosen = hasFocus ? -1 : this.placeOfKey();
     const at = chosen < 0 ? clamp(this.active[0], rows.length) : chosen;
     this.activate([at, clamp(this.active[1], columns.length - 1)]);
@@ -183,7 +181,7 @@ export class StepsView {
   }
 
   /** A sentence for each step, from the vectors to the output. */
-  explain(columns: Column[]) {
+  private explain(columns: Column[]) {
     const steps = columns.map(({ name, does }) => ({ name, does }));
     if (this.steps?.vector) steps.unshift({ name: "query, key", does: VECTORS });
     if (this.steps?.output) steps.push({ name: "output", does: OUTPUT });
@@ -193,81 +191,67 @@ export class StepsView {
     );
   }
 
-  head(columns: Column[], highest: number) {
+  private head(columns: Column[]) {
     const row = element("tr", {}, columnHead("key"));
-    const { steps } = this;
-    if (steps?.vector) {
-      const cell = columnHead("");
+    const vector = this.steps?.vector;
+    if (vector) {
       const name = element("span", { className: "name" }, "query, and each key");
-      cell.append(name, vectorPicture(steps.vector, highest, this.page.look.differences, "query vector"));
-      row.append(cell);
+      row.append(columnHead("", name, this.drawn(vector, this.highest.vector, "query vector")));
     }
-    for (const { name } of columns) {
-      const cell = columnHead(name);
-      cell.classList.toggle("of-weight", name === "weight");
-      row.append(cell);
-    }
-    return element("thead", {}, row);
+    row.append(...columns.map(({ name }) => columnHead(name)));
+    return row;
   }
 
-  row(step: Step, at: number, columns: Column[], highest: number) {
-    const row = element("tr", { "data-row": at, className: step.allowed ? "" : "masked" });
-    const { keys } = this.page.axes(this.page.store.state.layer);
-    const token = element("bdi", { className: keys[step.key].special ? "special" : "" }, named(keys[step.key], 18));
+  private row(step: Step, at: number, columns: Column[]) {
+    const token = this.page.axes(this.page.store.state.layer).keys[step.key];
+    const name = element("bdi", { className: token.special ? "special" : "" }, named(token, 18));
     const position = element("span", { className: "position" }, String(step.key));
-    row.append(element("th", { scope: "row" }, token, " ", position));
+    const row = element("tr", { "data-row": at, className: step.allowed ? "" : "masked" });
+    row.append(element("th", { scope: "row" }, name, " ", position));
     if (this.steps?.vector) {
-      const cell = row.insertCell();
-      const { differences } = this.page.look;
-      if (step.vector) cell.append(vectorPicture(step.vector, highest, differences, "key vector"));
+      const vector = step.vector ? [this.drawn(step.vector, this.highest.vector, "key vector")] : [];
+      row.append(element("td", {}, ...vector));
     }
     columns.forEach(({ name: column, of, vector }, i) => {
-      if (vector) {
-        const { value, share: most, product } = this.highest;
-        const full = column === PRODUCTS ? product : column === "value" ? value : most;
-        row.append(this.vectorCell(i, vector(step) ?? [], full, column));
-        return;
-      }
-      const cell = numberCell(i, column === "weight" ? share(step.weight) : written(of(step)));
-      if (column === "weight") {
-        const bar = element("span", { className: "bar-of-weight" });
-        bar.style.width = `calc(var(--widest) * ${step.weight})`;
-        bar.style.marginRight = `calc(var(--widest) * ${1 - step.weight})`;
-        bar.style.backgroundColor = this.page.look.ramp.css[BAR_LEVEL];
-        cell.append(bar);
-      }
-      row.append(cell);
+      const { value, share: most, product } = this.highest;
+      const full = column === PRODUCTS ? product : column === "value" ? value : most;
+      if (vector) row.append(numberCell(i, this.drawn(vector(step) ?? [], full, column)));
+      else if (column === "weight") row.append(numberCell(i, share(step.weight), this.bar(step.weight)));
+      else row.append(numberCell(i, written(of(step))));
     });
     return row;
+  }
+
+  private bar(weight: number) {
+    const colour = this.page.look.ramp.css[BAR_LEVEL];
+    const [width, rest] = [weight, 1 - weight].map((part) => `calc(var(--widest) * ${part})`);
+    const style = `width: ${width}; margin-right: ${rest}; background-color: ${colour}`;
+    return element("span", { className: "bar-of-weight", style });
   }
 
   /** The sums over all keys. */
-  last(columns: Column[], at: number) {
+  private last(columns: Column[], at: number) {
     const row = element("tr", { "data-row": at }, element("th", { scope: "row" }, "all"));
-    if (this.steps?.vector) row.insertCell();
-    const steps = this.steps as Steps;
-    columns.forEach(({ name: column }, i) => {
-      const { text, vector } = totalOf(steps, column);
-      const cell = vector ? this.vectorCell(i, vector, this.highest.share, "output") : numberCell(i, text);
-      cell.classList.toggle("of-weight", column === "weight");
+    if (this.steps?.vector) row.append(element("td"));
+    columns.forEach(({ name }, i) => {
+      const { text, vector } = totalOf(this.steps as Steps, name);
+      const cell = numberCell(i, vector ? this.drawn(vector, this.highest.share, "output") : text);
+      cell.classList.toggle("of-weight", name === "weight");
       row.append(cell);
     });
     return row;
   }
 
-  /** @param name for those who do not see it */
-  vectorCell(column: number, vector: ArrayLike<number>, highest: number, name: string) {
-    const cell = numberCell(column, "");
-    cell.replaceChildren(vectorPicture(vector, highest, this.page.look.differences, name));
-    return cell;
+  private drawn(vector: ArrayLike<number>, highest: number, name: string) {
+    return vectorPicture(vector, highest, this.page.look.differences, name);
   }
 
-  cell([row, column]: number[]): HTMLElement | null {
+  private cell([row, column]: number[]): HTMLElement | null {
     return this.grid.querySelector(`[data-row="${row}"] [data-column="${column}"]`);
   }
 
   /** One number of the table can be reached with Tab; the arrows go on from it. */
-  activate(place: number[]) {
+  private activate(place: number[]) {
     this.cell(this.active)?.setAttribute("tabindex", "-1");
     this.active = place;
     this.cell(place)?.setAttribute("tabindex", "0");
@@ -275,7 +259,7 @@ export class StepsView {
   }
 
   /** Says which sum made a number, and reads its cell. */
-  explainNumber(place: number[] | null) {
+  private explainNumber(place: number[] | null) {
     const { steps } = this;
     if (!place || !steps) return;
     const column = columnsOf(steps)[place[1]];
@@ -293,13 +277,13 @@ export class StepsView {
   }
 
   /** @returns the row of the key that is read below; -1 where it is not shown */
-  placeOfKey(): number {
+  private placeOfKey(): number {
     const { key } = this.page.cell();
     return this.steps?.rows.findIndex((step) => step.key === key) ?? -1;
   }
 
   /** The key that is read below, here too: marked, and its sum shown while nobody points at another. */
-  mark() {
+  private mark() {
     const { key } = this.page.cell();
     const at = this.placeOfKey();
     const isElsewhere = this.grid.matches(":hover") || this.grid.contains(document.activeElement);
@@ -311,7 +295,7 @@ export class StepsView {
 
   /** @returns are these the steps of the chosen query? Where none is chosen, the reading chooses one. */
   isSettled(): boolean {
-    return !this.isAsking && (this.page.store.state.query !== null || !this.page.reader.isReading);
+    return !this.latest.isWaiting && (this.page.store.state.query !== null || !this.page.isReading);
   }
 
   /** @returns the numbers shown, those of pictures too; the first row names the columns */
@@ -362,10 +346,44 @@ function coloursText(what: string, vector: ArrayLike<number> | null, highest: nu
   return `${what} of ${vector.length} numbers: blue below 0, orange above, full at ${written(highest)}. `;
 }
 
-function numberCell(column: number, text: string): HTMLTableCellElement {
-  return element("td", { role: "gridcell", "data-column": column, tabIndex: -1 }, element("span", {}, text));
+function numberCell(column: number, content: string | Node, ...more: Node[]): HTMLTableCellElement {
+  const first = typeof content === "string" ? element("span", {}, content) : content;
+  return element("td", { role: "gridcell", "data-column": column, tabIndex: -1 }, first, ...more);
 }
 
-function columnHead(name: string): HTMLTableCellElement {
-  return element("th", { scope: "col" }, name);
+function columnHead(name: string, ...content: Node[]): HTMLTableCellElement {
+  return element("th", { scope: "col", className: name === "weight" ? "of-weight" : "" }, name, ...content);
+}
+
+/**
+ * A vector as a calm picture: one cell for each number, blue below zero, orange above, 0 the ground.
+ * @param highest the magnitude that has the full colour
+ * @param ramp of differences, its ground in the middle
+ * @param name for those who do not see it
+ */
+function vectorPicture(numbers: ArrayLike<number>, highest: number, ramp: Ramp, name: string): HTMLElement {
+  if (numbers.length <= FEW) {
+    const cells = Array.from(numbers, (number) => element("span", {}, written(number)));
+    return element("span", { className: "vector" }, ...cells);
+  }
+  const middle = (ramp.packed.length - 1) / 2;
+  const part = (number: number) => (highest > 0 ? number / highest : 0);
+  const pixels = Uint32Array.from(numbers, (number) => ramp.packed[Math.round(middle + middle * part(number))]);
+  const label = `${name}: ${numbers.length} numbers, ${range(numbers)}`;
+  const canvas = element("canvas", { className: "vector", role: "img", "aria-label": label });
+  return pixelated(numbers.length, 1, pixels, canvas);
+}
+
+/** @returns "from −1.2 to 3.1" */
+function range(numbers: ArrayLike<number>): string {
+  const all = Array.from(numbers);
+  return `from ${written(Math.min(...all))} to ${written(Math.max(...all))}`;
+}
+
+function largest(vectors: (ArrayLike<number> | null)[]): number {
+  let highest = 0;
+  for (const vector of vectors)
+    for (let i = 0; i < (vector?.length ?? 0); i++)
+      highest = Math.max(highest, Math.abs((vector as ArrayLike<number>)[i]));
+  return highest;
 }

@@ -23,7 +23,7 @@ export interface View {
 }
 
 export class Views {
-  open: string = "";
+  private open: string = "";
 
   /** @param views those that this recording has */
   constructor(readonly views: Partial<Record<State["view"], View>>) {
