@@ -508,3 +508,32 @@ def test_a_page_opens_at_a_place_that_is_there(run: Run, recorded: str, place: l
     code, out, _ = run("page", recorded, *place)
     assert (code, out) == (2, "")
     assert not Path("attention.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(("see", "a", "b"), "A text is one argument: put it in quotes.", id="words"),
+        pytest.param(("see", "a", "--dtype", "int8"), "'int8' is not one of 'float32'", id="dtype"),
+    ],
+)
+def test_wrong_calls_are_said_in_plain_words(
+    run: Run, arguments: tuple[str, ...], said: str
+) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Value error" not in err
+    assert "regard see --help" in err
+
+
+def test_a_model_that_cannot_write_says_so(run: Run, bert: str) -> None:
+    code, _, err = run("see", "a word", "--model", bert, "--generate", "2", "--no-page")
+    assert code == 2
+    assert "cannot write text" in err
+
+
+def test_the_group_of_vllm_shows_its_help(run: Run) -> None:
+    code, out, err = run("vllm")
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: regard vllm")

@@ -75,8 +75,8 @@ def test_the_good_file_is_good(path: Path) -> None:
 
 
 NO_RECORDING = (
-    '\n    Recordings are made with seen.save("run.safetensors"); where it is a copy of one, '
-    "copy it again: it may be cut short."
+    "\n    regard record and seen.save() write recordings. If it is a copy of one, copy it again: "
+    "it may be cut short."
 )
 
 

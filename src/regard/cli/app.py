@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _refuse(str(error) or "there is not enough memory for this.")
     except OSError as error:
         named = error.strerror is not None and error.filename is not None
-        code = _refuse(f"{error.filename}: {error.strerror}." if named else str(error))
+        said = f"{error.strerror}." if error.strerror else str(error)
+        code = _refuse(f"{error.filename}: {said}" if named else said)
     except (RegardError, ValueError) as error:
         code = _refuse(str(error))
     except KeyboardInterrupt:
@@ -79,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 # Validators speak of inputs; a person gave an option.
 _PLAIN = {
+    r"Value error, ": "",
     r"Input should be less than or equal to": "must be at most",
     r"Input should be greater than or equal to": "must be at least",
     r"Input should be a valid integer.*": "must be a whole number",
@@ -92,8 +94,14 @@ def _usage(error: typer.TyperException) -> str:
     for pattern, words in _PLAIN.items():
         message = re.sub(pattern, words, message)
     context = getattr(error, "ctx", None)
+    if message.startswith("Got unexpected extra argument") and _takes_text(context):
+        message += ". A text is one argument: put it in quotes."
     command = "regard" if context is None else context.command_path
     return f"{message}\n    {command} --help says what there is."
+
+
+def _takes_text(context: typer.Context | None) -> bool:
+    return context is not None and context.info_name in ("see", "record")
 
 
 def _refuse(message: str) -> int:

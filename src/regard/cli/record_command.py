@@ -24,7 +24,7 @@ from regard.text.escaping import visible
 
 __all__ = ["record", "vllm"]
 
-vllm = typer.Typer(help="Record a model that vLLM serves.", no_args_is_help=True)
+vllm = typer.Typer()
 
 Output = Annotated[
     Path,
@@ -35,6 +35,13 @@ Prompt = Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="The
 Answer = Annotated[
     int, typer.Option("--max-tokens", min=1, metavar="N", help="The longest answer, in tokens.")
 ]
+
+
+@vllm.callback(invoke_without_command=True)
+def show_help(context: typer.Context) -> None:
+    """Record a model that vLLM serves."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @with_options

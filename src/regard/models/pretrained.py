@@ -169,6 +169,11 @@ class Pretrained:
         # transformers fills missing weights with random numbers without an error. The pooler comes
         # after all attention, and checkpoints of language models omit it.
         missing = sorted(n for n in loading["missing_keys"] if not n.startswith("pooler."))
+        if missing and kind == "AutoModelForCausalLM":
+            raise RegardError(
+                f"model {self.name!r} cannot write text: it has no weights for {missing[0]!r}. "
+                "Choose a language model."
+            )
         if missing:
             raise RegardError(
                 f"model {self.name!r} lacks {len(missing)} of its weights, {missing[0]!r} first; "

@@ -412,6 +412,6 @@ def _damaged(path: Path, what: str) -> RegardError:
 def _no_recording(path: Path, what: str) -> RegardError:
     return RegardError(
         f"{path} is no recording of regard: {_shortened(what)}.\n"
-        '    Recordings are made with seen.save("run.safetensors"); where it is a copy of one, '
-        "copy it again: it may be cut short."
+        "    regard record and seen.save() write recordings. If it is a copy of one, copy it "
+        "again: it may be cut short."
     )
