@@ -136,7 +136,7 @@ def _notes(lab: Lab) -> list[Finding]:
     found: list[Finding] = []
     if not s.has_batch and not s.is_example:
         run = lab.run(s.contents(s.batch, s.tokens), keeps=True)
-        lines = Lines(run.steps, lab.sources_of(run.arguments))
+        lines = Lines(run.steps, run.inputs)
         place = lines.of("transpose-of-batch") if lines.turning() is not None else None
         entry = fault("unbatched-only" if place is None else "transpose-of-batch")
         found.append(finding_of(entry, place or lines.of("softmax-wrong-axis"), ""))

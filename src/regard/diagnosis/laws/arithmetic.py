@@ -17,10 +17,9 @@ __all__ = ["DROPS", "SOFTMAXES", "Gradient", "Large", "Training"]
 
 
 class Gradient(Law):
-    """Gradients are those of the numbers that were computed."""
+    """Gradients equal finite differences, and every matrix gets one."""
 
     name = "gradient"
-    statement = "Gradients equal finite differences, and every matrix gets one."
     formula = "f(x + h d) - f(x - h d) = 2 h grad f(x) . d"
     example = "weights = scores.softmax(-1).detach()"
 
@@ -182,10 +181,9 @@ def _cut(run: Run) -> Place | None:
 
 
 class Large(Law):
-    """Large scores give finite numbers."""
+    """Inputs 10 and 40 times as large give finite numbers in float32."""
 
     name = "large"
-    statement = "Inputs 10 and 40 times as large give finite numbers in float32."
     formula = "f(40 x) is finite"
     example = "weights = scores.exp() / scores.exp().sum(-1, keepdim=True)  # overflows at 89"
 
@@ -223,10 +221,9 @@ SOFTMAXES = ("_softmax", "_scaled_dot_product_flash_attention_for_cpu")
 
 
 class Training(Law):
-    """Dropout in training leaves the mean of the output as it is."""
+    """In training mode the mean over dropout is the output of eval mode."""
 
     name = "training"
-    statement = "In training mode the mean over dropout is the output of eval mode."
     formula = "mean of f_train(x) = f_eval(x)"
     example = "scores = dropout(scores)  # before the softmax"
 

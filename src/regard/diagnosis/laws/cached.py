@@ -25,10 +25,9 @@ _START = re.compile(r"^(start_?pos|pos|offset|start|input_pos|cache_pos\w*|past_
 
 
 class Cache(Law):
-    """A cache changes no number."""
+    """Tokens that come piece by piece, with a cache, give what they give at once."""
 
     name = "cache"
-    statement = "Tokens that come piece by piece, with a cache, give what they give at once."
     formula = "f(x[n:], cache of f(x[:n])) = f(x)[n:]"
     example = "k = torch.cat([k, past_k], dim=2)  # the new keys before the old ones"
 

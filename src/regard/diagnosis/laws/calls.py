@@ -16,10 +16,9 @@ __all__ = ["Pure", "Runs", "Samples"]
 
 
 class Runs(Law):
-    """Any batch and any number of tokens runs and gives finite numbers."""
+    """Any batch and any number of tokens runs, and gives finite numbers."""
 
     name = "runs"
-    statement = "Any batch and any number of tokens runs, and gives finite numbers."
     formula = "f(x) is finite, (batch, tokens, ...) for x (batch, tokens, ...)"
     example = "scores = q @ k.T  # turns all axes of a batch round"
 
@@ -131,10 +130,9 @@ def _not_finite(lab: Lab, run: Run, batch: int, tokens: int) -> Breach | None:
 
 
 class Pure(Law):
-    """A call changes nothing that the next call sees."""
+    """In eval mode the same call gives the same output, and changes no argument."""
 
     name = "pure"
-    statement = "In eval mode the same call gives the same output, and changes no argument."
     formula = "f(x) = f(x), and x is as it was"
     example = "q *= head_dim**-0.5  # in place: the caller's tensor is scaled as well"
 
@@ -208,10 +206,9 @@ def _first_difference(one: list[Step], other: list[Step]) -> Place | None:
 
 
 class Samples(Law):
-    """The samples of a batch do not influence each other."""
+    """Each sample of a batch gives what it gives alone."""
 
     name = "samples"
-    statement = "Each sample of a batch gives what it gives alone."
     formula = "f([a, b])[0] = f([a])[0]"
     example = "weights = scores.softmax(dim=0)  # over the batch"
 

@@ -17,6 +17,9 @@ __all__ = ["Lab", "NotTried", "Run", "as_tensors", "differs", "normal"]
 
 _TOLERANCE = 1e-8
 
+Arguments = tuple[list[Any], dict[str, Any]]
+"""The arguments of a call, by position and by name."""
+
 
 class NotTried(Exception):
     """A law cannot be tried on this code; the message is the reason, in one sentence.
@@ -56,7 +59,8 @@ class Run:
         reading: the argument that the tape was asked for.
         call: the copy that ran.
         arguments: as they are after the run.
-        changed: the operations that were repaired: their numbers and their lines.
+        inputs: those of them that hold numbers of tokens.
+        changed: as ``Tape`` has it.
     """
 
     rows: Tensor
@@ -64,8 +68,9 @@ class Run:
     steps: list[Step]
     reading: Tensor | None
     call: Callable[..., Any]
-    arguments: tuple[list[Any], dict[str, Any]]
-    changed: list[tuple[int, Place | None]]
+    arguments: Arguments
+    inputs: list[Tensor]
+    changed: dict[Change, Place | None]
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -81,14 +86,14 @@ class Lab:
         specimen: the code with its arguments.
         notes: what was noticed that is no fault, in sentences.
         weighing: what the laws of weights have worked out together.
-        change: repairs operations of every run.
+        changes: repair operations of every run.
         readings: how masks were read, in words.
     """
 
     specimen: Specimen
     notes: list[str] = field(default_factory=list[str])
     weighing: object = None
-    change: Change | None = None
+    changes: tuple[Change, ...] = ()
     readings: list[str] = field(default_factory=list[str])
 
     @cached_property
@@ -111,11 +116,11 @@ class Lab:
         """Return a lab in which all samples have the caller's arguments of the first."""
         if not self.specimen.has_given_samples:
             return self
-        return Lab(self.specimen.of_first_sample(), self.notes, change=self.change)
+        return Lab(self.specimen.of_first_sample(), self.notes, changes=self.changes)
 
-    def repaired(self, change: Change) -> "Lab":
-        """Return a lab in whose runs operations are repaired."""
-        return Lab(self.specimen, [], change=change)
+    def repaired(self, *changes: Change) -> "Lab":
+        """Return a lab in whose runs more operations are repaired."""
+        return Lab(self.specimen, changes=(*self.changes, *changes))
 
     @property
     def model(self) -> nn.Module | None:
@@ -162,33 +167,49 @@ class Lab:
         """
         call = self.fresh(is_double=is_double) if call is None else call
         dtype = torch.float64 if is_double else torch.float32
-        values, named = self.specimen.arguments(contents, dtype, extra or {})
-        if grads:
-            values, named = tree_map(_leaf, values), tree_map(_leaf, named)
-        mode = Tape(
-            keeps=keeps,
-            replaced=replaced,
-            read=read,
-            dtype=dtype,
-            change=self.change,
-            inputs=self.sources_of((values, named)),
-            tokens=next(iter(contents.values())).shape[1] if self.specimen.has_tokens else 0,
+        options = {"keeps": keeps, "replaced": replaced, "read": read}
+        result, arguments, inputs, tape = self.called(
+            call, contents, extra or {}, dtype, seed=seed, grads=grads, **options
         )
+        output = self._outputs(result)[self._output[0]]
+        rows = self._rows((output if grads else output.detach()).double())
+        return Run(rows, result, tape.steps, tape.reading, call, arguments, inputs, tape.changed)
+
+    def called(
+        self,
+        call: Callable[..., Any],
+        contents: Contents,
+        extra: Mapping[str, Any],
+        dtype: torch.dtype,
+        *,
+        seed: int = 0,
+        grads: bool = False,
+        **options: Any,
+    ) -> tuple[Any, Arguments, list[Tensor], Tape]:
+        """Return what a call gives back, its arguments, its inputs, and the tape of it.
+
+        Args:
+            call: a copy to run.
+            contents: as ``run`` takes them.
+            extra: likewise.
+            dtype: of all numbers.
+            seed: as ``run`` takes it.
+            grads: likewise.
+            **options: as ``Tape`` takes them.
+        """
+        arguments = self.specimen.arguments(contents, dtype, extra or {})
+        if grads:
+            arguments = tree_map(_leaf, arguments)
+        values = self.specimen.by_name(arguments)
+        inputs = tensors_in([values[slot.name] for slot in self.specimen.slots if slot.source])
+        tokens = next(iter(contents.values())).shape[1] if self.specimen.has_tokens else 0
+        tape = Tape(dtype=dtype, changes=self.changes, inputs=inputs, tokens=tokens, **options)
         with quiet(seed):
             torch.set_default_dtype(dtype)
-            with mode:
-                sent = tree_map(_graphed, (values, named)) if grads else (values, named)
+            with tape:
+                sent = tree_map(_graphed, arguments) if grads else arguments
                 result = call(*sent[0], **sent[1])
-        output = self._outputs(result)[self._output[0]]
-        output = output if grads else output.detach()
-        rows = self._rows(output.double())
-        arguments = (values, named)
-        return Run(rows, result, mode.steps, mode.reading, call, arguments, mode.changed)
-
-    def sources_of(self, arguments: tuple[list[Any], dict[str, Any]]) -> list[Tensor]:
-        """Return the arguments of a call that hold numbers of tokens."""
-        values = self.specimen.by_name(arguments)
-        return tensors_in([values[slot.name] for slot in self.specimen.slots if slot.source])
+        return result, arguments, inputs, tape
 
     def overflow(
         self, contents: Contents, extra: Mapping[str, Any]
@@ -283,14 +304,8 @@ class Lab:
         return found + [None] * (len(shapes) - len(found))
 
     def _shapes(self, batch: int, tokens: int) -> list[tuple[int, ...]]:
-        values, named = self.specimen.arguments(
-            self.specimen.contents(batch, tokens), torch.float32, {}
-        )
-        call = self.fresh(is_double=False)
-        inputs = self.sources_of((values, named))
-        with quiet(), Tape(dtype=torch.float32, change=self.change, inputs=inputs, tokens=tokens):
-            torch.set_default_dtype(torch.float32)
-            result = call(*values, **named)
+        contents = self.specimen.contents(batch, tokens)
+        result, *_ = self.called(self.fresh(is_double=False), contents, {}, torch.float32)
         return [tuple(t.shape) for t in self._outputs(result)]
 
     @property

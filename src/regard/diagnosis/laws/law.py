@@ -46,19 +46,22 @@ class Breach:
 
 
 class Law(ABC):
-    """Something that every right attention obeys.
+    """Something that every right attention obeys; the docstring of a subclass states it.
 
     Attributes:
         name: as the report calls it.
-        statement: the law in one sentence.
         formula: the law in one formula, plain text.
         example: code that breaks the law, in one line.
     """
 
     name: ClassVar[str]
-    statement: ClassVar[str]
     formula: ClassVar[str]
     example: ClassVar[str]
+
+    @property
+    def statement(self) -> str:
+        """The law in one sentence."""
+        return str(type(self).__doc__)
 
     @abstractmethod
     def breach(self, lab: Lab) -> Breach | None:

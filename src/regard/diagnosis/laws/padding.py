@@ -17,10 +17,9 @@ __all__ = ["Padding"]
 
 
 class Padding(Law):
-    """Tokens that a mask hides have no influence."""
+    """A token that a mask hides has no influence: padded gives what it gives alone."""
 
     name = "padding"
-    statement = "A token that a mask hides has no influence: padded gives what it gives alone."
     formula = "f([x, padding], mask)[:n] = f(x)"
     example = "scores.masked_fill(mask[:, None, :, None] == 0, -inf)  # hides rows, not columns"
 

@@ -149,9 +149,12 @@ class Tape(TorchDispatchMode):
         replaced: what the first tensor of an operation becomes, by the operation's number.
         read: the number of an operation whose argument is kept in ``reading``, and which one.
         dtype: compute in it where the code asks for fewer bits.
-        change: repairs operations.
-        inputs: tensors on which operations may depend; only ``change`` needs them.
+        changes: repair operations; of several that fit the first one counts.
+        inputs: tensors on which operations may depend; only ``changes`` need them.
         tokens: how many tokens the run has; likewise.
+
+    Attributes:
+        changed: the first line that each change repaired, of those that repaired any.
     """
 
     def __init__(
@@ -161,13 +164,13 @@ class Tape(TorchDispatchMode):
         replaced: Mapping[int, Tensor] | None = None,
         read: tuple[int, int] | None = None,
         dtype: torch.dtype = torch.float64,
-        change: Change | None = None,
+        changes: Sequence[Change] = (),
         inputs: Sequence[Tensor] = (),
         tokens: int = 0,
     ) -> None:
         super().__init__()
-        self.changed: list[tuple[int, Place | None]] = []
-        self._change, self._tokens = change, tokens
+        self.changed: dict[Change, Place | None] = {}
+        self._changes, self._tokens = changes, tokens
         self._moved = set(addresses(list(inputs)))
         self._behind: set[int] = set()
         self._alive: list[Any] = []
@@ -201,8 +204,8 @@ class Tape(TorchDispatchMode):
         counts = func is not torch.ops.aten.detach.default
         if counts and self._read is not None and self._read[0] == self._count:
             self.reading = args[self._read[1]].detach().clone()
-        if self._change is not None and counts:
-            out = self._repaired(self._change, func, args, kwargs)
+        if self._changes and counts:
+            out = self._repaired(func, args, kwargs)
         else:
             out = self._computed(func, args, kwargs)
         if not counts:
@@ -232,21 +235,21 @@ class Tape(TorchDispatchMode):
         finally:
             self._is_inside = False
 
-    def _repaired(
-        self, change: Change, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
-    ) -> Any:
+    def _repaired(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run an operation, or what a repair puts in its place."""
         name = _named(func)
         own = addresses(args)
         moved, behind = (tuple(a in s for a in own) for s in (self._moved, self._behind))
-        out = change(Operation(name, args, kwargs, moved, behind, self._tokens))
-        if out is None:
-            out = self._computed(func, args, kwargs)
+        operation = Operation(name, args, kwargs, moved, behind, self._tokens)
+        for change in self._changes:
+            if (out := change(operation)) is not None:
+                frame = inspect.currentframe()
+                place = _place(frame.f_back if frame is not None else None)
+                self.changed.setdefault(change, place)
+                out = args[0].copy_(out) if name.endswith("_") else out
+                break
         else:
-            frame = inspect.currentframe()
-            place = _place(frame.f_back if frame is not None else None)
-            self.changed.append((self._count, place))
-            out = args[0].copy_(out) if name.endswith("_") else out
+            out = self._computed(func, args, kwargs)
         given = set(addresses(out))
         # Addresses are told apart as long as nothing takes the place of what they belonged to.
         self._alive.append((args, out))

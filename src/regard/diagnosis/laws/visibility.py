@@ -76,10 +76,9 @@ def pattern_of(seen: Tensor) -> str:
 
 
 class Influence(Law):
-    """Tokens see what the caller declared."""
+    """A token sees the tokens that it is meant to see, and no others."""
 
     name = "influence"
-    statement = "A token sees the tokens that it is meant to see, and no others."
     formula = "d output[i] / d input[j] = 0 exactly where j is hidden from i"
     example = "mask = torch.ones(t, t).tril(1)  # each token sees the next one"
 
@@ -295,10 +294,9 @@ def pair_of(seen: Tensor, right: Tensor) -> Pair:
 
 
 class Positions(Law):
-    """Positions that are computed change the output."""
+    """If positions are computed, other positions give another output."""
 
     name = "positions"
-    statement = "If positions are computed, other positions give another output."
     formula = "f(x, positions) != f(x, other positions)"
     example = "apply_rotary(q, cos, sin)  # the result is not used"
 

@@ -186,10 +186,9 @@ def joined(parts: list[Values]) -> Values:
 
 
 class Mixture(Law):
-    """Outputs are averages of values."""
+    """Each output is an average of the values: weights are at least 0 and sum to 1."""
 
     name = "mixture"
-    statement = "Each output is an average of the values: weights are at least 0 and sum to 1."
     formula = "output = A value, A >= 0, A 1 = 1"
     example = "weights = scores.softmax(-1) * mask  # rows sum to less than 1"
 
@@ -299,12 +298,9 @@ def _has_sink(w: Weighing) -> bool:
 
 
 class Score(Law):
-    """Scores are products of one query and one key."""
+    """The log-ratio of two weights is the query times the difference of two keys, scaled."""
 
     name = "score"
-    statement = (
-        "The log-ratio of two weights is the query times the difference of two keys, scaled."
-    )
     formula = "log A[i, j] - log A[i, l] = query[i] . (key[j] - key[l]) / sqrt(head_dim)"
     example = "scores = q @ k.mT  # not divided by sqrt(head_dim)"
 
@@ -717,10 +713,9 @@ def _with_other_numbers(parameter: Tensor, part: Any, measured: Callable[[], _Go
 
 
 class Heads(Law):
-    """Heads work apart, and stay in their place."""
+    """Each head has queries, keys and values of its own, and stays in its place."""
 
     name = "heads"
-    statement = "Each head has queries, keys and values of its own, and stays in its place."
     formula = "output[head h] depends on query[head h] alone"
     example = "k = k.repeat(1, groups, 1, 1)  # heads 0 1 0 1 where queries are 0 0 1 1"
 
