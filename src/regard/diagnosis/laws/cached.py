@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast, get_args, get_type_hints
 
 import torch
@@ -63,10 +64,7 @@ class Cache(Law):
         except Exception as error:
             raise NotTried(f"Without a cache it raises {type(error).__name__}.") from error
         is_causal = self._is_causal(lab, contents, whole)
-
-        def pieces(contents: Contents, sizes: Sequence[int] = (s.tokens - 2, 1, 1)) -> Tensor:
-            return self._pieces(lab, contents, sizes, caches, flags, starts)
-
+        pieces = _Pieces(lab, caches, flags, starts)
         rows, right = pieces(contents), whole[:, -2:]
         rows, right = (rows, right) if is_causal else (rows[:, -1:], right[:, -1:])
         if rows.shape != right.shape:
@@ -83,15 +81,12 @@ class Cache(Law):
         )
 
     @staticmethod
-    def _together(
-        lab: Lab, contents: Contents, right: Tensor, pieces: Callable[..., Tensor]
-    ) -> Breach | None:
+    def _together(lab: Lab, contents: Contents, right: Tensor, pieces: "_Pieces") -> Breach | None:
         """Run the last two tokens together, which much code is not made for."""
         s = lab.specimen
-        sizes = (s.tokens - 2, 2)
         try:
-            rows = pieces(contents, sizes)
-            others = [pieces(s.changed(contents, token=j), sizes) for j in range(s.tokens)]
+            rows = pieces(contents, (2,))
+            others = [pieces(s.changed(contents, token=j), (2,)) for j in range(s.tokens)]
         except NotTried:
             return None
         if rows.shape != right.shape or not differs(rows, right).any():
@@ -110,9 +105,7 @@ class Cache(Law):
         )
 
     @staticmethod
-    def _sees_oldest_alone(
-        lab: Lab, contents: Contents, pieces: Callable[[Contents], Tensor]
-    ) -> bool:
+    def _sees_oldest_alone(lab: Lab, contents: Contents, pieces: "_Pieces") -> bool:
         """Return True if the newest token sees the oldest of a cache, and not the second."""
         base = pieces(contents)[:, -1]
         moved = [pieces(lab.specimen.changed(contents, token=j))[:, -1] for j in (0, 1)]
@@ -153,57 +146,56 @@ class Cache(Law):
         other = lab.run(lab.specimen.changed(contents, token=-1)).rows
         return not bool(differs(other[:, :-1], whole[:, :-1]).any())
 
-    def _pieces(
-        self,
-        lab: Lab,
-        contents: Contents,
-        sizes: Sequence[int],
-        caches: Sequence[str],
-        flags: Sequence[str],
-        starts: Sequence[str],
-    ) -> Tensor:
-        """Return the rows of all pieces but the first, with the first cache that holds them."""
+
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """Calls with a cache, piece by piece.
+
+    Attributes:
+        lab: runs the code.
+        caches: names of its arguments that take a cache.
+        flags: names of those that ask for one.
+        starts: names of those that take the number of tokens before a piece.
+    """
+
+    lab: Lab
+    caches: Sequence[str]
+    flags: Sequence[str]
+    starts: Sequence[str]
+
+    def __call__(self, contents: Contents, sizes: Sequence[int] = (1, 1)) -> Tensor:
+        """Return the rows of pieces of these sizes after a first one of all other tokens."""
         refusals: list[NotTried] = []
-        for empty in _empty_caches(lab, caches):
+        sizes = (self.lab.specimen.tokens - sum(sizes), *sizes)
+        for empty in _empty_caches(self.lab, self.caches):
             try:
-                return self._fed(lab, contents, sizes, caches, flags, starts, empty)
+                return self._fed(contents, sizes, empty)
             except NotTried as error:
                 refusals.append(error)
         raise refusals[0]
 
-    def _fed(
-        self,
-        lab: Lab,
-        contents: Contents,
-        sizes: Sequence[int],
-        caches: Sequence[str],
-        flags: Sequence[str],
-        starts: Sequence[str],
-        held: Mapping[str, Any],
-    ) -> Tensor:
-        call = lab.fresh()
+    def _fed(self, contents: Contents, sizes: Sequence[int], held: Mapping[str, Any]) -> Tensor:
+        call = self.lab.fresh()
         found: list[Tensor] = []
         done = 0
         for size in sizes:
             piece = {name: t[:, done : done + size] for name, t in contents.items()}
-            extra = {**dict.fromkeys(flags, True), **dict.fromkeys(starts, done)}
-            extra |= {**_tables(lab, done, size), **held}
+            extra = {**dict.fromkeys(self.flags, True), **dict.fromkeys(self.starts, done)}
+            extra |= {**_tables(self.lab, done, size), **held}
             try:
-                run = lab.run(piece, call=call, extra=extra)
+                run = self.lab.run(piece, call=call, extra=extra)
             except Exception as error:
                 raise NotTried(
                     f"With a cache as check makes it, it raises {in_words(error)}."
                 ) from error
             done += size
-            held = self._held(lab, run, contents, done, caches)
+            held = self._held(run, contents, done)
             found.append(run.rows)
         return torch.cat(found[1:], 1)
 
-    @staticmethod
-    def _held(
-        lab: Lab, run: Run, contents: Contents, done: int, caches: Sequence[str]
-    ) -> dict[str, Any]:
+    def _held(self, run: Run, contents: Contents, done: int) -> dict[str, Any]:
         """Return what the next call gets as its cache."""
+        caches, s = self.caches, self.lab.specimen
         if not caches:
             return {}  # in its buffers
         result = run.result
@@ -216,9 +208,8 @@ class Cache(Law):
         of_weights = (run.rows.shape[1], done)
         rest = [p for p in rest if p is not None and getattr(p, "shape", ())[-2:] != of_weights]
         if not rest and {"key", "value"} <= set(contents):
-            slots = lab.specimen.sources
-            rest = [slots[n].lay_out(contents[n][:, :done]) for n in ("key", "value")]
-        arguments = lab.specimen.by_name(run.arguments)
+            rest = [s.sources[n].lay_out(contents[n][:, :done]) for n in ("key", "value")]
+        arguments = s.by_name(run.arguments)
         if not rest and set(caches) <= set(arguments):
             rest = [arguments[name] for name in caches]  # it writes into them
             rest = rest if all(map(_tensors_of, rest)) else []
