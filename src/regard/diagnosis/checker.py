@@ -28,7 +28,7 @@ from regard.diagnosis.verdicts import report_of
 __all__ = ["check"]
 
 
-@undisturbed
+@undisturbed()
 def check(
     thing: object,
     *class_args: Any,

@@ -238,21 +238,18 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
 
 def _turned(read: Specimen) -> Specimen | None:
     """Return a reading in which True, in masks of unknown meaning, means the opposite."""
-    open_ = {forms[0].argument for forms in read.forms if not forms[0].is_sure}
-    slots = [
-        replace(slot, value=1 - int(slot.value))
-        if slot.name in open_ and slot.kind == "filled" and not slot.dtype.is_floating_point
-        else slot
+    chosen = {slot.name for slot in read.slots if slot.kind == "filled"}
+    turned = {
+        form.argument: replace(form, keeps=not form.keeps)
+        for form, *_ in read.forms
+        if form.argument in chosen and not form.is_sure and form.kind != "added"
+    }
+    slots = (
+        turned[slot.name].slot(by_name=slot.by_name) if slot.name in turned else slot
         for slot in read.slots
-    ]
-    if all(one is other for one, other in zip(slots, read.slots, strict=True)):
-        return None
-    turned = {form for forms in read.forms for form in forms[:1] if form.argument in open_}
-    forms = tuple(
-        (replace(own[0], keeps=not own[0].keeps), *own[1:]) if own[0] in turned else own
-        for own in read.forms
     )
-    return replace(read, slots=tuple(slots), forms=forms)
+    forms = ((turned.get(own[0].argument, own[0]), *own[1:]) for own in read.forms)
+    return replace(read, slots=tuple(slots), forms=tuple(forms)) if turned else None
 
 
 def grouped(thing: Thing, causal: bool | None) -> Specimen | None:

@@ -103,7 +103,7 @@ def _of_law(result: Result) -> Finding:
     """Return a broken law as a finding."""
     breach, law = result.breach, result.law
     assert breach is not None
-    entry = Fault(0, law.name, f"The law {law.name!r} is broken. {law.statement}", law.formula)
+    entry = Fault(law.name, f"The law {law.name!r} is broken. {law.statement}", law.formula)
     return finding_of(entry, breach.place, f"{breach.says} {_NO_NAME}", breach.pair)
 
 

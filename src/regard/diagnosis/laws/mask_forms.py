@@ -70,19 +70,12 @@ class Form:
 
     def encode(self, keep: Tensor) -> Tensor:
         """Return the argument for a pattern, (batch, queries, keys), True = may attend."""
-        match self.axes:
-            case "lengths":
-                return keep[:, 0].sum(-1)
-            case "keys":
-                shaped = keep[:, 0]
-            case "keys4":
-                shaped = keep[:, None, :1]
-            case "pairs":
-                shaped = keep[0]
-            case "batch_pairs":
-                shaped = keep
-            case "pairs4":
-                shaped = keep[:, None]
+        if self.axes == "lengths":
+            return keep[:, 0].sum(-1)
+        axes = _AXES[self.axes]
+        shaped = keep[:, 0] if self.is_of_keys else keep
+        shaped = shaped if "b" in axes else shaped[0]
+        shaped = shaped[tuple(None if axis == 1 else slice(None) for axis in axes)]
         if self.kind == "added":
             lowest = torch.finfo(torch.float32).min
             return torch.zeros(shaped.shape, device="cpu").masked_fill(~shaped, lowest)

@@ -102,6 +102,11 @@ class _Trial:
             for name, t in self.contents.items()
         }
 
+    def _masked(self, form: Form, keep: Tensor, contents: Contents | None = None) -> Tensor:
+        """Return the rows under a mask, (batch, queries, keys), True = may attend."""
+        contents = self.contents if contents is None else contents
+        return self._run(contents, {form.argument: form.encode(keep)}).rows
+
     def _run(self, contents: Contents, extra: Mapping[str, Any]) -> Run:
         try:
             run = self.lab.run(contents, call=self.call, extra=extra)
@@ -147,8 +152,7 @@ class _Trial:
         s = self.lab.specimen
         if is_installed(s.call) or any(slot.name == form.argument for slot in s.slots):
             return False  # the code needs a mask, or the caller passes one
-        keep = torch.ones(self.batch, self.tokens, self.tokens, dtype=torch.bool, device="cpu")
-        own = self._run(self.contents, {form.argument: form.encode(keep)}).rows
+        own = self._masked(form, torch.ones_like(self._keys(at_start=False)))
         return bool(differs(self._run(self.contents, {}).rows, own).any())
 
     def _moved(
@@ -176,7 +180,7 @@ class _Trial:
             n = int(real.sum())
             part = {name: t[sample : sample + 1, real] for name, t in self.contents.items()}
             ones = torch.ones(1, n, n, dtype=torch.bool, device="cpu")
-            alone = self._run(part, {form.argument: form.encode(ones)}).rows[0]
+            alone = self._masked(form, ones, part)[0]
             mine = rows[sample, real]
             if mine.shape != alone.shape or not differs(mine, alone).any():
                 continue
@@ -221,13 +225,10 @@ class _Trial:
             extra=extra,
         )
 
-    # Which mistake with a mask it is
-
     def _kind(self, form: Form, keep: Tensor, rows: Tensor) -> str:
         """Return what the code makes of the mask instead, if that can be told."""
-        ones = torch.ones_like(keep)
         try:
-            plain = self._run(self.contents, {form.argument: form.encode(ones)}).rows
+            plain = self._masked(form, torch.ones_like(keep))
             if not differs(plain, rows).any():
                 return "mask-unused"
             if form.is_sure and form.axes != "lengths" and self._is_right_inverted(form, keep):
@@ -246,18 +247,16 @@ class _Trial:
     def _is_right_inverted(self, form: Form, keep: Tensor) -> bool:
         """Return True if the mask hides nothing where the opposite would hide everything else."""
         hidden = keep.any(1) if form.is_of_keys else keep.any(1) & keep.all(1)
-        extra = {form.argument: form.encode(keep)}
-        rows, moved = (self._run(c, extra).rows for c in (self.contents, self._changed(hidden)))
+        rows, moved = (self._masked(form, keep, c) for c in (None, self._changed(hidden)))
         # Rows of hidden tokens read hidden tokens only.
         return bool(hidden.any()) and not bool((differs(moved, rows).any(-1) & ~hidden).any())
 
     def _is_of_rows(self, form: Form, plain: Tensor) -> bool:
         """Return True if hiding one token changes its own row alone."""
-        keep = torch.ones(self.batch, self.tokens, self.tokens, dtype=torch.bool, device="cpu")
+        keep = torch.ones_like(self._keys(at_start=False))
         at = self.tokens - 1 if form.axes == "lengths" else 0 if self.is_causal else 1
         keep[:, :, at] = False
-        rows = self._run(self.contents, {form.argument: form.encode(keep)}).rows
-        moved = differs(rows, plain).any(-1)
+        moved = differs(self._masked(form, keep), plain).any(-1)
         own = torch.arange(self.tokens, device="cpu") == at
         return bool(moved.any()) and not bool((moved & ~own).any())
 
@@ -266,10 +265,7 @@ class _Trial:
         for sample in range(self.batch):
             other = keep.clone()
             other[sample] = True
-            moved = differs(
-                self._run(self.contents, {form.argument: form.encode(other)}).rows, rows
-            )
-            moved = moved.flatten(1).any(-1)
+            moved = differs(self._masked(form, other), rows).flatten(1).any(-1)
             own = torch.arange(self.batch, device="cpu") == sample
             if bool((moved & ~own).any()):
                 return True
