@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from regard.diagnosis.examples import example_specimens
 from regard.diagnosis.isolation import undisturbed
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.mask_forms import takes_masks
-from regard.diagnosis.laws.visibility import influence
 from regard.diagnosis.nested_attention import attentions_inside
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
@@ -218,29 +216,18 @@ _ONE_ROW = (
 def _of_scores(code: Thing, causal: bool | None) -> Report:
     """Return the report on a function of scores."""
     report = report_of(list(specimens(code, causal)))
-    if report.faults and not causal and code.of("value") is None and _sums_to_one(code.call):
-        single = replace(code, call=partial(_by_row, code.call))
-        with suppress(ValueError):
-            if report_of(list(specimens(single, causal))[:1]).ok:
-                return replace(report, findings=(), missing=_ONE_ROW)
+    is_free = not causal and code.of("value") is None
+    if report.faults and is_free and _divides_by_one_sum(code.call):
+        return replace(report, findings=(), missing=_ONE_ROW)
     return report
 
 
-def _sums_to_one(call: Callable[..., Any]) -> bool:
-    """Return True if all weights of a matrix of scores sum to 1 together."""
+def _divides_by_one_sum(call: Callable[..., Any]) -> bool:
+    """Return True if a function of scores is a softmax over all scores together."""
     scores = torch.randn(5, 5, generator=torch.Generator().manual_seed(3), device="cpu")
-    try:
-        with quiet():
-            return abs(float(call(scores).sum()) - 1) < 1e-4
-    except Exception:  # noqa: BLE001  # somebody's code may raise anything
-        return False
-
-
-def _by_row(call: Callable[..., Any], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Return what a function makes of each row of scores alone."""
-    if scores.ndim != 2:
-        raise ValueError("rows of one matrix")
-    return torch.stack([call(row, *args, **kwargs) for row in scores])
+    with suppress(Exception), quiet():  # somebody's code may raise anything
+        return torch.allclose(call(scores), scores.flatten().softmax(0).view(5, 5), atol=1e-5)
+    return False
 
 
 _MIXED = (
@@ -280,7 +267,7 @@ def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], causal: bool | None) ->
             if finding.name != "no-positions"
         ]
     is_faulty = any(finding.severity == "fault" for finding in findings)
-    if causal and not is_faulty and bool(influence(lab).triu(1).any()):
+    if causal and not is_faulty and bool(lab.influence.triu(1).any()):
         findings.append(finding_of(fault("not-causal"), None, "In the whole model."))
     findings.sort(key=lambda finding: (finding.severity == "note", finding.number))
     slot = next(iter(s.sources.values()))

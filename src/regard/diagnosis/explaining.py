@@ -60,7 +60,8 @@ class _Mistake:
 def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
     """Return the known mistakes that break the laws; empty if none is known to."""
     found: list[_Mistake] = []
-    early = [law for law, _ in _broken(results) if law in _ORDER[: _ORDER.index("padding")]]
+    before = _ORDER[: _ORDER.index("padding")]
+    early = [r for r in results if r.fault and r.law.name in before]
     if early and (turned := _turned_mask(lab)) is not None:
         return [_finding(lab, turned)]
     own = lab
@@ -86,40 +87,28 @@ def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
 
 def _turned_mask(lab: Lab) -> _Mistake | None:
     """Return ``mask-inverted`` if all laws hold with a needed mask turned round."""
-    s = lab.specimen
-    needed = {form.argument for forms in s.forms for form in forms if form.is_sure}
-    # Lengths of 0 hide every token, and a mask that hides nothing then hides all.
-    turned = {
-        slot.name: replace(
-            slot, kind="filled", value=0 if slot.kind == "lengths" else 1 - slot.value
-        )
-        for slot in s.slots
-        if slot.name in needed and slot.kind in ("filled", "lengths")
-    }
-    if not turned:
+    turned = lab.specimen.turned(is_sure=True)
+    if turned is None:
         return None
-    other = Lab(replace(s, slots=tuple(turned.get(slot.name, slot) for slot in s.slots)))
+    other = Lab(turned)
     laws = _TRIED[: _ORDER.index("padding")]
     results = judged(other, laws)
-    if _broken(results) or any(r.outcome == "not tried" for r in results):
+    if any(r.fault or r.outcome == "not tried" for r in results):
         return None
     place = _lines(other, Breach("")).of("mask-inverted")
-    says = f"With {', '.join(turned)} turned round it obeys all laws."
+    pairs = zip(turned.slots, lab.specimen.slots, strict=True)
+    names = ", ".join(slot.name for slot, before in pairs if slot is not before)
+    says = f"With {names} turned round it obeys all laws."
     return _Mistake("mask-inverted", place, (), Breach(says))
-
-
-def _broken(results: Sequence[Result]) -> list[tuple[str, Breach]]:
-    return [
-        (r.law.name, r.breach) for r in results if r.breach is not None and not r.breach.is_note
-    ]
 
 
 def _mistakes(
     lab: Lab, results: Sequence[Result], known: Sequence[str]
 ) -> Iterator[list[_Mistake]]:
     """Yield mistakes that explain the first broken law that any mistake explains."""
-    idle = [b.kind for law, b in _broken(results) if law == "gradient"]
-    for law, breach in _broken(results):
+    broken = [(r.law.name, r.fault) for r in results if r.fault]
+    idle = [breach.kind for law, breach in broken if law == "gradient"]
+    for law, breach in broken:
         if law == "gradient" and "wrong-projection" in known:
             continue
         for mistakes in _of_law(lab, law, breach, idle):
@@ -190,7 +179,7 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     if breach.kind == "raises":  # it runs with some sizes only: there it should be attention
         lab = Lab(replace(lab.specimen, is_fixed=True), changes=lab.changes)
         laws = _TRIED[: _ORDER.index("heads") + 1]
-        if not _broken(judged(lab, laws)):
+        if not any(result.fault for result in judged(lab, laws)):
             return
     s = lab.specimen
     contents = s.contents(s.batch, s.tokens)
@@ -226,7 +215,7 @@ def _mends(lab: Lab, laws: Sequence[object]) -> bool:
     results = judged(lab, laws)  # pyright: ignore[reportArgumentType]
     # What a mask means may be open, whatever the code does with it.
     is_held = results[-1].outcome == "held" or results[-1].reason.startswith("The code reads")
-    return is_held and not _broken(results)
+    return is_held and not any(result.fault for result in results)
 
 
 def _finding(lab: Lab, mistake: _Mistake) -> Finding:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.mask_forms import Form, forms_of, takes_masks
 from regard.diagnosis.laws.specimen import Slot, Specimen
-from regard.diagnosis.laws.tape import OpaqueOperator
+from regard.diagnosis.laws.tape import OpaqueOperator, tensors_in
 from regard.diagnosis.signature import (
     Argument,
     arguments_of,
@@ -146,13 +146,6 @@ def thing_of(
 ) -> Thing:
     """Return code ready to be called, with the roles of its arguments.
 
-    Args:
-        built: a module or a function.
-        name: as reports call it.
-        options: arguments of the function that the caller has given, by name.
-        means: what True or 1 means in masks, by name.
-        numbers: whole numbers that the class was given.
-
     Raises:
         ValueError: a call needs something else than the tensors that are known by their names.
     """
@@ -215,7 +208,7 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
                 continue
             is_empty = False
             yield read
-            if (turned := _turned(read)) is not None:
+            if (turned := read.turned(is_sure=False)) is not None:
                 yield turned
             break
     if not is_empty:
@@ -234,22 +227,6 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
         f"    The first error was {type(first).__name__}: {first}\n"
         f"    Pass an example call: {call_to_copy(thing.name, thing.arguments, thing.widths[0])}."
     ) from first
-
-
-def _turned(read: Specimen) -> Specimen | None:
-    """Return a reading in which True, in masks of unknown meaning, means the opposite."""
-    chosen = {slot.name for slot in read.slots if slot.kind == "filled"}
-    turned = {
-        form.argument: replace(form, keeps=not form.keeps)
-        for form, *_ in read.forms
-        if form.argument in chosen and not form.is_sure and form.kind != "added"
-    }
-    slots = (
-        turned[slot.name].slot(by_name=slot.by_name) if slot.name in turned else slot
-        for slot in read.slots
-    )
-    forms = ((turned.get(own[0].argument, own[0]), *own[1:]) for own in read.forms)
-    return replace(read, slots=tuple(slots), forms=tuple(forms)) if turned else None
 
 
 def grouped(thing: Thing, causal: bool | None) -> Specimen | None:
@@ -361,31 +338,22 @@ def _read(
     """Return one reading."""
     kind = thing.kind
     heads = _HEADS if order in ("bhtd", "bthd") else 1
-    leading = True
+    axes = _axes(order, heads, width // heads)
     slots: list[Slot] = []
     call: Callable[..., Any] = thing.call
     chosen = {form.argument: form for form in forms}
     positions = _positions(thing, tokens)
     for argument in thing.arguments:
-        slot = None
-        by_name = argument.by_name or not argument.required or not leading or bool(thing.options)
         if argument.name in chosen:
-            slot = chosen[argument.name].slot(by_name=by_name)
+            slots.append(chosen[argument.name].slot())
         elif argument.name in positions:
-            slot = Slot(argument.name, "fixed", value=positions[argument.name], by_name=by_name)
-        else:
-            axes = _axes(order, heads, width // heads)
-            slot = _content(thing, argument, axes, vocabulary, by_name=by_name)
-        if slot is None:
-            leading = False
-        else:
+            slots.append(Slot(argument.name, "fixed", value=positions[argument.name]))
+        elif (slot := _content(thing, argument, axes, vocabulary)) is not None:
             slots.append(slot)
-            leading = leading and not by_name
     if kind == "scores":
         call, contents = _of_scores(thing, order, heads, width // heads)
-        slots = [*contents, *(replace(slot, by_name=True) for slot in slots)]
-    slots += [Slot(name, "fixed", value=v, by_name=True) for name, v in thing.options.items()]
-    slots.sort(key=lambda slot: slot.by_name)
+        slots = [*contents, *slots]
+    slots += [Slot(name, "fixed", value=value) for name, value in thing.options.items()]
     values = [slot.value for slot in slots if slot.kind == "fixed"]
     return Specimen(
         thing.name,
@@ -401,24 +369,19 @@ def _read(
 
 
 def _content(
-    thing: Thing,
-    argument: Argument,
-    axes: tuple[str | int, ...],
-    vocabulary: int,
-    *,
-    by_name: bool,
+    thing: Thing, argument: Argument, axes: tuple[str | int, ...], vocabulary: int
 ) -> Slot | None:
     """Return an argument that holds numbers of tokens; None for any other."""
     name, role = argument.name, argument.role
     if role == "x" and vocabulary:
         ids = tuple(axis for axis in axes if isinstance(axis, str))
-        return Slot(name, "ids", ids, "x", torch.int64, high=vocabulary, by_name=by_name)
+        return Slot(name, "ids", ids, "x", torch.int64, high=vocabulary)
     if thing.kind == "embeddings":
         is_own = role == "x" or (argument.required and role in _CONTENTS)
     else:
         is_own = thing.kind == "qkv" and role in ("query", "key", "value")
     # Arguments apart, so that one that is never read, or read for another, shows.
-    return Slot(name, "content", axes, role, by_name=by_name) if is_own else None
+    return Slot(name, "content", axes, role) if is_own else None
 
 
 def _forms(thing: Thing, chosen: Mapping[str, Form]) -> tuple[tuple[Form, ...], ...]:
@@ -449,15 +412,14 @@ def _of_scores(
     scores = thing.of("scores")
     value = thing.of("value")
     assert scores is not None
-    by_name = value is not None and value.by_name
-    call = partial(_weighed, thing.call, value.name if value and by_name else bool(value))
+    call = partial(_weighed, thing.call, value)
     axes = _axes(order, heads, width)
     return call, [Slot(name, "content", axes, name) for name in ("query", "key", "value")]
 
 
 def _weighed(
     call: Callable[..., Any],
-    values: str | bool,
+    values: Argument | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -465,18 +427,13 @@ def _weighed(
 ) -> Tensor:
     """Return what a function of scores makes of the scores of queries and keys."""
     scores = query @ key.mT / query.shape[-1] ** 0.5
-    if isinstance(values, str):
-        return call(scores, **{values: value}, **rest)
-    if values:
-        return call(scores, value, **rest)
-    weights = call(scores, **rest)
-    if isinstance(weights, tuple):
-        weights = next(
-            part for part in cast("tuple[Any, ...]", weights) if isinstance(part, Tensor)
-        )
-    if weights.shape != scores.shape:
-        raise ValueError(f"it gave {tuple(weights.shape)} for scores {tuple(scores.shape)}")
-    return weights @ value
+    if values is not None:
+        return call(scores, **{values.name: value}, **rest)
+    found = tensors_in(call(scores, **rest))[:1]
+    if [weights.shape for weights in found] != [scores.shape]:
+        shapes = ", ".join(str(tuple(weights.shape)) for weights in found) or "no tensor"
+        raise ValueError(f"it gave {shapes} for scores {tuple(scores.shape)}")
+    return found[0] @ value
 
 
 def _positions(thing: Thing, tokens: int) -> dict[str, Any]:

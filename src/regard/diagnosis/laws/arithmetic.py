@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs, normal
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Place, addresses, tensors_in
+from regard.diagnosis.laws.tape import Place, Step, addresses, first_place, tensors_in
 from regard.diagnosis.signature import signature_of
 
 __all__ = ["DROPS", "SOFTMAXES", "Gradient", "Large", "Training"]
@@ -198,15 +198,15 @@ class Large(Law):
             if run.rows.isfinite().all():
                 continue
 
-            def overflows(number: int, run: Run = run) -> bool:
-                out = [t for t in run.steps[number].outputs if t.is_floating_point()]
+            def overflows(step: Step) -> bool:
+                out = [t for t in step.outputs if t.is_floating_point()]
                 return any(bool((t.isnan() | (t == torch.inf)).any()) for t in out)
 
             wrong = int((~run.rows.isfinite()).sum())
             return Breach(
                 f"Inputs {size:g} times as large give {wrong} of {run.rows.numel()} numbers that "
                 "are NaN or infinite; a softmax of any finite scores is finite.",
-                lab.first_place(run.steps, overflows),
+                first_place(run.steps, overflows),
                 # Features of queries and keys apart may overflow; a softmax need not.
                 is_definite=any(step.name in SOFTMAXES for step in run.steps),
             )

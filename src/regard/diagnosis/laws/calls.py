@@ -1,6 +1,6 @@
 """Laws about calls: any size runs, nothing changes, samples stay apart."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,15 @@ from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Place, Step, addresses, in_words, place_of, tensors_in
+from regard.diagnosis.laws.tape import (
+    Place,
+    Step,
+    addresses,
+    first_place,
+    in_words,
+    place_of,
+    tensors_in,
+)
 
 __all__ = ["Pure", "Runs", "Samples"]
 
@@ -29,7 +37,7 @@ class Runs(Law):
         if (overflow := lab.overflow(contents, {})) is not None:
             return Breach(*overflow, kind="mask-fill-value")
         first = lab.run(contents, is_double=False, keeps=True)
-        found = _not_finite(lab, first, s.batch, s.tokens)
+        found = _not_finite(first, s.batch, s.tokens)
         if found is not None:
             return found
         if (turned := self._turned(lab)) is not None:
@@ -45,7 +53,7 @@ class Runs(Law):
                     continue
                 said = f"{_sized(batch, tokens)}: {in_words(error)}."
                 return Breach(said, place_of(error), kind="raises")
-            found = _not_finite(lab, run, batch, tokens)
+            found = _not_finite(run, batch, tokens)
             if found is not None:
                 return found
             if lab.has_batch and run.rows.shape[0] != batch:
@@ -111,20 +119,19 @@ def _sized(batch: int, tokens: int) -> str:
     return f"{samples} of {tokens} tokens" if tokens > 1 else f"{samples} of one token"
 
 
-def _not_finite(lab: Lab, run: Run, batch: int, tokens: int) -> Breach | None:
+def _not_finite(run: Run, batch: int, tokens: int) -> Breach | None:
     wrong = int((~run.rows.isfinite()).sum())
     if not wrong:
         return None
 
-    def begins(number: int) -> bool:
-        step = run.steps[number]
+    def begins(step: Step) -> bool:
         bad = any(t.is_floating_point() and bool(t.isnan().any()) for t in step.outputs)
         before = any(t.is_floating_point() and bool(t.isnan().any()) for t in tensors_in(step.args))
         return bad and not before
 
     return Breach(
         f"{_sized(batch, tokens)}: {wrong} of {run.rows.numel()} numbers are NaN or infinite.",
-        lab.first_place(run.steps, begins),
+        first_place(run.steps, begins),
         kind="nan",
     )
 
@@ -149,7 +156,7 @@ class Pure(Law):
             most = float((other.rows - run.rows).abs().max())
             return Breach(
                 f"Two calls with other random seeds differ by up to {most:.3g}.",
-                _first_difference(run.steps, other.steps),
+                _first_moved(run, [other]),
                 kind="random",
                 is_definite=any(step.name in DROPS for step in run.steps),
             )
@@ -163,7 +170,7 @@ class Pure(Law):
             most = float((again.rows - run.rows).abs().max())
             return Breach(
                 f"The second of two equal calls differs by up to {most:.3g}.",
-                lab.first_place(run.steps, lambda i: run.steps[i].name.endswith("_")),
+                first_place(run.steps, lambda step: step.name.endswith("_")),
             )
         other = s.contents(s.batch, s.tokens, seed=1)
         if isinstance(s.call, nn.Module):
@@ -185,23 +192,26 @@ class Pure(Law):
                 continue
             start = addresses(new)
 
-            def writes(number: int, start: list[int] = start) -> bool:
-                step = run.steps[number]
+            def writes(step: Step, start: list[int] = start) -> bool:
                 return step.name.endswith("_") and step.reads[:1] == start
 
             return Breach(
-                f"The argument {name} is changed in place.", lab.first_place(run.steps, writes)
+                f"The argument {name} is changed in place.", first_place(run.steps, writes)
             )
         return None
 
 
-def _first_difference(one: list[Step], other: list[Step]) -> Place | None:
-    for first, second in zip(one, other, strict=False):
-        for a, b in zip(first.outputs, second.outputs, strict=False):
-            is_other = a.shape != b.shape or bool(differs(a.double(), b.double()).any())
-            # Memory that nobody has written yet holds any numbers.
-            if is_other and first.place is not None and not first.name.startswith("empty"):
-                return first.place
+def _first_moved(base: Run, others: Sequence[Run]) -> Place | None:
+    """Return the line of the first operation with a number that all of the other runs move."""
+    for steps in zip(base.steps, *(run.steps for run in others), strict=False):
+        # Memory that nobody has written yet holds any numbers.
+        if steps[0].place is None or steps[0].name.startswith("empty"):
+            continue
+        for own, *rest in zip(*(step.outputs for step in steps), strict=False):
+            if all(t.shape == own.shape for t in rest):
+                moved = [differs(t.double(), own.double()) for t in rest]
+                if bool(torch.stack(moved).all(0).any()):
+                    return steps[0].place
     return None
 
 
@@ -230,7 +240,7 @@ class Samples(Law):
                 return Breach(
                     f"Other numbers in sample {b + 1} move the output of sample {2 - b} by "
                     f"{most:.3g}; they should move it by 0.",
-                    self._place(base, runs),
+                    _first_moved(base, runs),
                     (moved, torch.eye(2, device="cpu"), caption),
                 )
         for b in range(2) if not s.has_given_samples else ():
@@ -281,19 +291,4 @@ class Samples(Law):
                     "as the windows of images that stand one after another.",
                     is_definite=False,
                 )
-        return None
-
-    @staticmethod
-    def _place(base: Run, runs: list[Run]) -> Place | None:
-        """Return the line of the first operation with a number that both samples move."""
-        for number, step in enumerate(base.steps):
-            others = [run.steps[number] for run in runs if number < len(run.steps)]
-            if step.place is None or len(others) < 2:
-                continue
-            for k, tensor in enumerate(step.outputs):
-                if any(k >= len(o.outputs) or o.outputs[k].shape != tensor.shape for o in others):
-                    continue
-                moved = [differs(o.outputs[k].double(), tensor.double()) for o in others]
-                if bool((moved[0] & moved[1]).any()):
-                    return step.place
         return None

@@ -210,6 +210,8 @@ class Core:
         found: dict[Cut, Tensor] = {}
         changed = [self.lab.specimen.changed(self.contents, token=j) for j in range(self.tokens)]
         others = [] if self.is_direct else [self._wide(contents) for contents in changed]
+        parts = changed[0].items() if others and len(self.contents) > 1 else ()
+        alone = {name: self._wide({**self.contents, name: t}) for name, t in parts}
         for cut, base in self.base.items():
             if isinstance(cut, str):
                 shape = self.contents[cut].shape
@@ -221,6 +223,13 @@ class Core:
             if sizes != {len(base[0]) // self.tokens} or sizes == {0}:
                 raise NotTried("A projection reads several tokens at once, or none.")
             found[cut] = torch.stack(places)
+            for name, run in alone.items():
+                moved = differs(self._moved(run, cut), base[0], 1e-12)[places[0]]
+                if moved.any() and not moved.all():
+                    raise NotTried(
+                        f"It projects {name} and another argument as one text: pass the function "
+                        "of query, key and value inside."
+                    )
         return found
 
     def _moved(self, run: Run, cut: int) -> Tensor:
@@ -285,13 +294,13 @@ class Core:
         numbers: Tensor | float,
         token: int | None = None,
     ) -> Values:
-        """Return values with other numbers in some channels.
+        """Return values with other numbers in some channels, at one token or at all.
 
         Args:
             values: (probes, numbers).
             channels: to be set.
             numbers: one for all, or for each probe and channel, (probes, channels).
-            token: at which; None: at all of them.
+            token: None: all of them.
         """
         found = {cut: t.clone() for cut, t in values.items()}
         for k, (cut, c) in enumerate(channels):
@@ -306,11 +315,9 @@ class Core:
 
 
 def _split_of(one: Tensor, other: Tensor) -> int | None:
-    """Return how many numbers blocks stand before the batch of 2; None where no number fits.
+    """Return how many numbers stand before the batch of 2; None where no number fits.
 
-    Args:
-        one: for two samples.
-        other: for the same samples, exchanged.
+    ``other`` holds the same two samples as ``one``, exchanged.
     """
     seen, candidates = 1, [1]
     for size in one.shape:
@@ -328,10 +335,6 @@ def _split_of(one: Tensor, other: Tensor) -> int | None:
 def _planned(lab: Lab, run: Run, contents: Contents) -> _Plan:
     """Return where to cut: the last products with parameters before the scores, and the exit."""
     sources = _sources_of(lab, run)
-    if (joined := _projected_together(run.steps, sources)) is not None:
-        raise NotTried(
-            f"It projects {joined} as one text: pass the function of query, key and value inside."
-        )
     found = _walked(run.steps, sources)
     if found is None and {"query", "key", "value"} <= set(contents):
         return _Plan(("query", "key", "value"), None, 0)  # computed without PyTorch
@@ -352,29 +355,6 @@ def _sources_of(lab: Lab, run: Run) -> dict[int, frozenset[Cut]]:
         if slot.source
         for at in addresses(values[slot.name])
     }
-
-
-def _projected_together(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> str | None:
-    """Return the arguments whose tokens one projection takes one behind the other."""
-    origins = dict(sources)
-    nothing = frozenset[Cut]()
-    joined: set[int] = set()
-    for step in steps:
-        reads, outs = step.reads, step.writes
-        own = nothing.union(*(origins.get(at, nothing) for at in reads))
-        if step.name == "cat":
-            axis = step.args[1] if len(step.args) > 1 else 0
-            is_last = axis % step.outputs[0].ndim == step.outputs[0].ndim - 1
-            joined |= outs if len(own) > 1 and not is_last else set()
-        elif not joined.isdisjoint(reads):
-            pair = _pair_of(step)
-            if len(pair) == 2 and step.name != "mul":
-                operands = [origins.get(addresses(t)[0], nothing) for _, t in pair]
-                return None if all(operands) else " and ".join(sorted(map(str, own)))
-            joined |= outs
-        for at in outs if own else ():
-            origins[at] = own
-    return None
 
 
 def _walked(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> _Plan | None:

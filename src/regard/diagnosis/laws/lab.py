@@ -326,20 +326,36 @@ class Lab:
     @cached_property
     def output_ndim(self) -> int:
         """The number of the output's axes."""
-        s = self.specimen
-        return len(self._shapes(s.batch, s.tokens)[self._output[0]])
+        return len(self.shapes[self._output[0]])
 
     @property
     def has_batch(self) -> bool:
         """Return True if arguments and output have an axis for the batch."""
         return self.specimen.has_batch and self._output[1] is not None
 
-    def first_place(self, steps: list[Step], is_wrong: Callable[[int], bool]) -> Place | None:
-        """Return the line of the first operation for which ``is_wrong(number)`` holds."""
-        for number, step in enumerate(steps):
-            if step.place is not None and is_wrong(number):
-                return step.place
-        return None
+    @cached_property
+    def influence(self) -> Tensor:
+        """Which token moves which row of the output, bool, (rows, tokens).
+
+        Raises:
+            NotTried: tokens or rows cannot be told apart.
+        """
+        lab = self.for_first_sample()
+        s = lab.specimen
+        if not s.has_tokens or not lab.sees_rows:
+            raise NotTried("No axis of its arguments and its output stands for the tokens.")
+        contents = s.contents(1, s.tokens, seed=3, size=0.1)  # no score hides a token by its size
+        call = lab.fresh()
+        base = lab.run(contents, call=call).rows[0]
+
+        def moved(token: int) -> Tensor:
+            other = {
+                name: torch.lerp(contents[name], t, 0.2) if t.is_floating_point() else t
+                for name, t in s.changed(contents, token=token).items()
+            }
+            return differs(lab.run(other, call=call).rows[0], base).any(-1)
+
+        return torch.stack([moved(token) for token in range(s.tokens)], -1)
 
 
 def as_tensors(result: Any) -> list[Tensor]:

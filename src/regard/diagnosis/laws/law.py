@@ -89,6 +89,11 @@ class Result:
     is_applicable: bool = True
 
     @property
+    def fault(self) -> Breach | None:
+        """The counterexample, unless it is no fault by itself."""
+        return None if self.breach is None or self.breach.is_note else self.breach
+
+    @property
     def outcome(self) -> str:
         """Return ``held``, ``broken``, ``not tried`` or ``does not apply``."""
         if self.breach is not None:

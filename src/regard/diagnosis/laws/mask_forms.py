@@ -59,14 +59,16 @@ class Form:
         value = "True" if self.kind == "bool" else "1"
         return f"{self.argument}: {value} {'allows' if self.keeps else 'hides'} a key"
 
-    def slot(self, *, by_name: bool) -> Slot:
+    def slot(self) -> Slot:
         """Return an argument that hides nothing."""
+        axes = _AXES[self.axes]
         if self.axes == "lengths":
-            return Slot(self.argument, "lengths", ("b",), dtype=torch.int64, by_name=by_name)
+            # Lengths of 0 hide every token.
+            kind = "lengths" if self.keeps else "filled"
+            return Slot(self.argument, kind, axes, dtype=torch.int64, value=0)
         dtype = {"bool": torch.bool, "long": torch.int64, "added": torch.float32}[self.kind]
         value = 0.0 if self.kind == "added" else int(self.keeps)
-        axes = _AXES[self.axes]
-        return Slot(self.argument, "filled", axes, dtype=dtype, value=value, by_name=by_name)
+        return Slot(self.argument, "filled", axes, dtype=dtype, value=value)
 
     def encode(self, keep: Tensor) -> Tensor:
         """Return the argument for a pattern, (batch, queries, keys), True = may attend."""

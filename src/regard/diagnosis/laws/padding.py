@@ -10,7 +10,7 @@ from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs, normal
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.mask_forms import Form, form_of_given
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.visibility import influence, pair_of
+from regard.diagnosis.laws.visibility import pair_of
 from regard.diagnosis.subject import is_installed
 
 __all__ = ["Padding"]
@@ -48,7 +48,7 @@ class _Trial:
         self.batch = max(s.batch, 2) if s.has_batch and lab.has_batch else 1
         self.tokens = s.tokens
         self.contents = s.contents(self.batch, self.tokens, seed=9)
-        self.is_causal = bool(s.causal) or not bool(influence(lab).triu(1).any())
+        self.is_causal = bool(s.causal) or not bool(lab.influence.triu(1).any())
 
     def of(self, forms: tuple[Form, ...]) -> Breach | None:
         """Return what is wrong in every form that the code takes; None if one is right.

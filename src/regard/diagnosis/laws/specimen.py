@@ -1,14 +1,19 @@
 """Code under check as something that can be called with any batch and any number of tokens."""
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+
+from regard.diagnosis.signature import signature_of
 
 if TYPE_CHECKING:
     from regard.diagnosis.laws.mask_forms import Form
@@ -33,7 +38,6 @@ class Slot:
         dtype: of the tensor.
         value: of ``fixed`` and ``filled``.
         high: of ``ids``, the number of different ones.
-        by_name: the argument is passed by its name.
         is_array: a NumPy array is passed.
         meaning: of a mask that the caller passed: ``keeps`` or ``hides``; empty: unknown.
         grid: of tokens in two axes, such as the pixels of an image, their lengths.
@@ -46,7 +50,6 @@ class Slot:
     dtype: torch.dtype = torch.float32
     value: Any = None
     high: int = 0
-    by_name: bool = False
     is_array: bool = False
     meaning: str = ""
     grid: tuple[int, int] | None = None
@@ -168,6 +171,25 @@ class Specimen:
         ]
         return replace(self, slots=tuple(slots))
 
+    def turned(self, *, is_sure: bool) -> "Specimen | None":
+        """Return the same with the opposite meaning of the masks that are always passed.
+
+        Args:
+            is_sure: of masks whose meaning is declared; False: of all others.
+
+        Returns:
+            None if there is no such mask.
+        """
+        passed = {slot.name for slot in self.slots if slot.kind in ("filled", "lengths")}
+        turned = {
+            form.argument: replace(form, keeps=not form.keeps)
+            for form, *_ in self.forms
+            if form.argument in passed and form.is_sure == is_sure and form.kind != "added"
+        }
+        slots = (turned[s.name].slot() if s.name in turned else s for s in self.slots)
+        forms = ((turned.get(own[0].argument, own[0]), *own[1:]) for own in self.forms)
+        return replace(self, slots=tuple(slots), forms=tuple(forms)) if turned else None
+
     def visible(self, tokens: int) -> Tensor | None:
         """Return what the first sample's masks let each query see, bool, (tokens, tokens).
 
@@ -244,33 +266,34 @@ class Specimen:
         batch = first.shape[0]
         tokens = first.shape[1] if self.has_tokens else self.tokens
         laid: dict[str, Any] = {}
-        values: list[Any] = []
-        named: dict[str, Any] = {}
-        names = {slot.name for slot in self.slots}
+        named = {name: _in_dtype(value, dtype) for name, value in extra.items()}
         for slot in self.slots:
             if slot.name in extra:
-                value = extra[slot.name]
+                value = named[slot.name]
             elif slot.source:
                 # In one block of memory, as callers pass them: other strides run other operations.
                 own = slot.lay_out(contents[slot.source])
                 own = own.clone(memory_format=torch.contiguous_format)
-                value = laid.setdefault(f"{slot.source} {slot.axes}", own)
+                value = _in_dtype(laid.setdefault(f"{slot.source} {slot.axes}", own), dtype)
             else:
-                value = slot.constant(batch, tokens)
-            value = _in_dtype(value, dtype)
-            if slot.is_array and isinstance(value, Tensor):
-                value = value.numpy()
-            if slot.by_name:
-                named[slot.name] = value
-            else:
-                values.append(value)
-        named |= {k: _in_dtype(v, dtype) for k, v in extra.items() if k not in names}
-        return values, named
+                value = _in_dtype(slot.constant(batch, tokens), dtype)
+            is_array = slot.is_array and isinstance(value, Tensor)
+            named[slot.name] = value.numpy() if is_array else value
+        return [named.pop(name) for name in self._positional], named
+
+    @cached_property
+    def _positional(self) -> list[str]:
+        """The names of the first arguments, which are passed by position."""
+        names = {slot.name for slot in self.slots}
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = signature_of(self.call).parameters.values()
+        return [
+            p.name for p in takewhile(lambda p: p.name in names and p.kind in kinds, parameters)
+        ]
 
     def by_name(self, arguments: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
         """Return the arguments of a call by the names of their slots."""
-        names = [slot.name for slot in self.slots if not slot.by_name]
-        return {**dict(zip(names, arguments[0], strict=True)), **arguments[1]}
+        return {**dict(zip(self._positional, arguments[0], strict=True)), **arguments[1]}
 
 
 def _in_dtype(value: Any, dtype: torch.dtype) -> Any:

@@ -24,6 +24,7 @@ __all__ = [
     "Step",
     "Tape",
     "addresses",
+    "first_place",
     "in_words",
     "is_theirs",
     "place_of",
@@ -100,6 +101,11 @@ def reached(steps: Iterable[Step], start: Iterable[int]) -> set[int]:
         if not _is_of_shape(step.name) and not found.isdisjoint(step.reads):
             found |= step.writes
     return found
+
+
+def first_place(steps: Iterable[Step], is_wrong: Callable[[Step], bool]) -> Place | None:
+    """Return the line of the first wrong operation that has one."""
+    return next((s.place for s in steps if s.place is not None and is_wrong(s)), None)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -12,33 +12,9 @@ from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.tape import Place, Step, addresses
 from regard.diagnosis.signature import MEMORY, docstrings_of
 
-__all__ = ["Influence", "Positions", "ignores_order", "influence", "pair_of", "pattern_of"]
+__all__ = ["Influence", "Positions", "ignores_order", "pair_of", "pattern_of"]
 
 _CAPTION = "which token (across) moves which output (down): 1 if it does"
-
-
-def influence(lab: Lab) -> Tensor:
-    """Return which token moves which row of the output, bool, (rows, tokens).
-
-    Raises:
-        NotTried: tokens or rows cannot be told apart.
-    """
-    lab = lab.for_first_sample()
-    s = lab.specimen
-    if not s.has_tokens or not lab.sees_rows:
-        raise NotTried("No axis of its arguments and its output stands for the tokens.")
-    contents = s.contents(1, s.tokens, seed=3, size=0.1)  # no score hides a token by its size
-    call = lab.fresh()
-    base = lab.run(contents, call=call).rows[0]
-
-    def moved(token: int) -> Tensor:
-        other = {
-            name: torch.lerp(contents[name], t, 0.2) if t.is_floating_point() else t
-            for name, t in s.changed(contents, token=token).items()
-        }
-        return differs(lab.run(other, call=call).rows[0], base).any(-1)
-
-    return torch.stack([moved(token) for token in range(s.tokens)], -1)
 
 
 def ignores_order(lab: Lab) -> bool:
@@ -47,7 +23,7 @@ def ignores_order(lab: Lab) -> bool:
     s = lab.specimen
     if not s.has_tokens or not lab.sees_rows or len(s.sources) > 1:
         return False
-    seen = [int(j) for j in influence(lab)[-1, :-1].nonzero().flatten()]
+    seen = [int(j) for j in lab.influence[-1, :-1].nonzero().flatten()]
     if len(seen) < 2:
         return False
     contents = s.contents(1, s.tokens, seed=5)
@@ -84,7 +60,7 @@ class Influence(Law):
 
     def breach(self, lab: Lab) -> Breach | None:
         """Change one token after another, and compare with what was declared."""
-        seen = influence(lab)
+        seen = lab.influence
         rows, tokens = seen.shape
         if (found := self._idle(lab) or self._exchanged(lab)) is not None:
             return found

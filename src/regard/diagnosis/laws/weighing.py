@@ -13,8 +13,15 @@ from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.core import Core, Cut, Values
 from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
 from regard.diagnosis.laws.law import UNUSED, Breach, Law
-from regard.diagnosis.laws.tape import Place, Step, addresses, in_words, is_theirs, reached
-from regard.diagnosis.laws.visibility import influence
+from regard.diagnosis.laws.tape import (
+    Place,
+    Step,
+    addresses,
+    first_place,
+    in_words,
+    is_theirs,
+    reached,
+)
 
 __all__ = ["Heads", "Mixture", "Score", "core_of"]
 
@@ -61,7 +68,7 @@ def has_no_projections(lab: Lab) -> bool:
     is_plain = first.kind == "content" and len(first.axes) == 2 + s.has_batch and s.has_tokens
     if others or s.masks or not is_plain or not lab.sees_rows:
         return False
-    seen = influence(lab)
+    seen = lab.influence
     for tokens in (s.tokens, s.tokens if s.is_fixed else s.tokens + 2):
         contents = s.contents(s.batch if s.has_batch else 1, tokens, seed=17, size=0.5)
         [x] = contents.values()
@@ -230,9 +237,7 @@ class Mixture(Law):
 
     @staticmethod
     def _place(w: Weighing) -> Place | None:
-        steps = w.core.run.steps
-        names = (*SOFTMAXES, "exp")
-        return next((s.place for s in steps if s.name in names and s.place), None)
+        return first_place(w.core.run.steps, lambda step: step.name in (*SOFTMAXES, "exp"))
 
     @staticmethod
     def _not_averages(w: Weighing, kept: Tensor, apart: Tensor, place: Place | None) -> Breach:
@@ -435,47 +440,39 @@ class Score(Law):
 
     def _factor(self, lab: Lab, probe: "_Probe") -> Breach | None:
         w = probe.w
-        sizes, widths = probe.slopes()
-        for size, width in zip(sizes, widths, strict=True):
+        for forth, back, width in probe.slopes():
             if not width:
                 continue
-            forth, back = size
             if not math.isfinite(forth + back):
                 raise NotTried("Some weights vanish where they should only shrink.")
+            want, place, says = width**-0.5, self._place(w), ""
             if abs(abs(forth) - back) > 1e-4 * back:
-                return Breach(
+                says = (
                     "Queries and keys do not meet number by number: their product is scaled by "
-                    f"{forth:.4f} one way and by {back:.4f} the other.",
-                    self._place(w),
-                    is_definite=False,
+                    f"{forth:.4f} one way and by {back:.4f} the other."
                 )
-            want = width**-0.5
-            if forth < 0:
-                return Breach(
-                    f"Query times key is multiplied with {forth:.4f}, which is below 0.",
-                    self._place(w),
-                    is_definite=False,
-                )
-            if abs(forth - want) > 1e-3 * want:
-                if abs(forth - 1) < 1e-6 and _has_learned_bias(w):
-                    lab.notes.append(
-                        "The scores are not scaled, and a bias by distance is learned, as in T5."
-                    )
-                    return None
-                place = self._place(w)
-                if place is not None and not is_theirs(place.file):
-                    lab.notes.append(f"An installed package scales the scores by {forth:.4f}.")
-                    return None
-                if _is_learned(probe):
-                    lab.notes.append("The scale of the scores is learned; it was not judged.")
-                    return None
+            elif forth < 0:
+                says = f"Query times key is multiplied with {forth:.4f}, which is below 0."
+            if says:
+                return Breach(says, place, is_definite=False)
+            if abs(forth - want) <= 1e-3 * want:
+                continue
+            if abs(forth - 1) < 1e-6 and _has_learned_bias(w):
+                note = "The scores are not scaled, and a bias by distance is learned, as in T5."
+            elif place is not None and not is_theirs(place.file):
+                note = f"An installed package scales the scores by {forth:.4f}."
+            elif _is_learned(probe):
+                note = "The scale of the scores is learned; it was not judged."
+            else:
                 return Breach(
                     f"The product of query and key is scaled by {forth:.4f}; for head_dim {width} "
                     f"it should be {want:.4f} = 1/sqrt({width}).",
-                    self._place(w),
+                    place,
                     kind="factor",
                     numbers=(forth, want),
                 )
+            lab.notes.append(note)
+            return None
         return None
 
     def _shift(self, probe: "_Probe", weights: Tensor) -> Breach | None:
@@ -599,7 +596,7 @@ class _Probe:
         rows = self.w.weights(values, (self.token, self.other))[:, :, self.row]
         return rows[..., 0].log() - rows[..., 1].log()
 
-    def slopes(self) -> tuple[list[tuple[float, float]], list[int]]:
+    def slopes(self) -> list[tuple[float, float, int]]:
         """Return the scale of the scores of each head, from queries and from keys, and its width.
 
         A width of 0: the head has no scores that move.
@@ -609,24 +606,21 @@ class _Probe:
         queried = w.core.placed(self._empty(), w.query, query)
         forth = self.forth(key)
         back = self._moved(queried, w.key, self.token)
-        sizes: list[tuple[float, float]] = []
-        widths: list[int] = []
-        for head in range(forth.shape[1]):
-            ours, theirs = forth[:, head], back[:, head]
+        found: list[tuple[float, float, int]] = []
+        for ours, theirs in zip(forth.T, back.T, strict=True):
             mine, its = ours.abs() > 1e-7, theirs.abs() > 1e-7
-            widths.append(int(mine.sum()) if bool(its.any()) else 0)
-            if not widths[-1]:
-                sizes.append((0.0, 0.0))
+            width, its_keys = int(mine.sum()), key[0][its]
+            if not width or not len(its_keys):
+                found.append((0.0, 0.0, 0))
                 continue
-            its_keys = key[0][its]
-            one = float((ours.square().sum() / its_keys.square().sum()).sqrt())
-            other = float((theirs.square().sum() / query[0][mine].square().sum()).sqrt())
+            one = float(ours.norm() / its_keys.norm())
+            other = float(theirs.norm() / query[0][mine].norm())
             # Next to itself, a token's query and key are turned alike by their positions.
-            if self.token == self.row and widths[-1] == len(its_keys):
-                along = float((ours[mine] * its_keys).sum())
+            if self.token == self.row and width == len(its_keys):
+                along = float(ours[mine] @ its_keys)
                 one = -one if along < -0.99 * one * float(its_keys.square().sum()) else one
-            sizes.append((one, other))
-        return sizes, widths
+            found.append((one, other, width))
+        return found
 
     def _empty(self) -> Values:
         w = self.w
@@ -669,7 +663,7 @@ def _is_learned(probe: _Probe) -> bool:
     """Return True if a parameter beside the projections sets the scale."""
 
     def scales() -> Tensor:
-        return torch.tensor(probe.slopes()[0], device="cpu")
+        return torch.tensor([size for *size, _ in probe.slopes()], device="cpu")
 
     return any(_moved_parameters(probe.w, scales, 64))
 
@@ -764,11 +758,12 @@ class Heads(Law):
             ones = [moved(parameter, torch.unravel_index(n, parameter.shape)) for n in few]
             counts = {int(own.sum()) for own in ones} - {0}
             if min(counts, default=heads) == 1:
-                steps = (s for s in w.core.run.steps if set(s.reads) & set(addresses(parameter)))
+                at = addresses(parameter)[0]
+                places = (s.place for s in w.core.run.steps if s.place and at in s.reads)
                 return Breach(
                     f"A table of shape {tuple(parameter.shape)} has an axis for the {heads} heads, "
                     "and each of its parts reaches several heads; it should reach its own.",
-                    next((step.place for step in steps if step.place), None),
+                    next(places, None),
                 )
         return None
 
