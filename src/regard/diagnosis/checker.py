@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -88,29 +88,24 @@ def check(
     """
     if causal is None and _is_named_causal(thing, options):
         causal = True
-    # The samples are on the CPU, so the code under check creates its tensors there, too.
-    elsewhere = torch.get_default_device().type != "cpu"
-    with torch.device("cpu") if elsewhere else nullcontext():
-        passed = _with_intention(thing, options, causal)
-        name = getattr(thing, "__name__", type(thing).__name__)
-        built = built_from(thing, class_args, passed)
-        rest = {} if inspect.isclass(thing) else passed
-        if args is not None or kwargs is not None:
-            return _by_example(
-                built, args or (), {**rest, **(kwargs or {})}, means or {}, axes, causal
-            )
-        _refuse_masks(name, rest)
-        counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
-        numbers = tuple(number for number in counted if type(number) is int)
-        code = thing_of(built, name, rest, means or {}, numbers)
-        try:
-            return _report(code, causal)
-        except ValueError as error:
-            for arrays in _arrays(thing):
-                report = _by_example(built, arrays, passed, means or {}, axes, causal)
-                if report.laws[0].outcome == "held":
-                    return report
-            raise error
+    passed = _with_intention(thing, options, causal)
+    name = getattr(thing, "__name__", type(thing).__name__)
+    built = built_from(thing, class_args, passed)
+    rest = {} if inspect.isclass(thing) else passed
+    if args is not None or kwargs is not None:
+        return _by_example(built, args or (), {**rest, **(kwargs or {})}, means or {}, axes, causal)
+    _refuse_masks(name, rest)
+    counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
+    numbers = tuple(number for number in counted if type(number) is int)
+    code = thing_of(built, name, rest, means or {}, numbers)
+    try:
+        return _report(code, causal)
+    except ValueError as error:
+        for arrays in _arrays(thing):
+            report = _by_example(built, arrays, passed, means or {}, axes, causal)
+            if report.laws[0].outcome == "held":
+                return report
+        raise error
 
 
 def _arrays(thing: object) -> Iterator[tuple[Any, ...]]:
@@ -121,9 +116,7 @@ def _arrays(thing: object) -> Iterator[tuple[Any, ...]]:
     if [a.role for a in needed] == ["query", "key", "value"]:
         generator = torch.Generator().manual_seed(0)
         for shape in ((2, 7, 16), (7, 16)):
-            yield tuple(
-                torch.randn(shape, generator=generator, device="cpu").numpy() for _ in needed
-            )
+            yield tuple(torch.randn(shape, generator=generator).numpy() for _ in needed)
 
 
 def _is_named_causal(thing: object, options: Mapping[str, Any]) -> bool:
@@ -224,7 +217,7 @@ def _of_scores(code: Thing, causal: bool | None) -> Report:
 
 def _divides_by_one_sum(call: Callable[..., Any]) -> bool:
     """Return True if a function of scores is a softmax over all scores together."""
-    scores = torch.randn(5, 5, generator=torch.Generator().manual_seed(3), device="cpu")
+    scores = torch.randn(5, 5, generator=torch.Generator().manual_seed(3))
     with suppress(Exception), quiet():  # somebody's code may raise anything
         return torch.allclose(call(scores), scores.flatten().softmax(0).view(5, 5), atol=1e-5)
     return False

@@ -144,7 +144,7 @@ def _of_slots(
 
 
 def _tensor(value: Any) -> Tensor:
-    return torch.as_tensor(value, device="cpu") if isinstance(value, np.ndarray) else value
+    return (torch.as_tensor(value) if isinstance(value, np.ndarray) else value).cpu()
 
 
 def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
@@ -244,7 +244,7 @@ def _slot(
     axes = named or _by_size(tensor, sizes)
     if axes.count("t") == 2 and "mask" in name.lower() and _is_of_windows(tensor, sizes):
         axes = ("b", *axes[1:])
-    return Slot(name, "given", axes, dtype=tensor.dtype, value=value, is_array=is_array)
+    return Slot(name, "given", axes, dtype=tensor.dtype, value=tensor, is_array=is_array)
 
 
 def _is_of_windows(mask: Tensor, sizes: Mapping[str | int, int]) -> bool:

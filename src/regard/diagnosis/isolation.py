@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ def undisturbed() -> Generator[None]:
     """Run somebody's code, after which this process is as it was.
 
     Environment, current folder, ``sys.path``, the modules that were there, recursion limit,
-    handlers of signals and deterministic algorithms are put back. Blocks on several threads run one
-    after another.
+    handlers of signals and deterministic algorithms are put back. New tensors are on the CPU.
+    Blocks on several threads run one after another.
 
     Raises:
         ValueError: the code ends Python, or needs CUDA where there is none; with its line.
@@ -39,7 +39,8 @@ def undisturbed() -> Generator[None]:
         >>> "REGARD_EXAMPLE" in os.environ
         False
     """
-    with _ONE_AT_A_TIME, _put_back():
+    elsewhere = torch.get_default_device().type != "cpu"
+    with _ONE_AT_A_TIME, _put_back(), torch.device("cpu") if elsewhere else nullcontext():
         try:
             yield
         except SystemExit as error:

@@ -201,10 +201,8 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
                 # It runs with a batch, so what runs by chance without one says nothing.
                 sizes = sizes[: len(thing.widths)]
         for read in _readings(thing, sizes, causal):
-            try:
-                _check_runs(read)
-            except _Unreadable as error:
-                failures.append(error.__cause__)  # pyright: ignore[reportArgumentType]
+            if (error := _failure(read)) is not None:
+                failures.append(error)
                 continue
             is_empty = False
             yield read
@@ -241,24 +239,18 @@ def grouped(thing: Thing, causal: bool | None) -> Specimen | None:
             else slot
             for slot in read.slots
         ]
-        try:
-            _check_runs(own := replace(read, slots=tuple(slots)))
-        except _Unreadable:
-            continue
-        return own
+        own = replace(read, slots=tuple(slots))
+        if _failure(own) is None:
+            return own
     return None
-
-
-class _Unreadable(Exception):
-    """The code does not run with a reading of its arguments."""
 
 
 class _OtherRows(ValueError):
     """The code runs, and gives no output with a row for each token."""
 
 
-def _check_runs(specimen: Specimen) -> None:
-    """Raise _Unreadable if the code raises, or gives no output with a row for each token."""
+def _failure(specimen: Specimen) -> Exception | None:
+    """Return what the code raises, or that it gives no output with a row for each token."""
     lab = Lab(specimen)
     try:
         contents = specimen.contents(specimen.batch, specimen.tokens)
@@ -268,25 +260,19 @@ def _check_runs(specimen: Specimen) -> None:
         # A mask with other axes than the scores makes an output with more axes than the input.
         is_masked = any(own.kind == "filled" for own in specimen.slots)
         is_wider = is_masked and not slot.high and lab.output_ndim > len(slot.axes)
-    except Exception as error:
-        raise _Unreadable from error
-    if (
-        not is_there
-        or is_wider
-        or run.rows.shape[:2]
-        != (
-            specimen.batch if specimen.has_batch else 1,
-            specimen.tokens,
-        )
-    ):
-        shapes = ", ".join(str(shape) for shape in lab.shapes) or "no tensor"
-        names = {"b": "batch", "t": "tokens"}
-        axes = ", ".join(names.get(str(a), "dim") for a in slot.axes)
-        raise _Unreadable from _OtherRows(
-            f"{specimen.name} gave {shapes} for ({axes}); one output must have the same batch and "
-            "tokens.\n    Where it pools them or learns its queries, pass the function of query, "
-            "key and value inside it."
-        )
+    except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
+        return error
+    sizes = (specimen.batch if specimen.has_batch else 1, specimen.tokens)
+    if is_there and not is_wider and run.rows.shape[:2] == sizes:
+        return None
+    shapes = ", ".join(str(shape) for shape in lab.shapes) or "no tensor"
+    names = {"b": "batch", "t": "tokens"}
+    axes = ", ".join(names.get(str(a), "dim") for a in slot.axes)
+    return _OtherRows(
+        f"{specimen.name} gave {shapes} for ({axes}); one output must have the same batch and "
+        "tokens.\n    Where it pools them or learns its queries, pass the function of query, "
+        "key and value inside it."
+    )
 
 
 def _sizes(thing: Thing) -> Iterator[list[tuple[Order, int, int]]]:
@@ -442,6 +428,6 @@ def _positions(thing: Thing, tokens: int) -> dict[str, Any]:
     names = [a.name for a in thing.arguments]
     if "position_embeddings" not in names or not isinstance(width, int):
         return {}
-    slopes = 10000.0 ** (-torch.arange(0, width, 2, device="cpu") / width)
-    angles = torch.arange(tokens, device="cpu")[:, None] * torch.cat([slopes, slopes])
+    slopes = 10000.0 ** (-torch.arange(0, width, 2) / width)
+    angles = torch.arange(tokens)[:, None] * torch.cat([slopes, slopes])
     return {"position_embeddings": (angles.cos()[None], angles.sin()[None])}

@@ -92,8 +92,8 @@ class Cache(Law):
         if rows.shape != right.shape or not differs(rows, right).any():
             return None
         seen = torch.stack([differs(other, rows).any(-1)[0] for other in others])  # (tokens, 2)
-        places = torch.arange(s.tokens, device="cpu")[:, None]
-        newest = torch.arange(2, device="cpu")
+        places = torch.arange(s.tokens)[:, None]
+        newest = torch.arange(2)
         own = places == s.tokens - 2 + newest  # by its query a token moves its own row
         if seen.all() or (seen | own).equal((places <= newest) | own):
             lab.notes.append("With a cache it takes one new token at a time.")
@@ -274,10 +274,9 @@ def _is_empty(lab: Lab, slot: Slot) -> bool:
     """Return True if a cache of the example holds nothing, or zeros beside positions from 0."""
     if slot.kind == "fixed":
         return not _tensors_of(slot.value)
-    tables = (s for s in lab.specimen.slots if s.kind == "given" and s.axes == ("t",))
-    values = [torch.as_tensor(s.value, device="cpu") for s in tables]
-    begins = any(v.equal(torch.arange(len(v), device="cpu").to(v.dtype)) for v in values)
-    return begins and slot.kind == "given" and not torch.as_tensor(slot.value, device="cpu").any()
+    values = [s.value for s in lab.specimen.slots if s.kind == "given" and s.axes == ("t",)]
+    begins = any(v.equal(torch.arange(len(v)).to(v.dtype)) for v in values)
+    return begins and slot.kind == "given" and not slot.value.any()
 
 
 def _tables(lab: Lab, done: int, size: int) -> dict[str, Tensor]:

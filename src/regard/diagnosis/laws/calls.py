@@ -241,7 +241,7 @@ class Samples(Law):
                     f"Other numbers in sample {b + 1} move the output of sample {2 - b} by "
                     f"{most:.3g}; they should move it by 0.",
                     _first_moved(base, runs),
-                    (moved, torch.eye(2, device="cpu"), caption),
+                    (moved, torch.eye(2), caption),
                 )
         for b in range(2) if not s.has_given_samples else ():
             alone = lab.run({name: t[b : b + 1] for name, t in contents.items()})

@@ -215,7 +215,7 @@ class Core:
         for cut, base in self.base.items():
             if isinstance(cut, str):
                 shape = self.contents[cut].shape
-                found[cut] = torch.arange(shape.numel(), device="cpu").view(shape[1], -1)
+                found[cut] = torch.arange(shape.numel()).view(shape[1], -1)
                 continue
             outputs = [self._moved(run, cut) for run in others]
             places = [differs(own, base[0], 1e-12).nonzero().flatten() for own in outputs]

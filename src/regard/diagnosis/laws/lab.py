@@ -45,7 +45,7 @@ def differs(one: Tensor, other: Tensor, tolerance: float = _TOLERANCE) -> Tensor
 def normal(seed: int, *shape: int) -> Tensor:
     """Return normal random numbers in float64, the same for the same seed and shape."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,7 +365,7 @@ def as_tensors(result: Any) -> list[Tensor]:
 
 def _as_tensor(value: Any) -> Any:
     if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
-        return torch.as_tensor(value, device="cpu")
+        return torch.as_tensor(value)
     if hasattr(value, "to_tuple"):
         return value.to_tuple()
     return value

@@ -80,7 +80,7 @@ class Form:
         shaped = shaped[tuple(None if axis == 1 else slice(None) for axis in axes)]
         if self.kind == "added":
             lowest = torch.finfo(torch.float32).min
-            return torch.zeros(shaped.shape, device="cpu").masked_fill(~shaped, lowest)
+            return torch.zeros(shaped.shape).masked_fill(~shaped, lowest)
         shaped = shaped if self.keeps else ~shaped
         return shaped.long() if self.kind == "long" else shaped.clone()
 

@@ -89,8 +89,8 @@ class _Trial:
 
     def _keys(self, *, at_start: bool) -> Tensor:
         """Return padding of each sample, (batch, queries, keys)."""
-        lengths = self.tokens - 2 - torch.arange(self.batch, device="cpu").clamp(max=2)
-        keep = torch.arange(self.tokens, device="cpu") < lengths.flip(0)[:, None]
+        lengths = self.tokens - 2 - torch.arange(self.batch).clamp(max=2)
+        keep = torch.arange(self.tokens) < lengths.flip(0)[:, None]
         keep = keep.flip(-1) if at_start else keep
         return keep[:, None].expand(self.batch, self.tokens, self.tokens)
 
@@ -179,7 +179,7 @@ class _Trial:
             real = keep[sample, 0]
             n = int(real.sum())
             part = {name: t[sample : sample + 1, real] for name, t in self.contents.items()}
-            ones = torch.ones(1, n, n, dtype=torch.bool, device="cpu")
+            ones = torch.ones(1, n, n, dtype=torch.bool)
             alone = self._masked(form, ones, part)[0]
             mine = rows[sample, real]
             if mine.shape != alone.shape or not differs(mine, alone).any():
@@ -202,7 +202,7 @@ class _Trial:
         """Each query sees the keys that its own row of the mask allows."""
         count = 1 if form.axes == "pairs" else self.batch
         keep = normal(5, count, self.tokens, self.tokens) < 0.3
-        keep |= torch.eye(self.tokens, dtype=torch.bool, device="cpu")
+        keep |= torch.eye(self.tokens, dtype=torch.bool)
         keep = keep.expand(self.batch, self.tokens, self.tokens)
         extra = {form.argument: form.encode(keep)}
         rows = self._run(self.contents, extra).rows
@@ -210,7 +210,7 @@ class _Trial:
         moved = [differs(self._run(contents, extra).rows, rows).any(-1) for contents in others]
         seen = torch.stack(moved, -1)
         allowed = keep.tril() if self.is_causal else keep
-        eye = torch.eye(self.tokens, dtype=torch.bool, device="cpu")
+        eye = torch.eye(self.tokens, dtype=torch.bool)
         bad = (seen != allowed) & ~eye
         if not bad.any():
             return None
@@ -257,7 +257,7 @@ class _Trial:
         at = self.tokens - 1 if form.axes == "lengths" else 0 if self.is_causal else 1
         keep[:, :, at] = False
         moved = differs(self._masked(form, keep), plain).any(-1)
-        own = torch.arange(self.tokens, device="cpu") == at
+        own = torch.arange(self.tokens) == at
         return bool(moved.any()) and not bool((moved & ~own).any())
 
     def _is_of_others(self, form: Form, keep: Tensor, rows: Tensor) -> bool:
@@ -266,7 +266,7 @@ class _Trial:
             other = keep.clone()
             other[sample] = True
             moved = differs(self._masked(form, other), rows).flatten(1).any(-1)
-            own = torch.arange(self.batch, device="cpu") == sample
+            own = torch.arange(self.batch) == sample
             if bool((moved & ~own).any()):
                 return True
         return False

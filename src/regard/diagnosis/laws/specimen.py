@@ -64,8 +64,8 @@ class Slot:
         rest = tuple(axis for axis in self.axes if not isinstance(axis, str))
         lead = (batch, tokens) if "t" in self.axes else (batch,)
         if self.kind == "ids":
-            return torch.randint(self.high, (*lead, *rest), generator=generator, device="cpu")
-        return torch.randn((*lead, *rest), generator=generator, dtype=torch.float64, device="cpu")
+            return torch.randint(self.high, (*lead, *rest), generator=generator)
+        return torch.randn((*lead, *rest), generator=generator, dtype=torch.float64)
 
     def lay_out(self, canonical: Tensor) -> Tensor:
         """Return the tensor of a call from numbers of the tokens, (batch, tokens, ...)."""
@@ -83,16 +83,14 @@ class Slot:
         shape = self.shape(batch, tokens)
         match self.kind:
             case "filled":
-                return torch.full(shape, self.value, dtype=self.dtype, device="cpu")
+                return torch.full(shape, self.value, dtype=self.dtype)
             case "lengths":
-                return torch.full(shape, tokens, dtype=self.dtype, device="cpu")
+                return torch.full(shape, tokens, dtype=self.dtype)
             case "given":
-                value = torch.as_tensor(self.value, device="cpu")
+                value = self.value
                 for axis, letter in enumerate(self.axes):
                     if letter == "b":
-                        value = value.index_select(
-                            axis, torch.arange(batch, device="cpu") % value.shape[axis]
-                        )
+                        value = value.index_select(axis, torch.arange(batch) % value.shape[axis])
                     elif letter == "t":
                         value = value.narrow(axis, 0, tokens)
                 return value
@@ -161,10 +159,7 @@ class Specimen:
     def of_first_sample(self) -> "Specimen":
         """Return the same with the arguments of the first sample for all."""
         slots = [
-            replace(
-                slot,
-                value=torch.as_tensor(slot.value, device="cpu").narrow(slot.axes.index("b"), 0, 1),
-            )
+            replace(slot, value=slot.value.narrow(slot.axes.index("b"), 0, 1))
             if slot.kind == "given" and "b" in slot.axes
             else slot
             for slot in self.slots
@@ -195,16 +190,16 @@ class Specimen:
 
         None where a mask has an unknown meaning.
         """
-        seen = torch.ones(tokens, tokens, dtype=torch.bool, device="cpu")
+        seen = torch.ones(tokens, tokens, dtype=torch.bool)
         if self.segments:
-            number = torch.repeat_interleave(torch.tensor(self.segments, device="cpu"))[:tokens]
+            number = torch.repeat_interleave(torch.tensor(self.segments))[:tokens]
             seen &= number[:, None] == number
         for slot in self.masks:
             value = slot.constant(1, tokens)
             if slot.meaning == "unknown":
                 return None
             if slot.meaning == "lengths":
-                own = torch.arange(tokens, device="cpu") < value.flatten()[0]
+                own = torch.arange(tokens) < value.flatten()[0]
             else:
                 own = (value >= 0 if slot.meaning == "added" else value.bool()).flatten()
                 own = own if slot.meaning != "hides" else ~own

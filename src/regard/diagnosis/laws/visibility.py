@@ -39,7 +39,7 @@ def pattern_of(seen: Tensor) -> str:
     rows, tokens = seen.shape
     if rows != tokens:
         return ""
-    i, j = torch.arange(rows, device="cpu")[:, None], torch.arange(tokens, device="cpu")
+    i, j = torch.arange(rows)[:, None], torch.arange(tokens)
     if bool(seen.all()):
         return "every token to every token"
     for width in range(1, tokens + 1):
@@ -69,7 +69,7 @@ class Influence(Law):
         if lab.specimen.masks or lab.specimen.segments:
             return self._masked(lab, seen)
         seen = self._joined(lab, seen)
-        i, j = torch.arange(rows, device="cpu")[:, None], torch.arange(tokens, device="cpu")
+        i, j = torch.arange(rows)[:, None], torch.arange(tokens)
         causal = lab.specimen.causal
         keys = _declared_window(lab.specimen.call)
         window = (j <= i) & (i - j < keys)
@@ -182,7 +182,7 @@ class Influence(Law):
             allowed = allowed & torch.ones_like(allowed).tril()
         # A residual connection lets a token see itself; what hidden rows give does not count.
         kept = (allowed.any(0) & allowed.any(1))[:, None]
-        eye = torch.eye(len(seen), dtype=torch.bool, device="cpu")
+        eye = torch.eye(len(seen), dtype=torch.bool)
         says = ""
         if bool((bad := seen & ~allowed & kept & ~eye).any()):
             says = f"{_where(bad)}, which is hidden from it."
@@ -236,7 +236,7 @@ _HIDDEN = -1e4
 def _kind(seen: Tensor) -> str:
     """Return which wrong causal mask an influence shows; empty where it is none of the usual."""
     ones = torch.ones_like(seen)
-    eye = torch.eye(len(seen), dtype=torch.bool, device="cpu")
+    eye = torch.eye(len(seen), dtype=torch.bool)
     # A residual connection shows a token itself; the first row may keep itself.
     for kind, pattern in (
         ("next", ones.tril(1)),

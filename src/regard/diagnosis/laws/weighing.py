@@ -120,7 +120,7 @@ class Weighing:
     def _one_each(self, token: int | None) -> Values:
         count = len(self.value)
         values = self.core.placed(self.core.bases(count), self.value, 0.0)
-        eye = torch.eye(count, dtype=torch.float64, device="cpu")
+        eye = torch.eye(count, dtype=torch.float64)
         return self.core.placed(values, self.value, eye, token)
 
     @cached_property
@@ -144,7 +144,7 @@ class Weighing:
         is_apart = bool((active.sum(0) <= 1).all())
         pairs = list(enumerate(constant))
         if is_apart:
-            eye = torch.eye(constant.shape[1], dtype=torch.float64, device="cpu")
+            eye = torch.eye(constant.shape[1], dtype=torch.float64)
             pairs = [(int(channel), eye[column]) for column, channel in active.T.nonzero()]
         for channel, direction in pairs:
             length = direction @ constant[channel]
@@ -539,7 +539,7 @@ class Score(Law):
         if tokens > 2 and any(map(_rises, away)) and not _has_learned_bias(w):
             says = "A bias raises the scores of distant keys; that of ALiBi lowers them."
             return Breach(says, self._place(w), is_definite=False)
-        later = torch.ones(rows, tokens, dtype=torch.bool, device="cpu").triu(1)
+        later = torch.ones(rows, tokens, dtype=torch.bool).triu(1)
         for own in weights:
             logs = own.clamp(min=1e-300).log()
             logs = logs - logs.diagonal()[:, None]
@@ -640,7 +640,7 @@ class _Probe:
         start = self.ratio(values)
         many = {cut: t.repeat(len(channels), 1) for cut, t in values.items()}
         size = 0.1 * self.size
-        step = size * torch.eye(len(channels), dtype=torch.float64, device="cpu")
+        step = size * torch.eye(len(channels), dtype=torch.float64)
         for k, (cut, c) in enumerate(channels):
             places = self.w.core.places[cut][:, c]
             places = places if token is None else places[token : token + 1]
@@ -663,7 +663,7 @@ def _is_learned(probe: _Probe) -> bool:
     """Return True if a parameter beside the projections sets the scale."""
 
     def scales() -> Tensor:
-        return torch.tensor([size for *size, _ in probe.slopes()], device="cpu")
+        return torch.tensor([size for *size, _ in probe.slopes()])
 
     return any(_moved_parameters(probe.w, scales, 64))
 
@@ -754,7 +754,7 @@ class Heads(Law):
             ]
             if not axes or any(bool((own.sum(1) <= 1).all()) for own in slices):
                 continue
-            few = torch.arange(0, parameter.numel(), max(1, parameter.numel() // 24), device="cpu")
+            few = torch.arange(0, parameter.numel(), max(1, parameter.numel() // 24))
             ones = [moved(parameter, torch.unravel_index(n, parameter.shape)) for n in few]
             counts = {int(own.sum()) for own in ones} - {0}
             if min(counts, default=heads) == 1:
