@@ -63,7 +63,8 @@ class Gradient(Law):
             # A bias of the keys moves no weight, either, but it moves the rounding.
             or (not grad.any() and _rows_with_another(lab, contents, name).equal(run.rows))
         ]
-        moving = next((n for n in idle if _moves(lab, contents, run, n)), None)
+        others = ((name, _rows_with_another(lab, contents, name)) for name in idle)
+        moving = next((n for n, rows in others if differs(rows, run.rows).any()), None)
         if moving is not None:
             says = f"{moving} moves the output, and gets no gradient."
             return Breach(says, _cut(run), kind="cut")
@@ -138,11 +139,6 @@ def _without_gradients(lab: Lab, error: Exception) -> NotTried:
     return NotTried(says, applies=not is_flex)
 
 
-def _moves(lab: Lab, contents: Contents, run: Run, name: str) -> bool:
-    """Return True if another value of a parameter gives another output."""
-    return bool(differs(_rows_with_another(lab, contents, name), run.rows).any())
-
-
 def _rows_with_another(lab: Lab, contents: Contents, name: str) -> Tensor:
     """Return the output with another value of a parameter."""
     call = lab.fresh()
@@ -157,12 +153,10 @@ def _has_other_ways(lab: Lab) -> bool:
     """Return True if the code has more arguments than it was called with."""
     passed = {slot.name for slot in lab.specimen.slots}
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    others = [
-        p
+    return any(
+        p.name not in passed and p.kind not in kinds and "mask" not in p.name
         for p in signature_of(lab.specimen.call).parameters.values()
-        if p.name not in passed and p.kind not in kinds and "mask" not in p.name
-    ]
-    return bool(others)
+    )
 
 
 def _cut(run: Run) -> Place | None:

@@ -59,8 +59,9 @@ class _Trial:
         name = forms[0].argument
         first: Breach | None = None
         for form in forms:
-            if (found := self._overflow(form)) is not None:
-                return found
+            extra = {form.argument: form.encode(self._keys(at_start=False))}
+            if (overflow := self.lab.overflow(self.contents, extra)) is not None:
+                return Breach(*overflow, kind="mask-fill-value")
             try:
                 found = self._broken(form)
             except _Refused:
@@ -81,11 +82,6 @@ class _Trial:
                 f"args=(...), kwargs={{{name!r}: ...}}."
             )
         return first
-
-    def _overflow(self, form: Form) -> Breach | None:
-        keep = self._keys(at_start=False)
-        found = self.lab.overflow(self.contents, {form.argument: form.encode(keep)})
-        return None if found is None else Breach(*found, kind="mask-fill-value")
 
     def _keys(self, *, at_start: bool) -> Tensor:
         """Return padding of each sample, (batch, queries, keys)."""

@@ -484,9 +484,7 @@ class Score(Law):
             return None
         key = probe.noise(probe.w.key)
         one = probe.forth(key)
-        moved = _Probe(probe.w, *at)
-        moved.size = probe.size
-        other = moved.forth(key)
+        other = _Probe(probe.w, *at, probe.size).forth(key)
         if not differs(other, one, 1e-6).any():
             return None
         most = int((other - one).abs().amax(0).argmax())
@@ -510,8 +508,7 @@ class Score(Law):
         """
 
         def score(row: int, token: int) -> Tensor:
-            own = _Probe(probe.w, row, token, probe.other - 1)
-            own.size = probe.size
+            own = _Probe(probe.w, row, token, probe.other - 1, probe.size)
             return own.forth(key)  # (channels, heads)
 
         if probe.other < 1 or probe.other > probe.row - 1:
@@ -580,10 +577,10 @@ class Score(Law):
 class _Probe:
     """Ratios of two weights in one row."""
 
-    def __init__(self, w: Weighing, row: int, token: int, other: int) -> None:
+    def __init__(self, w: Weighing, row: int, token: int, other: int, size: float = 1.0) -> None:
         self.w, self.row, self.token, self.other = w, row, token, other
         self.is_bent = False
-        self.size = 1.0  # of what is put in the place of queries and keys
+        self.size = size  # of what is put in the place of queries and keys
         self._drawn = 20
 
     def noise(self, channels: list[Channel]) -> Tensor:
@@ -613,8 +610,8 @@ class _Probe:
             if not width or not len(its_keys):
                 found.append((0.0, 0.0, 0))
                 continue
-            one = float(ours.norm() / its_keys.norm())
-            other = float(theirs.norm() / query[0][mine].norm())
+            one = float((ours.square().sum() / its_keys.square().sum()).sqrt())
+            other = float((theirs.square().sum() / query[0][mine].square().sum()).sqrt())
             # Next to itself, a token's query and key are turned alike by their positions.
             if self.token == self.row and width == len(its_keys):
                 along = float(ours[mine] @ its_keys)
