@@ -1,8 +1,10 @@
 """``regard check``: find mistakes in attention code, in a process of its own."""
 
+import ast
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -118,7 +120,7 @@ def named_options(words: Sequence[str]) -> dict[str, Any]:
 
     Args:
         words: ``--num-heads 4``, ``--num-heads=4``; ``--causal`` alone is True. A value is what
-            JSON takes it for, else text.
+            JSON or Python takes it for, else text.
 
     Raises:
         ValueError: a word that belongs to no option, or an option that is given twice.
@@ -149,10 +151,10 @@ def named_options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(written: str) -> Any:
-    try:
-        return json.loads(written)
-    except json.JSONDecodeError:
-        return written
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError):
+            return read(written)
+    return written
 
 
 def _as_text(found: Checked) -> str:
