@@ -4,12 +4,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from regard.diagnosis.laws.lab import Lab, as_tensors
 from regard.diagnosis.laws.specimen import Slot, Specimen
@@ -72,7 +74,7 @@ def example_specimens(
             f"no argument of the example holds numbers of tokens; {name} takes {', '.join(bound)}."
             "\n    Pass embeddings, query, key and value, or numbers of tokens as tensors."
         )
-    named = _declared_axes(axes, contents[0])
+    named = _declared_axes(axes, contents[0], bound)
     first = _tensor(bound[contents[0]])
     orders = [named[contents[0]]] if contents[0] in named else []
     is_query = roles.get(contents[0]) == "query"
@@ -127,7 +129,7 @@ def _of_slots(
     """Return the specimen, with the sizes that its slots allow."""
     grid = next((slot.grid for slot in slots if slot.grid), None)
     tokens = grid[0] * grid[1] if grid else int(sizes.get("t", 1))
-    has_tables = any(slot.kind == "given" and "t" in slot.axes for slot in slots)
+    has_tables = any("t" in part.axes for slot in slots for part in slot.parts)
     opaque = [slot.value for slot in slots if slot.kind == "fixed"]
     return Specimen(
         name,
@@ -165,8 +167,13 @@ def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
 
 
 def _declared_axes(
-    axes: str | Mapping[str, str] | None, first: str
+    axes: str | Mapping[str, str] | None, first: str, bound: Mapping[str, Any]
 ) -> dict[str, tuple[str | int, ...]]:
+    """Return the axes that the caller declares, by argument.
+
+    Raises:
+        ValueError: an argument is missing, has another number of axes, or none of tokens.
+    """
     if axes is None:
         return {}
     written = {first: axes} if isinstance(axes, str) else axes
@@ -176,6 +183,12 @@ def _declared_axes(
         for place, word in enumerate(re.findall(r"\w+", words)):
             letter = next((k for k, pattern in _WORDS.items() if pattern.match(word.lower())), None)
             letters.append(letter or -1 - place)
+        shape = tuple(getattr(bound.get(name), "shape", ()))
+        if len(shape) != len(letters) or (name == first and "t" not in letters):
+            raise ValueError(
+                f"axes of {name} are {words!r}, and its shape is {shape}; name each axis, one of "
+                "them 'tokens': axes='batch tokens dim'."
+            )
         found[name] = tuple(letters)
     return found
 
@@ -225,7 +238,9 @@ def _slot(
 ) -> Slot:
     is_array = isinstance(value, np.ndarray)
     if not isinstance(value, Tensor | np.ndarray):
-        return Slot(name, "fixed", value=value)
+        parts = tree_map(partial(_nested, sizes=sizes), value)
+        is_nested = any(isinstance(leaf, Slot) for leaf in tree_leaves(parts))
+        return Slot(name, "nested" if is_nested else "fixed", value=parts)
     tensor = _tensor(value)
     if is_content:
         axes = named or (own if len(own) == tensor.ndim else _by_size(tensor, sizes))
@@ -245,6 +260,13 @@ def _slot(
     if axes.count("t") == 2 and "mask" in name.lower() and _is_of_windows(tensor, sizes):
         axes = ("b", *axes[1:])
     return Slot(name, "given", axes, dtype=tensor.dtype, value=tensor, is_array=is_array)
+
+
+def _nested(leaf: Any, sizes: Mapping[str | int, int]) -> Any:
+    """Return a tensor inside of an argument as a slot of its own."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return Slot("", "given", _by_size(leaf, sizes), dtype=leaf.dtype, value=leaf)
 
 
 def _is_of_windows(mask: Tensor, sizes: Mapping[str | int, int]) -> bool:

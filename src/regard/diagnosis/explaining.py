@@ -61,7 +61,7 @@ def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
     """Return the known mistakes that break the laws; empty if none is known to."""
     found: list[_Mistake] = []
     before = _ORDER[: _ORDER.index("padding")]
-    early = [r for r in results if r.fault and r.law.name in before]
+    early = [r for r in results if r.breach and r.law.name in before]
     if early and (turned := _turned_mask(lab)) is not None:
         return [_finding(lab, turned)]
     own = lab
@@ -91,9 +91,9 @@ def _turned_mask(lab: Lab) -> _Mistake | None:
     if turned is None:
         return None
     other = Lab(turned)
-    laws = _TRIED[: _ORDER.index("padding")]
+    laws = _TRIED[: _ORDER.index("padding") + 1]
     results = judged(other, laws)
-    if any(r.fault or r.outcome == "not tried" for r in results):
+    if any(r.breach or r.outcome == "not tried" for r in results):
         return None
     place = _lines(other, Breach("")).of("mask-inverted")
     pairs = zip(turned.slots, lab.specimen.slots, strict=True)
@@ -106,7 +106,7 @@ def _mistakes(
     lab: Lab, results: Sequence[Result], known: Sequence[str]
 ) -> Iterator[list[_Mistake]]:
     """Yield mistakes that explain the first broken law that any mistake explains."""
-    broken = [(r.law.name, r.fault) for r in results if r.fault]
+    broken = [(r.law.name, r.breach) for r in results if r.breach]
     idle = [breach.kind for law, breach in broken if law == "gradient"]
     for law, breach in broken:
         if law == "gradient" and "wrong-projection" in known:
@@ -179,7 +179,7 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     if breach.kind == "raises":  # it runs with some sizes only: there it should be attention
         lab = Lab(replace(lab.specimen, is_fixed=True), changes=lab.changes)
         laws = _TRIED[: _ORDER.index("heads") + 1]
-        if not any(result.fault for result in judged(lab, laws)):
+        if not any(result.breach for result in judged(lab, laws)):
             return
     s = lab.specimen
     contents = s.contents(s.batch, s.tokens)
@@ -215,7 +215,7 @@ def _mends(lab: Lab, laws: Sequence[object]) -> bool:
     results = judged(lab, laws)  # pyright: ignore[reportArgumentType]
     # What a mask means may be open, whatever the code does with it.
     is_held = results[-1].outcome == "held" or results[-1].reason.startswith("The code reads")
-    return is_held and not any(result.fault for result in results)
+    return is_held and not any(result.breach for result in results)
 
 
 def _finding(lab: Lab, mistake: _Mistake) -> Finding:

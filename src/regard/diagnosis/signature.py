@@ -41,7 +41,7 @@ _CACHE = re.compile(r"cache|past")
 _ABOUT_CACHE = re.compile(
     r"^(use|return|output|update|with|is|has|no)_|position|len|size|idx|index"
 )
-MEMORY = re.compile(r"context|memory|encoder|enc_|source|src|cross|other|kv")
+MEMORY = re.compile(r"context|memory|encoder|enc(_|$)|source|src|cross|other|kv")
 _LETTERS = {
     "query": re.compile(r"(^|_)x?(q|query|queries|qs)(_|$)"),
     "key": re.compile(r"(^|_)x?(k|key|keys|ks)(_|$)"),
@@ -101,15 +101,16 @@ def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argumen
     for name, parameter in signature_of(call).parameters.items():
         if name not in given and parameter.kind not in any_number:
             required = parameter.default is inspect.Parameter.empty
-            role = _role(name, required, is_flag=isinstance(parameter.default, bool))
+            is_number = isinstance(parameter.default, bool | int | float | str)
+            role = "other" if is_number else _role(name, required)
             found.append(Argument(name, role, required))
     return _settled(found)
 
 
-def _role(name: str, required: bool, is_flag: bool) -> Role:
+def _role(name: str, required: bool) -> Role:
     lower = name.lower()
     if "mask" in lower:
-        return "other" if is_flag else "mask"
+        return "mask"
     if not required and is_cache(name):
         return "cache"
     if required and _WEIGHT.match(lower):

@@ -41,13 +41,13 @@ def report_of(readings: Sequence[Specimen]) -> Report:
     s = lab.specimen
     notes = tuple(lab.notes)
     plain = Report(s.name, (), _read_as(lab, results), "", tuple(results), notes)
-    broken = [r for r in results if r.fault]
+    broken = [r for r in results if r.breach]
     findings = explained(lab, results) if broken else []
     if any(finding.severity == "fault" for finding in findings):
         return replace(plain, findings=tuple(findings))
     # What is attention for sure breaks the other laws for sure.
     known = {r.law.name for r in results if r.outcome == "held"} >= {*_OF_WEIGHTS}
-    certain = [r for r in broken if known or (r.fault is not None and r.fault.is_definite)]
+    certain = [r for r in broken if known or (r.breach is not None and r.breach.is_definite)]
     if not certain and broken and broken[0].law.name == "mixture" and _held_by_fewer(lab):
         certain = broken
     if certain:
@@ -68,7 +68,7 @@ def report_of(readings: Sequence[Specimen]) -> Report:
 
 def _held(results: Sequence[Result]) -> int:
     """Return how many laws hold, or do not apply, before the first one that does neither."""
-    bad = [n for n, r in enumerate(results) if r.fault or r.outcome == "not tried"]
+    bad = [n for n, r in enumerate(results) if r.breach or r.outcome == "not tried"]
     return bad[0] if bad else len(LAWS)
 
 

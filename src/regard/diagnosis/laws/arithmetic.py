@@ -1,6 +1,7 @@
 """Laws about numbers: gradients, large scores, dropout in training."""
 
 import inspect
+import re
 from collections.abc import Iterable
 from typing import cast
 
@@ -45,7 +46,8 @@ class Gradient(Law):
         if not run.rows.requires_grad:
             if any(slot.is_array for slot in s.slots) or not run.steps:
                 raise NotTried("It computes without PyTorch.", applies=False)
-            own = (step for step in run.steps if step.place is not None)
+            # A view of a parameter takes gradients even where they are turned off.
+            own = [s for s in run.steps if s.place is not None and s.writes.isdisjoint(s.reads)]
             if not any(t.requires_grad for step in own for t in step.alive):
                 lab.notes.append("It turns gradients off, so that nothing in it can be trained.")
                 raise NotTried("It turns gradients off.", applies=False)
@@ -70,8 +72,11 @@ class Gradient(Law):
             return Breach(says, _cut(run), kind="cut")
         if idle:
             says = f"{', '.join(idle[:3])} has no influence on the output: it gets no gradient."
-            note = _has_other_ways(lab)
-            return Breach(says, _cut(run), is_note=note, kind=f"idle {idle[0]}")
+            if others := _left_out(lab):
+                raise NotTried(
+                    f"{says[:-1]} without {' or '.join(others)}: pass an example call that has one."
+                )
+            return Breach(says, _cut(run), kind=f"idle {idle[0]}")
         parts = zip(named.items(), found[len(leaves) :], strict=True)
         if (third := self._third(run, parts)) is not None:
             return third
@@ -149,14 +154,20 @@ def _rows_with_another(lab: Lab, contents: Contents, name: str) -> Tensor:
     return lab.run(contents, call=call).rows
 
 
-def _has_other_ways(lab: Lab) -> bool:
-    """Return True if the code has more arguments than it was called with."""
+def _left_out(lab: Lab) -> list[str]:
+    """Return the arguments of a call that were left out, but for flags, masks and caches."""
     passed = {slot.name for slot in lab.specimen.slots}
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return any(
-        p.name not in passed and p.kind not in kinds and "mask" not in p.name
+    return [
+        p.name
         for p in signature_of(lab.specimen.call).parameters.values()
-    )
+        if p.name not in passed
+        and p.kind not in kinds
+        and not (isinstance(p.default, bool) or _IS_BESIDE.search(p.name))
+    ]
+
+
+_IS_BESIDE = re.compile("mask|cache|past|causal")
 
 
 def _cut(run: Run) -> Place | None:

@@ -12,12 +12,17 @@ from torch import Tensor, nn
 
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.specimen import Contents, Slot
+from regard.diagnosis.laws.specimen import Contents, Slot, Specimen
 from regard.diagnosis.laws.tape import in_words, tensors_in
-from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
+from regard.diagnosis.signature import definition_of, docstrings_of, is_cache, signature_of
 from regard.diagnosis.subject import is_installed
 
-__all__ = ["Cache"]
+__all__ = ["FILLED", "Cache", "has_filled_cache"]
+
+FILLED = (
+    "The example fills its cache, so that no run is without one: pass an example with caches of "
+    "zeros, and the positions of the tokens, from 0."
+)
 
 _CACHE = re.compile(r"cache|past|^mem(ory)?_kv$")
 _ANGLES = re.compile(r"cos|sin|freq|rot|rope|pos")
@@ -49,10 +54,7 @@ class Cache(Law):
         if is_installed(s.call):
             raise NotTried("Its cache is an object of its package.", applies=False)
         if not all(_is_empty(lab, slot) for slot in s.slots if slot.name in caches):
-            raise NotTried(
-                "The example fills its cache, so that no run is without one: pass an example with "
-                "caches of zeros, and the positions of the tokens, from 0."
-            )
+            raise NotTried(FILLED)
         if not s.has_tokens or not lab.sees_rows or s.is_fixed:
             raise NotTried("Its tokens cannot be cut into pieces.")
         contents = s.contents(s.batch, s.tokens, seed=8)
@@ -276,18 +278,28 @@ def _is_empty(lab: Lab, slot: Slot) -> bool:
         return not _tensors_of(slot.value)
     values = [s.value for s in lab.specimen.slots if s.kind == "given" and s.axes == ("t",)]
     begins = any(v.equal(torch.arange(len(v)).to(v.dtype)) for v in values)
-    return begins and slot.kind == "given" and not slot.value.any()
+    return begins and not any(bool(part.value.any()) for part in slot.parts)
 
 
-def _tables(lab: Lab, done: int, size: int) -> dict[str, Tensor]:
+def has_filled_cache(specimen: Specimen) -> bool:
+    """Return True if an example continues a text: its cache holds keys, or it begins behind 0."""
+    for slot in specimen.slots:
+        is_start = _START.match(slot.name) and type(slot.value) is int and slot.value > 0
+        tensors = [part.value for part in slot.parts] or _tensors_of(slot.value)
+        is_filled = is_cache(slot.name) and not slot.source and any(bool(t.any()) for t in tensors)
+        if is_start or is_filled:
+            return True
+    return False
+
+
+def _tables(lab: Lab, done: int, size: int) -> dict[str, Any]:
     """Return the rows of tables in the example, such as positions, for some of the tokens."""
     s = lab.specimen
-    found: dict[str, Tensor] = {}
-    for slot in s.slots:
-        if slot.kind == "given" and "t" in slot.axes and not slot.meaning:
-            axis = slot.axes.index("t")
-            found[slot.name] = slot.constant(s.batch, s.tokens).narrow(axis, done, size)
-    return found
+    return {
+        slot.name: slot.constant(s.batch, size, done)
+        for slot in s.slots
+        if any("t" in part.axes for part in slot.parts) and not slot.meaning
+    }
 
 
 def _is_flag(name: str, parameter: inspect.Parameter) -> bool:

@@ -46,8 +46,10 @@ class Runs(Law):
             try:
                 run = lab.run(s.contents(batch, tokens), is_double=False, keeps=True)
             except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
-                # Code that keeps the k largest needs k tokens.
-                if "selected index k" in str(error) or self._is_limit(lab, batch, tokens):
+                # Code that keeps the k largest needs k tokens; other code says which it takes.
+                is_refused = isinstance(error, AssertionError | NotImplementedError)
+                is_short = "selected index k" in str(error)
+                if is_refused or is_short or self._is_limit(lab, batch, tokens):
                     if 1 < tokens < s.tokens:
                         lab.specimen = replace(s, is_fixed=True)
                     continue
@@ -151,6 +153,9 @@ class Pure(Law):
         found = self._argument_changed(lab, contents, run)
         if found is not None:
             return found
+        if lab.changed_defaults:
+            names = ", ".join(sorted(lab.changed_defaults))
+            return Breach(f"A call changes the default of {names}, which the next call gets.")
         other = lab.run(contents, seed=1, keeps=True)
         if differs(other.rows, run.rows).any():
             most = float((other.rows - run.rows).abs().max())

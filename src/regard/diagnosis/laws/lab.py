@@ -1,6 +1,6 @@
 """Runs of code under check: in float64, as copies, with the numbers of each token known."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from regard.diagnosis.laws.specimen import Contents, Specimen
 from regard.diagnosis.laws.tape import Change, Place, Step, Tape, place_of, tensors_in
-from regard.diagnosis.subject import independent, quiet, uses_flex_attention
+from regard.diagnosis.subject import independent, kept_defaults, quiet, uses_flex_attention
 
 __all__ = ["Lab", "NotTried", "Run", "as_tensors", "differs", "normal"]
 
@@ -88,6 +88,7 @@ class Lab:
         weighing: what the laws of weights have worked out together.
         changes: repair operations of every run.
         readings: how masks were read, in words.
+        changed_defaults: names of arguments whose default a call has changed.
     """
 
     specimen: Specimen
@@ -95,6 +96,7 @@ class Lab:
     weighing: object = None
     changes: tuple[Change, ...] = ()
     readings: list[str] = field(default_factory=list[str])
+    changed_defaults: set[str] = field(default_factory=set[str])
 
     @cached_property
     def _exact(self) -> Callable[..., Any]:
@@ -208,7 +210,9 @@ class Lab:
             torch.set_default_dtype(dtype)
             with tape:
                 sent = tree_map(_graphed, arguments) if grads else arguments
-                result = call(*sent[0], **sent[1])
+                with kept_defaults(call) as changed:
+                    result = call(*sent[0], **sent[1])
+        self.changed_defaults |= changed
         return result, arguments, inputs, tape
 
     def overflow(
@@ -221,7 +225,7 @@ class Lab:
             call = independent(original) if original is not None else self.fresh(is_double=False)
             values, named = self.specimen.arguments(contents, dtype, extra)
             try:
-                with quiet():
+                with quiet(), kept_defaults(call):
                     call(*values, **named)
             except RuntimeError as error:
                 if "overflow" in str(error):
@@ -267,9 +271,11 @@ class Lab:
             )
         tokens = s.tokens - 1 if s.tokens > 3 else 5
         tokens = tokens if s.most_tokens is None else min(tokens, s.most_tokens)
-        batch_axes = self._axes(shapes, s.batch if s.has_batch else None, (s.batch + 1, s.tokens))
+        batch = s.batch if s.has_batch else None
+        batch_axes = self._axes(shapes, "b", batch, (s.batch + 1, s.tokens))
         token_axes = self._axes(
             shapes,
+            "t",
             s.tokens if s.has_tokens or s.is_fixed else None,
             None if s.is_fixed else (s.batch, tokens),
         )
@@ -283,11 +289,16 @@ class Lab:
         return best, batch_axes[best], token_axes[best]
 
     def _axes(
-        self, shapes: list[tuple[int, ...]], size: int | None, other: tuple[int, int] | None
+        self,
+        shapes: list[tuple[int, ...]],
+        letter: str,
+        size: int | None,
+        other: tuple[int, int] | None,
     ) -> list[int | None]:
         """Return, of each output, the first axis that follows another size of batch and tokens.
 
-        Where the code cannot be run with that, it is the first axis of the size that it has.
+        Where the code cannot be run with that, it is the axis of the size that it has: that of the
+        input, or else the first one.
         """
         if size is None:
             return [None] * len(shapes)
@@ -296,7 +307,16 @@ class Lab:
         except Exception:  # noqa: BLE001  # somebody's code may raise anything
             moved = None
         if moved is None:
-            return [shape.index(size) if size in shape else None for shape in shapes]
+            axes = next(iter(self.specimen.sources.values())).axes
+            own = axes.index(letter) if letter in axes else 0
+            return [
+                own
+                if shape[own : own + 1] == (size,)
+                else shape.index(size)
+                if size in shape
+                else None
+                for shape in shapes
+            ]
         found: list[int | None] = []
         for shape, own in zip(shapes, moved, strict=False):
             pairs = enumerate(zip(shape, own, strict=False))
@@ -337,6 +357,8 @@ class Lab:
     def influence(self) -> Tensor:
         """Which token moves which row of the output, bool, (rows, tokens).
 
+        Where tokens attend to each other and to a memory, the memory stays as it is.
+
         Raises:
             NotTried: tokens or rows cannot be told apart.
         """
@@ -348,14 +370,18 @@ class Lab:
         call = lab.fresh()
         base = lab.run(contents, call=call).rows[0]
 
-        def moved(token: int) -> Tensor:
+        def moved(token: int, only: Collection[str]) -> Tensor:
             other = {
                 name: torch.lerp(contents[name], t, 0.2) if t.is_floating_point() else t
-                for name, t in s.changed(contents, token=token).items()
+                for name, t in s.changed(contents, token=token, only=only).items()
             }
             return differs(lab.run(other, call=call).rows[0], base).any(-1)
 
-        return torch.stack([moved(token) for token in range(s.tokens)], -1)
+        own = [name for name in s.sources if name not in s.memory]
+        seen = torch.stack([moved(token, own) for token in range(s.tokens)], -1)
+        if not s.memory or bool((seen.triu(1) | seen.tril(-1)).any()):
+            return seen
+        return torch.stack([moved(token, s.sources) for token in range(s.tokens)], -1)
 
 
 def as_tensors(result: Any) -> list[Tensor]:

@@ -27,7 +27,6 @@ class Breach:
         says: the two numbers that should agree, in a sentence.
         place: the line of the first operation that breaks the law; None where none can be told.
         pair: two small matrices that should agree; None where the sentence says all.
-        is_note: it is worth knowing, but no fault by itself.
         is_definite: no other kind of attention gives these numbers, either.
         kind: tells apart the ways in which one law is broken: the name in the catalogue of the one
             mistake that gives it, or another word.
@@ -38,7 +37,6 @@ class Breach:
     says: str
     place: Place | None = None
     pair: Pair | None = None
-    is_note: bool = False
     is_definite: bool = True
     kind: str = ""
     numbers: tuple[float, ...] = ()
@@ -87,11 +85,6 @@ class Result:
     breach: Breach | None = None
     reason: str = ""
     is_applicable: bool = True
-
-    @property
-    def fault(self) -> Breach | None:
-        """The counterexample, unless it is no fault by itself."""
-        return None if self.breach is None or self.breach.is_note else self.breach
 
     @property
     def outcome(self) -> str:

@@ -33,7 +33,7 @@ class Padding(Law):
         if not s.has_tokens or not lab.sees_rows:
             raise NotTried("No axis of its arguments and its output stands for the tokens.")
         for forms in tried:
-            found = _Trial(lab).of(forms)
+            found = _Trial(lab, forms[0].argument).of(forms)
             if found is not None:
                 return found
         return None
@@ -42,13 +42,18 @@ class Padding(Law):
 class _Trial:
     """Masks of one argument."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, argument: str) -> None:
         self.lab, s = lab, lab.specimen
+        self.masked = s.masked_by(argument)
+        self.is_of_memory = self.masked == s.memory
+        given = [form for slot in s.masks if (form := form_of_given(slot)) is not None]
+        self.others = [form for form in given if form.argument != argument]
         self.call = lab.fresh()
         self.batch = max(s.batch, 2) if s.has_batch and lab.has_batch else 1
         self.tokens = s.tokens
         self.contents = s.contents(self.batch, self.tokens, seed=9)
-        self.is_causal = bool(s.causal) or not bool(lab.influence.triu(1).any())
+        is_causal = bool(s.causal) or not bool(lab.influence.triu(1).any())
+        self.is_causal = is_causal and not self.is_of_memory
 
     def of(self, forms: tuple[Form, ...]) -> Breach | None:
         """Return what is wrong in every form that the code takes; None if one is right.
@@ -92,7 +97,7 @@ class _Trial:
 
     def _changed(self, tokens: Tensor) -> Contents:
         """Return the contents with other numbers in some tokens, bool, (batch, tokens)."""
-        other = self.lab.specimen.changed(self.contents)
+        other = self.lab.specimen.changed(self.contents, only=self.masked)
         return {
             name: torch.where(tokens.view(*tokens.shape, *[1] * (t.ndim - 2)), other[name], t)
             for name, t in self.contents.items()
@@ -104,8 +109,13 @@ class _Trial:
         return self._run(contents, {form.argument: form.encode(keep)}).rows
 
     def _run(self, contents: Contents, extra: Mapping[str, Any]) -> Run:
+        """Run with masks; the others that the caller passed hide nothing."""
+        open_: dict[str, Any] = {}
+        for form in self.others:
+            batch, tokens = contents[self.lab.specimen.masked_by(form.argument)[0]].shape[:2]
+            open_[form.argument] = form.encode(torch.ones(batch, tokens, tokens, dtype=torch.bool))
         try:
-            run = self.lab.run(contents, call=self.call, extra=extra)
+            run = self.lab.run(contents, call=self.call, extra={**open_, **extra})
         except Exception as error:
             raise _Refused from error
         first = next(iter(contents.values()))
@@ -155,8 +165,9 @@ class _Trial:
         self, form: Form, real: Tensor, rows: Tensor, extra: Mapping[str, Any]
     ) -> str | None:
         """Other numbers in hidden tokens move nothing that is read; in the others all of it."""
+        read = real | self.is_of_memory  # the rows of hidden tokens are not read
         by_hidden, by_real = (
-            differs(self._run(self._changed(tokens), extra).rows, rows).any(-1) & real
+            differs(self._run(self._changed(tokens), extra).rows, rows).any(-1) & read
             for tokens in (~real, real)
         )
         if by_hidden.any():
@@ -165,7 +176,7 @@ class _Trial:
                 f"Other numbers in the tokens that {form.argument} hides move output {token} of "
                 f"sample {sample}."
             )
-        if not by_real.equal(real):
+        if not by_real.equal(read):
             return f"Tokens that {form.argument} does not hide move no output."
         return None
 
@@ -174,10 +185,11 @@ class _Trial:
         for sample in range(0 if self.lab.specimen.is_fixed else self.batch):
             real = keep[sample, 0]
             n = int(real.sum())
-            part = {name: t[sample : sample + 1, real] for name, t in self.contents.items()}
+            part = {name: t[sample : sample + 1] for name, t in self.contents.items()}
+            part |= {name: part[name][:, real] for name in self.masked}
             ones = torch.ones(1, n, n, dtype=torch.bool)
             alone = self._masked(form, ones, part)[0]
-            mine = rows[sample, real]
+            mine = rows[sample] if self.is_of_memory else rows[sample, real]
             if mine.shape != alone.shape or not differs(mine, alone).any():
                 continue
             row = int(differs(mine, alone).any(-1).nonzero()[0])
@@ -202,7 +214,8 @@ class _Trial:
         keep = keep.expand(self.batch, self.tokens, self.tokens)
         extra = {form.argument: form.encode(keep)}
         rows = self._run(self.contents, extra).rows
-        others = (self.lab.specimen.changed(self.contents, token=j) for j in range(self.tokens))
+        change = self.lab.specimen.changed
+        others = (change(self.contents, token=j, only=self.masked) for j in range(self.tokens))
         moved = [differs(self._run(contents, extra).rows, rows).any(-1) for contents in others]
         seen = torch.stack(moved, -1)
         allowed = keep.tril() if self.is_causal else keep
@@ -245,7 +258,8 @@ class _Trial:
         hidden = keep.any(1) if form.is_of_keys else keep.any(1) & keep.all(1)
         rows, moved = (self._masked(form, keep, c) for c in (None, self._changed(hidden)))
         # Rows of hidden tokens read hidden tokens only.
-        return bool(hidden.any()) and not bool((differs(moved, rows).any(-1) & ~hidden).any())
+        read = ~hidden | self.is_of_memory
+        return bool(hidden.any()) and not bool((differs(moved, rows).any(-1) & read).any())
 
     def _is_of_rows(self, form: Form, plain: Tensor) -> bool:
         """Return True if hiding one token changes its own row alone."""

@@ -2,7 +2,8 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from regard.diagnosis.signature import signature_of
+from regard.diagnosis.signature import MEMORY, signature_of
 
 if TYPE_CHECKING:
     from regard.diagnosis.laws.mask_forms import Form
@@ -32,7 +33,8 @@ class Slot:
         name: of the argument.
         kind: ``content``: numbers of tokens; ``ids``: whole numbers of tokens; ``filled``: one
             value everywhere, such as a mask that hides nothing; ``lengths``: the number of tokens;
-            ``given``: a tensor of the caller's, cut to the sizes; ``fixed``: the value as it is.
+            ``given``: a tensor of the caller's, cut to the sizes; ``nested``: such tensors in
+            tuples, lists or dicts; ``fixed``: the value as it is.
         axes: of the tensor: "b" is the batch, "t" the tokens, a number is a length.
         source: arguments with the same source get the same numbers.
         dtype: of the tensor.
@@ -44,7 +46,7 @@ class Slot:
     """
 
     name: str
-    kind: Literal["content", "ids", "filled", "lengths", "given", "fixed"]
+    kind: Literal["content", "ids", "filled", "lengths", "given", "nested", "fixed"]
     axes: tuple[str | int, ...] = ()
     source: str = ""
     dtype: torch.dtype = torch.float32
@@ -78,8 +80,28 @@ class Slot:
         at = self.axes.index("t")
         return laid.reshape(*laid.shape[:at], *self.grid, *laid.shape[at + 1 :])
 
-    def constant(self, batch: int, tokens: int) -> Any:
-        """Return the value of an argument that holds no numbers of tokens."""
+    @property
+    def parts(self) -> list["Slot"]:
+        """The tensors of the caller's that it holds."""
+        leaves = tree_leaves(self.value) if self.kind == "nested" else [self]
+        return [leaf for leaf in leaves if isinstance(leaf, Slot) and leaf.kind == "given"]
+
+    def of_first_sample(self) -> "Slot":
+        """Return the same with the part of the first sample for all."""
+        if self.kind == "nested":
+            return replace(self, value=tree_map(_of_first_sample, self.value))
+        if self.kind != "given" or "b" not in self.axes:
+            return self
+        return replace(self, value=self.value.narrow(self.axes.index("b"), 0, 1))
+
+    def constant(self, batch: int, tokens: int, start: int = 0) -> Any:
+        """Return the value of an argument that holds no numbers of tokens.
+
+        Args:
+            batch: how many samples.
+            tokens: how many tokens.
+            start: the first of the tokens, in a table of the caller's.
+        """
         shape = self.shape(batch, tokens)
         match self.kind:
             case "filled":
@@ -92,10 +114,23 @@ class Slot:
                     if letter == "b":
                         value = value.index_select(axis, torch.arange(batch) % value.shape[axis])
                     elif letter == "t":
-                        value = value.narrow(axis, 0, tokens)
+                        value = value.narrow(axis, start, tokens)
                 return value
+            case "nested":
+
+                def cut(leaf: Any) -> Any:
+                    return leaf.constant(batch, tokens, start) if isinstance(leaf, Slot) else leaf
+
+                return tree_map(cut, self.value)
             case _:
                 return self.value
+
+
+_OF_QUERIES = re.compile("tgt|target|quer|q_|self|dec")
+
+
+def _of_first_sample(leaf: Any) -> Any:
+    return leaf.of_first_sample() if isinstance(leaf, Slot) else leaf
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,17 +189,11 @@ class Specimen:
     @property
     def has_given_samples(self) -> bool:
         """Return True if arguments of the caller differ from sample to sample."""
-        return any(slot.kind == "given" and "b" in slot.axes for slot in self.slots)
+        return any("b" in part.axes for slot in self.slots for part in slot.parts)
 
     def of_first_sample(self) -> "Specimen":
         """Return the same with the arguments of the first sample for all."""
-        slots = [
-            replace(slot, value=slot.value.narrow(slot.axes.index("b"), 0, 1))
-            if slot.kind == "given" and "b" in slot.axes
-            else slot
-            for slot in self.slots
-        ]
-        return replace(self, slots=tuple(slots))
+        return replace(self, slots=tuple(slot.of_first_sample() for slot in self.slots))
 
     def turned(self, *, is_sure: bool) -> "Specimen | None":
         """Return the same with the opposite meaning of the masks that are always passed.
@@ -205,7 +234,10 @@ class Specimen:
                 own = own if slot.meaning != "hides" else ~own
             if own.numel() not in (tokens, tokens * tokens):
                 return None
-            seen &= own.view(-1, tokens)
+            masked = self.masked_by(slot.name)
+            is_of_rows = len(masked) < len(self.sources) and masked != self.memory
+            hides_rows = is_of_rows and own.numel() == tokens
+            seen &= own.view(tokens, 1) if hides_rows else own.view(-1, tokens)
         return seen
 
     @property
@@ -233,18 +265,52 @@ class Specimen:
         drawn = {name: slot.draw(batch, tokens, generator) for name, slot in self.sources.items()}
         return {name: t * size if t.is_floating_point() else t for name, t in drawn.items()}
 
+    def of_arrays(self) -> "Specimen":
+        """Return the same with NumPy arrays in the place of tensors."""
+        return replace(self, slots=tuple(replace(slot, is_array=True) for slot in self.slots))
+
+    @property
+    def memory(self) -> list[str]:
+        """The sources of tokens that other tokens attend to, as in cross-attention."""
+        first, *others = self.sources
+        if MEMORY.search(first.lower()) or {"query", "key"} <= {first, *others}:
+            return []
+        return [name for name in others if MEMORY.search(name.lower())]
+
+    def masked_by(self, mask: str) -> list[str]:
+        """Return the sources whose tokens a mask hides, by its name."""
+        if self.memory and MEMORY.search(mask.lower()):
+            return self.memory
+        if self.memory and _OF_QUERIES.search(mask.lower()):
+            return [name for name in self.sources if name not in self.memory]
+        return [*self.sources]
+
     def changed(
-        self, contents: Contents, *, sample: int | None = None, token: int | None = None
+        self,
+        contents: Contents,
+        *,
+        sample: int | None = None,
+        token: int | None = None,
+        only: Collection[str] | None = None,
     ) -> Contents:
-        """Return the contents with other numbers in a sample, at a token, or in both."""
+        """Return the contents with other numbers in a sample, at a token, or in both.
+
+        Args:
+            contents: numbers of the tokens by source.
+            sample: None: all of them.
+            token: likewise.
+            only: the sources that change; None: all of them.
+        """
         found: Contents = {}
         for name, old in contents.items():
             new = old.clone()
+            found[name] = new
+            if only is not None and name not in only:
+                continue
             part = new if sample is None else new[sample : sample + 1]
             part = part if token is None else part[:, token]
             high = self.sources[name].high
             part.copy_((part + 1) % high if high else part.flip(-1) * 0.7 + 1)
-            found[name] = new
         return found
 
     def arguments(

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.laws.arithmetic import SOFTMAXES
-from regard.diagnosis.laws.lab import Lab, NotTried, differs
+from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
-from regard.diagnosis.laws.tape import Place, Step, addresses
-from regard.diagnosis.signature import MEMORY, docstrings_of
+from regard.diagnosis.laws.specimen import Slot
+from regard.diagnosis.laws.tape import Place, Step, addresses, tensors_in
+from regard.diagnosis.signature import definition_of, docstrings_of
+from regard.diagnosis.subject import source_of
 
 __all__ = ["Influence", "Positions", "ignores_order", "pair_of", "pattern_of"]
 
@@ -52,7 +54,7 @@ def pattern_of(seen: Tensor) -> str:
 
 
 class Influence(Law):
-    """A token sees the tokens that it is meant to see, and no others."""
+    """A token sees the tokens that it is meant to see and no others, and each argument counts."""
 
     name = "influence"
     formula = "d output[i] / d input[j] = 0 exactly where j is hidden from i"
@@ -85,7 +87,10 @@ class Influence(Law):
             elif bool((bad := ~seen & near).any()):
                 says = f"{_where(bad, moves=False)}."
             place = _lifted(lab) if "later" in says else None
-            return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen)) if says else None
+            if says:
+                return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen))
+            _check_gaps(lab, ~seen & (j <= i))
+            return None
         if not seen.any():
             return Breach("No token moves any output.", is_definite=False)
         if not (seen & (j != i)).any():
@@ -98,6 +103,8 @@ class Influence(Law):
             if not bool((seen & (j > i)).any()):
                 says = "A token sees the tokens before it, and not itself."
             return Breach(says, None, pair_of(seen, j <= i), kind=kind)
+        if words and causal is None:
+            _check_gaps(lab, ~seen & (j <= i))
         if not words and causal is None:
             raise NotTried(
                 "What sees what is neither everything nor causal nor a window: pass causal=True "
@@ -107,6 +114,10 @@ class Influence(Law):
             says = f"Token {tokens} does not move output 1 of {rows}: it is causal."
             return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
         if not words:
+            alone = ~(seen & (i != j)).any(0) & (torch.arange(tokens) < tokens - 1)
+            if bool(alone.any()):
+                token = int(alone.nonzero()[0]) + 1
+                raise NotTried(f"No other token sees token {token}: pass a mask that says so.")
             lab.notes.append("Some tokens are hidden from others, in a pattern taken as meant.")
         return None
 
@@ -123,16 +134,25 @@ class Influence(Law):
                 says = f"The argument for {name} has no influence on the output."
                 # Under a mask that is filled with a large number no query has any influence.
                 return Breach(says, kind="" if s.masks else UNUSED.get(name, ""))
+        for slot in s.slots:
+            other = _with_other_numbers(slot, s.batch, s.tokens)
+            if other is None:
+                continue
+            try:
+                rows = lab.run(contents, extra={slot.name: other}).rows
+            except Exception:  # noqa: BLE001  # other numbers may be none that the code takes
+                continue
+            if rows.shape == start.shape and not differs(rows, start).any():
+                return _without_influence(slot)
         return None
 
     @staticmethod
     def _exchanged(lab: Lab) -> Breach | None:
         """Find queries that come from what the tokens attend to."""
         s = lab.specimen
-        first, *others = s.sources
-        memory = next((name for name in others if MEMORY.search(name.lower())), "")
-        if not memory or MEMORY.search(first.lower()):
+        if not s.memory:
             return None
+        first, memory = next(iter(s.sources)), s.memory[0]
         contents = s.contents(1, s.tokens, seed=3)
         base, other = lab.run(contents).rows[0], s.changed(contents, token=0)
         moved = [
@@ -189,6 +209,54 @@ class Influence(Law):
         elif bool((bad := ~seen & allowed & kept).any()):
             says = f"{_where(bad, moves=False)}, which may see it."
         return Breach(says, None, pair_of(seen, allowed)) if says else None
+
+
+def _with_other_numbers(slot: Slot, batch: int, tokens: int) -> Tensor | float | None:
+    """Return other numbers for what the caller passed; None for masks, caches and lengths."""
+    if type(slot.value) is float and _SCALES.search(slot.name.lower()):
+        return 1.5 * slot.value
+    if slot.kind != "given" or slot.meaning or _KEEPS_TOKENS.search(slot.name.lower()):
+        return None
+    table = slot.constant(batch, tokens)
+    if table.is_floating_point():
+        return 1.5 * table if table.numel() > 1 and bool(table.any()) else None
+    other = table.flip(slot.axes.index("t")) if "t" in slot.axes else table
+    return None if other.equal(table) or table.dtype == torch.bool else other
+
+
+_SCALES = re.compile("scal|temp|cap|slope|theta|base")
+_KEEPS_TOKENS = re.compile("cache|past|len|mask")
+
+
+def _without_influence(slot: Slot) -> Breach:
+    """Return the breach of a table that moves nothing.
+
+    Raises:
+        NotTried: it holds positions, which layers of one interface may leave to others.
+    """
+    says = f"The argument {slot.name} has no influence on the output."
+    if "pos" in slot.name.lower() and not slot.dtype.is_floating_point:
+        raise NotTried(f"{says} If that is meant, leave it out of the example.")
+    return Breach(says)
+
+
+_SAYS_GAPS = re.compile("window|local|sliding|band|chunk|strid|dilat|sparse|segment|document")
+
+
+def _check_gaps(lab: Lab, hidden: Tensor) -> None:
+    """Raise NotTried if causal code hides earlier tokens, and no word of it says so.
+
+    Args:
+        lab: whose code names its window or its chunks, in its text or its docstring.
+        hidden: the earlier tokens that a token does not see, bool, (rows, tokens).
+    """
+    call = lab.specimen.call
+    text = " ".join([source_of(definition_of(call)), *docstrings_of(call)])
+    if bool(hidden.any()) and not _SAYS_GAPS.search(text.lower()):
+        raise NotTried(
+            f"{_where(hidden, moves=False)}, which comes later. If that is meant, say so in the "
+            "docstring, as in 'a window of 4 tokens'."
+        )
 
 
 _WINDOW = (
@@ -282,6 +350,8 @@ class Positions(Law):
         contents = s.contents(min(s.batch, 2), s.tokens, seed=5)
         run = lab.run(contents, keeps=True)
         waves = _waves_of_positions(run.steps)
+        if (unused := _unused_table(run)) is not None:
+            return Breach("Numbers that are computed from positions are not used.", unused.place)
         if not waves:
             raise NotTried("It computes no sines of positions.", applies=False)
         angles = {n: 1.5 * cast(Tensor, run.steps[n].args[0]).double() for n in waves}
@@ -296,6 +366,28 @@ class Positions(Law):
                 "order of the others: they may stand along the axis of the heads."
             )
         return None
+
+
+def _unused_table(run: Run) -> Step | None:
+    """Return the last operation that makes numbers of positions alone, if nothing uses them."""
+    used = {at for t in tensors_in(run.result) for at in addresses(t)}
+    dead: list[Step] = []
+    for step in reversed(run.steps):
+        if used.isdisjoint(step.writes):
+            dead.append(step)
+        else:
+            used |= {*step.reads, *step.writes}
+    known: set[int] = set()
+    others = {at for t in (*tensors_in(run.arguments), *run.parameters) for at in addresses(t)}
+    found = None
+    for step in run.steps:
+        if not others.isdisjoint(step.reads):
+            others |= step.writes
+        elif step.name == "arange" or not known.isdisjoint(step.reads):
+            known |= step.writes
+            is_table = any(t.is_floating_point() and t.numel() > 1 for t in step.outputs)
+            found = step if is_table and step in dead and step.place is not None else found
+    return found
 
 
 def _waves_of_positions(steps: list[Step]) -> list[int]:

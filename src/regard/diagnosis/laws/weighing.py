@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.core import Core, Cut, Values
-from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
+from regard.diagnosis.laws.lab import Lab, NotTried, as_tensors, differs, normal
 from regard.diagnosis.laws.law import UNUSED, Breach, Law
 from regard.diagnosis.laws.tape import (
     Place,
@@ -89,6 +89,29 @@ class Weighing:
         self.core = core
         self.query, self.key = core.channels("query"), core.channels("key")
         self.value = core.channels("value")
+        self.gate: Tensor | float = 1.0  # what each output is multiplied with, (rows, columns)
+        if not self.missing and core.columns_are_channels:
+            self._leave_out_gate()
+
+    def _leave_out_gate(self) -> None:
+        """Divide the outputs by a gate: numbers of a row's own token that no key moves."""
+        active = self.constant.abs() > 1e-9  # (channels, rows, columns)
+        is_level = not differs(self.constant, self.constant[:, :1].expand_as(active)).any()
+        if is_level or bool((active.sum(0) != 1).any()):
+            return
+        channels = [*self.query, *self.key]
+        ones = self.core.placed(self.core.bases(len(channels)), self.value, 1.0)
+        moved = {cut: t.clone() for cut, t in ones.items()}
+        for probe, (cut, c) in enumerate(channels):
+            moved[cut][probe, self.core.places[cut][:, c]] += 0.8
+        gates = differs(self.core(moved), self.core(ones)).flatten(1).any(1)
+        by_query, by_key = gates[: len(self.query)], gates[len(self.query) :]
+        if bool(by_key.any()) or bool(by_query.all()) or not bool(by_query.any()):
+            return
+        self.query = [own for own, is_gate in zip(self.query, by_query, strict=True) if not is_gate]
+        self.gate = self.constant.sum(0)
+        del self.constant
+        self.core.lab.notes.append("Its output is multiplied with a gate, which was not judged.")
 
     @property
     def missing(self) -> list[str]:
@@ -104,7 +127,7 @@ class Weighing:
     @cached_property
     def constant(self) -> Tensor:
         """The output for each value channel that is 1 at all tokens, (channels, rows, columns)."""
-        return self.core(self._one_each(None)) - self.offset
+        return (self.core(self._one_each(None)) - self.offset) / self.gate
 
     @cached_property
     def shares(self) -> Tensor:
@@ -114,8 +137,9 @@ class Weighing:
         if bool((active.sum(0) == 1).all()):  # each column follows one channel: all of them at once
             empty = core.placed(core.bases(1), self.value, 0.0)
             ones = joined([core.placed(empty, self.value, 1.0, j) for j in tokens])
-            return (core(ones) - self.offset) * active[:, None, None]
-        return torch.stack([core(self._one_each(j)) - self.offset for j in tokens], 1)
+            return (core(ones) - self.offset) / self.gate * active[:, None, None]
+        shares = [(core(self._one_each(j)) - self.offset) / self.gate for j in tokens]
+        return torch.stack(shares, 1)
 
     def _one_each(self, token: int | None) -> Values:
         count = len(self.value)
@@ -175,6 +199,7 @@ class Weighing:
         probes = max(t.shape[0] for t in values.values())
         ones = [core.placed(empty, channels, 1.0, j) for j in tokens]
         out = core(joined(ones)).view(len(tokens), probes, *self.offset.shape) - self.offset
+        out = out / self.gate
         inverse = cast(Tensor, torch.linalg.pinv(directions))  # pyright: ignore[reportUnknownMemberType]
         read = out @ inverse
         return read.permute(1, 3, 2, 0)
@@ -233,7 +258,7 @@ class Mixture(Law):
         shares = w.shares[:, :, is_open]
         if columns and float(shares.min()) < -1e-9:
             return Breach(f"A weight is {float(shares.min()):.4f}; no weight is below 0.", place)
-        return None
+        return _returned_weights(w)
 
     @staticmethod
     def _place(w: Weighing) -> Place | None:
@@ -266,6 +291,28 @@ class Mixture(Law):
             says += " The weights of each key sum to 1 over the queries."
             is_definite = True
         return Breach(says, place, pair, is_definite=is_definite)
+
+
+def _returned_weights(w: Weighing) -> Breach | None:
+    """Compare matrices whose rows sum to 1, returned beside the output, with the weights."""
+    returned = [t.detach().double() for t in as_tensors(w.core.run.result)]
+    if w.missing or len(returned) < 2:
+        return None
+    try:
+        weights = w.weights(w.core.bases(1))[0]  # (heads, rows, tokens)
+    except NotTried:
+        return None
+    for matrices in returned:
+        if matrices.shape[-2:] != weights.shape[-2:] or float(matrices.min()) < 0:
+            continue
+        for own in matrices.flatten(0, -3) if matrices.ndim > 2 else matrices[None]:
+            is_sum = not differs(own.sum(-1), weights.new_ones(())).any()
+            if is_sum and all(differs(own, one).any() for one in (*weights, weights.mean(0))):
+                says = "A matrix that it returns has rows that sum to 1, and is not the weights."
+                few = slice(0, 4)
+                pair = own[few, few], weights[0, few, few], "what is returned, and the weights"
+                return Breach(says, None, pair)
+    return None
 
 
 def _rank(matrix: Tensor) -> int:
