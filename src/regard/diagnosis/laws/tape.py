@@ -62,6 +62,7 @@ class Step:
     Attributes:
         name: such as ``bmm``.
         args: its arguments as the code passed them; their numbers may have changed since.
+        kwargs: those that it passed by name.
         outputs: copies of the tensors that it gave.
         alive: those tensors themselves.
         place: the line that ran it; None where no line is the user's.
@@ -69,6 +70,7 @@ class Step:
 
     name: str
     args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
     outputs: tuple[Tensor, ...]
     alive: tuple[Tensor, ...]
     place: Place | None
@@ -76,7 +78,7 @@ class Step:
     @property
     def reads(self) -> list[int]:
         """The addresses of the tensors among its arguments."""
-        return addresses(self.args)
+        return addresses((self.args, self.kwargs))
 
     @property
     def writes(self) -> set[int]:
@@ -224,7 +226,7 @@ class Tape(TorchDispatchMode):
             given = tuple(tensors_in(out))
             copies = tuple(t.detach().clone() for t in given)
             self.steps.append(
-                Step(_named(func), args, copies, given, _place(inspect.currentframe()))
+                Step(_named(func), args, kwargs, copies, given, _place(inspect.currentframe()))
             )
         self._count += 1
         return out

@@ -220,7 +220,8 @@ def _with_other_numbers(slot: Slot, batch: int, tokens: int) -> Tensor | float |
     table = slot.constant(batch, tokens)
     if table.is_floating_point():
         return 1.5 * table if table.numel() > 1 and bool(table.any()) else None
-    other = table.flip(slot.axes.index("t")) if "t" in slot.axes else table
+    # Documents of equal lengths are the same in the opposite order.
+    other = table.roll(1, slot.axes.index("t")) if "t" in slot.axes else table
     return None if other.equal(table) or table.dtype == torch.bool else other
 
 
