@@ -167,3 +167,11 @@ def test_words_that_say_nothing_are_refused() -> None:
         regard.check(_near, means={"query": "foo"})
     with pytest.raises(ValueError, match="axes of query are 'foo bar', and its shape is"):
         regard.check(_near, args=_qkv(), axes="foo bar")
+
+
+def _by_position(scores: Tensor, values: Tensor, /) -> Tensor:
+    return scores.softmax(-1) @ values
+
+
+def test_arguments_by_position_alone_are_passed_so() -> None:
+    assert regard.check(_by_position).verdict == "right"

@@ -22,6 +22,7 @@ from regard.diagnosis.signature import (
     declared_meaning,
     definition_of,
     docstrings_of,
+    signature_of,
 )
 from regard.diagnosis.subject import (
     FEW_BITS,
@@ -422,6 +423,9 @@ def _weighed(
     """Return what a function of scores makes of the scores of queries and keys."""
     scores = query @ key.mT / query.shape[-1] ** 0.5
     if values is not None:
+        parameter = signature_of(call).parameters[values.name]
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            return call(scores, value, **rest)
         return call(scores, **{values.name: value}, **rest)
     found = tensors_in(call(scores, **rest))[:1]
     if [weights.shape for weights in found] != [scores.shape]:
