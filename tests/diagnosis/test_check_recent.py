@@ -34,6 +34,9 @@ UNDECIDED = {
     "rope_pair_mismatch": "rotations of another kind give such scores, too",
     "ssmax": "a scale that follows the number of keys",
     "swin_mask_order": "the order of windows and images is a convention",
+    "swin_shifted": "nothing acts as queries where windows are rolled",
+    "unet_pixels": "a norm reads several tokens at once",
+    "varlen_key_start": "its queries and keys are packed with different lengths",
     "whisper_cache_by_hooks": "hooks outside of the module fill its cache",
 }
 # The line that is named is that of another operation, which the fault leads to.
@@ -49,6 +52,7 @@ OTHER_LINES = {
     "rope_head_axis": "where the angles are used",
     "rope_query_only": "the product of queries and keys",
     "shift_not_undone": "where windows of 4 do not fit",
+    "sink_in_front": "the mask, one key beside the weights that are left",
 }
 _LINE_OF_USE = ("causal-off-by-one", "nan-rows", "mask-of-another-sample")
 

@@ -17,7 +17,7 @@ class CausalFlexAttention(nn.Module):
         B, T, C = x.shape
 
         def document_causal(b, h, q_idx, kv_idx):
-            causal = q_idx + 1 >= kv_idx  # <- causal-off-by-one
+            causal = q_idx + 1 >= kv_idx  # <- law influence
             same_doc = doc_ids[b, q_idx] == doc_ids[b, kv_idx]
             return causal & same_doc
 

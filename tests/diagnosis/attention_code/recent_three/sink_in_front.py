@@ -22,7 +22,7 @@ class SinkAttention(nn.Module):
         future = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1)
         scores = scores.masked_fill(future, float("-inf"))
         sinks = self.sinks.view(1, -1, 1, 1).expand(b, -1, t, 1)
-        probs = torch.cat([sinks, scores], dim=-1).softmax(dim=-1)  # <- causal-off-by-one
-        probs = probs[..., :-1]  # <- causal-off-by-one
-        out = torch.matmul(probs, v).transpose(1, 2).reshape(b, t, -1)  # <- causal-off-by-one
+        probs = torch.cat([sinks, scores], dim=-1).softmax(dim=-1)
+        probs = probs[..., :-1]  # <- law influence
+        out = torch.matmul(probs, v).transpose(1, 2).reshape(b, t, -1)
         return self.o_proj(out)
