@@ -135,6 +135,8 @@ def _by_example(
     orders = list(example_specimens(call, args, kwargs, means=means, axes=axes, causal=causal))
     if has_filled_cache(orders[0]):
         return Report(orders[0].name, (), orders[0].words, FILLED)
+    if orders[0].has_tokens and orders[0].tokens == 1:
+        return Report(orders[0].name, (), orders[0].words, _ONE_TOKEN)
     report = report_of(orders[:1])
     if not report.faults or len(orders) == 1 or not report_of(orders[1:]).ok:
         return report
@@ -144,6 +146,9 @@ def _by_example(
         "axes='batch tokens heads dim'."
     )
     return replace(report, findings=(), missing=missing)
+
+
+_ONE_TOKEN = "The example has one token, whose only weight is 1: pass one with several tokens."
 
 
 def _with_intention(

@@ -178,8 +178,16 @@ class Lines:
         return next((n for n, s in products if self._uses(s) == 1), None)
 
     def turning(self) -> int | None:
-        turns = ((n, s) for n, s in self._before() if s.name in ("t", "numpy_T", "permute"))
+        turns = ((n, s) for n, s in self._before() if _turns_all_axes(s))
         return next((n for n, s in turns if self._uses(s)), None)
+
+
+def _turns_all_axes(step: Step) -> bool:
+    """Return True for x.T and the like; einsum permutes axes, too, but hardly ever so."""
+    if step.name != "permute":
+        return step.name in ("t", "numpy_T")
+    axes = [int(axis) % len(step.args[1]) for axis in step.args[1]]
+    return axes == sorted(axes, reverse=True)
 
 
 _NAMES: dict[Callable[[Lines], int | None], str] = {

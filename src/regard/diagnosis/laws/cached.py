@@ -20,8 +20,8 @@ from regard.diagnosis.subject import is_installed
 __all__ = ["FILLED", "Cache", "has_filled_cache"]
 
 FILLED = (
-    "The example fills its cache, so that no run is without one: pass an example with caches of "
-    "zeros, and the positions of the tokens, from 0."
+    "The example fills its cache, so that no run is without one: pass an example of several tokens "
+    "with caches of zeros, and the positions of the tokens, from 0."
 )
 
 _CACHE = re.compile(r"cache|past|^mem(ory)?_kv$")

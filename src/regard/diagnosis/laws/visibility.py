@@ -114,7 +114,9 @@ class Influence(Law):
             says = f"Token {tokens} does not move output 1 of {rows}: it is causal."
             return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
         if not words:
-            alone = ~(seen & (i != j)).any(0) & (torch.arange(tokens) < tokens - 1)
+            alone = ~(seen & (i != j)).any(0)
+            # No other token sees the last one behind a prefix, either.
+            alone[-1] &= bool(seen[:-2, -2].any())
             if bool(alone.any()):
                 token = int(alone.nonzero()[0]) + 1
                 raise NotTried(f"No other token sees token {token}: pass a mask that says so.")
