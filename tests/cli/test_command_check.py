@@ -146,9 +146,11 @@ def test_options_that_are_wrong_are_one_clear_error(words: list[str], message: s
         named_options(words)
 
 
-def test_options_are_read_as_json_reads_them_else_as_text() -> None:
+def test_options_are_read_as_json_or_python_reads_them_else_as_text() -> None:
     words = ["--embed-dim", "16", "--scale=0.5", "--causal", "--kind", "full", "--bias", "false"]
+    words += ["--norm", "None", "--gated", "False"]
     expected = {"embed_dim": 16, "scale": 0.5, "causal": True, "kind": "full", "bias": False}
+    expected |= {"norm": None, "gated": False}
     assert named_options(words) == expected
 
 

@@ -11,32 +11,50 @@ from attention_corpus import Case, cases
 from regard import check
 from regard.diagnosis.report import Report
 
-RECENT = [*cases("recent"), *cases("recent_two")]
+RECENT = [*cases("recent"), *cases("recent_two"), *cases("recent_three")]
 # Neither right nor wrong, by the reason.
 UNDECIDED = {
     "alibi_sign": "a bias may favour distant keys",
     "alibi_without_abs": "a bias may favour distant keys",
     "context_behind_text": "one projection takes two arguments",
+    "decoding_first_token": "the only weight of one token is 1",
+    "decoding_step": "a cache that is filled has no run without it",
+    "decoding_without_itself": "a cache that is filled has no run without it",
     "learned_query_pool": "no output belongs to a token",
     "null_kv": "every output has a share of a value that is no token's",
+    "numpy_default_axis": "the projections of a NumPy function cannot be seen",
+    "numpy_exp_no_max": "the projections of a NumPy function cannot be seen",
+    "numpy_gpt2": "the projections of a NumPy function cannot be seen",
+    "numpy_last_chunk": "a token that no other one sees may be meant",
     "numpy_max_axis": "what moves one row of a NumPy function moves the others",
     "numpy_mha": "the projections of a NumPy function cannot be seen",
+    "patches_dim_scale": "no output belongs to a token",
     "perceiver_latents": "no output belongs to a token",
+    "position_ids_unread": "an argument may be ignored on purpose",
+    "resampler": "no output belongs to a token",
+    "rolled_twice": "nothing acts as queries where outputs lie with other tokens",
     "rope_pair_mismatch": "rotations of another kind give such scores, too",
     "ssmax": "a scale that follows the number of keys",
     "swin_mask_order": "the order of windows and images is a convention",
+    "swin_shifted": "nothing acts as queries where windows are rolled",
+    "unet_pixels": "a norm reads several tokens at once",
+    "varlen_key_start": "its queries and keys are packed with different lengths",
     "whisper_cache_by_hooks": "hooks outside of the module fill its cache",
 }
 # The line that is named is that of another operation, which the fault leads to.
 OTHER_LINES = {
     "cross_exchanged": "the product of queries and keys",
     "first_head_masked": "the softmax of the heads that are not masked",
+    "lambdas_share_slice": "the projections of which one slice is used",
+    "layers_share_cache": "the attention over the keys of both layers",
     "mla_scale_nope": "where the scale is used",
+    "non_local_values": "the softmax of the scores",
     "online_no_rescale": "the first exp of the softmax by hand",
     "padding_added_to_rows": "the softmax that the mask does not change",
     "rope_head_axis": "where the angles are used",
     "rope_query_only": "the product of queries and keys",
     "shift_not_undone": "where windows of 4 do not fit",
+    "sink_in_front": "the mask, one key beside the weights that are left",
 }
 _LINE_OF_USE = ("causal-off-by-one", "nan-rows", "mask-of-another-sample")
 

@@ -34,9 +34,9 @@ def test_a_wrong_function_of_a_file() -> None:
 
 
 @pytest.mark.full
-def test_a_class_is_built_with_words_of_a_command_line() -> None:
+def test_a_class_is_built_with_its_options() -> None:
     target = f"{write('mine.py', MODULE)}:SelfAttention"
-    checked = check_apart(target, {"embed_dim": "16", "num_heads": "4"})
+    checked = check_apart(target, {"embed_dim": 16, "num_heads": 4})
     assert checked.exit_code == 0
 
 

@@ -1,8 +1,10 @@
 """``regard check``: find mistakes in attention code, in a process of its own."""
 
+import ast
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +12,8 @@ import typer
 from regard.cli.options import AsJson
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
-from regard.diagnosis.explanations import explanation
+from regard.diagnosis.catalogue import FAULTS, NOTES
+from regard.diagnosis.laws.judge import LAWS
 from regard.diagnosis.sandbox.sandbox_process import CannotRun, Limits, check_apart
 from regard.text.escaping import visible
 
@@ -90,12 +93,41 @@ def check(
     raise typer.Exit(found.exit_code)
 
 
+def explanation(name: str) -> str:
+    """Return what a law or a mistake is, in lines of text.
+
+    Raises:
+        ValueError: neither a law nor a mistake has this name.
+
+    Example:
+        >>> from regard.cli.check_command import explanation
+        >>> print(explanation("samples"))
+        samples (law)
+          Each sample of a batch gives what it gives alone.
+          Formula:  f([a, b])[0] = f([a])[0]
+          Broken by:  weights = scores.softmax(dim=0)  # over the batch
+    """
+    for law in LAWS:
+        if law.name == name:
+            return (
+                f"{law.name} (law)\n  {law.statement}\n  Formula:  {law.formula}\n"
+                f"  Broken by:  {law.example}"
+            )
+    for fault in (*FAULTS, *NOTES):
+        if fault.name == name:
+            label = f"mistake {fault.number}" if fault.severity == "fault" else "note"
+            seen = f"\n  Others did the same: {', '.join(fault.sources)}" if fault.sources else ""
+            return f"{name} ({label})\n  {fault.sentence}\n  Write:  {fault.mending}{seen}"
+    names = ", ".join([*(law.name for law in LAWS), *(fault.name for fault in FAULTS)])
+    raise ValueError(f"{name!r} is no law and no mistake; it must be one of {names}.")
+
+
 def named_options(words: Sequence[str]) -> dict[str, Any]:
     """Parse options of the shell into arguments by name.
 
     Args:
         words: ``--num-heads 4``, ``--num-heads=4``; ``--causal`` alone is True. A value is what
-            JSON takes it for, else text.
+            JSON or Python takes it for, else text.
 
     Raises:
         ValueError: a word that belongs to no option, or an option that is given twice.
@@ -126,7 +158,7 @@ def named_options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(written: str) -> Any:
-    try:
-        return json.loads(written)
-    except json.JSONDecodeError:
-        return written
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError):
+            return read(written)
+    return written

@@ -4,7 +4,7 @@ Each has been made in public, by people who teach attention among others; ``sour
 Wrong attention trains, so that no error message and no loss curve shows it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 __all__ = ["FAULTS", "NOTES", "Fault", "Severity", "fault", "is_mistake"]
@@ -17,25 +17,24 @@ class Fault:
     """A mistake that can be told from outside or from the operations.
 
     Attributes:
-        number: its place in the catalogue, from 1; 0 for a note that is no mistake of its own.
         name: what findings call it.
         sentence: what such code does, with what attention does instead.
         mending: what to write instead, in a line or two.
         sources: where others made it.
         severity: ``fault`` where the numbers are wrong, ``note`` where they are right.
+        number: its place in the catalogue, from 1; 0 for a note that is no mistake of its own.
     """
 
-    number: int
     name: str
     sentence: str
     mending: str
     sources: tuple[str, ...] = ()
     severity: Severity = "fault"
+    number: int = 0
 
 
-FAULTS = (
+_IN_ORDER = (
     Fault(
-        1,
         "heads-merged-without-transpose",
         "The heads are merged by a reshape without a transpose: parts of different tokens are "
         "glued together where the heads of one token belong side by side.",
@@ -48,7 +47,6 @@ FAULTS = (
         ),
     ),
     Fault(
-        2,
         "heads-split-without-transpose",
         "The heads are split by view(batch, heads, tokens, dim): each head gets some tokens whole, "
         "where it should get some columns of every token.",
@@ -60,14 +58,12 @@ FAULTS = (
         ),
     ),
     Fault(
-        3,
         "softmax-wrong-axis",
         "The softmax runs over another axis than the keys: the weights of a query do not sum to 1.",
         "weights = scores.softmax(dim=-1)  # scores: (..., queries, keys)",
         ("labml#146", "PyTorch-NLP#2", "fastNLP#254"),
     ),
     Fault(
-        4,
         "scale-by-embed-dim",
         "The scores are divided by sqrt(embed_dim) where each head is only head_dim wide: the "
         "weights are flatter than attention's.",
@@ -75,7 +71,6 @@ FAULTS = (
         ("karpathy/ng-video-lecture PR 6", "lucidrains/vit-pytorch#65"),
     ),
     Fault(
-        5,
         "no-scale",
         "The scores are not divided by sqrt(head_dim): the weights are sharper than attention's, "
         "the more the wider the heads.",
@@ -83,14 +78,12 @@ FAULTS = (
         ("tiny-transformers#71",),
     ),
     Fault(
-        6,
         "wrong-scale",
         "The scores are scaled by another number than 1/sqrt(head_dim).",
         "scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5",
         ("krasserm/perceiver-io#9", "tt-metal PR 56789"),
     ),
     Fault(
-        7,
         "mask-inverted",
         "The mask means the opposite of what it says: what may be attended to is shut out, and the "
         "rest is attended to.",
@@ -98,21 +91,18 @@ FAULTS = (
         ("rasbt/LLMs-from-scratch#1061", "pytorch PR 170415"),
     ),
     Fault(
-        8,
         "mask-added-as-numbers",
         "The mask's 0 and 1 are added to the scores: what is forbidden is still attended to.",
         "scores = scores.masked_fill(mask == 0, float('-inf'))",
         ("pytorch#21518",),
     ),
     Fault(
-        9,
         "mask-after-softmax",
         "The mask is applied after the softmax: the rows of weights sum to less than 1.",
         "weights = scores.masked_fill(~mask, float('-inf')).softmax(dim=-1)",
         ("timm PR 2236",),
     ),
     Fault(
-        10,
         "mask-fill-value",
         "What is forbidden is filled with a number that does not forbid it: +inf gives NaN, a "
         "small number still lets some weight through, and -1e9 does not exist in half precision.",
@@ -120,7 +110,6 @@ FAULTS = (
         ("memory-compressed-attention#2", "IBM/pytorch-seq2seq#191"),
     ),
     Fault(
-        11,
         "causal-off-by-one",
         "The diagonal of the causal mask is off by one: a token does not attend to itself, or it "
         "attends to the next one as well.",
@@ -128,7 +117,6 @@ FAULTS = (
         ("GPT-SoVITS#965", "pytorch/tutorials#2250"),
     ),
     Fault(
-        12,
         "not-causal",
         "Tokens attend to the tokens after them, though the attention is meant to be causal.",
         "scores = scores.masked_fill(~torch.ones_like(scores, dtype=torch.bool).tril(), "
@@ -136,7 +124,6 @@ FAULTS = (
         ("keras#23038", "xformers#103"),
     ),
     Fault(
-        13,
         "causal-top-left",
         "With fewer queries than keys the causal mask starts at the top left: the last query, "
         "which follows all the keys, attends to the first few only.",
@@ -144,14 +131,12 @@ FAULTS = (
         ("pytorch#103082", "mlx#2835", "flash-attention#1778"),
     ),
     Fault(
-        14,
         "nan-rows",
         "A row with nothing to attend to gives NaN, which spreads to all that reads it.",
         "weights = scores.softmax(dim=-1).nan_to_num()  # or let such a row attend to itself",
         ("pytorch#103749", "transformers#38690"),
     ),
     Fault(
-        15,
         "padding-on-queries",
         "The padding mask shuts out rows, the queries, where it should shut out columns, the "
         "keys: real tokens attend to padding.",
@@ -159,14 +144,12 @@ FAULTS = (
         ("hyunwoongko/transformer PR 40", "bentrevett#96"),
     ),
     Fault(
-        16,
         "mask-unused",
         "The mask changes nothing: what it forbids is attended to.",
         "scores = scores.masked_fill(~mask, float('-inf'))  # and use the result",
         ("OpenNMT-py#30", "esm#299"),
     ),
     Fault(
-        17,
         "mask-of-another-sample",
         "The mask is laid along the wrong axis or taken from one sample for all: a sample's mask "
         "shuts out keys of another sample or of the wrong head.",
@@ -174,7 +157,6 @@ FAULTS = (
         ("mlx-lm PR 1903", "candle#3582"),
     ),
     Fault(
-        18,
         "attends-across-batch",
         "The samples of a batch attend to each other or move each other: the axis of the batch is "
         "taken for the tokens', or a mean runs over it.",
@@ -183,14 +165,12 @@ FAULTS = (
         ("OmDet#19", "IBM/TabFormer PR 14"),
     ),
     Fault(
-        19,
         "dropout-in-eval",
         "Dropout stays active in eval mode: two equal calls give two outputs.",
         "dropout_p = self.dropout if self.training else 0.0",
         ("timm PR 1978", "pytorch#124464"),
     ),
     Fault(
-        20,
         "heads-share-projection",
         "All heads share one small projection: each part of the embedding is projected by the same "
         "matrix.",
@@ -198,21 +178,18 @@ FAULTS = (
         ("pbloem/former#13",),
     ),
     Fault(
-        21,
         "wrong-projection",
         "Query, key and value are mixed up before the softmax: the scores are not query times key.",
         "scores = query @ key.transpose(-2, -1)",
         ("Khaliladib11#1", "deep-ml problem 53"),
     ),
     Fault(
-        22,
         "wrong-values",
         "The weights are multiplied with another tensor than the values.",
         "output = weights @ value",
         ("SeekDeeper#9",),
     ),
     Fault(
-        23,
         "kv-heads-repeated-in-wrong-order",
         "The key and value heads of grouped-query attention are repeated as 0 1 0 1, where "
         "neighbouring query heads share one: 0 0 1 1.",
@@ -220,7 +197,6 @@ FAULTS = (
         ("transformers PR 41423", "prime-rl PR 2681"),
     ),
     Fault(
-        24,
         "heads-and-tokens-exchanged",
         "The axes of heads and tokens are exchanged: the heads of a token attend to each other, "
         "and no token attends to another.",
@@ -229,7 +205,6 @@ FAULTS = (
         ("xformers#922", "xformers#967"),
     ),
     Fault(
-        25,
         "keys-not-transposed",
         "Queries are multiplied with keys that are not transposed: as they are, which only works "
         "where there are as many tokens as columns, or viewed in the other shape, which leaves "
@@ -238,7 +213,6 @@ FAULTS = (
         ("the second of the five notebooks",),
     ),
     Fault(
-        26,
         "transpose-of-batch",
         "The keys are transposed in a way that holds for one sentence only: .T turns all the axes "
         "of a batch round, and .t() refuses one.",
@@ -247,7 +221,6 @@ FAULTS = (
         "note",
     ),
     Fault(
-        27,
         "values-mixed-along-wrong-axis",
         "The weights multiply the columns of the values, or the sum runs over the wrong axis: "
         "the output is no average of the rows of the values.",
@@ -255,7 +228,6 @@ FAULTS = (
         ("the second of the five notebooks",),
     ),
     Fault(
-        28,
         "no-positions",
         "No position enters: tokens in another order give the same outputs in that order. Right "
         "where positions are added before the layer.",
@@ -265,9 +237,11 @@ FAULTS = (
     ),
 )
 
+FAULTS = tuple(replace(entry, number=number) for number, entry in enumerate(_IN_ORDER, 1))
+"""The number of a mistake is public, so a new one goes to the end."""
+
 NOTES = (
     Fault(
-        0,
         "unbatched-only",
         "It takes one sentence, (tokens, dim), and no batch of them.",
         "Count axes from the end, -2 and -1, so that any axes before them are the batch's.",

@@ -2,33 +2,31 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.catalogue import fault
 from regard.diagnosis.examples import example_specimens
 from regard.diagnosis.isolation import undisturbed
+from regard.diagnosis.laws.cached import FILLED, has_filled_cache
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.mask_forms import takes_masks
-from regard.diagnosis.laws.visibility import influence
 from regard.diagnosis.nested_attention import attentions_inside
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
-from regard.diagnosis.signature import arguments_of, definition_of
+from regard.diagnosis.signature import definition_of, meaning_of, signature_of
 from regard.diagnosis.subject import built_from, copied, quiet
 from regard.diagnosis.verdicts import report_of
 
 __all__ = ["check"]
 
 
-@undisturbed
+@undisturbed()
 def check(
     thing: object,
     *class_args: Any,
@@ -90,41 +88,30 @@ def check(
     """
     if causal is None and _is_named_causal(thing, options):
         causal = True
-    # The samples are on the CPU, so the code under check creates its tensors there, too.
-    elsewhere = torch.get_default_device().type != "cpu"
-    with torch.device("cpu") if elsewhere else nullcontext():
-        passed = _with_intention(thing, options, causal)
-        name = getattr(thing, "__name__", type(thing).__name__)
-        built = built_from(thing, class_args, passed)
-        rest = {} if inspect.isclass(thing) else passed
-        if args is not None or kwargs is not None:
-            return _by_example(
-                built, args or (), {**rest, **(kwargs or {})}, means or {}, axes, causal
-            )
-        _refuse_masks(name, rest)
-        counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
-        numbers = tuple(number for number in counted if type(number) is int)
-        code = thing_of(built, name, rest, means or {}, numbers)
-        try:
-            return _report(code, causal)
-        except ValueError as error:
-            for arrays in _arrays(thing):
-                report = _by_example(built, arrays, passed, means or {}, axes, causal)
-                if report.laws[0].outcome == "held":
-                    return report
-            raise error
+    passed = _with_intention(thing, options, causal)
+    name = getattr(thing, "__name__", type(thing).__name__)
+    built = built_from(thing, class_args, passed)
+    _check_means(built, means or {})
+    rest = {} if inspect.isclass(thing) else passed
+    if args is not None or kwargs is not None:
+        return _by_example(built, args or (), {**rest, **(kwargs or {})}, means or {}, axes, causal)
+    _refuse_masks(name, rest)
+    counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
+    numbers = tuple(number for number in counted if type(number) is int)
+    code = thing_of(built, name, rest, means or {}, numbers)
+    return _report(code, causal)
 
 
-def _arrays(thing: object) -> Iterator[tuple[Any, ...]]:
-    """Yield NumPy arrays for a function of query, key and value alone that uses NumPy."""
-    if not inspect.isfunction(thing) or np not in thing.__globals__.values():
-        return
-    needed = [a for a in arguments_of(thing, ()) if a.required]
-    if [a.role for a in needed] == ["query", "key", "value"]:
-        generator = torch.Generator().manual_seed(0)
-        for shape in ((2, 7, 16), (7, 16)):
-            yield tuple(
-                torch.randn(shape, generator=generator, device="cpu").numpy() for _ in needed
+def _check_means(call: Callable[..., Any], means: Mapping[str, str]) -> None:
+    """Raise ValueError for what ``means`` says of no argument, or says in other words."""
+    names = [*signature_of(call).parameters]
+    for name, text in means.items():
+        if name not in names:
+            raise ValueError(f"means has {name!r}; the arguments are {', '.join(names)}.")
+        if not meaning_of(text):
+            raise ValueError(
+                f"means[{name!r}] is {text!r}; say 'True keeps', 'True hides' or "
+                "'added to the scores'."
             )
 
 
@@ -146,6 +133,10 @@ def _by_example(
     """Return the report on code with the arguments of an example call."""
     call = copied(built) if isinstance(built, nn.Module) else built
     orders = list(example_specimens(call, args, kwargs, means=means, axes=axes, causal=causal))
+    if has_filled_cache(orders[0]):
+        return Report(orders[0].name, (), orders[0].words, FILLED)
+    if orders[0].has_tokens and orders[0].tokens == 1:
+        return Report(orders[0].name, (), orders[0].words, _ONE_TOKEN)
     report = report_of(orders[:1])
     if not report.faults or len(orders) == 1 or not report_of(orders[1:]).ok:
         return report
@@ -155,6 +146,9 @@ def _by_example(
         "axes='batch tokens heads dim'."
     )
     return replace(report, findings=(), missing=missing)
+
+
+_ONE_TOKEN = "The example has one token, whose only weight is 1: pass one with several tokens."
 
 
 def _with_intention(
@@ -218,29 +212,18 @@ _ONE_ROW = (
 def _of_scores(code: Thing, causal: bool | None) -> Report:
     """Return the report on a function of scores."""
     report = report_of(list(specimens(code, causal)))
-    if report.faults and not causal and code.of("value") is None and _sums_to_one(code.call):
-        single = replace(code, call=partial(_by_row, code.call))
-        with suppress(ValueError):
-            if report_of(list(specimens(single, causal))[:1]).ok:
-                return replace(report, findings=(), missing=_ONE_ROW)
+    is_free = not causal and code.of("value") is None
+    if report.faults and is_free and _divides_by_one_sum(code.call):
+        return replace(report, findings=(), missing=_ONE_ROW)
     return report
 
 
-def _sums_to_one(call: Callable[..., Any]) -> bool:
-    """Return True if all weights of a matrix of scores sum to 1 together."""
-    scores = torch.randn(5, 5, generator=torch.Generator().manual_seed(3), device="cpu")
-    try:
-        with quiet():
-            return abs(float(call(scores).sum()) - 1) < 1e-4
-    except Exception:  # noqa: BLE001  # somebody's code may raise anything
-        return False
-
-
-def _by_row(call: Callable[..., Any], scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Return what a function makes of each row of scores alone."""
-    if scores.ndim != 2:
-        raise ValueError("rows of one matrix")
-    return torch.stack([call(row, *args, **kwargs) for row in scores])
+def _divides_by_one_sum(call: Callable[..., Any]) -> bool:
+    """Return True if a function of scores is a softmax over all scores together."""
+    scores = torch.randn(5, 5, generator=torch.Generator().manual_seed(3))
+    with suppress(Exception), quiet():  # somebody's code may raise anything
+        return torch.allclose(call(scores), scores.flatten().softmax(0).view(5, 5), atol=1e-5)
+    return False
 
 
 _MIXED = (
@@ -280,7 +263,7 @@ def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], causal: bool | None) ->
             if finding.name != "no-positions"
         ]
     is_faulty = any(finding.severity == "fault" for finding in findings)
-    if causal and not is_faulty and bool(influence(lab).triu(1).any()):
+    if causal and not is_faulty and bool(lab.influence.triu(1).any()):
         findings.append(finding_of(fault("not-causal"), None, "In the whole model."))
     findings.sort(key=lambda finding: (finding.severity == "note", finding.number))
     slot = next(iter(s.sources.values()))

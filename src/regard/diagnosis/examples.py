@@ -4,12 +4,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from regard.diagnosis.laws.lab import Lab, as_tensors
 from regard.diagnosis.laws.specimen import Slot, Specimen
@@ -48,13 +50,7 @@ def example_specimens(
 ) -> Iterator[Specimen]:
     """Yield code with the arguments of an example call, for each order of axes that they may have.
 
-    Args:
-        thing: a function, or a module that nothing else uses.
-        args: by position.
-        kwargs: by name.
-        means: what True or 1 means in masks, by name.
-        axes: of the first argument, or of arguments by name: "batch tokens dim".
-        causal: what the caller declared.
+    The arguments are those of ``check``.
 
     Raises:
         TypeError: the example does not fit the signature.
@@ -71,7 +67,6 @@ def example_specimens(
     for parameter in signature_of(thing).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             bound |= bound.pop(parameter.name, {})
-    by_name = {parameter for parameter in kwargs if parameter in bound}
     roles = {a.name: a.role for a in arguments_of(thing, ())}
     contents = _contents(bound, roles)
     if not contents:
@@ -79,7 +74,7 @@ def example_specimens(
             f"no argument of the example holds numbers of tokens; {name} takes {', '.join(bound)}."
             "\n    Pass embeddings, query, key and value, or numbers of tokens as tensors."
         )
-    named = _declared_axes(axes, contents[0])
+    named = _declared_axes(axes, contents[0], bound)
     first = _tensor(bound[contents[0]])
     orders = [named[contents[0]]] if contents[0] in named else []
     is_query = roles.get(contents[0]) == "query"
@@ -87,16 +82,15 @@ def example_specimens(
     keys = [_tensor(bound[n]) for n in others]
     for own in orders or _guessed(thing, first, contents, bound):
         # All tokens have a key; an example with a cache or a second text has fewer queries.
-        likes = [t for t in keys if "t" in own and t.ndim == first.ndim]
-        longest = max((first, *likes), key=lambda t: t.shape[own.index("t")]) if likes else first
+        likes = [first, *(t for t in keys if "t" in own and t.ndim == first.ndim)]
+        longest = max(likes, key=lambda t: t.shape[own.index("t")] if "t" in own else 0)
         sizes = dict(zip(own, longest.shape, strict=True)) if len(own) == first.ndim else {}
         segments = _segments(bound, first.shape[own.index("t")] if "t" in own else 0)
-        slots = [
-            _slot(key, value, key in contents, named.get(key), own, sizes, roles.get(key, "other"))
-            for key, value in bound.items()
-        ]
-        slots = [_with_meaning(slot, roles, means, docstrings_of(thing)) for slot in slots]
-        slots = [replace(slot, by_name=slot.name in by_name) for slot in slots]
+        slots: list[Slot] = []
+        for key, value in bound.items():
+            role = roles.get(key, "other")
+            slot = _slot(key, value, key in contents, named.get(key), own, sizes, role)
+            slots.append(_with_meaning(slot, role, means, docstrings_of(thing)))
         specimen = _of_slots(name, thing, slots, sizes, segments, causal)
         specimen = replace(specimen, has_fewer_queries=is_query and first.shape != longest.shape)
         yield _without_chance(specimen)
@@ -135,7 +129,7 @@ def _of_slots(
     """Return the specimen, with the sizes that its slots allow."""
     grid = next((slot.grid for slot in slots if slot.grid), None)
     tokens = grid[0] * grid[1] if grid else int(sizes.get("t", 1))
-    has_tables = any(slot.kind == "given" and "t" in slot.axes for slot in slots)
+    has_tables = any("t" in part.axes for slot in slots for part in slot.parts)
     opaque = [slot.value for slot in slots if slot.kind == "fixed"]
     return Specimen(
         name,
@@ -152,41 +146,34 @@ def _of_slots(
 
 
 def _tensor(value: Any) -> Tensor:
-    return torch.as_tensor(value, device="cpu") if isinstance(value, np.ndarray) else value
+    return (torch.as_tensor(value) if isinstance(value, np.ndarray) else value).cpu()
 
 
 def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
     """Return the names of arguments that hold numbers of tokens."""
-    floats = [
-        name
-        for name, value in bound.items()
-        if isinstance(value, Tensor | np.ndarray)
-        and _tensor(value).is_floating_point()
-        and value.ndim >= 2
-        and (
-            roles.get(name) in ("x", "query", "key", "value", "memory")
-            or not _NOT_CONTENT.search(name.lower())
-        )
-    ]
-    if {"query", "key", "value"} <= {roles.get(name) for name in floats}:
-        return [name for name in floats if roles.get(name) in ("query", "key", "value")]
-    if "query" not in {roles.get(name) for name in floats}:  # keys in a cache belong to no token
-        floats = [name for name in floats if not is_cache(name)] or floats
-    if floats:
-        return floats
-    return [
-        name
-        for name, value in bound.items()
-        if isinstance(value, Tensor)
-        and value.dtype in (torch.int32, torch.int64)
-        and value.ndim in (1, 2)
-        and not _NOT_CONTENT.search(name.lower())
-    ][:1]
+    qkv = ("query", "key", "value")
+    tensors = {n: _tensor(v) for n, v in bound.items() if isinstance(v, Tensor | np.ndarray)}
+    plain = [n for n in tensors if not _NOT_CONTENT.search(n.lower())]
+    named = [n for n in tensors if n in plain or roles.get(n) in (*qkv, "x", "memory")]
+    floats = [n for n in named if tensors[n].is_floating_point() and tensors[n].ndim >= 2]
+    found = {roles.get(n) for n in floats}
+    if {*qkv} <= found:
+        return [n for n in floats if roles.get(n) in qkv]
+    if "query" not in found:  # keys in a cache belong to no token
+        floats = [n for n in floats if not is_cache(n)] or floats
+    whole = (torch.int32, torch.int64)
+    ids = [n for n in plain if tensors[n].dtype in whole and tensors[n].ndim in (1, 2)]
+    return floats or ids[:1]
 
 
 def _declared_axes(
-    axes: str | Mapping[str, str] | None, first: str
+    axes: str | Mapping[str, str] | None, first: str, bound: Mapping[str, Any]
 ) -> dict[str, tuple[str | int, ...]]:
+    """Return the axes that the caller declares, by argument.
+
+    Raises:
+        ValueError: an argument is missing, has another number of axes, or none of tokens.
+    """
     if axes is None:
         return {}
     written = {first: axes} if isinstance(axes, str) else axes
@@ -196,6 +183,12 @@ def _declared_axes(
         for place, word in enumerate(re.findall(r"\w+", words)):
             letter = next((k for k, pattern in _WORDS.items() if pattern.match(word.lower())), None)
             letters.append(letter or -1 - place)
+        shape = tuple(getattr(bound.get(name), "shape", ()))
+        if len(shape) != len(letters) or (name == first and "t" not in letters):
+            raise ValueError(
+                f"axes of {name} are {words!r}, and its shape is {shape}; name each axis, one of "
+                "them 'tokens': axes='batch tokens dim'."
+            )
         found[name] = tuple(letters)
     return found
 
@@ -245,7 +238,9 @@ def _slot(
 ) -> Slot:
     is_array = isinstance(value, np.ndarray)
     if not isinstance(value, Tensor | np.ndarray):
-        return Slot(name, "fixed", value=value)
+        parts = tree_map(partial(_nested, sizes=sizes), value)
+        is_nested = any(isinstance(leaf, Slot) for leaf in tree_leaves(parts))
+        return Slot(name, "nested" if is_nested else "fixed", value=parts)
     tensor = _tensor(value)
     if is_content:
         axes = named or (own if len(own) == tensor.ndim else _by_size(tensor, sizes))
@@ -264,7 +259,14 @@ def _slot(
     axes = named or _by_size(tensor, sizes)
     if axes.count("t") == 2 and "mask" in name.lower() and _is_of_windows(tensor, sizes):
         axes = ("b", *axes[1:])
-    return Slot(name, "given", axes, dtype=tensor.dtype, value=value, is_array=is_array)
+    return Slot(name, "given", axes, dtype=tensor.dtype, value=tensor, is_array=is_array)
+
+
+def _nested(leaf: Any, sizes: Mapping[str | int, int]) -> Any:
+    """Return a tensor inside of an argument as a slot of its own."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return Slot("", "given", _by_size(leaf, sizes), dtype=leaf.dtype, value=leaf)
 
 
 def _is_of_windows(mask: Tensor, sizes: Mapping[str | int, int]) -> bool:
@@ -287,16 +289,13 @@ def _by_size(tensor: Tensor, sizes: Mapping[str | int, int]) -> tuple[str | int,
     return tuple(found)
 
 
-def _with_meaning(
-    slot: Slot, roles: Mapping[str, str], means: Mapping[str, str], docs: Sequence[str]
-) -> Slot:
+def _with_meaning(slot: Slot, role: str, means: Mapping[str, str], docs: Sequence[str]) -> Slot:
     """Return a slot with what its mask is declared to mean; ``unknown`` where nothing does."""
     if slot.kind != "given":
         return slot
     name = slot.name.lower()
     said = declared_meaning(slot.name, means, docs)
     if slot.name not in means:
-        role = roles.get(slot.name)
         if role == "lengths" or re.search(r"(^|_)(len|lens|length|lengths)$", name):
             return replace(slot, meaning="lengths") if slot.axes == ("b",) else slot
         if role != "mask" and "mask" not in name and slot.dtype is not torch.bool:

@@ -11,9 +11,9 @@ from regard.diagnosis.catalogue import fault, is_mistake
 from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.law import UNUSED, Breach, Pair, Result
-from regard.diagnosis.laws.tape import Change, Operation, Place
+from regard.diagnosis.laws.tape import Change, Place
 from regard.diagnosis.lines import Lines
-from regard.diagnosis.repairs import REPAIRS, Repair, scaled_by
+from regard.diagnosis.repairs import REPAIRS, scaled_by
 from regard.diagnosis.report import Finding, finding_of
 from regard.diagnosis.signature import projection_role
 
@@ -47,35 +47,34 @@ class _Mistake:
     Attributes:
         name: in the catalogue.
         place: its line.
-        fix: repairs it; None if nothing does.
+        fixes: repair it together; empty if nothing does.
         breach: the counterexample that it explains.
     """
 
     name: str
     place: Place | None
-    fix: Change | None
+    fixes: tuple[Change, ...]
     breach: Breach
 
 
 def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
     """Return the known mistakes that break the laws; empty if none is known to."""
     found: list[_Mistake] = []
-    early = [law for law, _ in _broken(results) if law in _ORDER[: _ORDER.index("padding")]]
+    before = _ORDER[: _ORDER.index("padding")]
+    early = [r for r in results if r.breach and r.law.name in before]
     if early and (turned := _turned_mask(lab)) is not None:
         return [_finding(lab, turned)]
-    fixes: list[Change] = []
     own = lab
     for _ in range(4):
         mistakes = next(_mistakes(own, results, [t.name for t in found]), None)
         if mistakes is None:
             break
         found += mistakes
-        if mistakes[0].fix is None and mistakes[0].name in _LAST:
-            break
-        if mistakes[0].fix is not None:
-            fixes.append(mistakes[0].fix)
-            own = lab.repaired(_all_of(fixes))
+        if mistakes[0].fixes:
+            own = own.repaired(*mistakes[0].fixes)
             results = judged(own, _TRIED)
+        elif mistakes[0].name in _LAST:
+            break
     names = {mistake.name for mistake in found}
     # Under a mask that is inverted one row has nothing to attend to either way.
     doubtful = {"nan-rows"} if "mask-inverted" in names else set[str]()
@@ -88,40 +87,28 @@ def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
 
 def _turned_mask(lab: Lab) -> _Mistake | None:
     """Return ``mask-inverted`` if all laws hold with a needed mask turned round."""
-    s = lab.specimen
-    needed = {form.argument for forms in s.forms for form in forms if form.is_sure}
-    # Lengths of 0 hide every token, and a mask that hides nothing then hides all.
-    turned = {
-        slot.name: replace(
-            slot, kind="filled", value=0 if slot.kind == "lengths" else 1 - slot.value
-        )
-        for slot in s.slots
-        if slot.name in needed and slot.kind in ("filled", "lengths")
-    }
-    if not turned:
+    turned = lab.specimen.turned(is_sure=True)
+    if turned is None:
         return None
-    other = Lab(replace(s, slots=tuple(turned.get(slot.name, slot) for slot in s.slots)))
-    laws = _TRIED[: _ORDER.index("padding")]
+    other = Lab(turned)
+    laws = _TRIED[: _ORDER.index("padding") + 1]
     results = judged(other, laws)
-    if _broken(results) or any(r.outcome == "not tried" for r in results):
+    if any(r.breach or r.outcome == "not tried" for r in results):
         return None
     place = _lines(other, Breach("")).of("mask-inverted")
-    says = f"With {', '.join(turned)} turned round it obeys all laws."
-    return _Mistake("mask-inverted", place, None, Breach(says))
-
-
-def _broken(results: Sequence[Result]) -> list[tuple[str, Breach]]:
-    return [
-        (r.law.name, r.breach) for r in results if r.breach is not None and not r.breach.is_note
-    ]
+    pairs = zip(turned.slots, lab.specimen.slots, strict=True)
+    names = ", ".join(slot.name for slot, before in pairs if slot is not before)
+    says = f"With {names} turned round it obeys all laws."
+    return _Mistake("mask-inverted", place, (), Breach(says))
 
 
 def _mistakes(
     lab: Lab, results: Sequence[Result], known: Sequence[str]
 ) -> Iterator[list[_Mistake]]:
     """Yield mistakes that explain the first broken law that any mistake explains."""
-    idle = [b.kind for law, b in _broken(results) if law == "gradient"]
-    for law, breach in _broken(results):
+    broken = [(r.law.name, r.breach) for r in results if r.breach]
+    idle = [breach.kind for law, breach in broken if law == "gradient"]
+    for law, breach in broken:
         if law == "gradient" and "wrong-projection" in known:
             continue
         for mistakes in _of_law(lab, law, breach, idle):
@@ -140,7 +127,7 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
         roles = [projection_role(kind.removeprefix("idle ")) for kind in idle]
         name = next((UNUSED[role] for role in roles if role in UNUSED), None)
     if lab.specimen.has_own_size and (number := lines.columnwise()) is not None:
-        yield [_Mistake("values-mixed-along-wrong-axis", lines.place(number), None, breach)]
+        yield [_Mistake("values-mixed-along-wrong-axis", lines.place(number), (), breach)]
         return
     if breach.kind == "factor":
         yield [_scale(lab, breach, lines)]
@@ -154,11 +141,11 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
         # The line that runs a projection says more than the place at which a gradient ends.
         if name != "wrong-projection" or breach.kind == name:
             place = breach.place or place
-        yield [_Mistake(name, place, None, breach)]
+        yield [_Mistake(name, place, (), breach)]
         return
     yield from _repaired(lab, law, breach)
     if law == "samples" and breach.is_definite and not breach.kind:
-        yield [_Mistake("attends-across-batch", breach.place, None, breach)]
+        yield [_Mistake("attends-across-batch", breach.place, (), breach)]
 
 
 def _lines(lab: Lab, breach: Breach) -> Lines:
@@ -168,7 +155,7 @@ def _lines(lab: Lab, breach: Breach) -> Lines:
         run = lab.run(s.contents(s.batch, s.tokens), keeps=True, extra=breach.extra)
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return Lines([], [])
-    return Lines(run.steps, lab.sources_of(run.arguments))
+    return Lines(run.steps, run.inputs)
 
 
 def _scale(lab: Lab, breach: Breach, lines: Lines) -> _Mistake:
@@ -181,19 +168,7 @@ def _scale(lab: Lab, breach: Breach, lines: Lines) -> _Mistake:
         name = "scale-by-embed-dim"
     else:
         name = "wrong-scale"
-    return _Mistake(name, lines.of(name) or breach.place, scaled_by(want / did), breach)
-
-
-def _all_of(fixes: Sequence[Change]) -> Change:
-    def change(op: Operation) -> Tensor | None:
-        return next((out for fix in fixes if (out := fix(op)) is not None), None)
-
-    return change
-
-
-def _with(lab: Lab, fixes: Sequence[Change]) -> Lab:
-    before = [] if lab.change is None else [lab.change]
-    return lab.repaired(_all_of([*before, *fixes]))
+    return _Mistake(name, lines.of(name) or breach.place, (scaled_by(want / did),), breach)
 
 
 def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
@@ -202,58 +177,45 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
         return
     laws = _TRIED[: _ORDER.index(law) + 1]
     if breach.kind == "raises":  # it runs with some sizes only: there it should be attention
-        lab = Lab(replace(lab.specimen, is_fixed=True), change=lab.change)
+        lab = Lab(replace(lab.specimen, is_fixed=True), changes=lab.changes)
         laws = _TRIED[: _ORDER.index("heads") + 1]
-        if not _broken(judged(lab, laws)):
+        if not any(result.breach for result in judged(lab, laws)):
             return
-    fitting: list[tuple[Repair, Place | None]] = []
+    s = lab.specimen
+    contents = s.contents(s.batch, s.tokens)
+    fitting: list[_Mistake] = []
     for repair in REPAIRS:
         if law not in repair.laws or (repair.name == "not-causal" and breach.place is not None):
             continue
-        place = _where(lab, repair, breach)
-        if place is None:
+        own = lab.repaired(repair.fix)
+        try:
+            changed = own.run(contents, extra=breach.extra).changed
+        except Exception:  # noqa: BLE001  # somebody's code may raise anything
             continue
-        if _mends(_with(lab, [repair.fix]), laws):
-            line = place[0]
+        if repair.fix not in changed:
+            continue
+        mistake = _Mistake(repair.name, changed[repair.fix], (repair.fix,), breach)
+        if _mends(own, laws):
             if repair.name in ("not-causal", "keys-not-transposed"):
-                line = _lines(lab, breach).of(repair.name) or line
-            yield [_Mistake(repair.name, line, repair.fix, breach)]
+                line = _lines(lab, breach).of(repair.name)
+                mistake = replace(mistake, place=line or mistake.place)
+            yield [mistake]
             return
-        fitting.append((repair, place[0]))
+        fitting.append(mistake)
     for one, other in combinations(fitting, 2):
-        names = (one[0].name, other[0].name)
-        if names[0] == names[1] or not set(names) <= {*_OF_STRUCTURE}:
+        if one.name == other.name or not {one.name, other.name} <= {*_OF_STRUCTURE}:
             continue
-        if _mends(_with(lab, [one[0].fix, other[0].fix]), laws):
-            both = _all_of([one[0].fix, other[0].fix])
-            mistakes = [
-                _Mistake(repair.name, place, both, breach) for repair, place in (one, other)
-            ]
-            yield mistakes
+        both = (*one.fixes, *other.fixes)
+        if _mends(lab.repaired(*both), laws):
+            yield [replace(one, fixes=both), replace(other, fixes=both)]
             return
-
-
-def _where(lab: Lab, repair: Repair, breach: Breach) -> tuple[Place | None] | None:
-    """Return the first line that a repair changes; None if it changes nothing."""
-    s = lab.specimen
-    own = _with(lab, [repair.fix])
-    before = set[int]()
-    try:
-        contents = s.contents(s.batch, s.tokens)
-        if lab.change is not None:
-            before = {n for n, _ in lab.run(contents, extra=breach.extra).changed}
-        run = own.run(contents, extra=breach.extra)
-    except Exception:  # noqa: BLE001  # somebody's code may raise anything
-        return None
-    changed = [place for number, place in run.changed if number not in before]
-    return (changed[0],) if changed else None
 
 
 def _mends(lab: Lab, laws: Sequence[object]) -> bool:
     results = judged(lab, laws)  # pyright: ignore[reportArgumentType]
     # What a mask means may be open, whatever the code does with it.
     is_held = results[-1].outcome == "held" or results[-1].reason.startswith("The code reads")
-    return is_held and not _broken(results)
+    return is_held and not any(result.breach for result in results)
 
 
 def _finding(lab: Lab, mistake: _Mistake) -> Finding:
@@ -266,18 +228,18 @@ def _finding(lab: Lab, mistake: _Mistake) -> Finding:
 
 def _proof(lab: Lab, mistake: _Mistake) -> Pair | None:
     """Return the weights, or the output, as they are and as they are after the repair."""
-    if mistake.fix is None:
+    if not mistake.fixes:
         return None
     s = lab.specimen
     contents = s.contents(s.batch, s.tokens)
     try:
         runs = [
             own.run(contents, keeps=True, extra=mistake.breach.extra)
-            for own in (lab, lab.repaired(mistake.fix))
+            for own in (lab, lab.repaired(*mistake.fixes))
         ]
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return None
-    sides = [Lines(run.steps, lab.sources_of(run.arguments)).weights_before for run in runs]
+    sides = [Lines(run.steps, run.inputs).weights_before for run in runs]
     for did, right in zip(*sides, strict=False):
         pair = compared(did, right, "weights: queries down, keys across")
         if pair is not None:

@@ -1,14 +1,13 @@
-"""Somebody's code in this process: what it changes is put back, and what ends it is told."""
+"""Somebody's code in this process: what it changes is put back, and what ends it is an error."""
 
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
-from functools import wraps
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 
@@ -17,48 +16,40 @@ from regard.diagnosis.user_errors import lacks_cuda, sentence
 
 __all__ = ["undisturbed"]
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
 # Each check sets the default dtype, standard output and filters of warnings of the whole process.
 _ONE_AT_A_TIME = threading.RLock()
 
 
-def undisturbed(check: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return the same function, after which this process is as it was.
+@contextmanager
+def undisturbed() -> Generator[None]:
+    """Run somebody's code, after which this process is as it was.
 
     Environment, current folder, ``sys.path``, the modules that were there, recursion limit,
-    handlers of signals and deterministic algorithms are put back. Calls on several threads run one
-    after another. Where the code ends Python, or needs CUDA where there is none, that is a
-    ``ValueError`` with its line.
+    handlers of signals and deterministic algorithms are put back. New tensors are on the CPU.
+    Blocks on several threads run one after another.
+
+    Raises:
+        ValueError: the code ends Python, or needs CUDA where there is none; with its line.
 
     Example:
         >>> import os
         >>> from regard.diagnosis.isolation import undisturbed
-        >>> undisturbed(lambda: os.environ.update(REGARD_EXAMPLE="1"))()
+        >>> with undisturbed():
+        ...     os.environ.update(REGARD_EXAMPLE="1")
         >>> "REGARD_EXAMPLE" in os.environ
         False
     """
-
-    @wraps(check)
-    def checked(*args: _P.args, **options: _P.kwargs) -> _R:
-        with _ONE_AT_A_TIME, _put_back(), _in_words():
-            return check(*args, **options)
-
-    return checked
-
-
-@contextmanager
-def _in_words() -> Generator[None]:
-    try:
-        yield
-    except SystemExit as error:
-        raise ValueError(_sentence(error)) from error
-    except Exception as error:
-        cause = error.__cause__ or error
-        if not lacks_cuda(cause):
-            raise
-        raise ValueError(_sentence(cause)) from cause
+    elsewhere = torch.get_default_device().type != "cpu"
+    with _ONE_AT_A_TIME, _put_back(), torch.device("cpu") if elsewhere else nullcontext():
+        try:
+            yield
+        except SystemExit as error:
+            raise ValueError(_sentence(error)) from error
+        except Exception as error:
+            cause = error.__cause__ or error
+            if not lacks_cuda(cause):
+                raise
+            raise ValueError(_sentence(cause)) from cause
 
 
 def _sentence(error: BaseException) -> str:

@@ -80,17 +80,8 @@ class Lines:
             if is_later and not self._behind.isdisjoint(step.reads):
                 yield number, step
 
-    # One finder for each kind of line
-
     def weights(self) -> int | None:
         return self._softmax if self._softmax >= 0 else None
-
-    def normalising(self) -> int | None:
-        if self._softmax >= 0 and self._steps[self._softmax].name in ("exp", "exp_"):
-            for number, step in self._after():
-                if step.name in ("div", "div_") and len(tensors_in(step.args)) == 2:
-                    return number
-        return self.weights()
 
     def scores(self) -> int | None:
         if self._is_fused():
@@ -120,13 +111,9 @@ class Lines:
         if self._is_fused():
             return self._softmax
         for number, step in self._after():
-            if self._uses(step) < 2:
-                continue
-            if step.name in _PRODUCTS:
-                return number
-            if step.name == "mul":
-                later = [n for n, s in self._after() if n > number and s.name == "sum"]
-                return later[0] if later else number
+            if self._uses(step) >= 2 and step.name in (*_PRODUCTS, "mul"):
+                sums = (n for n, s in self._after() if n > number and s.name == "sum")
+                return next(sums, number) if step.name == "mul" else number
         return None
 
     def mixings(self) -> list[int]:
@@ -169,12 +156,12 @@ class Lines:
         return self.weights()
 
     def thrown_away(self) -> int | None:
-        for number, step in self._before():
-            if step.name in ("masked_fill", "where") and self._uses(step):
-                later = self._steps[number + 1 :]
-                if all(step.writes.isdisjoint(s.reads) for s in later):
-                    return number
-        return None
+        def is_read(number: int) -> bool:
+            later = self._steps[number + 1 :]
+            return any(not self._steps[number].writes.isdisjoint(s.reads) for s in later)
+
+        fills = (n for n, s in self._before() if s.name in ("masked_fill", "where"))
+        return next((n for n in fills if self._uses(self._steps[n]) and not is_read(n)), None)
 
     def repeating(self) -> int | None:
         by_name = sorted(enumerate(self._steps), key=lambda pair: pair[1].name == "expand")
@@ -187,20 +174,24 @@ class Lines:
         return self.scores()
 
     def projecting(self) -> int | None:
-        for number, step in enumerate(self._steps):
-            if step.name in ("mm", "addmm", "bmm", "baddbmm") and self._uses(step) == 1:
-                return number
-        return None
+        products = ((n, s) for n, s in enumerate(self._steps) if s.name in _PRODUCTS)
+        return next((n for n, s in products if self._uses(s) == 1), None)
 
     def turning(self) -> int | None:
-        for number, step in self._before():
-            if step.name in ("t", "numpy_T", "permute") and self._uses(step):
-                return number
-        return None
+        turns = ((n, s) for n, s in self._before() if _turns_all_axes(s))
+        return next((n for n, s in turns if self._uses(s)), None)
+
+
+def _turns_all_axes(step: Step) -> bool:
+    """Return True for x.T and the like; einsum permutes axes, too, but hardly ever so."""
+    if step.name != "permute":
+        return step.name in ("t", "numpy_T")
+    axes = [int(axis) % len(step.args[1]) for axis in step.args[1]]
+    return axes == sorted(axes, reverse=True)
 
 
 _NAMES: dict[Callable[[Lines], int | None], str] = {
-    Lines.normalising: "softmax-wrong-axis",
+    Lines.weights: "softmax-wrong-axis",
     Lines.scaling: "scale-by-embed-dim wrong-scale",
     Lines.scores: "no-scale wrong-projection heads-and-tokens-exchanged keys-not-transposed",
     Lines.masking: "mask-inverted mask-fill-value causal-off-by-one causal-top-left "

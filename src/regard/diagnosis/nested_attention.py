@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.laws.lab import Lab
-from regard.diagnosis.laws.tape import Operation, Tape
-from regard.diagnosis.subject import quiet
+from regard.diagnosis.laws.tape import Operation
 
 __all__ = ["attentions_inside"]
 
@@ -43,9 +42,7 @@ def attentions_inside(lab: Lab) -> dict[str, nn.Module]:
     for name, module in _named(model).items():
         module.register_forward_pre_hook(partial(enter, name))
         module.register_forward_hook(leave, always_call=True)
-    values, named = s.arguments(s.contents(s.batch, s.tokens), torch.float32, {})
-    with quiet(), Tape(dtype=torch.float32, change=note):
-        model(*values, **named)
+    lab.repaired(note).called(model, s.contents(s.batch, s.tokens), {}, torch.float32)
     found: dict[Any, str] = {}
     original = cast(nn.Module, s.call)
     owners = list(dict.fromkeys(_owner(original, name) for name in runs_softmax))

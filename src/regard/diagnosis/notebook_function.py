@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.specimen import Slot, Specimen
-from regard.diagnosis.laws.tape import Tape, addresses
+from regard.diagnosis.laws.tape import addresses
 from regard.diagnosis.lines import Lines
 from regard.diagnosis.notebook_cells import Cell
 from regard.diagnosis.report import Report
-from regard.diagnosis.subject import quiet
 from regard.diagnosis.verdicts import report_of
 
 __all__ = ["report_of_cells"]
@@ -144,31 +144,29 @@ class _Cells:
 
     def specimens(self, given: Tensor) -> Iterator[Specimen]:
         """Yield the cells up to each product of weights with values."""
-        start = time.process_time()
-        tape = Tape(keeps=True)
-        x = given.double()
-        with quiet():
-            torch.set_default_dtype(torch.float64)
-            with tape:
-                values = self._run(x)
-        is_dropped = any(step.name in _DROPS for step in tape.steps)
-        if time.process_time() - start > _MOST_SECONDS or is_dropped:
-            return
         # A batch stays as it is: cells write its length down.
         axes: tuple[str | int, ...] = (*given.shape[:-2], "t", given.shape[-1])
         slot = Slot("x", "content", axes, "x")
-        for number in Lines(tape.steps, [x]).mixings()[:_MOST_PRODUCTS]:
+        specimen = Specimen(
+            self.__name__,
+            self,
+            (slot,),
+            1,
+            given.shape[-2],
+            is_fixed=True,
+            has_own_size=True,
+            is_example=True,
+        )
+        start = time.process_time()
+        contents = specimen.contents(1, specimen.tokens)
+        run = Lab(specimen).called(self._run, contents, {"x": given}, torch.float64, keeps=True)
+        values, _, inputs, tape = run
+        is_dropped = any(step.name in _DROPS for step in tape.steps)
+        if time.process_time() - start > _MOST_SECONDS or is_dropped:
+            return
+        for number in Lines(tape.steps, inputs).mixings()[:_MOST_PRODUCTS]:
             places = tape.steps[number].writes
             at = [n for n, t in enumerate(values) if addresses(t)[0] in places]
             if at:
                 self._index = at[-1]  # merged, if a view of it is
-                yield Specimen(
-                    self.__name__,
-                    self,
-                    (slot,),
-                    1,
-                    given.shape[-2],
-                    is_fixed=True,
-                    has_own_size=True,
-                    is_example=True,
-                )
+                yield specimen

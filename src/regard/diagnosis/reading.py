@@ -7,13 +7,14 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.mask_forms import Form, forms_of, takes_masks
 from regard.diagnosis.laws.specimen import Slot, Specimen
-from regard.diagnosis.laws.tape import OpaqueOperator
+from regard.diagnosis.laws.tape import OpaqueOperator, tensors_in
 from regard.diagnosis.signature import (
     Argument,
     arguments_of,
@@ -21,6 +22,7 @@ from regard.diagnosis.signature import (
     declared_meaning,
     definition_of,
     docstrings_of,
+    signature_of,
 )
 from regard.diagnosis.subject import (
     FEW_BITS,
@@ -82,6 +84,11 @@ class Thing:
             return "scores"
         own = any(parameter.ndim > 1 for parameter in self.model.parameters())
         return "embeddings" if own or "query" not in roles else "qkv"
+
+    @property
+    def uses_numpy(self) -> bool:
+        """Return True for a function in a file that imports NumPy."""
+        return np in getattr(self.call, "__globals__", {}).values()
 
     def of(self, role: str) -> Argument | None:
         """Return the first argument with a role."""
@@ -146,13 +153,6 @@ def thing_of(
 ) -> Thing:
     """Return code ready to be called, with the roles of its arguments.
 
-    Args:
-        built: a module or a function.
-        name: as reports call it.
-        options: arguments of the function that the caller has given, by name.
-        means: what True or 1 means in masks, by name.
-        numbers: whole numbers that the class was given.
-
     Raises:
         ValueError: a call needs something else than the tensors that are known by their names.
     """
@@ -208,14 +208,14 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
                 # It runs with a batch, so what runs by chance without one says nothing.
                 sizes = sizes[: len(thing.widths)]
         for read in _readings(thing, sizes, causal):
-            try:
-                _check_runs(read)
-            except _Unreadable as error:
-                failures.append(error.__cause__)  # pyright: ignore[reportArgumentType]
-                continue
+            if (error := _failure(read)) is not None:
+                failures.append(error)
+                read = read.of_arrays()
+                if not thing.uses_numpy or _failure(read) is not None:
+                    continue
             is_empty = False
             yield read
-            if (turned := _turned(read)) is not None:
+            if (turned := read.turned(is_sure=False)) is not None:
                 yield turned
             break
     if not is_empty:
@@ -236,25 +236,6 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
     ) from first
 
 
-def _turned(read: Specimen) -> Specimen | None:
-    """Return a reading in which True, in masks of unknown meaning, means the opposite."""
-    open_ = {forms[0].argument for forms in read.forms if not forms[0].is_sure}
-    slots = [
-        replace(slot, value=1 - int(slot.value))
-        if slot.name in open_ and slot.kind == "filled" and not slot.dtype.is_floating_point
-        else slot
-        for slot in read.slots
-    ]
-    if all(one is other for one, other in zip(slots, read.slots, strict=True)):
-        return None
-    turned = {form for forms in read.forms for form in forms[:1] if form.argument in open_}
-    forms = tuple(
-        (replace(own[0], keeps=not own[0].keeps), *own[1:]) if own[0] in turned else own
-        for own in read.forms
-    )
-    return replace(read, slots=tuple(slots), forms=forms)
-
-
 def grouped(thing: Thing, causal: bool | None) -> Specimen | None:
     """Return a reading with fewer heads of keys than of queries, if the code takes it."""
     if thing.kind != "qkv":
@@ -267,24 +248,18 @@ def grouped(thing: Thing, causal: bool | None) -> Specimen | None:
             else slot
             for slot in read.slots
         ]
-        try:
-            _check_runs(own := replace(read, slots=tuple(slots)))
-        except _Unreadable:
-            continue
-        return own
+        own = replace(read, slots=tuple(slots))
+        if _failure(own) is None:
+            return own
     return None
-
-
-class _Unreadable(Exception):
-    """The code does not run with a reading of its arguments."""
 
 
 class _OtherRows(ValueError):
     """The code runs, and gives no output with a row for each token."""
 
 
-def _check_runs(specimen: Specimen) -> None:
-    """Raise _Unreadable if the code raises, or gives no output with a row for each token."""
+def _failure(specimen: Specimen) -> Exception | None:
+    """Return what the code raises, or that it gives no output with a row for each token."""
     lab = Lab(specimen)
     try:
         contents = specimen.contents(specimen.batch, specimen.tokens)
@@ -294,25 +269,19 @@ def _check_runs(specimen: Specimen) -> None:
         # A mask with other axes than the scores makes an output with more axes than the input.
         is_masked = any(own.kind == "filled" for own in specimen.slots)
         is_wider = is_masked and not slot.high and lab.output_ndim > len(slot.axes)
-    except Exception as error:
-        raise _Unreadable from error
-    if (
-        not is_there
-        or is_wider
-        or run.rows.shape[:2]
-        != (
-            specimen.batch if specimen.has_batch else 1,
-            specimen.tokens,
-        )
-    ):
-        shapes = ", ".join(str(shape) for shape in lab.shapes) or "no tensor"
-        names = {"b": "batch", "t": "tokens"}
-        axes = ", ".join(names.get(str(a), "dim") for a in slot.axes)
-        raise _Unreadable from _OtherRows(
-            f"{specimen.name} gave {shapes} for ({axes}); one output must have the same batch and "
-            "tokens.\n    Where it pools them or learns its queries, pass the function of query, "
-            "key and value inside it."
-        )
+    except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
+        return error
+    sizes = (specimen.batch if specimen.has_batch else 1, specimen.tokens)
+    if is_there and not is_wider and run.rows.shape[:2] == sizes:
+        return None
+    shapes = ", ".join(str(shape) for shape in lab.shapes) or "no tensor"
+    names = {"b": "batch", "t": "tokens"}
+    axes = ", ".join(names.get(str(a), "dim") for a in slot.axes)
+    return _OtherRows(
+        f"{specimen.name} gave {shapes} for ({axes}); one output must have the same batch and "
+        "tokens.\n    Where it pools them or learns its queries, pass the function of query, "
+        "key and value inside it."
+    )
 
 
 def _sizes(thing: Thing) -> Iterator[list[tuple[Order, int, int]]]:
@@ -364,31 +333,22 @@ def _read(
     """Return one reading."""
     kind = thing.kind
     heads = _HEADS if order in ("bhtd", "bthd") else 1
-    leading = True
+    axes = _axes(order, heads, width // heads)
     slots: list[Slot] = []
     call: Callable[..., Any] = thing.call
     chosen = {form.argument: form for form in forms}
     positions = _positions(thing, tokens)
     for argument in thing.arguments:
-        slot = None
-        by_name = argument.by_name or not argument.required or not leading or bool(thing.options)
         if argument.name in chosen:
-            slot = chosen[argument.name].slot(by_name=by_name)
+            slots.append(chosen[argument.name].slot())
         elif argument.name in positions:
-            slot = Slot(argument.name, "fixed", value=positions[argument.name], by_name=by_name)
-        else:
-            axes = _axes(order, heads, width // heads)
-            slot = _content(thing, argument, axes, vocabulary, by_name=by_name)
-        if slot is None:
-            leading = False
-        else:
+            slots.append(Slot(argument.name, "fixed", value=positions[argument.name]))
+        elif (slot := _content(thing, argument, axes, vocabulary)) is not None:
             slots.append(slot)
-            leading = leading and not by_name
     if kind == "scores":
         call, contents = _of_scores(thing, order, heads, width // heads)
-        slots = [*contents, *(replace(slot, by_name=True) for slot in slots)]
-    slots += [Slot(name, "fixed", value=v, by_name=True) for name, v in thing.options.items()]
-    slots.sort(key=lambda slot: slot.by_name)
+        slots = [*contents, *slots]
+    slots += [Slot(name, "fixed", value=value) for name, value in thing.options.items()]
     values = [slot.value for slot in slots if slot.kind == "fixed"]
     return Specimen(
         thing.name,
@@ -404,24 +364,19 @@ def _read(
 
 
 def _content(
-    thing: Thing,
-    argument: Argument,
-    axes: tuple[str | int, ...],
-    vocabulary: int,
-    *,
-    by_name: bool,
+    thing: Thing, argument: Argument, axes: tuple[str | int, ...], vocabulary: int
 ) -> Slot | None:
     """Return an argument that holds numbers of tokens; None for any other."""
     name, role = argument.name, argument.role
     if role == "x" and vocabulary:
         ids = tuple(axis for axis in axes if isinstance(axis, str))
-        return Slot(name, "ids", ids, "x", torch.int64, high=vocabulary, by_name=by_name)
+        return Slot(name, "ids", ids, "x", torch.int64, high=vocabulary)
     if thing.kind == "embeddings":
         is_own = role == "x" or (argument.required and role in _CONTENTS)
     else:
         is_own = thing.kind == "qkv" and role in ("query", "key", "value")
     # Arguments apart, so that one that is never read, or read for another, shows.
-    return Slot(name, "content", axes, role, by_name=by_name) if is_own else None
+    return Slot(name, "content", axes, role) if is_own else None
 
 
 def _forms(thing: Thing, chosen: Mapping[str, Form]) -> tuple[tuple[Form, ...], ...]:
@@ -452,15 +407,14 @@ def _of_scores(
     scores = thing.of("scores")
     value = thing.of("value")
     assert scores is not None
-    by_name = value is not None and value.by_name
-    call = partial(_weighed, thing.call, value.name if value and by_name else bool(value))
+    call = partial(_weighed, thing.call, value)
     axes = _axes(order, heads, width)
     return call, [Slot(name, "content", axes, name) for name in ("query", "key", "value")]
 
 
 def _weighed(
     call: Callable[..., Any],
-    values: str | bool,
+    values: Argument | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -468,18 +422,16 @@ def _weighed(
 ) -> Tensor:
     """Return what a function of scores makes of the scores of queries and keys."""
     scores = query @ key.mT / query.shape[-1] ** 0.5
-    if isinstance(values, str):
-        return call(scores, **{values: value}, **rest)
-    if values:
-        return call(scores, value, **rest)
-    weights = call(scores, **rest)
-    if isinstance(weights, tuple):
-        weights = next(
-            part for part in cast("tuple[Any, ...]", weights) if isinstance(part, Tensor)
-        )
-    if weights.shape != scores.shape:
-        raise ValueError(f"it gave {tuple(weights.shape)} for scores {tuple(scores.shape)}")
-    return weights @ value
+    if values is not None:
+        parameter = signature_of(call).parameters[values.name]
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            return call(scores, value, **rest)
+        return call(scores, **{values.name: value}, **rest)
+    found = tensors_in(call(scores, **rest))[:1]
+    if [weights.shape for weights in found] != [scores.shape]:
+        shapes = ", ".join(str(tuple(weights.shape)) for weights in found) or "no tensor"
+        raise ValueError(f"it gave {shapes} for scores {tuple(scores.shape)}")
+    return found[0] @ value
 
 
 def _positions(thing: Thing, tokens: int) -> dict[str, Any]:
@@ -488,6 +440,6 @@ def _positions(thing: Thing, tokens: int) -> dict[str, Any]:
     names = [a.name for a in thing.arguments]
     if "position_embeddings" not in names or not isinstance(width, int):
         return {}
-    slopes = 10000.0 ** (-torch.arange(0, width, 2, device="cpu") / width)
-    angles = torch.arange(tokens, device="cpu")[:, None] * torch.cat([slopes, slopes])
+    slopes = 10000.0 ** (-torch.arange(0, width, 2) / width)
+    angles = torch.arange(tokens)[:, None] * torch.cat([slopes, slopes])
     return {"position_embeddings": (angles.cos()[None], angles.sin()[None])}

@@ -26,7 +26,6 @@ class Finding:
 
     Attributes:
         fault: its entry in the catalogue.
-        severity: ``fault`` where the numbers are wrong, ``note`` where they are right.
         file: where it is; None where no line tells.
         line: the number of the line there.
         detail: what was measured, in a sentence.
@@ -36,7 +35,6 @@ class Finding:
     """
 
     fault: Fault
-    severity: Severity
     file: str | None
     line: int | None
     detail: str
@@ -48,6 +46,11 @@ class Finding:
     def number(self) -> int:
         """Its place in the catalogue, from 1; 0 for a note that is no mistake of its own."""
         return self.fault.number
+
+    @property
+    def severity(self) -> Severity:
+        """``fault`` where the numbers are wrong, ``note`` where they are right."""
+        return self.fault.severity
 
     @property
     def name(self) -> str:
@@ -129,7 +132,7 @@ class Finding:
 def finding_of(entry: Fault, place: Place | None, detail: str, pair: Pair | None = None) -> Finding:
     """Return a finding with its line and its two matrices, as far as they are known."""
     file, line = (place.file, place.line) if place else (None, None)
-    return Finding(entry, entry.severity, file, line, detail, *(pair or (None, None, "")))
+    return Finding(entry, file, line, detail, *(pair or (None, None, "")))
 
 
 @dataclass(frozen=True, eq=False)

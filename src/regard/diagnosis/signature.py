@@ -41,7 +41,7 @@ _CACHE = re.compile(r"cache|past")
 _ABOUT_CACHE = re.compile(
     r"^(use|return|output|update|with|is|has|no)_|position|len|size|idx|index"
 )
-MEMORY = re.compile(r"context|memory|encoder|enc_|source|src|cross|other|kv")
+MEMORY = re.compile(r"context|memory|encoder|enc(_|$)|source|src|cross|other|kv")
 _LETTERS = {
     "query": re.compile(r"(^|_)x?(q|query|queries|qs)(_|$)"),
     "key": re.compile(r"(^|_)x?(k|key|keys|ks)(_|$)"),
@@ -62,14 +62,12 @@ class Argument:
         name: as it is written there.
         role: what it is for.
         required: whether a call fails without it.
-        by_name: whether it goes by its name alone.
         meaning: of a mask, what True or 1 in it does; empty where nothing declares it.
     """
 
     name: str
     role: Role
     required: bool
-    by_name: bool = False
     meaning: Meaning = ""
 
 
@@ -99,21 +97,20 @@ def docstrings_of(call: Callable[..., Any]) -> list[str]:
 def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argument]:
     """Return the arguments that a call of somebody's attention takes, in their order."""
     found: list[Argument] = []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for name, parameter in signature_of(call).parameters.items():
-        required = parameter.default is inspect.Parameter.empty
-        by_name = parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        if name in given or not (by_name or parameter.kind in kinds):
-            continue
-        role = _role(name, required, is_flag=isinstance(parameter.default, bool))
-        found.append(Argument(name, role, required, by_name))
+        if name not in given and parameter.kind not in any_number:
+            required = parameter.default is inspect.Parameter.empty
+            is_number = isinstance(parameter.default, bool | int | float | str)
+            role = "other" if is_number else _role(name, required)
+            found.append(Argument(name, role, required))
     return _settled(found)
 
 
-def _role(name: str, required: bool, is_flag: bool) -> Role:
+def _role(name: str, required: bool) -> Role:
     lower = name.lower()
     if "mask" in lower:
-        return "other" if is_flag else "mask"
+        return "mask"
     if not required and is_cache(name):
         return "cache"
     if required and _WEIGHT.match(lower):
@@ -187,11 +184,6 @@ def meaning_of_name(name: str) -> Meaning:
 def declared_meaning(name: str, means: Mapping[str, str], docstrings: Iterable[str]) -> Meaning:
     """Return the meaning of a mask that the caller, or the line of a docstring about it, declares.
 
-    Args:
-        name: of the argument.
-        means: what True or 1 means in masks, by name, as the caller says.
-        docstrings: of a function, a class or its forward.
-
     Example:
         >>> declared_meaning("mask", {}, ["mask: (batch, tokens), 1 = word, 0 = padding"])
         'keeps'
@@ -218,14 +210,9 @@ _HEADS = re.compile(r"h|nh|(n_?|num_?)?(kv_?|q_?)?heads?")
 
 
 def axis_of_heads(source: str, arguments: Iterable[Argument]) -> int | None:
-    r"""Return which of the four axes of its queries code calls its heads.
+    r"""Return which of the four axes of its queries code calls its heads; None where it does not.
 
-    Args:
-        source: of a function, or of a module's class, as ``ast.unparse`` writes it.
-        arguments: that it takes.
-
-    Returns:
-        None where it does not say so.
+    Its source is as ``ast.unparse`` writes it.
 
     Example:
         >>> source = "def f(q, k, v):\n    b, s, h, d = q.shape"

@@ -31,6 +31,7 @@ __all__ = [
     "copied",
     "independent",
     "is_installed",
+    "kept_defaults",
     "quiet",
     "source_of",
     "uses_flex_attention",
@@ -59,6 +60,32 @@ def quiet(seed: int = 0) -> Generator[None]:
         finally:
             random.setstate(state)
             torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def kept_defaults(call: Callable[..., Any]) -> Generator[set[str]]:
+    """Give lists, dicts and sets that are defaults of arguments back what they held.
+
+    Yields:
+        The names of the arguments whose default the code has changed, after the run.
+    """
+    parts = cast("Iterable[nn.Module]", call.modules()) if isinstance(call, nn.Module) else ()
+    functions = {type(part).forward for part in parts if not is_installed(part)} or {call}
+    parameters = [p for f in functions for p in inspect.signature(f).parameters.values()]
+    held: list[tuple[str, Any, Any]] = [
+        (p.name, p.default, p.default.copy())
+        for p in parameters
+        if isinstance(p.default, list | dict | set)
+    ]
+    changed: set[str] = set()
+    try:
+        yield changed
+    finally:
+        for name, default, before in held:
+            if len(default) != len(before):
+                changed.add(name)
+                default.clear()
+                default.extend(before) if isinstance(default, list) else default.update(before)
 
 
 def _uncompiled() -> AbstractContextManager[object]:

@@ -16,19 +16,9 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "out of
 
 
 def sentence(error: BaseException, path: Path, shown: str) -> str:
-    """One sentence for people, and in the next line their own line or what to do."""
+    """Return one sentence for people, and in the next line their own line or what to do."""
     if isinstance(error, SyntaxError) and error.filename and is_theirs(error.filename):
-        line = error.lineno or 0
-        where = _named(error.filename, path, shown)
-        if "codec can't decode" in str(error.msg) or str(error.msg).startswith("Non-UTF-8"):
-            return (
-                f"{where} is not UTF-8, line {line}; Python reads source files as UTF-8.\n"
-                "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-"
-            )
-        return (
-            f"{where} does not compile, line {line}: {_first_line(error.msg)}; it must be Python."
-            f"{_quoted(error.filename, line, error.text)}"
-        )
+        return _uncompiled(error, error.filename, path, shown)
     needed = "it must run before it can be checked"
     place = place_of(error)
     if place is None and error.__cause__ is not None:
@@ -39,31 +29,26 @@ def sentence(error: BaseException, path: Path, shown: str) -> str:
             needed = "it must run on one of the inputs that check tries"
     if place is None:
         return _without_line(error, shown)
-    file, line = place.file, place.line
-    where = _named(file, path, shown)
-    kind, fact = type(error).__name__, _first_line(str(error))
-    quoted = _quoted(file, line)
-    lower = str(error).lower()
+    where, on = _named(place.file, path, shown), f"on line {place.line}"
+    lower, advice = str(error).lower(), ""
     if lacks_cuda(error):
-        return (
-            f"{where} needs CUDA on line {line}, and there is none here; check runs on the CPU."
-            f'{quoted}\n    Write device = "cuda" if torch.cuda.is_available() else "cpu".'
+        says = f"needs CUDA {on}, and there is none here; check runs on the CPU."
+        advice = '\n    Write device = "cuda" if torch.cuda.is_available() else "cpu".'
+    elif isinstance(error, MemoryError) or any(words in lower for words in _NO_MEMORY):
+        says = f"runs out of memory {on}; check needs small sizes only."
+    elif isinstance(error, SystemExit):
+        says = f"ends Python {on}; check needs it to go on."
+    elif isinstance(error, ModuleNotFoundError):
+        says = (
+            f"imports {error.name} {on}, which is not installed here; check runs what it imports."
         )
-    if isinstance(error, MemoryError) or any(words in lower for words in _NO_MEMORY):
-        return f"{where} runs out of memory on line {line}; check needs small sizes only.{quoted}"
-    if isinstance(error, SystemExit):
-        return f"{where} ends Python on line {line}; check needs it to go on.{quoted}"
-    if isinstance(error, ModuleNotFoundError):
-        return (
-            f"{where} imports {error.name} on line {line}, which is not installed here; check "
-            f"runs what it imports.{quoted}"
-        )
-    if "argument #1 'indices'" in lower:
-        return (
-            f"{where} takes the numbers of tokens on line {line}; check takes attention from "
-            f"embeddings on.{quoted}\n    Name the attention inside of it."
-        )
-    return f"{where} raises {kind} on line {line}: {fact.rstrip('.')}; {needed}.{quoted}"
+    elif "argument #1 'indices'" in lower:
+        says = f"takes the numbers of tokens {on}; check takes attention from embeddings on."
+        advice = "\n    Name the attention inside of it."
+    else:
+        fact = _first_line(str(error)).rstrip(".")
+        says = f"raises {type(error).__name__} {on}: {fact}; {needed}."
+    return f"{where} {says}{_quoted(place.file, place.line)}{advice}"
 
 
 def lacks_cuda(error: BaseException) -> bool:
@@ -71,8 +56,19 @@ def lacks_cuda(error: BaseException) -> bool:
     return any(words in str(error).lower() for words in _NO_CUDA)
 
 
+def _uncompiled(error: SyntaxError, file: str, path: Path, shown: str) -> str:
+    line, where = error.lineno or 0, _named(file, path, shown)
+    if "codec can't decode" in str(error.msg) or str(error.msg).startswith("Non-UTF-8"):
+        return (
+            f"{where} is not UTF-8, line {line}; Python reads source files as UTF-8.\n"
+            "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-"
+        )
+    said = f"{where} does not compile, line {line}: {_first_line(error.msg)}; it must be Python."
+    return said + _quoted(file, line, error.text)
+
+
 def _without_line(error: BaseException, shown: str) -> str:
-    """For what their own lines had no part in."""
+    """Return a sentence for what their own lines had no part in."""
     if "fails on every input" in str(error) and isinstance(error.__cause__, ValueError):
         return str(error.__cause__)  # it ran, and what came back was no output
     if isinstance(error, RegardError | ValueError | TypeError | OSError):
@@ -84,7 +80,7 @@ def _without_line(error: BaseException, shown: str) -> str:
 
 
 def _named(file: str, path: Path, shown: str) -> str:
-    """Their file as they call it: ``my_file.py``, ``lesson.ipynb, cell 3``."""
+    """Return their file as they call it: ``my_file.py``, ``lesson.ipynb, cell 3``."""
     if file.startswith(f"{path.name}, cell "):
         return f"{shown}{file.removeprefix(path.name)}"
     with suppress(ValueError):  # it lies elsewhere

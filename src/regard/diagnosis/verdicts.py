@@ -10,7 +10,7 @@ from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Result
 from regard.diagnosis.laws.specimen import Specimen
-from regard.diagnosis.laws.visibility import ignores_order, influence, pattern_of
+from regard.diagnosis.laws.visibility import ignores_order, pattern_of
 from regard.diagnosis.laws.weighing import core_of
 from regard.diagnosis.lines import Lines
 from regard.diagnosis.report import Finding, Report, finding_of
@@ -32,24 +32,21 @@ def report_of(readings: Sequence[Specimen]) -> Report:
         tried.append((lab, judged(lab)))
         if _held(tried[-1][1]) == len(LAWS):
             break
-    # Other axes count if they make the code right; of one order the reading that obeys the most.
-    own = [slot.axes for slot in tried[0][0].specimen.sources.values()]
-    alike = [
-        each
-        for each in tried
-        if [slot.axes for slot in each[0].specimen.sources.values()] == own
-        or _held(each[1]) == len(LAWS)
-    ]
-    lab, results = max(alike, key=lambda each: _held(each[1]))
+    lab, results = tried[-1]
+    if _held(results) < len(LAWS):  # then other axes count for nothing
+        own = [slot.axes for slot in tried[0][0].specimen.sources.values()]
+        axes = [[slot.axes for slot in each.specimen.sources.values()] for each, _ in tried]
+        alike = [each for each, its in zip(tried, axes, strict=True) if its == own]
+        lab, results = max(alike, key=lambda each: _held(each[1]))
     s = lab.specimen
     notes = tuple(lab.notes)
     plain = Report(s.name, (), _read_as(lab, results), "", tuple(results), notes)
-    broken = _broken(results)
+    broken = [r for r in results if r.breach]
     findings = explained(lab, results) if broken else []
     if any(finding.severity == "fault" for finding in findings):
         return replace(plain, findings=tuple(findings))
     # What is attention for sure breaks the other laws for sure.
-    known = {r.law.name for r in results if r.outcome == "held"} >= {"mixture", "score", "heads"}
+    known = {r.law.name for r in results if r.outcome == "held"} >= {*_OF_WEIGHTS}
     certain = [r for r in broken if known or (r.breach is not None and r.breach.is_definite)]
     if not certain and broken and broken[0].law.name == "mixture" and _held_by_fewer(lab):
         certain = broken
@@ -71,7 +68,7 @@ def report_of(readings: Sequence[Specimen]) -> Report:
 
 def _held(results: Sequence[Result]) -> int:
     """Return how many laws hold, or do not apply, before the first one that does neither."""
-    bad = [n for n, r in enumerate(results) if r in _broken([r]) or r.outcome == "not tried"]
+    bad = [n for n, r in enumerate(results) if r.breach or r.outcome == "not tried"]
     return bad[0] if bad else len(LAWS)
 
 
@@ -95,15 +92,11 @@ def _held_by_fewer(lab: Lab) -> bool:
     return False
 
 
-def _broken(results: Sequence[Result]) -> list[Result]:
-    return [r for r in results if r.breach is not None and not r.breach.is_note]
-
-
 def _of_law(result: Result) -> Finding:
     """Return a broken law as a finding."""
     breach, law = result.breach, result.law
     assert breach is not None
-    entry = Fault(0, law.name, f"The law {law.name!r} is broken. {law.statement}", law.formula)
+    entry = Fault(law.name, f"The law {law.name!r} is broken. {law.statement}", law.formula)
     return finding_of(entry, breach.place, f"{breach.says} {_NO_NAME}", breach.pair)
 
 
@@ -116,7 +109,7 @@ def _read_as(lab: Lab, results: Sequence[Result]) -> str:
         words.append("one head" if heads == 1 else f"{heads} heads")
     if any(r.law.name == "influence" and not r.reason for r in results):
         with suppress(NotTried):
-            words.append(pattern_of(influence(lab)))
+            words.append(pattern_of(lab.influence))
     return ", ".join(word for word in (*words, *lab.readings) if word)
 
 
@@ -136,11 +129,11 @@ def _notes(lab: Lab) -> list[Finding]:
     found: list[Finding] = []
     if not s.has_batch and not s.is_example:
         run = lab.run(s.contents(s.batch, s.tokens), keeps=True)
-        lines = Lines(run.steps, lab.sources_of(run.arguments))
+        lines = Lines(run.steps, run.inputs)
         place = lines.of("transpose-of-batch") if lines.turning() is not None else None
         entry = fault("unbatched-only" if place is None else "transpose-of-batch")
         found.append(finding_of(entry, place or lines.of("softmax-wrong-axis"), ""))
     is_free = s.has_batch and not (s.causal or s.masks or s.is_fixed)
-    if lab.model is not None and is_free and ignores_order(lab) and bool(influence(lab).all()):
+    if lab.model is not None and is_free and ignores_order(lab) and bool(lab.influence.all()):
         found.append(finding_of(fault("no-positions"), None, ""))
     return found

@@ -1,6 +1,7 @@
 """Laws about numbers: gradients, large scores, dropout in training."""
 
 import inspect
+import re
 from collections.abc import Iterable
 from typing import cast
 
@@ -10,17 +11,16 @@ from torch import Tensor, nn
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs, normal
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Place, addresses, tensors_in
+from regard.diagnosis.laws.tape import Place, Step, addresses, first_place, tensors_in
 from regard.diagnosis.signature import signature_of
 
 __all__ = ["DROPS", "SOFTMAXES", "Gradient", "Large", "Training"]
 
 
 class Gradient(Law):
-    """Gradients are those of the numbers that were computed."""
+    """Gradients equal finite differences, and every matrix gets one."""
 
     name = "gradient"
-    statement = "Gradients equal finite differences, and every matrix gets one."
     formula = "f(x + h d) - f(x - h d) = 2 h grad f(x) . d"
     example = "weights = scores.softmax(-1).detach()"
 
@@ -46,7 +46,8 @@ class Gradient(Law):
         if not run.rows.requires_grad:
             if any(slot.is_array for slot in s.slots) or not run.steps:
                 raise NotTried("It computes without PyTorch.", applies=False)
-            own = (step for step in run.steps if step.place is not None)
+            # A view of a parameter takes gradients even where they are turned off.
+            own = [s for s in run.steps if s.place is not None and s.writes.isdisjoint(s.reads)]
             if not any(t.requires_grad for step in own for t in step.alive):
                 lab.notes.append("It turns gradients off, so that nothing in it can be trained.")
                 raise NotTried("It turns gradients off.", applies=False)
@@ -64,14 +65,18 @@ class Gradient(Law):
             # A bias of the keys moves no weight, either, but it moves the rounding.
             or (not grad.any() and _rows_with_another(lab, contents, name).equal(run.rows))
         ]
-        moving = next((n for n in idle if _moves(lab, contents, run, n)), None)
+        others = ((name, _rows_with_another(lab, contents, name)) for name in idle)
+        moving = next((n for n, rows in others if differs(rows, run.rows).any()), None)
         if moving is not None:
             says = f"{moving} moves the output, and gets no gradient."
             return Breach(says, _cut(run), kind="cut")
         if idle:
             says = f"{', '.join(idle[:3])} has no influence on the output: it gets no gradient."
-            note = _has_other_ways(lab)
-            return Breach(says, _cut(run), is_note=note, kind=f"idle {idle[0]}")
+            if others := _left_out(lab):
+                raise NotTried(
+                    f"{says[:-1]} without {' or '.join(others)}: pass an example call that has one."
+                )
+            return Breach(says, _cut(run), kind=f"idle {idle[0]}")
         parts = zip(named.items(), found[len(leaves) :], strict=True)
         if (third := self._third(run, parts)) is not None:
             return third
@@ -139,11 +144,6 @@ def _without_gradients(lab: Lab, error: Exception) -> NotTried:
     return NotTried(says, applies=not is_flex)
 
 
-def _moves(lab: Lab, contents: Contents, run: Run, name: str) -> bool:
-    """Return True if another value of a parameter gives another output."""
-    return bool(differs(_rows_with_another(lab, contents, name), run.rows).any())
-
-
 def _rows_with_another(lab: Lab, contents: Contents, name: str) -> Tensor:
     """Return the output with another value of a parameter."""
     call = lab.fresh()
@@ -154,16 +154,20 @@ def _rows_with_another(lab: Lab, contents: Contents, name: str) -> Tensor:
     return lab.run(contents, call=call).rows
 
 
-def _has_other_ways(lab: Lab) -> bool:
-    """Return True if the code has more arguments than it was called with."""
+def _left_out(lab: Lab) -> list[str]:
+    """Return the arguments of a call that were left out, but for flags, masks and caches."""
     passed = {slot.name for slot in lab.specimen.slots}
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    others = [
-        p
+    return [
+        p.name
         for p in signature_of(lab.specimen.call).parameters.values()
-        if p.name not in passed and p.kind not in kinds and "mask" not in p.name
+        if p.name not in passed
+        and p.kind not in kinds
+        and not (isinstance(p.default, bool) or _IS_BESIDE.search(p.name))
     ]
-    return bool(others)
+
+
+_IS_BESIDE = re.compile("mask|cache|past|causal")
 
 
 def _cut(run: Run) -> Place | None:
@@ -182,10 +186,9 @@ def _cut(run: Run) -> Place | None:
 
 
 class Large(Law):
-    """Large scores give finite numbers."""
+    """Inputs 10 and 40 times as large give finite numbers in float32."""
 
     name = "large"
-    statement = "Inputs 10 and 40 times as large give finite numbers in float32."
     formula = "f(40 x) is finite"
     example = "weights = scores.exp() / scores.exp().sum(-1, keepdim=True)  # overflows at 89"
 
@@ -200,15 +203,15 @@ class Large(Law):
             if run.rows.isfinite().all():
                 continue
 
-            def overflows(number: int, run: Run = run) -> bool:
-                out = [t for t in run.steps[number].outputs if t.is_floating_point()]
+            def overflows(step: Step) -> bool:
+                out = [t for t in step.outputs if t.is_floating_point()]
                 return any(bool((t.isnan() | (t == torch.inf)).any()) for t in out)
 
             wrong = int((~run.rows.isfinite()).sum())
             return Breach(
                 f"Inputs {size:g} times as large give {wrong} of {run.rows.numel()} numbers that "
                 "are NaN or infinite; a softmax of any finite scores is finite.",
-                lab.first_place(run.steps, overflows),
+                first_place(run.steps, overflows),
                 # Features of queries and keys apart may overflow; a softmax need not.
                 is_definite=any(step.name in SOFTMAXES for step in run.steps),
             )
@@ -223,10 +226,9 @@ SOFTMAXES = ("_softmax", "_scaled_dot_product_flash_attention_for_cpu")
 
 
 class Training(Law):
-    """Dropout in training leaves the mean of the output as it is."""
+    """In training mode the mean over dropout is the output of eval mode."""
 
     name = "training"
-    statement = "In training mode the mean over dropout is the output of eval mode."
     formula = "mean of f_train(x) = f_eval(x)"
     example = "scores = dropout(scores)  # before the softmax"
 

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast, get_args, get_type_hints
 
 import torch
@@ -11,12 +12,17 @@ from torch import Tensor, nn
 
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.specimen import Contents, Slot
+from regard.diagnosis.laws.specimen import Contents, Slot, Specimen
 from regard.diagnosis.laws.tape import in_words, tensors_in
-from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
+from regard.diagnosis.signature import definition_of, docstrings_of, is_cache, signature_of
 from regard.diagnosis.subject import is_installed
 
-__all__ = ["Cache"]
+__all__ = ["FILLED", "Cache", "has_filled_cache"]
+
+FILLED = (
+    "The example fills its cache, so that no run is without one: pass an example of several tokens "
+    "with caches of zeros, and the positions of the tokens, from 0."
+)
 
 _CACHE = re.compile(r"cache|past|^mem(ory)?_kv$")
 _ANGLES = re.compile(r"cos|sin|freq|rot|rope|pos")
@@ -25,10 +31,9 @@ _START = re.compile(r"^(start_?pos|pos|offset|start|input_pos|cache_pos\w*|past_
 
 
 class Cache(Law):
-    """A cache changes no number."""
+    """Tokens that come piece by piece, with a cache, give what they give at once."""
 
     name = "cache"
-    statement = "Tokens that come piece by piece, with a cache, give what they give at once."
     formula = "f(x[n:], cache of f(x[:n])) = f(x)[n:]"
     example = "k = torch.cat([k, past_k], dim=2)  # the new keys before the old ones"
 
@@ -49,10 +54,7 @@ class Cache(Law):
         if is_installed(s.call):
             raise NotTried("Its cache is an object of its package.", applies=False)
         if not all(_is_empty(lab, slot) for slot in s.slots if slot.name in caches):
-            raise NotTried(
-                "The example fills its cache, so that no run is without one: pass an example with "
-                "caches of zeros, and the positions of the tokens, from 0."
-            )
+            raise NotTried(FILLED)
         if not s.has_tokens or not lab.sees_rows or s.is_fixed:
             raise NotTried("Its tokens cannot be cut into pieces.")
         contents = s.contents(s.batch, s.tokens, seed=8)
@@ -64,10 +66,7 @@ class Cache(Law):
         except Exception as error:
             raise NotTried(f"Without a cache it raises {type(error).__name__}.") from error
         is_causal = self._is_causal(lab, contents, whole)
-
-        def pieces(contents: Contents, sizes: Sequence[int] = (s.tokens - 2, 1, 1)) -> Tensor:
-            return self._pieces(lab, contents, sizes, caches, flags, starts)
-
+        pieces = _Pieces(lab, caches, flags, starts)
         rows, right = pieces(contents), whole[:, -2:]
         rows, right = (rows, right) if is_causal else (rows[:, -1:], right[:, -1:])
         if rows.shape != right.shape:
@@ -84,22 +83,19 @@ class Cache(Law):
         )
 
     @staticmethod
-    def _together(
-        lab: Lab, contents: Contents, right: Tensor, pieces: Callable[..., Tensor]
-    ) -> Breach | None:
+    def _together(lab: Lab, contents: Contents, right: Tensor, pieces: "_Pieces") -> Breach | None:
         """Run the last two tokens together, which much code is not made for."""
         s = lab.specimen
-        sizes = (s.tokens - 2, 2)
         try:
-            rows = pieces(contents, sizes)
-            others = [pieces(s.changed(contents, token=j), sizes) for j in range(s.tokens)]
+            rows = pieces(contents, (2,))
+            others = [pieces(s.changed(contents, token=j), (2,)) for j in range(s.tokens)]
         except NotTried:
             return None
         if rows.shape != right.shape or not differs(rows, right).any():
             return None
         seen = torch.stack([differs(other, rows).any(-1)[0] for other in others])  # (tokens, 2)
-        places = torch.arange(s.tokens, device="cpu")[:, None]
-        newest = torch.arange(2, device="cpu")
+        places = torch.arange(s.tokens)[:, None]
+        newest = torch.arange(2)
         own = places == s.tokens - 2 + newest  # by its query a token moves its own row
         if seen.all() or (seen | own).equal((places <= newest) | own):
             lab.notes.append("With a cache it takes one new token at a time.")
@@ -111,9 +107,7 @@ class Cache(Law):
         )
 
     @staticmethod
-    def _sees_oldest_alone(
-        lab: Lab, contents: Contents, pieces: Callable[[Contents], Tensor]
-    ) -> bool:
+    def _sees_oldest_alone(lab: Lab, contents: Contents, pieces: "_Pieces") -> bool:
         """Return True if the newest token sees the oldest of a cache, and not the second."""
         base = pieces(contents)[:, -1]
         moved = [pieces(lab.specimen.changed(contents, token=j))[:, -1] for j in (0, 1)]
@@ -154,57 +148,56 @@ class Cache(Law):
         other = lab.run(lab.specimen.changed(contents, token=-1)).rows
         return not bool(differs(other[:, :-1], whole[:, :-1]).any())
 
-    def _pieces(
-        self,
-        lab: Lab,
-        contents: Contents,
-        sizes: Sequence[int],
-        caches: Sequence[str],
-        flags: Sequence[str],
-        starts: Sequence[str],
-    ) -> Tensor:
-        """Return the rows of all pieces but the first, with the first cache that holds them."""
+
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """Calls with a cache, piece by piece.
+
+    Attributes:
+        lab: runs the code.
+        caches: names of its arguments that take a cache.
+        flags: names of those that ask for one.
+        starts: names of those that take the number of tokens before a piece.
+    """
+
+    lab: Lab
+    caches: Sequence[str]
+    flags: Sequence[str]
+    starts: Sequence[str]
+
+    def __call__(self, contents: Contents, sizes: Sequence[int] = (1, 1)) -> Tensor:
+        """Return the rows of pieces of these sizes after a first one of all other tokens."""
         refusals: list[NotTried] = []
-        for empty in _empty_caches(lab, caches):
+        sizes = (self.lab.specimen.tokens - sum(sizes), *sizes)
+        for empty in _empty_caches(self.lab, self.caches):
             try:
-                return self._fed(lab, contents, sizes, caches, flags, starts, empty)
+                return self._fed(contents, sizes, empty)
             except NotTried as error:
                 refusals.append(error)
         raise refusals[0]
 
-    def _fed(
-        self,
-        lab: Lab,
-        contents: Contents,
-        sizes: Sequence[int],
-        caches: Sequence[str],
-        flags: Sequence[str],
-        starts: Sequence[str],
-        held: Mapping[str, Any],
-    ) -> Tensor:
-        call = lab.fresh()
+    def _fed(self, contents: Contents, sizes: Sequence[int], held: Mapping[str, Any]) -> Tensor:
+        call = self.lab.fresh()
         found: list[Tensor] = []
         done = 0
         for size in sizes:
             piece = {name: t[:, done : done + size] for name, t in contents.items()}
-            extra = {**dict.fromkeys(flags, True), **dict.fromkeys(starts, done)}
-            extra |= {**_tables(lab, done, size), **held}
+            extra = {**dict.fromkeys(self.flags, True), **dict.fromkeys(self.starts, done)}
+            extra |= {**_tables(self.lab, done, size), **held}
             try:
-                run = lab.run(piece, call=call, extra=extra)
+                run = self.lab.run(piece, call=call, extra=extra)
             except Exception as error:
                 raise NotTried(
                     f"With a cache as check makes it, it raises {in_words(error)}."
                 ) from error
             done += size
-            held = self._held(lab, run, contents, done, caches)
+            held = self._held(run, contents, done)
             found.append(run.rows)
         return torch.cat(found[1:], 1)
 
-    @staticmethod
-    def _held(
-        lab: Lab, run: Run, contents: Contents, done: int, caches: Sequence[str]
-    ) -> dict[str, Any]:
+    def _held(self, run: Run, contents: Contents, done: int) -> dict[str, Any]:
         """Return what the next call gets as its cache."""
+        caches, s = self.caches, self.lab.specimen
         if not caches:
             return {}  # in its buffers
         result = run.result
@@ -217,9 +210,8 @@ class Cache(Law):
         of_weights = (run.rows.shape[1], done)
         rest = [p for p in rest if p is not None and getattr(p, "shape", ())[-2:] != of_weights]
         if not rest and {"key", "value"} <= set(contents):
-            slots = lab.specimen.sources
-            rest = [slots[n].lay_out(contents[n][:, :done]) for n in ("key", "value")]
-        arguments = lab.specimen.by_name(run.arguments)
+            rest = [s.sources[n].lay_out(contents[n][:, :done]) for n in ("key", "value")]
+        arguments = s.by_name(run.arguments)
         if not rest and set(caches) <= set(arguments):
             rest = [arguments[name] for name in caches]  # it writes into them
             rest = rest if all(map(_tensors_of, rest)) else []
@@ -284,21 +276,30 @@ def _is_empty(lab: Lab, slot: Slot) -> bool:
     """Return True if a cache of the example holds nothing, or zeros beside positions from 0."""
     if slot.kind == "fixed":
         return not _tensors_of(slot.value)
-    tables = (s for s in lab.specimen.slots if s.kind == "given" and s.axes == ("t",))
-    values = [torch.as_tensor(s.value, device="cpu") for s in tables]
-    begins = any(v.equal(torch.arange(len(v), device="cpu").to(v.dtype)) for v in values)
-    return begins and slot.kind == "given" and not torch.as_tensor(slot.value, device="cpu").any()
+    values = [s.value for s in lab.specimen.slots if s.kind == "given" and s.axes == ("t",)]
+    begins = any(v.equal(torch.arange(len(v)).to(v.dtype)) for v in values)
+    return begins and not any(bool(part.value.any()) for part in slot.parts)
 
 
-def _tables(lab: Lab, done: int, size: int) -> dict[str, Tensor]:
+def has_filled_cache(specimen: Specimen) -> bool:
+    """Return True if an example continues a text: its cache holds keys, or it begins behind 0."""
+    for slot in specimen.slots:
+        is_start = _START.match(slot.name) and type(slot.value) is int and slot.value > 0
+        tensors = [part.value for part in slot.parts] or _tensors_of(slot.value)
+        is_filled = is_cache(slot.name) and not slot.source and any(bool(t.any()) for t in tensors)
+        if is_start or is_filled:
+            return True
+    return False
+
+
+def _tables(lab: Lab, done: int, size: int) -> dict[str, Any]:
     """Return the rows of tables in the example, such as positions, for some of the tokens."""
     s = lab.specimen
-    found: dict[str, Tensor] = {}
-    for slot in s.slots:
-        if slot.kind == "given" and "t" in slot.axes and not slot.meaning:
-            axis = slot.axes.index("t")
-            found[slot.name] = slot.constant(s.batch, s.tokens).narrow(axis, done, size)
-    return found
+    return {
+        slot.name: slot.constant(s.batch, size, done)
+        for slot in s.slots
+        if any("t" in part.axes for part in slot.parts) and not slot.meaning
+    }
 
 
 def _is_flag(name: str, parameter: inspect.Parameter) -> bool:

@@ -1,6 +1,6 @@
 """Laws about calls: any size runs, nothing changes, samples stay apart."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,16 +10,23 @@ from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Place, Step, addresses, in_words, place_of, tensors_in
+from regard.diagnosis.laws.tape import (
+    Place,
+    Step,
+    addresses,
+    first_place,
+    in_words,
+    place_of,
+    tensors_in,
+)
 
 __all__ = ["Pure", "Runs", "Samples"]
 
 
 class Runs(Law):
-    """Any batch and any number of tokens runs and gives finite numbers."""
+    """Any batch and any number of tokens runs, and gives finite numbers."""
 
     name = "runs"
-    statement = "Any batch and any number of tokens runs, and gives finite numbers."
     formula = "f(x) is finite, (batch, tokens, ...) for x (batch, tokens, ...)"
     example = "scores = q @ k.T  # turns all axes of a batch round"
 
@@ -30,7 +37,7 @@ class Runs(Law):
         if (overflow := lab.overflow(contents, {})) is not None:
             return Breach(*overflow, kind="mask-fill-value")
         first = lab.run(contents, is_double=False, keeps=True)
-        found = _not_finite(lab, first, s.batch, s.tokens)
+        found = _not_finite(first, s.batch, s.tokens)
         if found is not None:
             return found
         if (turned := self._turned(lab)) is not None:
@@ -39,14 +46,16 @@ class Runs(Law):
             try:
                 run = lab.run(s.contents(batch, tokens), is_double=False, keeps=True)
             except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
-                # Code that keeps the k largest needs k tokens.
-                if "selected index k" in str(error) or self._is_limit(lab, batch, tokens):
+                # Code that keeps the k largest needs k tokens; other code says which it takes.
+                is_refused = isinstance(error, AssertionError | NotImplementedError)
+                is_short = "selected index k" in str(error)
+                if is_refused or is_short or self._is_limit(lab, batch, tokens):
                     if 1 < tokens < s.tokens:
                         lab.specimen = replace(s, is_fixed=True)
                     continue
                 said = f"{_sized(batch, tokens)}: {in_words(error)}."
                 return Breach(said, place_of(error), kind="raises")
-            found = _not_finite(lab, run, batch, tokens)
+            found = _not_finite(run, batch, tokens)
             if found is not None:
                 return found
             if lab.has_batch and run.rows.shape[0] != batch:
@@ -112,29 +121,27 @@ def _sized(batch: int, tokens: int) -> str:
     return f"{samples} of {tokens} tokens" if tokens > 1 else f"{samples} of one token"
 
 
-def _not_finite(lab: Lab, run: Run, batch: int, tokens: int) -> Breach | None:
+def _not_finite(run: Run, batch: int, tokens: int) -> Breach | None:
     wrong = int((~run.rows.isfinite()).sum())
     if not wrong:
         return None
 
-    def begins(number: int) -> bool:
-        step = run.steps[number]
+    def begins(step: Step) -> bool:
         bad = any(t.is_floating_point() and bool(t.isnan().any()) for t in step.outputs)
         before = any(t.is_floating_point() and bool(t.isnan().any()) for t in tensors_in(step.args))
         return bad and not before
 
     return Breach(
         f"{_sized(batch, tokens)}: {wrong} of {run.rows.numel()} numbers are NaN or infinite.",
-        lab.first_place(run.steps, begins),
+        first_place(run.steps, begins),
         kind="nan",
     )
 
 
 class Pure(Law):
-    """A call changes nothing that the next call sees."""
+    """In eval mode the same call gives the same output, and changes no argument."""
 
     name = "pure"
-    statement = "In eval mode the same call gives the same output, and changes no argument."
     formula = "f(x) = f(x), and x is as it was"
     example = "q *= head_dim**-0.5  # in place: the caller's tensor is scaled as well"
 
@@ -146,12 +153,15 @@ class Pure(Law):
         found = self._argument_changed(lab, contents, run)
         if found is not None:
             return found
+        if lab.changed_defaults:
+            names = ", ".join(sorted(lab.changed_defaults))
+            return Breach(f"A call changes the default of {names}, which the next call gets.")
         other = lab.run(contents, seed=1, keeps=True)
         if differs(other.rows, run.rows).any():
             most = float((other.rows - run.rows).abs().max())
             return Breach(
                 f"Two calls with other random seeds differ by up to {most:.3g}.",
-                _first_difference(run.steps, other.steps),
+                _first_moved(run, [other]),
                 kind="random",
                 is_definite=any(step.name in DROPS for step in run.steps),
             )
@@ -165,7 +175,7 @@ class Pure(Law):
             most = float((again.rows - run.rows).abs().max())
             return Breach(
                 f"The second of two equal calls differs by up to {most:.3g}.",
-                lab.first_place(run.steps, lambda i: run.steps[i].name.endswith("_")),
+                first_place(run.steps, lambda step: step.name.endswith("_")),
             )
         other = s.contents(s.batch, s.tokens, seed=1)
         if isinstance(s.call, nn.Module):
@@ -187,31 +197,33 @@ class Pure(Law):
                 continue
             start = addresses(new)
 
-            def writes(number: int, start: list[int] = start) -> bool:
-                step = run.steps[number]
+            def writes(step: Step, start: list[int] = start) -> bool:
                 return step.name.endswith("_") and step.reads[:1] == start
 
             return Breach(
-                f"The argument {name} is changed in place.", lab.first_place(run.steps, writes)
+                f"The argument {name} is changed in place.", first_place(run.steps, writes)
             )
         return None
 
 
-def _first_difference(one: list[Step], other: list[Step]) -> Place | None:
-    for first, second in zip(one, other, strict=False):
-        for a, b in zip(first.outputs, second.outputs, strict=False):
-            is_other = a.shape != b.shape or bool(differs(a.double(), b.double()).any())
-            # Memory that nobody has written yet holds any numbers.
-            if is_other and first.place is not None and not first.name.startswith("empty"):
-                return first.place
+def _first_moved(base: Run, others: Sequence[Run]) -> Place | None:
+    """Return the line of the first operation with a number that all of the other runs move."""
+    for steps in zip(base.steps, *(run.steps for run in others), strict=False):
+        # Memory that nobody has written yet holds any numbers.
+        if steps[0].place is None or steps[0].name.startswith("empty"):
+            continue
+        for own, *rest in zip(*(step.outputs for step in steps), strict=False):
+            if all(t.shape == own.shape for t in rest):
+                moved = [differs(t.double(), own.double()) for t in rest]
+                if bool(torch.stack(moved).all(0).any()):
+                    return steps[0].place
     return None
 
 
 class Samples(Law):
-    """The samples of a batch do not influence each other."""
+    """Each sample of a batch gives what it gives alone."""
 
     name = "samples"
-    statement = "Each sample of a batch gives what it gives alone."
     formula = "f([a, b])[0] = f([a])[0]"
     example = "weights = scores.softmax(dim=0)  # over the batch"
 
@@ -233,8 +245,8 @@ class Samples(Law):
                 return Breach(
                     f"Other numbers in sample {b + 1} move the output of sample {2 - b} by "
                     f"{most:.3g}; they should move it by 0.",
-                    self._place(base, runs),
-                    (moved, torch.eye(2, device="cpu"), caption),
+                    _first_moved(base, runs),
+                    (moved, torch.eye(2), caption),
                 )
         for b in range(2) if not s.has_given_samples else ():
             alone = lab.run({name: t[b : b + 1] for name, t in contents.items()})
@@ -284,19 +296,4 @@ class Samples(Law):
                     "as the windows of images that stand one after another.",
                     is_definite=False,
                 )
-        return None
-
-    @staticmethod
-    def _place(base: Run, runs: list[Run]) -> Place | None:
-        """Return the line of the first operation with a number that both samples move."""
-        for number, step in enumerate(base.steps):
-            others = [run.steps[number] for run in runs if number < len(run.steps)]
-            if step.place is None or len(others) < 2:
-                continue
-            for k, tensor in enumerate(step.outputs):
-                if any(k >= len(o.outputs) or o.outputs[k].shape != tensor.shape for o in others):
-                    continue
-                moved = [differs(o.outputs[k].double(), tensor.double()) for o in others]
-                if bool((moved[0] & moved[1]).any()):
-                    return step.place
         return None

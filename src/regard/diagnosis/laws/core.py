@@ -9,7 +9,7 @@ the batch; code without a batch, or that loops over it, is run once for each pro
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -72,20 +72,15 @@ class Core:
         self._call = lab.fresh()
         self.contents = lab.specimen.contents(1, tokens, seed=11, size=0.7)
         self._chunk = _CHUNK
-        self._batch = 2 if self._is_same_for_any_batch() else 1
-        self.run = self._wide(self.contents)
-        if not self.run.rows.isfinite().all():
-            raise NotTried("Its output is not finite.")
-        self.plan = _planned(lab, self.run, self.contents)
-        self._splits = self._batch_splits()
-        if self._splits is None:
-            self._batch = 1
-            self.run = self._wide(self.contents)
-            self.plan = _planned(lab, self.run, self.contents)
-        if self.plan.exit is not None and self._exit_shape(self.plan).count(tokens) != 1:
+        if not (self._is_same_for_any_batch() and self._is_cut_out(batch=2)):
+            self._chunk = 1
+            self._is_cut_out(batch=1)
+        if self.plan.exit is not None and self._exit_shape().count(tokens) != 1:
             self.plan = replace(self.plan, exit=None)
         self.base: Values = {
-            cut: self._flat(self._of(self.run, self.contents, cut), cut)[:1]
+            cut: self.contents[cut].double().flatten(1)
+            if isinstance(cut, str)
+            else self._moved(self.run, cut)[None]
             for cut in self.plan.cuts
         }
         self.places = self._places()
@@ -127,50 +122,42 @@ class Core:
         own = set(addresses(self.run.parameters))
         return all(own.isdisjoint(step.reads) for step in self.run.steps[last + 1 :])
 
-    @staticmethod
-    def _of(run: Run, contents: Contents, cut: Cut | None, exit_: Any = None) -> Tensor:
-        """Return the tensor at a cut of a run, or at its exit."""
+    def _at(self, run: Run, cut: int | None) -> Tensor:
+        """Return the tensor at a cut of a run; None: at its exit."""
         if cut is None:
-            return cast(Tensor, run.steps[exit_[0]].args[exit_[1]]).detach().double()
-        if isinstance(cut, str):
-            return contents[cut].double()
+            number, argument = self.plan.exit or (0, 0)
+            return cast(Tensor, run.steps[number].args[argument]).detach().double()
         return run.steps[cut].outputs[0].double()
 
-    def _flat(self, tensor: Tensor, cut: Cut | None) -> Tensor:
+    def _flat(self, tensor: Tensor, cut: Cut | None, batch: int) -> Tensor:
         """Return the numbers of each sample, (batch, numbers)."""
-        if isinstance(cut, str):
-            return tensor.flatten(1)
-        if self._splits is None:
-            return tensor.reshape(1, -1)
-        split = self._splits[cut]
-        batch = tensor.numel() // self._sizes[cut]
-        return tensor.reshape(split, batch, -1).transpose(0, 1).flatten(1)
+        return tensor.reshape(self._splits[cut], batch, -1).transpose(0, 1).flatten(1)
 
-    # Running many probes
+    def _is_cut_out(self, batch: int) -> bool:
+        """Find the cuts, and how many numbers stand before the batch in each and in what is read.
 
-    def _batch_splits(self) -> dict[Cut | None, int] | None:
-        """Return how many numbers stand before the batch, in each cut and in what is read.
-
-        None where probes must run one by one.
+        Returns:
+            False if probes cannot stand side by side in the batch.
         """
-        self._sizes: dict[Cut | None, int] = {}
-        if self._batch == 1:
-            return None
+        self._batch = batch
+        self.run = self._wide(self.contents)
+        if not self.run.rows.isfinite().all():
+            raise NotTried("Its output is not finite.")
+        self.plan = _planned(self.lab, self.run, self.contents)
+        exits: list[Cut | None] = [] if self.plan.exit is None else [None]
+        self._splits = dict.fromkeys([*self.plan.cuts, *exits], 1)
+        if batch == 1:
+            return True
         one = self.lab.specimen.contents(2, self.tokens, seed=12, size=0.7)
         other = {n: t.flip(0) for n, t in one.items()}
         runs = [self.lab.run(contents, call=self._call, keeps=True) for contents in (one, other)]
-        splits: dict[Cut | None, int] = {}
-        exits: list[Cut | None] = [] if self.plan.exit is None else [None]
-        for cut in [*self.plan.cuts, *exits]:
-            tensors = [
-                self._of(run, contents, cut, self.plan.exit)
-                for run, contents in zip(runs, (one, other), strict=True)
-            ]
-            split = 1 if isinstance(cut, str) else _split_of(tensors[0], tensors[1])
-            if split is None:
-                return None
-            splits[cut], self._sizes[cut] = split, tensors[0].numel() // 2
-        return splits
+        for cut in self._splits:
+            if not isinstance(cut, str):
+                split = _split_of(*(self._at(run, cut) for run in runs))
+                if split is None:
+                    return False
+                self._splits[cut] = split
+        return True
 
     def __call__(self, values: Values) -> Tensor:
         """Return the attention's output, (probes, rows, columns).
@@ -180,10 +167,9 @@ class Core:
         """
         probes = max(t.shape[0] for t in values.values())
         full = {cut: values.get(cut, base).expand(probes, -1) for cut, base in self.base.items()}
-        chunk = 1 if self._splits is None else self._chunk
         parts = [
-            self._side_by_side({cut: t[start : start + chunk] for cut, t in full.items()})
-            for start in range(0, probes, chunk)
+            self._side_by_side({cut: t[start : start + self._chunk] for cut, t in full.items()})
+            for start in range(0, probes, self._chunk)
         ]
         return torch.cat(parts)
 
@@ -198,23 +184,19 @@ class Core:
             if isinstance(cut, str):
                 contents[cut] = t.reshape(batch, *self.contents[cut].shape[1:])
             else:
-                split = 1 if self._splits is None else self._splits[cut]
-                apart = t.reshape(batch, split, -1)
+                apart = t.reshape(batch, self._splits[cut], -1)
                 replaced[cut] = apart.transpose(0, 1).contiguous()
         run = self.lab.run(contents, call=self._call, replaced=replaced, read=self.plan.exit)
         if self.plan.exit is None:
             return run.rows[:probes]
         assert run.reading is not None
-        shape = self._exit_shape(self.plan)
-        flat = self._flat(run.reading.double(), None)[:probes].reshape(-1, *shape)
+        shape = self._exit_shape()
+        flat = self._flat(run.reading.double(), None, batch)[:probes].reshape(-1, *shape)
         return flat.movedim(shape.index(self.tokens) + 1, 1).flatten(2)  # (probes, rows, columns)
 
-    def _exit_shape(self, plan: _Plan) -> list[int]:
+    def _exit_shape(self) -> list[int]:
         """Return the axes of one sample of what is read."""
-        number, argument = plan.exit or (0, 0)
-        shape = list(self.run.steps[number].args[argument].shape)
-        if self._splits is None:
-            return shape
+        shape = list(self._at(self.run, None).shape)
         before, split = 1, self._splits[None]
         for axis, size in enumerate(shape):
             if before <= split < before * size:
@@ -223,25 +205,36 @@ class Core:
             before *= size
         return shape
 
-    # Which number belongs to which token
-
     def _places(self) -> dict[Cut, Tensor]:
         """Return which numbers of each cut belong to each token, (tokens, channels)."""
         found: dict[Cut, Tensor] = {}
         changed = [self.lab.specimen.changed(self.contents, token=j) for j in range(self.tokens)]
         others = [] if self.is_direct else [self._wide(contents) for contents in changed]
+        parts = changed[0].items() if others and len(self.contents) > 1 else ()
+        alone = {name: self._wide({**self.contents, name: t}) for name, t in parts}
         for cut, base in self.base.items():
             if isinstance(cut, str):
                 shape = self.contents[cut].shape
-                found[cut] = torch.arange(shape.numel(), device="cpu").view(shape[1], -1)
+                found[cut] = torch.arange(shape.numel()).view(shape[1], -1)
                 continue
-            outputs = [self._flat(run.steps[cut].outputs[0].double(), cut)[0] for run in others]
+            outputs = [self._moved(run, cut) for run in others]
             places = [differs(own, base[0], 1e-12).nonzero().flatten() for own in outputs]
             sizes = {len(own) for own in places}
             if sizes != {len(base[0]) // self.tokens} or sizes == {0}:
                 raise NotTried("A projection reads several tokens at once, or none.")
             found[cut] = torch.stack(places)
+            for name, run in alone.items():
+                moved = differs(self._moved(run, cut), base[0], 1e-12)[places[0]]
+                if moved.any() and not moved.all():
+                    raise NotTried(
+                        f"It projects {name} and another argument as one text: pass the function "
+                        "of query, key and value inside."
+                    )
         return found
+
+    def _moved(self, run: Run, cut: int) -> Tensor:
+        """Return the numbers of one sample at a cut of another run."""
+        return self._flat(self._at(run, cut), cut, self._batch)[0]
 
     def shares_moved(self, contents: Contents) -> dict[int, float]:
         """Return which share of each projection's numbers differs for other contents."""
@@ -249,11 +242,8 @@ class Core:
         found: dict[int, float] = {}
         for cut, base in self.base.items():
             if isinstance(cut, int):
-                moved = self._flat(run.steps[cut].outputs[0].double(), cut)[0]
-                found[cut] = float(differs(moved, base[0], 1e-12).double().mean())
+                found[cut] = float(differs(self._moved(run, cut), base[0], 1e-12).double().mean())
         return found
-
-    # What the numbers are for
 
     @cached_property
     def roles(self) -> dict[tuple[Cut, int], Role]:
@@ -266,7 +256,7 @@ class Core:
         for cut, places in self.places.items():
             tokens, channels = places.shape
             # Probes run one by one: an argument of its own is probed as a whole.
-            width = channels if self._splits is None and isinstance(cut, str) else 1
+            width = channels if self._chunk == 1 and isinstance(cut, str) else 1
             groups = [places[:, c : c + width] for c in range(0, channels, width)]
             noise = 0.8 * normal(13, len(groups), tokens, width)
             probes = self.base[cut].repeat(4 * len(groups), 1).view(4, len(groups), -1)
@@ -304,13 +294,13 @@ class Core:
         numbers: Tensor | float,
         token: int | None = None,
     ) -> Values:
-        """Return values with other numbers in some channels.
+        """Return values with other numbers in some channels, at one token or at all.
 
         Args:
             values: (probes, numbers).
             channels: to be set.
             numbers: one for all, or for each probe and channel, (probes, channels).
-            token: at which; None: at all of them.
+            token: None: all of them.
         """
         found = {cut: t.clone() for cut, t in values.items()}
         for k, (cut, c) in enumerate(channels):
@@ -325,11 +315,9 @@ class Core:
 
 
 def _split_of(one: Tensor, other: Tensor) -> int | None:
-    """Return how many numbers blocks stand before the batch of 2; None where no number fits.
+    """Return how many numbers stand before the batch of 2; None where no number fits.
 
-    Args:
-        one: for two samples.
-        other: for the same samples, exchanged.
+    ``other`` holds the same two samples as ``one``, exchanged.
     """
     seen, candidates = 1, [1]
     for size in one.shape:
@@ -347,10 +335,6 @@ def _split_of(one: Tensor, other: Tensor) -> int | None:
 def _planned(lab: Lab, run: Run, contents: Contents) -> _Plan:
     """Return where to cut: the last products with parameters before the scores, and the exit."""
     sources = _sources_of(lab, run)
-    if (joined := _projected_together(run.steps, sources)) is not None:
-        raise NotTried(
-            f"It projects {joined} as one text: pass the function of query, key and value inside."
-        )
     found = _walked(run.steps, sources)
     if found is None and {"query", "key", "value"} <= set(contents):
         return _Plan(("query", "key", "value"), None, 0)  # computed without PyTorch
@@ -371,29 +355,6 @@ def _sources_of(lab: Lab, run: Run) -> dict[int, frozenset[Cut]]:
         if slot.source
         for at in addresses(values[slot.name])
     }
-
-
-def _projected_together(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> str | None:
-    """Return the arguments whose tokens one projection takes one behind the other."""
-    origins = dict(sources)
-    nothing = frozenset[Cut]()
-    joined: set[int] = set()
-    for step in steps:
-        reads, outs = step.reads, step.writes
-        own = nothing.union(*(origins.get(at, nothing) for at in reads))
-        if step.name == "cat":
-            axis = step.args[1] if len(step.args) > 1 else 0
-            is_last = axis % step.outputs[0].ndim == step.outputs[0].ndim - 1
-            joined |= outs if len(own) > 1 and not is_last else set()
-        elif not joined.isdisjoint(reads):
-            pair = _pair_of(step)
-            if len(pair) == 2 and step.name != "mul":
-                operands = [origins.get(addresses(t)[0], nothing) for _, t in pair]
-                return None if all(operands) else " and ".join(sorted(map(str, own)))
-            joined |= outs
-        for at in outs if own else ():
-            origins[at] = own
-    return None
 
 
 def _walked(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> _Plan | None:

@@ -1,6 +1,6 @@
 """Runs of code under check: in float64, as copies, with the numbers of each token known."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,11 +11,14 @@ from torch.utils._pytree import tree_map
 
 from regard.diagnosis.laws.specimen import Contents, Specimen
 from regard.diagnosis.laws.tape import Change, Place, Step, Tape, place_of, tensors_in
-from regard.diagnosis.subject import independent, quiet, uses_flex_attention
+from regard.diagnosis.subject import independent, kept_defaults, quiet, uses_flex_attention
 
 __all__ = ["Lab", "NotTried", "Run", "as_tensors", "differs", "normal"]
 
 _TOLERANCE = 1e-8
+
+Arguments = tuple[list[Any], dict[str, Any]]
+"""The arguments of a call, by position and by name."""
 
 
 class NotTried(Exception):
@@ -42,7 +45,7 @@ def differs(one: Tensor, other: Tensor, tolerance: float = _TOLERANCE) -> Tensor
 def normal(seed: int, *shape: int) -> Tensor:
     """Return normal random numbers in float64, the same for the same seed and shape."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +59,8 @@ class Run:
         reading: the argument that the tape was asked for.
         call: the copy that ran.
         arguments: as they are after the run.
-        changed: the operations that were repaired: their numbers and their lines.
+        inputs: those of them that hold numbers of tokens.
+        changed: as ``Tape`` has it.
     """
 
     rows: Tensor
@@ -64,8 +68,9 @@ class Run:
     steps: list[Step]
     reading: Tensor | None
     call: Callable[..., Any]
-    arguments: tuple[list[Any], dict[str, Any]]
-    changed: list[tuple[int, Place | None]]
+    arguments: Arguments
+    inputs: list[Tensor]
+    changed: dict[Change, Place | None]
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -81,15 +86,17 @@ class Lab:
         specimen: the code with its arguments.
         notes: what was noticed that is no fault, in sentences.
         weighing: what the laws of weights have worked out together.
-        change: repairs operations of every run.
+        changes: repair operations of every run.
         readings: how masks were read, in words.
+        changed_defaults: names of arguments whose default a call has changed.
     """
 
     specimen: Specimen
     notes: list[str] = field(default_factory=list[str])
     weighing: object = None
-    change: Change | None = None
+    changes: tuple[Change, ...] = ()
     readings: list[str] = field(default_factory=list[str])
+    changed_defaults: set[str] = field(default_factory=set[str])
 
     @cached_property
     def _exact(self) -> Callable[..., Any]:
@@ -111,11 +118,11 @@ class Lab:
         """Return a lab in which all samples have the caller's arguments of the first."""
         if not self.specimen.has_given_samples:
             return self
-        return Lab(self.specimen.of_first_sample(), self.notes, change=self.change)
+        return Lab(self.specimen.of_first_sample(), self.notes, changes=self.changes)
 
-    def repaired(self, change: Change) -> "Lab":
-        """Return a lab in whose runs operations are repaired."""
-        return Lab(self.specimen, [], change=change)
+    def repaired(self, *changes: Change) -> "Lab":
+        """Return a lab in whose runs more operations are repaired."""
+        return Lab(self.specimen, changes=(*self.changes, *changes))
 
     @property
     def model(self) -> nn.Module | None:
@@ -162,33 +169,51 @@ class Lab:
         """
         call = self.fresh(is_double=is_double) if call is None else call
         dtype = torch.float64 if is_double else torch.float32
-        values, named = self.specimen.arguments(contents, dtype, extra or {})
-        if grads:
-            values, named = tree_map(_leaf, values), tree_map(_leaf, named)
-        mode = Tape(
-            keeps=keeps,
-            replaced=replaced,
-            read=read,
-            dtype=dtype,
-            change=self.change,
-            inputs=self.sources_of((values, named)),
-            tokens=next(iter(contents.values())).shape[1] if self.specimen.has_tokens else 0,
+        options = {"keeps": keeps, "replaced": replaced, "read": read}
+        result, arguments, inputs, tape = self.called(
+            call, contents, extra or {}, dtype, seed=seed, grads=grads, **options
         )
+        output = self._outputs(result)[self._output[0]]
+        rows = self._rows((output if grads else output.detach()).double())
+        return Run(rows, result, tape.steps, tape.reading, call, arguments, inputs, tape.changed)
+
+    def called(
+        self,
+        call: Callable[..., Any],
+        contents: Contents,
+        extra: Mapping[str, Any],
+        dtype: torch.dtype,
+        *,
+        seed: int = 0,
+        grads: bool = False,
+        **options: Any,
+    ) -> tuple[Any, Arguments, list[Tensor], Tape]:
+        """Return what a call gives back, its arguments, its inputs, and the tape of it.
+
+        Args:
+            call: a copy to run.
+            contents: as ``run`` takes them.
+            extra: likewise.
+            dtype: of all numbers.
+            seed: as ``run`` takes it.
+            grads: likewise.
+            **options: as ``Tape`` takes them.
+        """
+        arguments = self.specimen.arguments(contents, dtype, extra or {})
+        if grads:
+            arguments = tree_map(_leaf, arguments)
+        values = self.specimen.by_name(arguments)
+        inputs = tensors_in([values[slot.name] for slot in self.specimen.slots if slot.source])
+        tokens = next(iter(contents.values())).shape[1] if self.specimen.has_tokens else 0
+        tape = Tape(dtype=dtype, changes=self.changes, inputs=inputs, tokens=tokens, **options)
         with quiet(seed):
             torch.set_default_dtype(dtype)
-            with mode:
-                sent = tree_map(_graphed, (values, named)) if grads else (values, named)
-                result = call(*sent[0], **sent[1])
-        output = self._outputs(result)[self._output[0]]
-        output = output if grads else output.detach()
-        rows = self._rows(output.double())
-        arguments = (values, named)
-        return Run(rows, result, mode.steps, mode.reading, call, arguments, mode.changed)
-
-    def sources_of(self, arguments: tuple[list[Any], dict[str, Any]]) -> list[Tensor]:
-        """Return the arguments of a call that hold numbers of tokens."""
-        values = self.specimen.by_name(arguments)
-        return tensors_in([values[slot.name] for slot in self.specimen.slots if slot.source])
+            with tape:
+                sent = tree_map(_graphed, arguments) if grads else arguments
+                with kept_defaults(call) as changed:
+                    result = call(*sent[0], **sent[1])
+        self.changed_defaults |= changed
+        return result, arguments, inputs, tape
 
     def overflow(
         self, contents: Contents, extra: Mapping[str, Any]
@@ -200,7 +225,7 @@ class Lab:
             call = independent(original) if original is not None else self.fresh(is_double=False)
             values, named = self.specimen.arguments(contents, dtype, extra)
             try:
-                with quiet():
+                with quiet(), kept_defaults(call):
                     call(*values, **named)
             except RuntimeError as error:
                 if "overflow" in str(error):
@@ -246,9 +271,11 @@ class Lab:
             )
         tokens = s.tokens - 1 if s.tokens > 3 else 5
         tokens = tokens if s.most_tokens is None else min(tokens, s.most_tokens)
-        batch_axes = self._axes(shapes, s.batch if s.has_batch else None, (s.batch + 1, s.tokens))
+        batch = s.batch if s.has_batch else None
+        batch_axes = self._axes(shapes, "b", batch, (s.batch + 1, s.tokens))
         token_axes = self._axes(
             shapes,
+            "t",
             s.tokens if s.has_tokens or s.is_fixed else None,
             None if s.is_fixed else (s.batch, tokens),
         )
@@ -262,11 +289,16 @@ class Lab:
         return best, batch_axes[best], token_axes[best]
 
     def _axes(
-        self, shapes: list[tuple[int, ...]], size: int | None, other: tuple[int, int] | None
+        self,
+        shapes: list[tuple[int, ...]],
+        letter: str,
+        size: int | None,
+        other: tuple[int, int] | None,
     ) -> list[int | None]:
         """Return, of each output, the first axis that follows another size of batch and tokens.
 
-        Where the code cannot be run with that, it is the first axis of the size that it has.
+        Where the code cannot be run with that, it is the axis of the size that it has: that of the
+        input, or else the first one.
         """
         if size is None:
             return [None] * len(shapes)
@@ -275,7 +307,16 @@ class Lab:
         except Exception:  # noqa: BLE001  # somebody's code may raise anything
             moved = None
         if moved is None:
-            return [shape.index(size) if size in shape else None for shape in shapes]
+            axes = next(iter(self.specimen.sources.values())).axes
+            own = axes.index(letter) if letter in axes else 0
+            return [
+                own
+                if shape[own : own + 1] == (size,)
+                else shape.index(size)
+                if size in shape
+                else None
+                for shape in shapes
+            ]
         found: list[int | None] = []
         for shape, own in zip(shapes, moved, strict=False):
             pairs = enumerate(zip(shape, own, strict=False))
@@ -283,14 +324,8 @@ class Lab:
         return found + [None] * (len(shapes) - len(found))
 
     def _shapes(self, batch: int, tokens: int) -> list[tuple[int, ...]]:
-        values, named = self.specimen.arguments(
-            self.specimen.contents(batch, tokens), torch.float32, {}
-        )
-        call = self.fresh(is_double=False)
-        inputs = self.sources_of((values, named))
-        with quiet(), Tape(dtype=torch.float32, change=self.change, inputs=inputs, tokens=tokens):
-            torch.set_default_dtype(torch.float32)
-            result = call(*values, **named)
+        contents = self.specimen.contents(batch, tokens)
+        result, *_ = self.called(self.fresh(is_double=False), contents, {}, torch.float32)
         return [tuple(t.shape) for t in self._outputs(result)]
 
     @property
@@ -311,20 +346,42 @@ class Lab:
     @cached_property
     def output_ndim(self) -> int:
         """The number of the output's axes."""
-        s = self.specimen
-        return len(self._shapes(s.batch, s.tokens)[self._output[0]])
+        return len(self.shapes[self._output[0]])
 
     @property
     def has_batch(self) -> bool:
         """Return True if arguments and output have an axis for the batch."""
         return self.specimen.has_batch and self._output[1] is not None
 
-    def first_place(self, steps: list[Step], is_wrong: Callable[[int], bool]) -> Place | None:
-        """Return the line of the first operation for which ``is_wrong(number)`` holds."""
-        for number, step in enumerate(steps):
-            if step.place is not None and is_wrong(number):
-                return step.place
-        return None
+    @cached_property
+    def influence(self) -> Tensor:
+        """Which token moves which row of the output, bool, (rows, tokens).
+
+        Where tokens attend to each other and to a memory, the memory stays as it is.
+
+        Raises:
+            NotTried: tokens or rows cannot be told apart.
+        """
+        lab = self.for_first_sample()
+        s = lab.specimen
+        if not s.has_tokens or not lab.sees_rows:
+            raise NotTried("No axis of its arguments and its output stands for the tokens.")
+        contents = s.contents(1, s.tokens, seed=3, size=0.1)  # no score hides a token by its size
+        call = lab.fresh()
+        base = lab.run(contents, call=call).rows[0]
+
+        def moved(token: int, only: Collection[str]) -> Tensor:
+            other = {
+                name: torch.lerp(contents[name], t, 0.2) if t.is_floating_point() else t
+                for name, t in s.changed(contents, token=token, only=only).items()
+            }
+            return differs(lab.run(other, call=call).rows[0], base).any(-1)
+
+        own = [name for name in s.sources if name not in s.memory]
+        seen = torch.stack([moved(token, own) for token in range(s.tokens)], -1)
+        if not s.memory or bool((seen.triu(1) | seen.tril(-1)).any()):
+            return seen
+        return torch.stack([moved(token, s.sources) for token in range(s.tokens)], -1)
 
 
 def as_tensors(result: Any) -> list[Tensor]:
@@ -334,7 +391,7 @@ def as_tensors(result: Any) -> list[Tensor]:
 
 def _as_tensor(value: Any) -> Any:
     if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
-        return torch.as_tensor(value, device="cpu")
+        return torch.as_tensor(value)
     if hasattr(value, "to_tuple"):
         return value.to_tuple()
     return value

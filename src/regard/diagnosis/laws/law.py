@@ -27,7 +27,6 @@ class Breach:
         says: the two numbers that should agree, in a sentence.
         place: the line of the first operation that breaks the law; None where none can be told.
         pair: two small matrices that should agree; None where the sentence says all.
-        is_note: it is worth knowing, but no fault by itself.
         is_definite: no other kind of attention gives these numbers, either.
         kind: tells apart the ways in which one law is broken: the name in the catalogue of the one
             mistake that gives it, or another word.
@@ -38,7 +37,6 @@ class Breach:
     says: str
     place: Place | None = None
     pair: Pair | None = None
-    is_note: bool = False
     is_definite: bool = True
     kind: str = ""
     numbers: tuple[float, ...] = ()
@@ -46,19 +44,22 @@ class Breach:
 
 
 class Law(ABC):
-    """Something that every right attention obeys.
+    """Something that every right attention obeys; the docstring of a subclass states it.
 
     Attributes:
         name: as the report calls it.
-        statement: the law in one sentence.
         formula: the law in one formula, plain text.
         example: code that breaks the law, in one line.
     """
 
     name: ClassVar[str]
-    statement: ClassVar[str]
     formula: ClassVar[str]
     example: ClassVar[str]
+
+    @property
+    def statement(self) -> str:
+        """The law in one sentence."""
+        return str(type(self).__doc__)
 
     @abstractmethod
     def breach(self, lab: Lab) -> Breach | None:

@@ -59,33 +59,28 @@ class Form:
         value = "True" if self.kind == "bool" else "1"
         return f"{self.argument}: {value} {'allows' if self.keeps else 'hides'} a key"
 
-    def slot(self, *, by_name: bool) -> Slot:
+    def slot(self) -> Slot:
         """Return an argument that hides nothing."""
+        axes = _AXES[self.axes]
         if self.axes == "lengths":
-            return Slot(self.argument, "lengths", ("b",), dtype=torch.int64, by_name=by_name)
+            # Lengths of 0 hide every token.
+            kind = "lengths" if self.keeps else "filled"
+            return Slot(self.argument, kind, axes, dtype=torch.int64, value=0)
         dtype = {"bool": torch.bool, "long": torch.int64, "added": torch.float32}[self.kind]
         value = 0.0 if self.kind == "added" else int(self.keeps)
-        axes = _AXES[self.axes]
-        return Slot(self.argument, "filled", axes, dtype=dtype, value=value, by_name=by_name)
+        return Slot(self.argument, "filled", axes, dtype=dtype, value=value)
 
     def encode(self, keep: Tensor) -> Tensor:
         """Return the argument for a pattern, (batch, queries, keys), True = may attend."""
-        match self.axes:
-            case "lengths":
-                return keep[:, 0].sum(-1)
-            case "keys":
-                shaped = keep[:, 0]
-            case "keys4":
-                shaped = keep[:, None, :1]
-            case "pairs":
-                shaped = keep[0]
-            case "batch_pairs":
-                shaped = keep
-            case "pairs4":
-                shaped = keep[:, None]
+        if self.axes == "lengths":
+            return keep[:, 0].sum(-1)
+        axes = _AXES[self.axes]
+        shaped = keep[:, 0] if self.is_of_keys else keep
+        shaped = shaped if "b" in axes else shaped[0]
+        shaped = shaped[tuple(None if axis == 1 else slice(None) for axis in axes)]
         if self.kind == "added":
             lowest = torch.finfo(torch.float32).min
-            return torch.zeros(shaped.shape, device="cpu").masked_fill(~shaped, lowest)
+            return torch.zeros(shaped.shape).masked_fill(~shaped, lowest)
         shaped = shaped if self.keeps else ~shaped
         return shaped.long() if self.kind == "long" else shaped.clone()
 

@@ -10,17 +10,16 @@ from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs, normal
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.mask_forms import Form, form_of_given
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.visibility import influence, pair_of
+from regard.diagnosis.laws.visibility import pair_of
 from regard.diagnosis.subject import is_installed
 
 __all__ = ["Padding"]
 
 
 class Padding(Law):
-    """Tokens that a mask hides have no influence."""
+    """A token that a mask hides has no influence: padded gives what it gives alone."""
 
     name = "padding"
-    statement = "A token that a mask hides has no influence: padded gives what it gives alone."
     formula = "f([x, padding], mask)[:n] = f(x)"
     example = "scores.masked_fill(mask[:, None, :, None] == 0, -inf)  # hides rows, not columns"
 
@@ -34,7 +33,7 @@ class Padding(Law):
         if not s.has_tokens or not lab.sees_rows:
             raise NotTried("No axis of its arguments and its output stands for the tokens.")
         for forms in tried:
-            found = _Trial(lab).of(forms)
+            found = _Trial(lab, forms[0].argument).of(forms)
             if found is not None:
                 return found
         return None
@@ -43,13 +42,18 @@ class Padding(Law):
 class _Trial:
     """Masks of one argument."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, argument: str) -> None:
         self.lab, s = lab, lab.specimen
+        self.masked = s.masked_by(argument)
+        self.is_of_memory = self.masked == s.memory
+        given = [form for slot in s.masks if (form := form_of_given(slot)) is not None]
+        self.others = [form for form in given if form.argument != argument]
         self.call = lab.fresh()
         self.batch = max(s.batch, 2) if s.has_batch and lab.has_batch else 1
         self.tokens = s.tokens
         self.contents = s.contents(self.batch, self.tokens, seed=9)
-        self.is_causal = bool(s.causal) or not bool(influence(lab).triu(1).any())
+        is_causal = bool(s.causal) or not bool(lab.influence.triu(1).any())
+        self.is_causal = is_causal and not self.is_of_memory
 
     def of(self, forms: tuple[Form, ...]) -> Breach | None:
         """Return what is wrong in every form that the code takes; None if one is right.
@@ -60,8 +64,9 @@ class _Trial:
         name = forms[0].argument
         first: Breach | None = None
         for form in forms:
-            if (found := self._overflow(form)) is not None:
-                return found
+            extra = {form.argument: form.encode(self._keys(at_start=False))}
+            if (overflow := self.lab.overflow(self.contents, extra)) is not None:
+                return Breach(*overflow, kind="mask-fill-value")
             try:
                 found = self._broken(form)
             except _Refused:
@@ -83,29 +88,34 @@ class _Trial:
             )
         return first
 
-    def _overflow(self, form: Form) -> Breach | None:
-        keep = self._keys(at_start=False)
-        found = self.lab.overflow(self.contents, {form.argument: form.encode(keep)})
-        return None if found is None else Breach(*found, kind="mask-fill-value")
-
     def _keys(self, *, at_start: bool) -> Tensor:
         """Return padding of each sample, (batch, queries, keys)."""
-        lengths = self.tokens - 2 - torch.arange(self.batch, device="cpu").clamp(max=2)
-        keep = torch.arange(self.tokens, device="cpu") < lengths.flip(0)[:, None]
+        lengths = self.tokens - 2 - torch.arange(self.batch).clamp(max=2)
+        keep = torch.arange(self.tokens) < lengths.flip(0)[:, None]
         keep = keep.flip(-1) if at_start else keep
         return keep[:, None].expand(self.batch, self.tokens, self.tokens)
 
     def _changed(self, tokens: Tensor) -> Contents:
         """Return the contents with other numbers in some tokens, bool, (batch, tokens)."""
-        other = self.lab.specimen.changed(self.contents)
+        other = self.lab.specimen.changed(self.contents, only=self.masked)
         return {
             name: torch.where(tokens.view(*tokens.shape, *[1] * (t.ndim - 2)), other[name], t)
             for name, t in self.contents.items()
         }
 
+    def _masked(self, form: Form, keep: Tensor, contents: Contents | None = None) -> Tensor:
+        """Return the rows under a mask, (batch, queries, keys), True = may attend."""
+        contents = self.contents if contents is None else contents
+        return self._run(contents, {form.argument: form.encode(keep)}).rows
+
     def _run(self, contents: Contents, extra: Mapping[str, Any]) -> Run:
+        """Run with masks; the others that the caller passed hide nothing."""
+        open_: dict[str, Any] = {}
+        for form in self.others:
+            batch, tokens = contents[self.lab.specimen.masked_by(form.argument)[0]].shape[:2]
+            open_[form.argument] = form.encode(torch.ones(batch, tokens, tokens, dtype=torch.bool))
         try:
-            run = self.lab.run(contents, call=self.call, extra=extra)
+            run = self.lab.run(contents, call=self.call, extra={**open_, **extra})
         except Exception as error:
             raise _Refused from error
         first = next(iter(contents.values()))
@@ -148,16 +158,16 @@ class _Trial:
         s = self.lab.specimen
         if is_installed(s.call) or any(slot.name == form.argument for slot in s.slots):
             return False  # the code needs a mask, or the caller passes one
-        keep = torch.ones(self.batch, self.tokens, self.tokens, dtype=torch.bool, device="cpu")
-        own = self._run(self.contents, {form.argument: form.encode(keep)}).rows
+        own = self._masked(form, torch.ones_like(self._keys(at_start=False)))
         return bool(differs(self._run(self.contents, {}).rows, own).any())
 
     def _moved(
         self, form: Form, real: Tensor, rows: Tensor, extra: Mapping[str, Any]
     ) -> str | None:
         """Other numbers in hidden tokens move nothing that is read; in the others all of it."""
+        read = real | self.is_of_memory  # the rows of hidden tokens are not read
         by_hidden, by_real = (
-            differs(self._run(self._changed(tokens), extra).rows, rows).any(-1) & real
+            differs(self._run(self._changed(tokens), extra).rows, rows).any(-1) & read
             for tokens in (~real, real)
         )
         if by_hidden.any():
@@ -166,7 +176,7 @@ class _Trial:
                 f"Other numbers in the tokens that {form.argument} hides move output {token} of "
                 f"sample {sample}."
             )
-        if not by_real.equal(real):
+        if not by_real.equal(read):
             return f"Tokens that {form.argument} does not hide move no output."
         return None
 
@@ -175,10 +185,11 @@ class _Trial:
         for sample in range(0 if self.lab.specimen.is_fixed else self.batch):
             real = keep[sample, 0]
             n = int(real.sum())
-            part = {name: t[sample : sample + 1, real] for name, t in self.contents.items()}
-            ones = torch.ones(1, n, n, dtype=torch.bool, device="cpu")
-            alone = self._run(part, {form.argument: form.encode(ones)}).rows[0]
-            mine = rows[sample, real]
+            part = {name: t[sample : sample + 1] for name, t in self.contents.items()}
+            part |= {name: part[name][:, real] for name in self.masked}
+            ones = torch.ones(1, n, n, dtype=torch.bool)
+            alone = self._masked(form, ones, part)[0]
+            mine = rows[sample] if self.is_of_memory else rows[sample, real]
             if mine.shape != alone.shape or not differs(mine, alone).any():
                 continue
             row = int(differs(mine, alone).any(-1).nonzero()[0])
@@ -199,15 +210,16 @@ class _Trial:
         """Each query sees the keys that its own row of the mask allows."""
         count = 1 if form.axes == "pairs" else self.batch
         keep = normal(5, count, self.tokens, self.tokens) < 0.3
-        keep |= torch.eye(self.tokens, dtype=torch.bool, device="cpu")
+        keep |= torch.eye(self.tokens, dtype=torch.bool)
         keep = keep.expand(self.batch, self.tokens, self.tokens)
         extra = {form.argument: form.encode(keep)}
         rows = self._run(self.contents, extra).rows
-        others = (self.lab.specimen.changed(self.contents, token=j) for j in range(self.tokens))
+        change = self.lab.specimen.changed
+        others = (change(self.contents, token=j, only=self.masked) for j in range(self.tokens))
         moved = [differs(self._run(contents, extra).rows, rows).any(-1) for contents in others]
         seen = torch.stack(moved, -1)
         allowed = keep.tril() if self.is_causal else keep
-        eye = torch.eye(self.tokens, dtype=torch.bool, device="cpu")
+        eye = torch.eye(self.tokens, dtype=torch.bool)
         bad = (seen != allowed) & ~eye
         if not bad.any():
             return None
@@ -222,13 +234,10 @@ class _Trial:
             extra=extra,
         )
 
-    # Which mistake with a mask it is
-
     def _kind(self, form: Form, keep: Tensor, rows: Tensor) -> str:
         """Return what the code makes of the mask instead, if that can be told."""
-        ones = torch.ones_like(keep)
         try:
-            plain = self._run(self.contents, {form.argument: form.encode(ones)}).rows
+            plain = self._masked(form, torch.ones_like(keep))
             if not differs(plain, rows).any():
                 return "mask-unused"
             if form.is_sure and form.axes != "lengths" and self._is_right_inverted(form, keep):
@@ -247,19 +256,18 @@ class _Trial:
     def _is_right_inverted(self, form: Form, keep: Tensor) -> bool:
         """Return True if the mask hides nothing where the opposite would hide everything else."""
         hidden = keep.any(1) if form.is_of_keys else keep.any(1) & keep.all(1)
-        extra = {form.argument: form.encode(keep)}
-        rows, moved = (self._run(c, extra).rows for c in (self.contents, self._changed(hidden)))
+        rows, moved = (self._masked(form, keep, c) for c in (None, self._changed(hidden)))
         # Rows of hidden tokens read hidden tokens only.
-        return bool(hidden.any()) and not bool((differs(moved, rows).any(-1) & ~hidden).any())
+        read = ~hidden | self.is_of_memory
+        return bool(hidden.any()) and not bool((differs(moved, rows).any(-1) & read).any())
 
     def _is_of_rows(self, form: Form, plain: Tensor) -> bool:
         """Return True if hiding one token changes its own row alone."""
-        keep = torch.ones(self.batch, self.tokens, self.tokens, dtype=torch.bool, device="cpu")
+        keep = torch.ones_like(self._keys(at_start=False))
         at = self.tokens - 1 if form.axes == "lengths" else 0 if self.is_causal else 1
         keep[:, :, at] = False
-        rows = self._run(self.contents, {form.argument: form.encode(keep)}).rows
-        moved = differs(rows, plain).any(-1)
-        own = torch.arange(self.tokens, device="cpu") == at
+        moved = differs(self._masked(form, keep), plain).any(-1)
+        own = torch.arange(self.tokens) == at
         return bool(moved.any()) and not bool((moved & ~own).any())
 
     def _is_of_others(self, form: Form, keep: Tensor, rows: Tensor) -> bool:
@@ -267,11 +275,8 @@ class _Trial:
         for sample in range(self.batch):
             other = keep.clone()
             other[sample] = True
-            moved = differs(
-                self._run(self.contents, {form.argument: form.encode(other)}).rows, rows
-            )
-            moved = moved.flatten(1).any(-1)
-            own = torch.arange(self.batch, device="cpu") == sample
+            moved = differs(self._masked(form, other), rows).flatten(1).any(-1)
+            own = torch.arange(self.batch) == sample
             if bool((moved & ~own).any()):
                 return True
         return False

@@ -1,14 +1,20 @@
 """Code under check as something that can be called with any batch and any number of tokens."""
 
 import copy
-from collections.abc import Callable, Mapping
+import inspect
+import re
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+
+from regard.diagnosis.signature import MEMORY, signature_of
 
 if TYPE_CHECKING:
     from regard.diagnosis.laws.mask_forms import Form
@@ -27,26 +33,25 @@ class Slot:
         name: of the argument.
         kind: ``content``: numbers of tokens; ``ids``: whole numbers of tokens; ``filled``: one
             value everywhere, such as a mask that hides nothing; ``lengths``: the number of tokens;
-            ``given``: a tensor of the caller's, cut to the sizes; ``fixed``: the value as it is.
+            ``given``: a tensor of the caller's, cut to the sizes; ``nested``: such tensors in
+            tuples, lists or dicts; ``fixed``: the value as it is.
         axes: of the tensor: "b" is the batch, "t" the tokens, a number is a length.
         source: arguments with the same source get the same numbers.
         dtype: of the tensor.
         value: of ``fixed`` and ``filled``.
         high: of ``ids``, the number of different ones.
-        by_name: the argument is passed by its name.
         is_array: a NumPy array is passed.
         meaning: of a mask that the caller passed: ``keeps`` or ``hides``; empty: unknown.
         grid: of tokens in two axes, such as the pixels of an image, their lengths.
     """
 
     name: str
-    kind: Literal["content", "ids", "filled", "lengths", "given", "fixed"]
+    kind: Literal["content", "ids", "filled", "lengths", "given", "nested", "fixed"]
     axes: tuple[str | int, ...] = ()
     source: str = ""
     dtype: torch.dtype = torch.float32
     value: Any = None
     high: int = 0
-    by_name: bool = False
     is_array: bool = False
     meaning: str = ""
     grid: tuple[int, int] | None = None
@@ -61,8 +66,8 @@ class Slot:
         rest = tuple(axis for axis in self.axes if not isinstance(axis, str))
         lead = (batch, tokens) if "t" in self.axes else (batch,)
         if self.kind == "ids":
-            return torch.randint(self.high, (*lead, *rest), generator=generator, device="cpu")
-        return torch.randn((*lead, *rest), generator=generator, dtype=torch.float64, device="cpu")
+            return torch.randint(self.high, (*lead, *rest), generator=generator)
+        return torch.randn((*lead, *rest), generator=generator, dtype=torch.float64)
 
     def lay_out(self, canonical: Tensor) -> Tensor:
         """Return the tensor of a call from numbers of the tokens, (batch, tokens, ...)."""
@@ -75,26 +80,57 @@ class Slot:
         at = self.axes.index("t")
         return laid.reshape(*laid.shape[:at], *self.grid, *laid.shape[at + 1 :])
 
-    def constant(self, batch: int, tokens: int) -> Any:
-        """Return the value of an argument that holds no numbers of tokens."""
+    @property
+    def parts(self) -> list["Slot"]:
+        """The tensors of the caller's that it holds."""
+        leaves = tree_leaves(self.value) if self.kind == "nested" else [self]
+        return [leaf for leaf in leaves if isinstance(leaf, Slot) and leaf.kind == "given"]
+
+    def of_first_sample(self) -> "Slot":
+        """Return the same with the part of the first sample for all."""
+        if self.kind == "nested":
+            return replace(self, value=tree_map(_of_first_sample, self.value))
+        if self.kind != "given" or "b" not in self.axes:
+            return self
+        return replace(self, value=self.value.narrow(self.axes.index("b"), 0, 1))
+
+    def constant(self, batch: int, tokens: int, start: int = 0) -> Any:
+        """Return the value of an argument that holds no numbers of tokens.
+
+        Args:
+            batch: how many samples.
+            tokens: how many tokens.
+            start: the first of the tokens, in a table of the caller's.
+        """
         shape = self.shape(batch, tokens)
         match self.kind:
             case "filled":
-                return torch.full(shape, self.value, dtype=self.dtype, device="cpu")
+                return torch.full(shape, self.value, dtype=self.dtype)
             case "lengths":
-                return torch.full(shape, tokens, dtype=self.dtype, device="cpu")
+                return torch.full(shape, tokens, dtype=self.dtype)
             case "given":
-                value = torch.as_tensor(self.value, device="cpu")
+                value = self.value
                 for axis, letter in enumerate(self.axes):
                     if letter == "b":
-                        value = value.index_select(
-                            axis, torch.arange(batch, device="cpu") % value.shape[axis]
-                        )
+                        value = value.index_select(axis, torch.arange(batch) % value.shape[axis])
                     elif letter == "t":
-                        value = value.narrow(axis, 0, tokens)
+                        value = value.narrow(axis, start, tokens)
                 return value
+            case "nested":
+
+                def cut(leaf: Any) -> Any:
+                    return leaf.constant(batch, tokens, start) if isinstance(leaf, Slot) else leaf
+
+                return tree_map(cut, self.value)
             case _:
                 return self.value
+
+
+_OF_QUERIES = re.compile("tgt|target|quer|q_|self|dec")
+
+
+def _of_first_sample(leaf: Any) -> Any:
+    return leaf.of_first_sample() if isinstance(leaf, Slot) else leaf
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,42 +189,55 @@ class Specimen:
     @property
     def has_given_samples(self) -> bool:
         """Return True if arguments of the caller differ from sample to sample."""
-        return any(slot.kind == "given" and "b" in slot.axes for slot in self.slots)
+        return any("b" in part.axes for slot in self.slots for part in slot.parts)
 
     def of_first_sample(self) -> "Specimen":
         """Return the same with the arguments of the first sample for all."""
-        slots = [
-            replace(
-                slot,
-                value=torch.as_tensor(slot.value, device="cpu").narrow(slot.axes.index("b"), 0, 1),
-            )
-            if slot.kind == "given" and "b" in slot.axes
-            else slot
-            for slot in self.slots
-        ]
-        return replace(self, slots=tuple(slots))
+        return replace(self, slots=tuple(slot.of_first_sample() for slot in self.slots))
+
+    def turned(self, *, is_sure: bool) -> "Specimen | None":
+        """Return the same with the opposite meaning of the masks that are always passed.
+
+        Args:
+            is_sure: of masks whose meaning is declared; False: of all others.
+
+        Returns:
+            None if there is no such mask.
+        """
+        passed = {slot.name for slot in self.slots if slot.kind in ("filled", "lengths")}
+        turned = {
+            form.argument: replace(form, keeps=not form.keeps)
+            for form, *_ in self.forms
+            if form.argument in passed and form.is_sure == is_sure and form.kind != "added"
+        }
+        slots = (turned[s.name].slot() if s.name in turned else s for s in self.slots)
+        forms = ((turned.get(own[0].argument, own[0]), *own[1:]) for own in self.forms)
+        return replace(self, slots=tuple(slots), forms=tuple(forms)) if turned else None
 
     def visible(self, tokens: int) -> Tensor | None:
         """Return what the first sample's masks let each query see, bool, (tokens, tokens).
 
         None where a mask has an unknown meaning.
         """
-        seen = torch.ones(tokens, tokens, dtype=torch.bool, device="cpu")
+        seen = torch.ones(tokens, tokens, dtype=torch.bool)
         if self.segments:
-            number = torch.repeat_interleave(torch.tensor(self.segments, device="cpu"))[:tokens]
+            number = torch.repeat_interleave(torch.tensor(self.segments))[:tokens]
             seen &= number[:, None] == number
         for slot in self.masks:
             value = slot.constant(1, tokens)
             if slot.meaning == "unknown":
                 return None
             if slot.meaning == "lengths":
-                own = torch.arange(tokens, device="cpu") < value.flatten()[0]
+                own = torch.arange(tokens) < value.flatten()[0]
             else:
                 own = (value >= 0 if slot.meaning == "added" else value.bool()).flatten()
                 own = own if slot.meaning != "hides" else ~own
             if own.numel() not in (tokens, tokens * tokens):
                 return None
-            seen &= own.view(-1, tokens)
+            masked = self.masked_by(slot.name)
+            is_of_rows = len(masked) < len(self.sources) and masked != self.memory
+            hides_rows = is_of_rows and own.numel() == tokens
+            seen &= own.view(tokens, 1) if hides_rows else own.view(-1, tokens)
         return seen
 
     @property
@@ -216,18 +265,52 @@ class Specimen:
         drawn = {name: slot.draw(batch, tokens, generator) for name, slot in self.sources.items()}
         return {name: t * size if t.is_floating_point() else t for name, t in drawn.items()}
 
+    def of_arrays(self) -> "Specimen":
+        """Return the same with NumPy arrays in the place of tensors."""
+        return replace(self, slots=tuple(replace(slot, is_array=True) for slot in self.slots))
+
+    @property
+    def memory(self) -> list[str]:
+        """The sources of tokens that other tokens attend to, as in cross-attention."""
+        first, *others = self.sources
+        if MEMORY.search(first.lower()) or {"query", "key"} <= {first, *others}:
+            return []
+        return [name for name in others if MEMORY.search(name.lower())]
+
+    def masked_by(self, mask: str) -> list[str]:
+        """Return the sources whose tokens a mask hides, by its name."""
+        if self.memory and MEMORY.search(mask.lower()):
+            return self.memory
+        if self.memory and _OF_QUERIES.search(mask.lower()):
+            return [name for name in self.sources if name not in self.memory]
+        return [*self.sources]
+
     def changed(
-        self, contents: Contents, *, sample: int | None = None, token: int | None = None
+        self,
+        contents: Contents,
+        *,
+        sample: int | None = None,
+        token: int | None = None,
+        only: Collection[str] | None = None,
     ) -> Contents:
-        """Return the contents with other numbers in a sample, at a token, or in both."""
+        """Return the contents with other numbers in a sample, at a token, or in both.
+
+        Args:
+            contents: numbers of the tokens by source.
+            sample: None: all of them.
+            token: likewise.
+            only: the sources that change; None: all of them.
+        """
         found: Contents = {}
         for name, old in contents.items():
             new = old.clone()
+            found[name] = new
+            if only is not None and name not in only:
+                continue
             part = new if sample is None else new[sample : sample + 1]
             part = part if token is None else part[:, token]
             high = self.sources[name].high
             part.copy_((part + 1) % high if high else part.flip(-1) * 0.7 + 1)
-            found[name] = new
         return found
 
     def arguments(
@@ -244,33 +327,34 @@ class Specimen:
         batch = first.shape[0]
         tokens = first.shape[1] if self.has_tokens else self.tokens
         laid: dict[str, Any] = {}
-        values: list[Any] = []
-        named: dict[str, Any] = {}
-        names = {slot.name for slot in self.slots}
+        named = {name: _in_dtype(value, dtype) for name, value in extra.items()}
         for slot in self.slots:
             if slot.name in extra:
-                value = extra[slot.name]
+                value = named[slot.name]
             elif slot.source:
                 # In one block of memory, as callers pass them: other strides run other operations.
                 own = slot.lay_out(contents[slot.source])
                 own = own.clone(memory_format=torch.contiguous_format)
-                value = laid.setdefault(f"{slot.source} {slot.axes}", own)
+                value = _in_dtype(laid.setdefault(f"{slot.source} {slot.axes}", own), dtype)
             else:
-                value = slot.constant(batch, tokens)
-            value = _in_dtype(value, dtype)
-            if slot.is_array and isinstance(value, Tensor):
-                value = value.numpy()
-            if slot.by_name:
-                named[slot.name] = value
-            else:
-                values.append(value)
-        named |= {k: _in_dtype(v, dtype) for k, v in extra.items() if k not in names}
-        return values, named
+                value = _in_dtype(slot.constant(batch, tokens), dtype)
+            is_array = slot.is_array and isinstance(value, Tensor)
+            named[slot.name] = value.numpy() if is_array else value
+        return [named.pop(name) for name in self._positional], named
+
+    @cached_property
+    def _positional(self) -> list[str]:
+        """The names of the first arguments, which are passed by position."""
+        names = {slot.name for slot in self.slots}
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = signature_of(self.call).parameters.values()
+        return [
+            p.name for p in takewhile(lambda p: p.name in names and p.kind in kinds, parameters)
+        ]
 
     def by_name(self, arguments: tuple[list[Any], dict[str, Any]]) -> dict[str, Any]:
         """Return the arguments of a call by the names of their slots."""
-        names = [slot.name for slot in self.slots if not slot.by_name]
-        return {**dict(zip(names, arguments[0], strict=True)), **arguments[1]}
+        return {**dict(zip(self._positional, arguments[0], strict=True)), **arguments[1]}
 
 
 def _in_dtype(value: Any, dtype: torch.dtype) -> Any:

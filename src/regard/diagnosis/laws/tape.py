@@ -24,6 +24,7 @@ __all__ = [
     "Step",
     "Tape",
     "addresses",
+    "first_place",
     "in_words",
     "is_theirs",
     "place_of",
@@ -61,6 +62,7 @@ class Step:
     Attributes:
         name: such as ``bmm``.
         args: its arguments as the code passed them; their numbers may have changed since.
+        kwargs: those that it passed by name.
         outputs: copies of the tensors that it gave.
         alive: those tensors themselves.
         place: the line that ran it; None where no line is the user's.
@@ -68,6 +70,7 @@ class Step:
 
     name: str
     args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
     outputs: tuple[Tensor, ...]
     alive: tuple[Tensor, ...]
     place: Place | None
@@ -75,7 +78,7 @@ class Step:
     @property
     def reads(self) -> list[int]:
         """The addresses of the tensors among its arguments."""
-        return addresses(self.args)
+        return addresses((self.args, self.kwargs))
 
     @property
     def writes(self) -> set[int]:
@@ -100,6 +103,11 @@ def reached(steps: Iterable[Step], start: Iterable[int]) -> set[int]:
         if not _is_of_shape(step.name) and not found.isdisjoint(step.reads):
             found |= step.writes
     return found
+
+
+def first_place(steps: Iterable[Step], is_wrong: Callable[[Step], bool]) -> Place | None:
+    """Return the line of the first wrong operation that has one."""
+    return next((s.place for s in steps if s.place is not None and is_wrong(s)), None)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -149,9 +157,12 @@ class Tape(TorchDispatchMode):
         replaced: what the first tensor of an operation becomes, by the operation's number.
         read: the number of an operation whose argument is kept in ``reading``, and which one.
         dtype: compute in it where the code asks for fewer bits.
-        change: repairs operations.
-        inputs: tensors on which operations may depend; only ``change`` needs them.
+        changes: repair operations; of several that fit the first one counts.
+        inputs: tensors on which operations may depend; only ``changes`` need them.
         tokens: how many tokens the run has; likewise.
+
+    Attributes:
+        changed: the first line that each change repaired, of those that repaired any.
     """
 
     def __init__(
@@ -161,13 +172,13 @@ class Tape(TorchDispatchMode):
         replaced: Mapping[int, Tensor] | None = None,
         read: tuple[int, int] | None = None,
         dtype: torch.dtype = torch.float64,
-        change: Change | None = None,
+        changes: Sequence[Change] = (),
         inputs: Sequence[Tensor] = (),
         tokens: int = 0,
     ) -> None:
         super().__init__()
-        self.changed: list[tuple[int, Place | None]] = []
-        self._change, self._tokens = change, tokens
+        self.changed: dict[Change, Place | None] = {}
+        self._changes, self._tokens = changes, tokens
         self._moved = set(addresses(list(inputs)))
         self._behind: set[int] = set()
         self._alive: list[Any] = []
@@ -201,8 +212,8 @@ class Tape(TorchDispatchMode):
         counts = func is not torch.ops.aten.detach.default
         if counts and self._read is not None and self._read[0] == self._count:
             self.reading = args[self._read[1]].detach().clone()
-        if self._change is not None and counts:
-            out = self._repaired(self._change, func, args, kwargs)
+        if self._changes and counts:
+            out = self._repaired(func, args, kwargs)
         else:
             out = self._computed(func, args, kwargs)
         if not counts:
@@ -215,7 +226,7 @@ class Tape(TorchDispatchMode):
             given = tuple(tensors_in(out))
             copies = tuple(t.detach().clone() for t in given)
             self.steps.append(
-                Step(_named(func), args, copies, given, _place(inspect.currentframe()))
+                Step(_named(func), args, kwargs, copies, given, _place(inspect.currentframe()))
             )
         self._count += 1
         return out
@@ -232,21 +243,21 @@ class Tape(TorchDispatchMode):
         finally:
             self._is_inside = False
 
-    def _repaired(
-        self, change: Change, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
-    ) -> Any:
+    def _repaired(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run an operation, or what a repair puts in its place."""
         name = _named(func)
         own = addresses(args)
         moved, behind = (tuple(a in s for a in own) for s in (self._moved, self._behind))
-        out = change(Operation(name, args, kwargs, moved, behind, self._tokens))
-        if out is None:
-            out = self._computed(func, args, kwargs)
+        operation = Operation(name, args, kwargs, moved, behind, self._tokens)
+        for change in self._changes:
+            if (out := change(operation)) is not None:
+                frame = inspect.currentframe()
+                place = _place(frame.f_back if frame is not None else None)
+                self.changed.setdefault(change, place)
+                out = args[0].copy_(out) if name.endswith("_") else out
+                break
         else:
-            frame = inspect.currentframe()
-            place = _place(frame.f_back if frame is not None else None)
-            self.changed.append((self._count, place))
-            out = args[0].copy_(out) if name.endswith("_") else out
+            out = self._computed(func, args, kwargs)
         given = set(addresses(out))
         # Addresses are told apart as long as nothing takes the place of what they belonged to.
         self._alive.append((args, out))

@@ -7,38 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.laws.arithmetic import SOFTMAXES
-from regard.diagnosis.laws.lab import Lab, NotTried, differs
+from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
-from regard.diagnosis.laws.tape import Place, Step, addresses
-from regard.diagnosis.signature import MEMORY, docstrings_of
+from regard.diagnosis.laws.specimen import Slot
+from regard.diagnosis.laws.tape import Place, Step, addresses, tensors_in
+from regard.diagnosis.signature import definition_of, docstrings_of
+from regard.diagnosis.subject import source_of
 
-__all__ = ["Influence", "Positions", "ignores_order", "influence", "pair_of", "pattern_of"]
+__all__ = ["Influence", "Positions", "ignores_order", "pair_of", "pattern_of"]
 
 _CAPTION = "which token (across) moves which output (down): 1 if it does"
-
-
-def influence(lab: Lab) -> Tensor:
-    """Return which token moves which row of the output, bool, (rows, tokens).
-
-    Raises:
-        NotTried: tokens or rows cannot be told apart.
-    """
-    lab = lab.for_first_sample()
-    s = lab.specimen
-    if not s.has_tokens or not lab.sees_rows:
-        raise NotTried("No axis of its arguments and its output stands for the tokens.")
-    contents = s.contents(1, s.tokens, seed=3, size=0.1)  # no score hides a token by its size
-    call = lab.fresh()
-    base = lab.run(contents, call=call).rows[0]
-
-    def moved(token: int) -> Tensor:
-        other = {
-            name: torch.lerp(contents[name], t, 0.2) if t.is_floating_point() else t
-            for name, t in s.changed(contents, token=token).items()
-        }
-        return differs(lab.run(other, call=call).rows[0], base).any(-1)
-
-    return torch.stack([moved(token) for token in range(s.tokens)], -1)
 
 
 def ignores_order(lab: Lab) -> bool:
@@ -47,7 +25,7 @@ def ignores_order(lab: Lab) -> bool:
     s = lab.specimen
     if not s.has_tokens or not lab.sees_rows or len(s.sources) > 1:
         return False
-    seen = [int(j) for j in influence(lab)[-1, :-1].nonzero().flatten()]
+    seen = [int(j) for j in lab.influence[-1, :-1].nonzero().flatten()]
     if len(seen) < 2:
         return False
     contents = s.contents(1, s.tokens, seed=5)
@@ -63,7 +41,7 @@ def pattern_of(seen: Tensor) -> str:
     rows, tokens = seen.shape
     if rows != tokens:
         return ""
-    i, j = torch.arange(rows, device="cpu")[:, None], torch.arange(tokens, device="cpu")
+    i, j = torch.arange(rows)[:, None], torch.arange(tokens)
     if bool(seen.all()):
         return "every token to every token"
     for width in range(1, tokens + 1):
@@ -76,16 +54,15 @@ def pattern_of(seen: Tensor) -> str:
 
 
 class Influence(Law):
-    """Tokens see what the caller declared."""
+    """A token sees the tokens that it is meant to see and no others, and each argument counts."""
 
     name = "influence"
-    statement = "A token sees the tokens that it is meant to see, and no others."
     formula = "d output[i] / d input[j] = 0 exactly where j is hidden from i"
     example = "mask = torch.ones(t, t).tril(1)  # each token sees the next one"
 
     def breach(self, lab: Lab) -> Breach | None:
         """Change one token after another, and compare with what was declared."""
-        seen = influence(lab)
+        seen = lab.influence
         rows, tokens = seen.shape
         if (found := self._idle(lab) or self._exchanged(lab)) is not None:
             return found
@@ -94,7 +71,7 @@ class Influence(Law):
         if lab.specimen.masks or lab.specimen.segments:
             return self._masked(lab, seen)
         seen = self._joined(lab, seen)
-        i, j = torch.arange(rows, device="cpu")[:, None], torch.arange(tokens, device="cpu")
+        i, j = torch.arange(rows)[:, None], torch.arange(tokens)
         causal = lab.specimen.causal
         keys = _declared_window(lab.specimen.call)
         window = (j <= i) & (i - j < keys)
@@ -110,7 +87,10 @@ class Influence(Law):
             elif bool((bad := ~seen & near).any()):
                 says = f"{_where(bad, moves=False)}."
             place = _lifted(lab) if "later" in says else None
-            return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen)) if says else None
+            if says:
+                return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen))
+            _check_gaps(lab, ~seen & (j <= i))
+            return None
         if not seen.any():
             return Breach("No token moves any output.", is_definite=False)
         if not (seen & (j != i)).any():
@@ -123,6 +103,8 @@ class Influence(Law):
             if not bool((seen & (j > i)).any()):
                 says = "A token sees the tokens before it, and not itself."
             return Breach(says, None, pair_of(seen, j <= i), kind=kind)
+        if words and causal is None:
+            _check_gaps(lab, ~seen & (j <= i))
         if not words and causal is None:
             raise NotTried(
                 "What sees what is neither everything nor causal nor a window: pass causal=True "
@@ -132,6 +114,12 @@ class Influence(Law):
             says = f"Token {tokens} does not move output 1 of {rows}: it is causal."
             return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
         if not words:
+            alone = ~(seen & (i != j)).any(0)
+            # No other token sees the last one behind a prefix, either.
+            alone[-1] &= bool(seen[:-2, -2].any())
+            if bool(alone.any()):
+                token = int(alone.nonzero()[0]) + 1
+                raise NotTried(f"No other token sees token {token}: pass a mask that says so.")
             lab.notes.append("Some tokens are hidden from others, in a pattern taken as meant.")
         return None
 
@@ -148,16 +136,25 @@ class Influence(Law):
                 says = f"The argument for {name} has no influence on the output."
                 # Under a mask that is filled with a large number no query has any influence.
                 return Breach(says, kind="" if s.masks else UNUSED.get(name, ""))
+        for slot in s.slots:
+            other = _with_other_numbers(slot, s.batch, s.tokens)
+            if other is None:
+                continue
+            try:
+                rows = lab.run(contents, extra={slot.name: other}).rows
+            except Exception:  # noqa: BLE001  # other numbers may be none that the code takes
+                continue
+            if rows.shape == start.shape and not differs(rows, start).any():
+                return _without_influence(slot)
         return None
 
     @staticmethod
     def _exchanged(lab: Lab) -> Breach | None:
         """Find queries that come from what the tokens attend to."""
         s = lab.specimen
-        first, *others = s.sources
-        memory = next((name for name in others if MEMORY.search(name.lower())), "")
-        if not memory or MEMORY.search(first.lower()):
+        if not s.memory:
             return None
+        first, memory = next(iter(s.sources)), s.memory[0]
         contents = s.contents(1, s.tokens, seed=3)
         base, other = lab.run(contents).rows[0], s.changed(contents, token=0)
         moved = [
@@ -207,13 +204,62 @@ class Influence(Law):
             allowed = allowed & torch.ones_like(allowed).tril()
         # A residual connection lets a token see itself; what hidden rows give does not count.
         kept = (allowed.any(0) & allowed.any(1))[:, None]
-        eye = torch.eye(len(seen), dtype=torch.bool, device="cpu")
+        eye = torch.eye(len(seen), dtype=torch.bool)
         says = ""
         if bool((bad := seen & ~allowed & kept & ~eye).any()):
             says = f"{_where(bad)}, which is hidden from it."
         elif bool((bad := ~seen & allowed & kept).any()):
             says = f"{_where(bad, moves=False)}, which may see it."
         return Breach(says, None, pair_of(seen, allowed)) if says else None
+
+
+def _with_other_numbers(slot: Slot, batch: int, tokens: int) -> Tensor | float | None:
+    """Return other numbers for what the caller passed; None for masks, caches and lengths."""
+    if type(slot.value) is float and _SCALES.search(slot.name.lower()):
+        return 1.5 * slot.value
+    if slot.kind != "given" or slot.meaning or _KEEPS_TOKENS.search(slot.name.lower()):
+        return None
+    table = slot.constant(batch, tokens)
+    if table.is_floating_point():
+        return 1.5 * table if table.numel() > 1 and bool(table.any()) else None
+    # Documents of equal lengths are the same in the opposite order.
+    other = table.roll(1, slot.axes.index("t")) if "t" in slot.axes else table
+    return None if other.equal(table) or table.dtype == torch.bool else other
+
+
+_SCALES = re.compile("scal|temp|cap|slope|theta|base")
+_KEEPS_TOKENS = re.compile("cache|past|len|mask")
+
+
+def _without_influence(slot: Slot) -> Breach:
+    """Return the breach of a table that moves nothing.
+
+    Raises:
+        NotTried: it holds positions, which layers of one interface may leave to others.
+    """
+    says = f"The argument {slot.name} has no influence on the output."
+    if "pos" in slot.name.lower() and not slot.dtype.is_floating_point:
+        raise NotTried(f"{says} If that is meant, leave it out of the example.")
+    return Breach(says)
+
+
+_SAYS_GAPS = re.compile("window|local|sliding|band|chunk|strid|dilat|sparse|segment|document")
+
+
+def _check_gaps(lab: Lab, hidden: Tensor) -> None:
+    """Raise NotTried if causal code hides earlier tokens, and no word of it says so.
+
+    Args:
+        lab: whose code names its window or its chunks, in its text or its docstring.
+        hidden: the earlier tokens that a token does not see, bool, (rows, tokens).
+    """
+    call = lab.specimen.call
+    text = " ".join([source_of(definition_of(call)), *docstrings_of(call)])
+    if bool(hidden.any()) and not _SAYS_GAPS.search(text.lower()):
+        raise NotTried(
+            f"{_where(hidden, moves=False)}, which comes later. If that is meant, say so in the "
+            "docstring, as in 'a window of 4 tokens'."
+        )
 
 
 _WINDOW = (
@@ -261,7 +307,7 @@ _HIDDEN = -1e4
 def _kind(seen: Tensor) -> str:
     """Return which wrong causal mask an influence shows; empty where it is none of the usual."""
     ones = torch.ones_like(seen)
-    eye = torch.eye(len(seen), dtype=torch.bool, device="cpu")
+    eye = torch.eye(len(seen), dtype=torch.bool)
     # A residual connection shows a token itself; the first row may keep itself.
     for kind, pattern in (
         ("next", ones.tril(1)),
@@ -295,10 +341,9 @@ def pair_of(seen: Tensor, right: Tensor) -> Pair:
 
 
 class Positions(Law):
-    """Positions that are computed change the output."""
+    """If positions are computed, other positions give another output."""
 
     name = "positions"
-    statement = "If positions are computed, other positions give another output."
     formula = "f(x, positions) != f(x, other positions)"
     example = "apply_rotary(q, cos, sin)  # the result is not used"
 
@@ -308,6 +353,8 @@ class Positions(Law):
         contents = s.contents(min(s.batch, 2), s.tokens, seed=5)
         run = lab.run(contents, keeps=True)
         waves = _waves_of_positions(run.steps)
+        if (unused := _unused_table(run)) is not None:
+            return Breach("Numbers that are computed from positions are not used.", unused.place)
         if not waves:
             raise NotTried("It computes no sines of positions.", applies=False)
         angles = {n: 1.5 * cast(Tensor, run.steps[n].args[0]).double() for n in waves}
@@ -322,6 +369,28 @@ class Positions(Law):
                 "order of the others: they may stand along the axis of the heads."
             )
         return None
+
+
+def _unused_table(run: Run) -> Step | None:
+    """Return the last operation that makes numbers of positions alone, if nothing uses them."""
+    used = {at for t in tensors_in(run.result) for at in addresses(t)}
+    dead: list[Step] = []
+    for step in reversed(run.steps):
+        if used.isdisjoint(step.writes):
+            dead.append(step)
+        else:
+            used |= {*step.reads, *step.writes}
+    known: set[int] = set()
+    others = {at for t in (*tensors_in(run.arguments), *run.parameters) for at in addresses(t)}
+    found = None
+    for step in run.steps:
+        if not others.isdisjoint(step.reads):
+            others |= step.writes
+        elif step.name == "arange" or not known.isdisjoint(step.reads):
+            known |= step.writes
+            is_table = any(t.is_floating_point() and t.numel() > 1 for t in step.outputs)
+            found = step if is_table and step in dead and step.place is not None else found
+    return found
 
 
 def _waves_of_positions(steps: list[Step]) -> list[int]:

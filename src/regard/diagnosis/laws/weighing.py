@@ -11,10 +11,17 @@ from torch import Tensor
 
 from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.core import Core, Cut, Values
-from regard.diagnosis.laws.lab import Lab, NotTried, differs, normal
+from regard.diagnosis.laws.lab import Lab, NotTried, as_tensors, differs, normal
 from regard.diagnosis.laws.law import UNUSED, Breach, Law
-from regard.diagnosis.laws.tape import Place, Step, addresses, in_words, is_theirs, reached
-from regard.diagnosis.laws.visibility import influence
+from regard.diagnosis.laws.tape import (
+    Place,
+    Step,
+    addresses,
+    first_place,
+    in_words,
+    is_theirs,
+    reached,
+)
 
 __all__ = ["Heads", "Mixture", "Score", "core_of"]
 
@@ -61,7 +68,7 @@ def has_no_projections(lab: Lab) -> bool:
     is_plain = first.kind == "content" and len(first.axes) == 2 + s.has_batch and s.has_tokens
     if others or s.masks or not is_plain or not lab.sees_rows:
         return False
-    seen = influence(lab)
+    seen = lab.influence
     for tokens in (s.tokens, s.tokens if s.is_fixed else s.tokens + 2):
         contents = s.contents(s.batch if s.has_batch else 1, tokens, seed=17, size=0.5)
         [x] = contents.values()
@@ -82,6 +89,29 @@ class Weighing:
         self.core = core
         self.query, self.key = core.channels("query"), core.channels("key")
         self.value = core.channels("value")
+        self.gate: Tensor | float = 1.0  # what each output is multiplied with, (rows, columns)
+        if not self.missing and core.columns_are_channels:
+            self._leave_out_gate()
+
+    def _leave_out_gate(self) -> None:
+        """Divide the outputs by a gate: numbers of a row's own token that no key moves."""
+        active = self.constant.abs() > 1e-9  # (channels, rows, columns)
+        is_level = not differs(self.constant, self.constant[:, :1].expand_as(active)).any()
+        if is_level or bool((active.sum(0) != 1).any()):
+            return
+        channels = [*self.query, *self.key]
+        ones = self.core.placed(self.core.bases(len(channels)), self.value, 1.0)
+        moved = {cut: t.clone() for cut, t in ones.items()}
+        for probe, (cut, c) in enumerate(channels):
+            moved[cut][probe, self.core.places[cut][:, c]] += 0.8
+        gates = differs(self.core(moved), self.core(ones)).flatten(1).any(1)
+        by_query, by_key = gates[: len(self.query)], gates[len(self.query) :]
+        if bool(by_key.any()) or bool(by_query.all()) or not bool(by_query.any()):
+            return
+        self.query = [own for own, is_gate in zip(self.query, by_query, strict=True) if not is_gate]
+        self.gate = self.constant.sum(0)
+        del self.constant
+        self.core.lab.notes.append("Its output is multiplied with a gate, which was not judged.")
 
     @property
     def missing(self) -> list[str]:
@@ -97,7 +127,7 @@ class Weighing:
     @cached_property
     def constant(self) -> Tensor:
         """The output for each value channel that is 1 at all tokens, (channels, rows, columns)."""
-        return self.core(self._one_each(None)) - self.offset
+        return (self.core(self._one_each(None)) - self.offset) / self.gate
 
     @cached_property
     def shares(self) -> Tensor:
@@ -107,13 +137,14 @@ class Weighing:
         if bool((active.sum(0) == 1).all()):  # each column follows one channel: all of them at once
             empty = core.placed(core.bases(1), self.value, 0.0)
             ones = joined([core.placed(empty, self.value, 1.0, j) for j in tokens])
-            return (core(ones) - self.offset) * active[:, None, None]
-        return torch.stack([core(self._one_each(j)) - self.offset for j in tokens], 1)
+            return (core(ones) - self.offset) / self.gate * active[:, None, None]
+        shares = [(core(self._one_each(j)) - self.offset) / self.gate for j in tokens]
+        return torch.stack(shares, 1)
 
     def _one_each(self, token: int | None) -> Values:
         count = len(self.value)
         values = self.core.placed(self.core.bases(count), self.value, 0.0)
-        eye = torch.eye(count, dtype=torch.float64, device="cpu")
+        eye = torch.eye(count, dtype=torch.float64)
         return self.core.placed(values, self.value, eye, token)
 
     @cached_property
@@ -137,7 +168,7 @@ class Weighing:
         is_apart = bool((active.sum(0) <= 1).all())
         pairs = list(enumerate(constant))
         if is_apart:
-            eye = torch.eye(constant.shape[1], dtype=torch.float64, device="cpu")
+            eye = torch.eye(constant.shape[1], dtype=torch.float64)
             pairs = [(int(channel), eye[column]) for column, channel in active.T.nonzero()]
         for channel, direction in pairs:
             length = direction @ constant[channel]
@@ -168,6 +199,7 @@ class Weighing:
         probes = max(t.shape[0] for t in values.values())
         ones = [core.placed(empty, channels, 1.0, j) for j in tokens]
         out = core(joined(ones)).view(len(tokens), probes, *self.offset.shape) - self.offset
+        out = out / self.gate
         inverse = cast(Tensor, torch.linalg.pinv(directions))  # pyright: ignore[reportUnknownMemberType]
         read = out @ inverse
         return read.permute(1, 3, 2, 0)
@@ -186,10 +218,9 @@ def joined(parts: list[Values]) -> Values:
 
 
 class Mixture(Law):
-    """Outputs are averages of values."""
+    """Each output is an average of the values: weights are at least 0 and sum to 1."""
 
     name = "mixture"
-    statement = "Each output is an average of the values: weights are at least 0 and sum to 1."
     formula = "output = A value, A >= 0, A 1 = 1"
     example = "weights = scores.softmax(-1) * mask  # rows sum to less than 1"
 
@@ -227,13 +258,11 @@ class Mixture(Law):
         shares = w.shares[:, :, is_open]
         if columns and float(shares.min()) < -1e-9:
             return Breach(f"A weight is {float(shares.min()):.4f}; no weight is below 0.", place)
-        return None
+        return _returned_weights(w)
 
     @staticmethod
     def _place(w: Weighing) -> Place | None:
-        steps = w.core.run.steps
-        names = (*SOFTMAXES, "exp")
-        return next((s.place for s in steps if s.name in names and s.place), None)
+        return first_place(w.core.run.steps, lambda step: step.name in (*SOFTMAXES, "exp"))
 
     @staticmethod
     def _not_averages(w: Weighing, kept: Tensor, apart: Tensor, place: Place | None) -> Breach:
@@ -262,6 +291,28 @@ class Mixture(Law):
             says += " The weights of each key sum to 1 over the queries."
             is_definite = True
         return Breach(says, place, pair, is_definite=is_definite)
+
+
+def _returned_weights(w: Weighing) -> Breach | None:
+    """Compare matrices whose rows sum to 1, returned beside the output, with the weights."""
+    returned = [t.detach().double() for t in as_tensors(w.core.run.result)]
+    if w.missing or len(returned) < 2:
+        return None
+    try:
+        weights = w.weights(w.core.bases(1))[0]  # (heads, rows, tokens)
+    except NotTried:
+        return None
+    for matrices in returned:
+        if matrices.shape[-2:] != weights.shape[-2:] or float(matrices.min()) < 0:
+            continue
+        for own in matrices.flatten(0, -3) if matrices.ndim > 2 else matrices[None]:
+            is_sum = not differs(own.sum(-1), weights.new_ones(())).any()
+            if is_sum and all(differs(own, one).any() for one in (*weights, weights.mean(0))):
+                says = "A matrix that it returns has rows that sum to 1, and is not the weights."
+                few = slice(0, 4)
+                pair = own[few, few], weights[0, few, few], "what is returned, and the weights"
+                return Breach(says, None, pair)
+    return None
 
 
 def _rank(matrix: Tensor) -> int:
@@ -299,12 +350,9 @@ def _has_sink(w: Weighing) -> bool:
 
 
 class Score(Law):
-    """Scores are products of one query and one key."""
+    """The log-ratio of two weights is the query times the difference of two keys, scaled."""
 
     name = "score"
-    statement = (
-        "The log-ratio of two weights is the query times the difference of two keys, scaled."
-    )
     formula = "log A[i, j] - log A[i, l] = query[i] . (key[j] - key[l]) / sqrt(head_dim)"
     example = "scores = q @ k.mT  # not divided by sqrt(head_dim)"
 
@@ -439,47 +487,39 @@ class Score(Law):
 
     def _factor(self, lab: Lab, probe: "_Probe") -> Breach | None:
         w = probe.w
-        sizes, widths = probe.slopes()
-        for size, width in zip(sizes, widths, strict=True):
+        for forth, back, width in probe.slopes():
             if not width:
                 continue
-            forth, back = size
             if not math.isfinite(forth + back):
                 raise NotTried("Some weights vanish where they should only shrink.")
+            want, place, says = width**-0.5, self._place(w), ""
             if abs(abs(forth) - back) > 1e-4 * back:
-                return Breach(
+                says = (
                     "Queries and keys do not meet number by number: their product is scaled by "
-                    f"{forth:.4f} one way and by {back:.4f} the other.",
-                    self._place(w),
-                    is_definite=False,
+                    f"{forth:.4f} one way and by {back:.4f} the other."
                 )
-            want = width**-0.5
-            if forth < 0:
-                return Breach(
-                    f"Query times key is multiplied with {forth:.4f}, which is below 0.",
-                    self._place(w),
-                    is_definite=False,
-                )
-            if abs(forth - want) > 1e-3 * want:
-                if abs(forth - 1) < 1e-6 and _has_learned_bias(w):
-                    lab.notes.append(
-                        "The scores are not scaled, and a bias by distance is learned, as in T5."
-                    )
-                    return None
-                place = self._place(w)
-                if place is not None and not is_theirs(place.file):
-                    lab.notes.append(f"An installed package scales the scores by {forth:.4f}.")
-                    return None
-                if _is_learned(probe):
-                    lab.notes.append("The scale of the scores is learned; it was not judged.")
-                    return None
+            elif forth < 0:
+                says = f"Query times key is multiplied with {forth:.4f}, which is below 0."
+            if says:
+                return Breach(says, place, is_definite=False)
+            if abs(forth - want) <= 1e-3 * want:
+                continue
+            if abs(forth - 1) < 1e-6 and _has_learned_bias(w):
+                note = "The scores are not scaled, and a bias by distance is learned, as in T5."
+            elif place is not None and not is_theirs(place.file):
+                note = f"An installed package scales the scores by {forth:.4f}."
+            elif _is_learned(probe):
+                note = "The scale of the scores is learned; it was not judged."
+            else:
                 return Breach(
                     f"The product of query and key is scaled by {forth:.4f}; for head_dim {width} "
                     f"it should be {want:.4f} = 1/sqrt({width}).",
-                    self._place(w),
+                    place,
                     kind="factor",
                     numbers=(forth, want),
                 )
+            lab.notes.append(note)
+            return None
         return None
 
     def _shift(self, probe: "_Probe", weights: Tensor) -> Breach | None:
@@ -491,9 +531,7 @@ class Score(Law):
             return None
         key = probe.noise(probe.w.key)
         one = probe.forth(key)
-        moved = _Probe(probe.w, *at)
-        moved.size = probe.size
-        other = moved.forth(key)
+        other = _Probe(probe.w, *at, probe.size).forth(key)
         if not differs(other, one, 1e-6).any():
             return None
         most = int((other - one).abs().amax(0).argmax())
@@ -517,8 +555,7 @@ class Score(Law):
         """
 
         def score(row: int, token: int) -> Tensor:
-            own = _Probe(probe.w, row, token, probe.other - 1)
-            own.size = probe.size
+            own = _Probe(probe.w, row, token, probe.other - 1, probe.size)
             return own.forth(key)  # (channels, heads)
 
         if probe.other < 1 or probe.other > probe.row - 1:
@@ -546,7 +583,7 @@ class Score(Law):
         if tokens > 2 and any(map(_rises, away)) and not _has_learned_bias(w):
             says = "A bias raises the scores of distant keys; that of ALiBi lowers them."
             return Breach(says, self._place(w), is_definite=False)
-        later = torch.ones(rows, tokens, dtype=torch.bool, device="cpu").triu(1)
+        later = torch.ones(rows, tokens, dtype=torch.bool).triu(1)
         for own in weights:
             logs = own.clamp(min=1e-300).log()
             logs = logs - logs.diagonal()[:, None]
@@ -587,10 +624,10 @@ class Score(Law):
 class _Probe:
     """Ratios of two weights in one row."""
 
-    def __init__(self, w: Weighing, row: int, token: int, other: int) -> None:
+    def __init__(self, w: Weighing, row: int, token: int, other: int, size: float = 1.0) -> None:
         self.w, self.row, self.token, self.other = w, row, token, other
         self.is_bent = False
-        self.size = 1.0  # of what is put in the place of queries and keys
+        self.size = size  # of what is put in the place of queries and keys
         self._drawn = 20
 
     def noise(self, channels: list[Channel]) -> Tensor:
@@ -603,7 +640,7 @@ class _Probe:
         rows = self.w.weights(values, (self.token, self.other))[:, :, self.row]
         return rows[..., 0].log() - rows[..., 1].log()
 
-    def slopes(self) -> tuple[list[tuple[float, float]], list[int]]:
+    def slopes(self) -> list[tuple[float, float, int]]:
         """Return the scale of the scores of each head, from queries and from keys, and its width.
 
         A width of 0: the head has no scores that move.
@@ -613,24 +650,21 @@ class _Probe:
         queried = w.core.placed(self._empty(), w.query, query)
         forth = self.forth(key)
         back = self._moved(queried, w.key, self.token)
-        sizes: list[tuple[float, float]] = []
-        widths: list[int] = []
-        for head in range(forth.shape[1]):
-            ours, theirs = forth[:, head], back[:, head]
+        found: list[tuple[float, float, int]] = []
+        for ours, theirs in zip(forth.T, back.T, strict=True):
             mine, its = ours.abs() > 1e-7, theirs.abs() > 1e-7
-            widths.append(int(mine.sum()) if bool(its.any()) else 0)
-            if not widths[-1]:
-                sizes.append((0.0, 0.0))
+            width, its_keys = int(mine.sum()), key[0][its]
+            if not width or not len(its_keys):
+                found.append((0.0, 0.0, 0))
                 continue
-            its_keys = key[0][its]
             one = float((ours.square().sum() / its_keys.square().sum()).sqrt())
             other = float((theirs.square().sum() / query[0][mine].square().sum()).sqrt())
             # Next to itself, a token's query and key are turned alike by their positions.
-            if self.token == self.row and widths[-1] == len(its_keys):
-                along = float((ours[mine] * its_keys).sum())
+            if self.token == self.row and width == len(its_keys):
+                along = float(ours[mine] @ its_keys)
                 one = -one if along < -0.99 * one * float(its_keys.square().sum()) else one
-            sizes.append((one, other))
-        return sizes, widths
+            found.append((one, other, width))
+        return found
 
     def _empty(self) -> Values:
         w = self.w
@@ -650,7 +684,7 @@ class _Probe:
         start = self.ratio(values)
         many = {cut: t.repeat(len(channels), 1) for cut, t in values.items()}
         size = 0.1 * self.size
-        step = size * torch.eye(len(channels), dtype=torch.float64, device="cpu")
+        step = size * torch.eye(len(channels), dtype=torch.float64)
         for k, (cut, c) in enumerate(channels):
             places = self.w.core.places[cut][:, c]
             places = places if token is None else places[token : token + 1]
@@ -673,7 +707,7 @@ def _is_learned(probe: _Probe) -> bool:
     """Return True if a parameter beside the projections sets the scale."""
 
     def scales() -> Tensor:
-        return torch.tensor(probe.slopes()[0], device="cpu")
+        return torch.tensor([size for *size, _ in probe.slopes()])
 
     return any(_moved_parameters(probe.w, scales, 64))
 
@@ -717,10 +751,9 @@ def _with_other_numbers(parameter: Tensor, part: Any, measured: Callable[[], _Go
 
 
 class Heads(Law):
-    """Heads work apart, and stay in their place."""
+    """Each head has queries, keys and values of its own, and stays in its place."""
 
     name = "heads"
-    statement = "Each head has queries, keys and values of its own, and stays in its place."
     formula = "output[head h] depends on query[head h] alone"
     example = "k = k.repeat(1, groups, 1, 1)  # heads 0 1 0 1 where queries are 0 0 1 1"
 
@@ -765,15 +798,16 @@ class Heads(Law):
             ]
             if not axes or any(bool((own.sum(1) <= 1).all()) for own in slices):
                 continue
-            few = torch.arange(0, parameter.numel(), max(1, parameter.numel() // 24), device="cpu")
+            few = torch.arange(0, parameter.numel(), max(1, parameter.numel() // 24))
             ones = [moved(parameter, torch.unravel_index(n, parameter.shape)) for n in few]
             counts = {int(own.sum()) for own in ones} - {0}
             if min(counts, default=heads) == 1:
-                steps = (s for s in w.core.run.steps if set(s.reads) & set(addresses(parameter)))
+                at = addresses(parameter)[0]
+                places = (s.place for s in w.core.run.steps if s.place and at in s.reads)
                 return Breach(
                     f"A table of shape {tuple(parameter.shape)} has an axis for the {heads} heads, "
                     "and each of its parts reaches several heads; it should reach its own.",
-                    next((step.place for step in steps if step.place), None),
+                    next(places, None),
                 )
         return None
 

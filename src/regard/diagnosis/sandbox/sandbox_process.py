@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +34,6 @@ class CannotRun(RegardError):
 
 # What Python and PyTorch need to start on a busy machine, before the code's own time begins.
 _START_SECONDS = 120.0
-_READ_SECONDS = 10.0
 # All that the guest starts inherits this variable, whatever session it moves to.
 _MARK = "REGARD_CHECK"
 _FRAME = re.compile(
@@ -145,36 +143,25 @@ def _run(request: Mapping[str, Any], folder: Path, limits: Limits) -> tuple[int 
     # -P: no file of the current folder is taken for a module of Python's while we start.
     command = [sys.executable, "-P", "-m", "regard.diagnosis.sandbox.guest_process"]
     nonce, mark = secrets.token_hex(16), secrets.token_hex(16)
-    with (folder / "start.txt").open("wb") as start:
+    with (folder / "start.txt").open("wb") as start, (folder / "answer.txt").open("wb") as output:
         guest = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=output,  # no pipe, which a process that the guest leaves behind would hold open
             stderr=start,  # until the guest has started: what theirs prints goes nowhere
             env={**os.environ, "MPLBACKEND": "Agg", _MARK: mark},  # a plot opens no window
             start_new_session=True,
         )
-    given, output = guest.stdin, guest.stdout
-    assert given is not None
-    assert output is not None
-    written: list[bytes] = []
-
-    def read() -> None:
-        with output:
-            written.append(output.read())
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
+    assert guest.stdin is not None
     try:
-        with given, contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError), guest.stdin as given:
             given.write(json.dumps({**request, "nonce": nonce}).encode())
         code = guest.wait(limits.seconds + _START_SECONDS)
     except subprocess.TimeoutExpired:
         code = None
     finally:
         _end(guest, mark)
-    reader.join(_READ_SECONDS)
-    text = b"".join(written).decode(errors="replace")
+    text = (folder / "answer.txt").read_text(encoding="utf-8", errors="replace")
     first, _, rest = text.partition("\n")
     answer, _, last = rest.rpartition("\n")
     return code, answer if first == last == nonce else None

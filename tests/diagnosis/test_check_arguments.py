@@ -1,0 +1,177 @@
+"""Arguments, tables and returned matrices that do not do what they are for."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+
+
+def _qkv() -> tuple[Tensor, Tensor, Tensor]:
+    query = torch.randn(2, 3, 7, 8, generator=torch.Generator().manual_seed(0))
+    return query, query.flip(-1) + 1, query * 2 - 1
+
+
+def _weights(query: Tensor, key: Tensor) -> Tensor:
+    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
+
+
+def _ignores_angles(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return _weights(query, key) @ value
+
+
+def _ignores_bias(query: Tensor, key: Tensor, value: Tensor, rel_bias: Tensor) -> Tensor:
+    return _weights(query, key) @ value
+
+
+def _ignores_documents(query: Tensor, key: Tensor, value: Tensor, doc_ids: Tensor) -> Tensor:
+    return _weights(query, key) @ value
+
+
+def _ignores_scale(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    return _weights(query, key) @ value
+
+
+def _ignores_positions(query: Tensor, key: Tensor, value: Tensor, position_ids: Tensor) -> Tensor:
+    return _weights(query, key) @ value
+
+
+_ANGLES = torch.arange(7.0)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.01]).repeat(2)
+
+
+@pytest.mark.parametrize(
+    ("function", "others", "name"),
+    [
+        pytest.param(_ignores_angles, (_ANGLES.cos(), _ANGLES.sin()), "cos", id="angles"),
+        pytest.param(_ignores_bias, (torch.randn(3, 7, 7),), "rel_bias", id="bias"),
+        pytest.param(
+            _ignores_documents,
+            (torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 1, 1, 1]]),),
+            "doc_ids",
+            id="documents",
+        ),
+        pytest.param(_ignores_scale, (0.125,), "scale", id="scale"),
+    ],
+)
+def test_an_argument_of_the_example_without_influence_is_wrong(
+    function: Any, others: tuple[Any, ...], name: str
+) -> None:
+    report = regard.check(function, args=(*_qkv(), *others))
+    assert report.verdict == "wrong"
+    assert f"The argument {name} has no influence on the output." in report.findings[0].detail
+
+
+def test_positions_without_influence_may_be_meant() -> None:
+    positions = torch.arange(7).expand(2, 7)
+    report = regard.check(_ignores_positions, args=(*_qkv(), positions))
+    assert report.verdict == "cannot tell"
+    assert "leave it out of the example" in report.missing
+
+
+class _UnusedAlibi(nn.Module):
+    def __init__(self, dim: int, heads: int, *, is_used: bool) -> None:
+        super().__init__()
+        self.heads, self.is_used = heads, is_used
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.register_buffer("slopes", 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, d = x.shape
+        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        place = torch.arange(t)
+        alibi = (place - place[:, None]) * self.slopes.view(-1, 1, 1)
+        scores = q @ k.mT / (d // self.heads) ** 0.5
+        scores = scores + alibi if self.is_used else scores
+        scores = scores.masked_fill(place > place[:, None], float("-inf"))
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, d)
+
+
+def test_a_bias_by_distance_that_is_computed_and_not_used_is_wrong() -> None:
+    report = regard.check(_UnusedAlibi, 24, 4, causal=True, is_used=False)
+    assert [finding.name for finding in report.findings] == ["positions"]
+    assert "alibi =" in report.findings[0].code
+    assert regard.check(_UnusedAlibi, 24, 4, causal=True, is_used=True).verdict == "right"
+
+
+class _Appends(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(dim, 3 * dim)
+
+    def forward(self, x: Tensor, past: list[Tensor] = []) -> Tensor:  # noqa: B006  # the mistake
+        q, k, v = self.qkv(x).chunk(3, -1)
+        past.append(k)
+        return _weights(q, k) @ v
+
+
+def test_a_default_that_a_call_changes_is_wrong_and_is_put_back() -> None:
+    report = regard.check(_Appends, 16)
+    assert report.findings[0].name == "pure"
+    assert "A call changes the default of past" in report.findings[0].detail
+    assert _Appends.forward.__defaults__ == ([],)
+
+
+class _Returns(nn.Module):
+    """Causal attention that gives a matrix back beside its output."""
+
+    def __init__(self, dim: int, heads: int, what: str) -> None:
+        super().__init__()
+        self.heads, self.what = heads, what
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        b, t, d = x.shape
+        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        scores = q @ k.mT / (d // self.heads) ** 0.5
+        unmasked = scores.softmax(-1)
+        scores = scores.masked_fill(torch.ones(t, t).triu(1) > 0, float("-inf"))
+        weights = scores.softmax(-1)
+        returned = {"weights": weights, "mean": weights.mean(1), "scores": scores}
+        returned["unmasked"] = unmasked
+        output = self.out((weights @ v).transpose(1, 2).reshape(b, t, d))
+        return output, returned[self.what]
+
+
+@pytest.mark.parametrize("what", ["weights", "mean", "scores", "unmasked"])
+def test_returned_weights_are_those_that_met_the_values(what: str) -> None:
+    report = regard.check(_Returns, 24, 3, what, causal=True)
+    assert report.verdict == ("wrong" if what == "unmasked" else "right"), report
+
+
+def _near(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    far = torch.ones(query.shape[-2], query.shape[-2]).tril(-4) > 0
+    later = torch.ones_like(far).triu(1)
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return scores.masked_fill(far | later, float("-inf")).softmax(-1) @ value
+
+
+def _near_as_said(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Each token attends to a window of 4 tokens, itself and those before it."""
+    return _near(query, key, value)
+
+
+@pytest.mark.parametrize("causal", [True, None])
+def test_hidden_earlier_tokens_need_a_word_that_says_so(causal: bool | None) -> None:
+    report = regard.check(_near, causal=causal)
+    assert report.verdict == "cannot tell"
+    assert "say so in the docstring" in report.missing
+    assert regard.check(_near_as_said, causal=causal).verdict == "right"
+
+
+def test_words_that_say_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="means has 'masc'; the arguments are query, key, value"):
+        regard.check(_near, means={"masc": "True hides"})
+    with pytest.raises(ValueError, match="means\\['query'\\] is 'foo'; say 'True keeps'"):
+        regard.check(_near, means={"query": "foo"})
+    with pytest.raises(ValueError, match="axes of query are 'foo bar', and its shape is"):
+        regard.check(_near, args=_qkv(), axes="foo bar")
+
+
+def _by_position(scores: Tensor, values: Tensor, /) -> Tensor:
+    return scores.softmax(-1) @ values
+
+
+def test_arguments_by_position_alone_are_passed_so() -> None:
+    assert regard.check(_by_position).verdict == "right"
