@@ -82,6 +82,21 @@ def test_a_fresh_page_opens_on_the_head_that_stands_out_and_says_what_it_is(
     with step("a short recording that is served opens there too"):
         page, _ = serve(story())
         assert page.inner_text("#introduction").startswith(INTRODUCTION)
+    with step("a longer text opens at its clearest word, once its weights are known"):
+        count = 60
+        previous = torch.full((count, count), 0.3 / count)
+        previous[torch.arange(1, count), torch.arange(count - 1)] += 0.6
+        previous[0], previous[40] = 1 / count, torch.eye(count)[39]
+        recording = regard.Recording(
+            {"a": regard.AttentionMatrix.from_weights(previous / previous.sum(-1, keepdim=True))},
+            query_tokens=[regard.Token(f" word{at:c}") for at in range(97, 97 + count)],
+        )
+        page = show(recording, "#")
+        page.wait_for_selector('body[data-read^="0,0,40,39,"]')
+        page = show(recording, "#query=9&key=8")
+        page.wait_for_selector('body[data-read^="0,0,9,8,"]')
+        page.click("#notable button")
+        page.wait_for_selector('body[data-read^="0,0,40,39,"]')
     with step("the scale fits the weights and says its darkest value"):
         count = 40
         faint = torch.full((count, count), 0.5 / count)

@@ -2,7 +2,7 @@
 
 import { Client } from "./data/client";
 import { engine } from "./data/engine";
-import { coarsest } from "./data/block_means";
+import { coarsest, isWhole } from "./data/block_means";
 import { Damaged, readRecording, type Recording } from "./data/payload";
 import { Source, type Host } from "./data/source";
 import { byId, element } from "./dom";
@@ -29,6 +29,8 @@ import { lastWord, openingCells, openingHead, smallRows } from "./views/opening"
 import { changesReading, Reader, type Reading } from "./views/reading";
 import { StepsView } from "./views/steps";
 import { Views } from "./views/views";
+
+const MOST_READ = 48; // queries whose weights are asked for, to open at the clearest
 
 /** What every part of the page may use of it. */
 export type Shared = Pick<
@@ -106,8 +108,10 @@ export class Page {
     window.addEventListener("hashchange", ({ newURL }) => this.store.go(new URL(newURL).hash));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     window.addEventListener("resize", () => this.drawOverview());
+    const isFresh = !new URLSearchParams(location.hash.slice(1)).has("query");
     this.store.go(location.hash);
     this.show(this.store.state, new Set(Object.keys(this.store.state)));
+    if (isFresh) void this.clarify();
     byId("failure").textContent = "";
     document.body.classList.add("ready");
     if (this.isLive) void this.gather();
@@ -216,6 +220,26 @@ export class Page {
   /** Opens a head at a word that shows what it does. */
   openHead(layer: number, head: number) {
     this.store.set({ layer, head, heads: "one", ...this.openingCell(layer, head), hover: null });
+    void this.clarify();
+  }
+
+  /** Goes on from an opened cell to the clearest of some, once their weights are known, unless somebody moved. */
+  private async clarify() {
+    const { layer, head, query, key } = this.store.state;
+    const info = this.recording.layers[layer];
+    const axes = this.axes(layer);
+    if (!info.heads?.[head] || !isWhole(info) || smallRows(this.maps[layer], axes, head)(0)) return;
+    const among = this.openingCells(layer, head).map((cell) => cell.query);
+    among.splice(MOST_READ);
+    try {
+      const rows = await Promise.all(among.map((at) => this.source.row({ layer, head, hidden: false }, at)));
+      const [cell] = openingCells(info.heads[head], axes, (at) => rows[among.indexOf(at)].values, among);
+      const now = this.store.state;
+      const isStill = now.layer === layer && now.head === head && now.query === query && (key ?? now.key) === now.key;
+      if (cell && isStill) this.store.set(cell);
+    } catch {
+      // What is damaged or lost, the map and the sentence say.
+    }
   }
 
   private show(state: State, changed: Set<string>) {
