@@ -115,6 +115,8 @@ def test_one_moves_by_address_keyboard_and_pointer(show: Open) -> None:
     with step("help lists the keys, takes them, and closes"):
         page.keyboard.press("?")
         assert "move the crosshair" in page.inner_text("#help")
+        assert page.evaluate("document.activeElement.id") == "help-title"
+        assert page.evaluate("document.getElementById('help').scrollTop") == 0
         page.keyboard.press("]")
         page.keyboard.press("Escape")
         assert not page.is_visible("#help")
