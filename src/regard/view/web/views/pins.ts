@@ -47,6 +47,7 @@ export function written(pins: Pin[]): string {
 
 export class Pins {
   private pane = byId("pins");
+  private isNew = false; // the last one waits for its note
 
   constructor(readonly page: Page) {}
 
@@ -60,8 +61,8 @@ export class Pins {
     const cell = { layer, head, ...this.page.cell() };
     const rest = this.all().filter((pin) => !isSame(pin, cell));
     if (rest.length === MOST) return this.page.say(`At most ${MOST} cells can be pinned; take one away first.`);
-    const isNew = rest.length === this.all().length;
-    this.page.store.set({ pins: written(isNew ? [...rest, { ...cell, note: "" }] : rest) });
+    this.isNew = rest.length === this.all().length;
+    this.page.store.set({ pins: written(this.isNew ? [...rest, { ...cell, note: "" }] : rest) });
   }
 
   /** @param note null: it is taken away */
@@ -76,6 +77,8 @@ export class Pins {
     this.pane.hidden = pins.length === 0;
     const list = this.pane.querySelector("ul") as HTMLElement;
     list.replaceChildren(...pins.map((pin) => this.line(pin)));
+    if (this.isNew) list.querySelector<HTMLElement>("li:last-child input")?.focus();
+    this.isNew = false;
   }
 
   private line(pin: Pin) {
@@ -92,6 +95,7 @@ export class Pins {
       placeholder: "Note",
       "aria-label": `Note on ${name}`,
       onchange: () => this.change(pin, note.value),
+      onkeydown: ({ key }: KeyboardEvent) => ["Enter", "Escape"].includes(key) && note.blur(),
     });
     const remove = { onclick: () => this.change(pin, null), "aria-label": `Take away the pin on ${name}` };
     const away = element("button", { type: "button", ...remove }, "×");
