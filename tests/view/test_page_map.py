@@ -334,14 +334,14 @@ def test_a_long_text_goes_from_aligned_blocks_to_single_cells(show: Open) -> Non
     assert column <= key < column + columns
     assert f"gives {three_digits(float(weights[key]))} of its attention to" in sentence(page)
     value = float(page.inner_text("#value").removeprefix("weight "))
-    assert value == pytest.approx(float(weights[key]), rel=1e-4)
+    assert value == pytest.approx(float(weights[key]), rel=5.1e-4)  # four digits
     with step("it opens without a worker"):
         page = show(recording, script=NO_WORKER)
         ready(page)
         go(page, 0, 1, 2000, 1000)
         weight = float(recording[0][0, 1, 2000, 1000])
         told = float(page.inner_text("#value").removeprefix("weight "))
-        assert told == pytest.approx(weight, rel=1e-4)
+        assert told == pytest.approx(weight, rel=5.1e-4)  # four digits
     with step("with more tokens than pixels the map shows aligned blocks"):
         page = show(recorded(tokens=800, mask=regard.Causal()))
         ready(page)
