@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from textwrap import shorten
 from typing import Annotated, Any, NamedTuple, cast
 
 import typer
@@ -129,8 +128,21 @@ def compare(
 
 def _observe_both(pretrained: Pretrained, texts: list[str]) -> _Pair:
     one, two = (pretrained.observe(check_text(text)) for text in texts)
-    first, second = (shorten(text, 40, placeholder=" …") for text in texts)
-    return _Pair(one, two, (first, second))
+    return _Pair(one, two, _short_names(*texts))
+
+
+def _short_names(*texts: str) -> tuple[str, str]:
+    """Shorten two texts to 40 characters that show where they begin to differ."""
+    one, two = (" ".join(text.split()) for text in texts)
+    pairs = enumerate(zip(one, two, strict=False))
+    differ = next((at for at, (a, b) in pairs if a != b), min(len(one), len(two)))
+    start = max(0, differ - 20) if max(len(one), len(two)) > 40 else 0
+    start = max(start, one.find(" ", start, differ) + 1) if start else 0  # not inside a word
+    first, second = (
+        f"{'…' if start else ''}{text[start : start + 40]}{'…' if len(text) > start + 40 else ''}"
+        for text in (one, two)
+    )
+    return first, second
 
 
 def _differences(one: Recording, two: Recording) -> list[tuple[tuple[int, int], _Difference]]:

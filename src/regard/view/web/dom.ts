@@ -25,9 +25,9 @@ export function element<Tag extends keyof HTMLElementTagNameMap>(
 }
 
 /** Gives a list so many numbers to choose from, from 0. */
-export function offerNumbers(select: HTMLSelectElement, count: number) {
+export function offerNumbers(select: HTMLSelectElement, count: number, name: (at: number) => string = String) {
   if (select.childElementCount !== count)
-    select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(String(i), String(i))));
+    select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(name(i), String(i))));
 }
 
 export function svgElement<Name extends keyof SVGElementTagNameMap>(

@@ -90,7 +90,7 @@ export function headsName({ layer, head, terms }: Which, layers: LayerInfo[]): s
   const mine = terms?.filter(({ factor }) => factor > 0) ?? [{ layer, head }];
   if (mine.length === 1) return headName(mine[0], layers);
   const whole = mine.length === layers[layer].num_heads && mine.every((term) => term.layer === layer);
-  return `mean of ${whole ? "the " : ""}${mine.length} heads${whole ? ` of layer ${layer}` : ""}`;
+  return `mean of ${whole ? "the " : ""}${mine.length} heads${whole ? ` of layer ${layerName(layers, layer)}` : ""}`;
 }
 
 /** @returns what is on the stage, in words */
@@ -105,10 +105,15 @@ export function headline(which: Which, layers: LayerInfo[]): string {
   return `${name[0].toUpperCase()}${name.slice(1)}${which.hidden ? ", without sinks" : ""}`;
 }
 
+/** @returns the number of a layer; of the second recording with a prime */
+export function layerName(layers: LayerInfo[], layer: number): string {
+  return layers[layer].label ?? String(layer);
+}
+
 /** @returns with its recording, where there are two */
 function headName({ layer, head }: Head, layers: LayerInfo[]): string {
   const { of } = layers[layer];
-  return `layer ${layer} head ${head}${of === undefined ? "" : ` (${visible(of)})`}`;
+  return `layer ${layerName(layers, layer)} head ${head}${of === undefined ? "" : ` (${visible(of)})`}`;
 }
 
 /**

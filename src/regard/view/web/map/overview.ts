@@ -3,7 +3,7 @@
 import { context2d, element, sharpened } from "../dom";
 import type { Page as Whole, Shared } from "../main";
 import { moving } from "../views/keys";
-import { withHead } from "./compare";
+import { layerName, withHead } from "./compare";
 import { darkest } from "./legend";
 import { headPicture } from "./small";
 
@@ -69,7 +69,7 @@ export class Overview {
     const { kind } = this.layers[layer];
     const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
     const fitted = this.page.store.state.scale === "fit" ? ` · ${darkest(this.page.gridCeiling)}` : "";
-    this.caption.textContent = `${this.pointed ? "Open" : "Open now:"} layer ${layer}, head ${head}${missing}${fitted}`;
+    this.caption.textContent = `${this.pointed ? "Open" : "Open now:"} layer ${layerName(this.layers, layer)}, head ${head}${missing}${fitted}`;
     this.canvas.setAttribute("aria-label", `Small maps of every head. ${this.caption.textContent}. Arrow keys move.`);
   }
 
@@ -101,7 +101,11 @@ export class Overview {
     }
     context.textAlign = "right";
     for (let layer = 0; layer < this.layers.length; layer += this.step >= 13 ? 1 : 2) {
-      context.fillText(String(layer), this.left - 7, this.top + (layer + 0.5) * this.step - this.gap / 2);
+      context.fillText(
+        layerName(this.layers, layer),
+        this.left - 7,
+        this.top + (layer + 0.5) * this.step - this.gap / 2,
+      );
     }
   }
 

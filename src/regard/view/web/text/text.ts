@@ -8,7 +8,7 @@ import { Latest } from "../data/waiting";
 import { choice, element } from "../dom";
 import type { Page as Whole, Shared } from "../main";
 import type { Axis } from "../map/axes";
-import { chosenHeads, shown, withHead } from "../map/compare";
+import { chosenHeads, layerName, shown, withHead } from "../map/compare";
 import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
 import type { Cell, State } from "../state";
@@ -300,7 +300,8 @@ export class TextView {
 
   /** A button for every head of the open layer, and for those of others that are chosen. */
   private offer(state: State, coloured: { layer: number; head: number }[]) {
-    const { num_heads } = this.page.recording.layers[state.layer];
+    const { layers } = this.page.recording;
+    const { num_heads } = layers[state.layer];
     const mine = Array.from({ length: num_heads }, (_, head) => ({ layer: state.layer, head }));
     const all = [...mine, ...coloured.filter(({ layer }) => layer !== state.layer)];
     const asked = JSON.stringify([all, coloured, state.head, state.heads]);
@@ -313,10 +314,10 @@ export class TextView {
       const properties = {
         type: "button",
         "aria-pressed": place >= 0 || isOpen,
-        title: `Layer ${layer}, head ${head}: show or hide its lines`,
+        title: `Layer ${layerName(layers, layer)}, head ${head}: show or hide its lines`,
         onclick: () => this.page.store.set({ heads: withHead(this.page.store.state, { layer, head }) }),
       };
-      const name = layer === state.layer ? `H${head}` : `L${layer}H${head}`;
+      const name = layer === state.layer ? `H${head}` : `L${layerName(layers, layer)}H${head}`;
       return element("button", properties, element("span", { className: "patch", style }), name);
     });
     const label = element("span", { className: "label" }, "Lines of heads, in colours");

@@ -2,6 +2,7 @@
 
 import { byId, element } from "../dom";
 import type { Page as Whole, Shared } from "../main";
+import { layerName } from "../map/compare";
 import type { State } from "../state";
 import { doing, introduced, notableHeads } from "./opening";
 
@@ -25,23 +26,25 @@ export class NotableHeads {
 
   /** Beside a head that was opened before the kinds were known, the one that stands out most. */
   private offer(layer: number, head: number) {
-    const best = notableHeads(this.page.recording.layers).find((one) => this.page.fits(one));
+    const { layers } = this.page.recording;
+    const best = notableHeads(layers).find((one) => this.page.fits(one));
     const isMoved = layer !== this.page.store.fresh.layer || head !== this.page.store.fresh.head;
     if (isMoved) this.isLate = false;
     if (isMoved || !best || (best.layer === layer && best.head === head)) return;
-    const text = `Open layer ${best.layer}, head ${best.head}, which stands out most: ${best.kind.kind}`;
+    const text = `Open layer ${layerName(layers, best.layer)}, head ${best.head}, which stands out most: ${best.kind.kind}`;
     const onclick = () => this.page.openHead(best.layer, best.head);
     this.sentence.append(" ", element("button", { type: "button", className: "offer", onclick }, text));
   }
 
   /** A button for each kind of head, with the head that is it most. */
   list() {
-    const found = notableHeads(this.page.recording.layers);
+    const { layers } = this.page.recording;
+    const found = notableHeads(layers);
     this.pane.hidden = found.length === 0;
     const list = this.pane.querySelector("ul") as HTMLElement;
     list.replaceChildren(
       ...found.map(({ layer, head, kind }) => {
-        const name = element("span", {}, `L${layer}H${head}`);
+        const name = element("span", {}, `L${layerName(layers, layer)}H${head}`);
         const onclick = () => this.page.openHead(layer, head);
         const properties = { type: "button", "data-head": `${layer}.${head}`, title: doing(kind), onclick };
         const button = element("button", properties, name, ` ${kind.kind} ${Math.round(100 * kind.score)}\u202f%`);
@@ -52,9 +55,10 @@ export class NotableHeads {
   }
 
   show({ layer, head, heads, compare }: State) {
-    const kind = this.page.recording.layers[layer].heads?.[head];
+    const { layers } = this.page.recording;
+    const kind = layers[layer].heads?.[head];
     const isOne = heads === "one" && compare !== "difference";
-    this.sentence.textContent = kind && isOne ? introduced({ layer, head, kind }) : "";
+    this.sentence.textContent = kind && isOne ? introduced({ layer: layerName(layers, layer), head, kind }) : "";
     if (!this.isKnown()) this.sentence.textContent = this.page.isGathering ? SEARCHING : "";
     else if (isOne && this.isLate) this.offer(layer, head);
     for (const button of this.pane.querySelectorAll("button") as NodeListOf<HTMLElement>)

@@ -83,7 +83,7 @@ export function doing({ kind }: HeadKind): string {
 }
 
 /** @returns one sentence that says what is seen */
-export function introduced({ layer, head, kind }: NotableHead): string {
+export function introduced({ layer, head, kind }: { layer: string; head: number; kind: HeadKind }): string {
   const known = KINDS[kind.kind];
   const name = `Layer ${layer}, head ${head} is ${named(kind.kind)}: ${doing(kind)}`;
   return known ? `${name} (${Math.round(100 * kind.score)}\u202f% ${known.score ?? MEAN}).` : `${name}.`;

@@ -7,6 +7,7 @@ import { isWhole } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
 import type { Page as Whole, Shared } from "../main";
+import { layerName } from "../map/compare";
 import { share } from "../maths/numbers";
 import { named } from "../text/tokens";
 
@@ -84,7 +85,7 @@ export class Pins {
   private line(pin: Pin) {
     const { layer, head, query, key } = pin;
     const { queries, keys } = this.page.axes(layer);
-    const name = `L${layer}H${head} ${named(queries[query], 16)} → ${named(keys[key], 16)}`;
+    const name = `L${layerName(this.page.recording.layers, layer)}H${head} ${named(queries[query], 16)} → ${named(keys[key], 16)}`;
     const open = () => this.page.store.set({ layer, head, heads: "one", query, key, hover: null });
     const go = element("button", { type: "button", title: `Query ${query}, key ${key}`, onclick: open }, name);
     const value = element("span", { className: "value" });
