@@ -78,8 +78,8 @@ export class StepsView {
   ) {
     this.order.className = "choice pressed";
     const summary = element("summary", {}, "What the steps are");
-    const explained = element("details", { className: "explained pressed" }, summary, this.meanings);
-    const scroller = element("div", { className: "scroller" }, this.grid, this.more, this.notes, explained);
+    const explained = element("details", { className: "explained pressed", open: true }, summary, this.meanings);
+    const scroller = element("div", { className: "scroller" }, explained, this.grid, this.more, this.notes);
     pane.append(element("div", { className: "top" }, this.heading, this.order), this.sum, scroller);
   }
 
