@@ -5,6 +5,7 @@ import { parted, secondText } from "../../src/regard/view/web/text/parts";
 import { blockSentence, meanValue } from "../../src/regard/view/web/text/block_words";
 import { find, tintText } from "../../src/regard/view/web/text/prose";
 import { quoted, sentence, textSentence } from "../../src/regard/view/web/text/sentence";
+import { linesText } from "../../src/regard/view/web/text/text";
 import * as words from "../../src/regard/view/web/text/tokens";
 import { layer, tokens, WORDS } from "./recordings.mjs";
 
@@ -219,6 +220,12 @@ test("a tint says its strongest weight, and what is not a number", () => {
   assert.equal(said([0.5, 0], 0.5, true, ""), "Full tint: 50.0 %, the strongest");
   assert.equal(said([0.5, NaN], 1, false, "; means"), "Full tint: 100 %; means; grey: not numbers (NaN)");
   assert.equal(said([NaN], NaN, true, ""), "Not numbers (NaN)");
+});
+
+test("lines of more heads than colours, and of too many tokens, say that they are a mean or not there", () => {
+  assert.equal(linesText(8, true), "Lines of heads, in colours");
+  assert.equal(linesText(11, true), "Lines of at most 8 heads have colours; these are of the mean of 11.");
+  assert.equal(linesText(2, false), "Lines are drawn up to 60 tokens; the tint is the mean of 2 heads.");
 });
 
 test("a phrase is found after a token, then from the start, over several tokens", () => {

@@ -416,3 +416,12 @@ def test_several_heads_are_a_mean_a_difference_or_side_by_side(show: Open) -> No
         assert address(page, lambda said: "heads" in said)["heads"] == "0.0_1.2"
         page.click("#overview canvas", position=last, modifiers=["Shift"])
         assert address(page, lambda said: said.get("heads") == "0.0")["heads"] == "0.0"
+    with step("so does a press without Shift, once several heads are asked for"):
+        page.click("[data-set='heads=one']")
+        page.click("#several")
+        expect(page.locator("#several")).to_have_attribute("aria-pressed", "true")
+        page.click("#overview canvas", position=last)
+        assert address(page, lambda said: "_" in said.get("heads", ""))["heads"] == "0.0_1.2"
+        page.click("[data-set='heads=one']")
+        page.click("#overview canvas", position=last)
+        address(page, lambda said: said["layer"] == "1" and "heads" not in said)

@@ -252,7 +252,7 @@ export class Page {
       this.drawOverview();
     }
     if (["layer", "head", "heads", "compare"].some((name) => changed.has(name))) this.panes?.notable.show(state);
-    if (changed.has("layer") || changed.has("head")) {
+    if (["layer", "head", "heads"].some((name) => changed.has(name))) {
       this.panes?.overview.name();
       this.panes?.overview.outline();
     }

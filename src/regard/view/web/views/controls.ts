@@ -2,7 +2,7 @@
 
 import { byId, offerNumbers } from "../dom";
 import type { Page as Whole, Shared } from "../main";
-import { layerName } from "../map/compare";
+import { areSeveral, layerName, severalHeads } from "../map/compare";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";
 import type { State } from "../state";
@@ -56,6 +56,7 @@ export class Controls {
     const { key } = button.dataset;
     if (key) press(this.page, key, event);
     if (button.id === "understood") this.understand();
+    if (button.id === "several") this.page.store.set({ heads: severalHeads(this.page.store.state) });
     if (button.id === "theme") this.turnTheme();
     if (button.id === "close") byId<HTMLDialogElement>("help").close();
   }
@@ -111,6 +112,7 @@ export class Controls {
       const [name, value] = (button.dataset.set ?? "").split("=");
       button.setAttribute("aria-pressed", String(String(state[name as "scale"]) === value));
     }
+    byId("several")?.setAttribute("aria-pressed", String(areSeveral(state)));
     byId("theme").textContent = isDark() ? "Light" : "Dark";
     byId("sinks").setAttribute("aria-pressed", String(state.hidden));
     byId("sinks").textContent = `Hide ${sinkNames(this.page.axes(state.layer).keys)}`;
