@@ -12,7 +12,7 @@ import { level, tintOf } from "../maths/colours";
 import { counted, digits, lasting, share } from "../maths/numbers";
 import { WORDS, type State } from "../state";
 import { missing } from "../text/block_words";
-import { parted, type Part } from "../text/parts";
+import { joinedIn, parted, type Part } from "../text/parts";
 import { isolated } from "../text/tokens";
 import { moving } from "./keys";
 import type { Table } from "./views";
@@ -26,6 +26,7 @@ const ASKED = ["layer", "head", "heads", "hidden", "parts"];
 const AGAIN = 500; // milliseconds
 const NUMBERED = 14; // columns that have room for their numbers
 const FIFTH = 5;
+const LEAST = 0.001; // of the attention, that goes to no part, to be worth a sentence
 const NAMES = 230; // pixels of the names of parts in a picture
 const NO_PARTS = "There are no parts: the text has special tokens only.";
 
@@ -208,10 +209,11 @@ export class SegmentsView {
 
   private sayAll() {
     if (!this.found) return;
-    const { queries, keys } = this.found;
+    const { queries, keys, shares } = this.found;
+    const { layer, parts } = this.page.store.state;
     const same = queries.length === keys.length;
     const what = same ? counted(keys.length, "part") : `${queries.length} × ${counted(keys.length, "part")}`;
-    this.line.textContent = `${what}, in percent: the mean over the queries of a part, ${this.over()}.`;
+    this.line.textContent = `${what}, in percent: the mean over the queries of a part, ${this.over()}.${restText(joinedIn(this.page.axes(layer).keys, parts), parts, shares, queries.length)}`;
   }
 
   private over(): string {
@@ -281,6 +283,20 @@ export class SegmentsView {
     };
     return { width: NAMES + keys.length * width, height: top + queries.length * height, draw };
   }
+
+/**
+ * What the table does not show.
+ * @param joined in each part
+ * @param shares (queries, key parts)
+ */
+export function restText(joined: number, parts: State["parts"], shares: Float32Array, queries: number): string {
+  const rest = 1 - shares.reduce((sum, one) => sum + one, 0) / queries;
+  const others = parts === "words" ? "special tokens and punctuation" : "special tokens";
+  return (
+    (joined > 1 ? ` Each part is of ${joined} ${parts}.` : "") +
+    (rest >= LEAST ? ` On average ${share(rest)} goes to ${others}, which are in no part.` : "")
+  );
+}
 
   table(): Table {
     if (!this.found) return [];
