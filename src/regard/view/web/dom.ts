@@ -50,6 +50,19 @@ export function choice(label: string, name: string, ways: Record<string, string>
   return element("span", { role: "group", "aria-label": label }, ...buttons);
 }
 
+/**
+ * Says that a scroller has more columns than fit: its scroll bar may be invisible until it is used.
+ * @returns the line that says it, and what looks again
+ */
+export function moreColumns(scroller: HTMLElement): { line: HTMLElement; look: () => void } {
+  const line = element("p", { className: "overflow", hidden: true }, "More columns on the right: scroll →");
+  const look = () => {
+    line.hidden = scroller.scrollWidth - scroller.clientWidth - scroller.scrollLeft < 2;
+  };
+  scroller.addEventListener("scroll", look);
+  return { line, look };
+}
+
 export function context2d(canvas: HTMLCanvasElement): CanvasRenderingContext2D {
   return canvas.getContext("2d") as CanvasRenderingContext2D;
 }

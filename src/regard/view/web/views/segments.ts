@@ -3,7 +3,7 @@
 import { isWhole } from "../data/block_means";
 import type { Which } from "../data/source";
 import { Latest } from "../data/waiting";
-import { choice, element } from "../dom";
+import { choice, element, moreColumns } from "../dom";
 import { fitted, type Pen, type Picture } from "../export/picture";
 import type { Page as Whole, Shared } from "../main";
 import { roundedUp } from "../map/ceiling";
@@ -32,10 +32,8 @@ const NO_PARTS = "There are no parts: the text has special tokens only.";
 
 export class SegmentsView {
   private line = element("p", { className: "line", role: "status" });
-  private overflow = element("p", { className: "overflow", hidden: true }, "More columns on the right: scroll →");
   private body = element("div", {
     className: "scroller",
-    onscroll: () => this.showOverflow(),
     onpointerover: ({ target }: Event) => this.say(target),
     onpointerleave: () => this.sayAll(),
     onfocusin: ({ target }: Event) => {
@@ -45,6 +43,7 @@ export class SegmentsView {
     },
     onkeydown: moving((down, right) => this.go(down, right)),
   });
+  private overflow = moreColumns(this.body);
   private latest = new Latest();
   private darkest = 1; // the share of the darkest colour
   private found: Found | null = null;
@@ -59,7 +58,7 @@ export class SegmentsView {
       group("Parts", "parts", WORDS.parts),
       group("Share of each", "per", WORDS.per),
     );
-    pane.append(tools, this.line, this.overflow, this.body);
+    pane.append(tools, this.line, this.overflow.line, this.body);
   }
 
   update(state: State, changed: Set<string>) {
@@ -135,19 +134,12 @@ export class SegmentsView {
     this.darkest = roundedUp(values.reduce((most, value) => (value > most ? value : most), 0));
     const focused = this.body.contains(document.activeElement) ? document.activeElement : null;
     this.body.replaceChildren(this.tabled(this.found));
-    this.showOverflow();
+    this.overflow.look();
     this.sayAll();
     this.page.explain(this.page.store.state);
     if (!focused) return;
     const { row, column } = (focused as HTMLElement).dataset;
     this.at(row, column)?.focus({ preventScroll: true });
-  }
-
-  /** Says that there are more columns than fit: a scroll bar may be invisible until it is used. */
-  private showOverflow() {
-    const { scrollLeft, scrollWidth, clientWidth } = this.body;
-    const rest = scrollWidth - clientWidth - scrollLeft;
-    this.overflow.hidden = rest < 2;
   }
 
   private tabled({ queries, keys, values }: Found): HTMLTableElement {
@@ -284,6 +276,14 @@ export class SegmentsView {
     return { width: NAMES + keys.length * width, height: top + queries.length * height, draw };
   }
 
+  table(): Table {
+    if (!this.found) return [];
+    const { queries, keys, values } = this.found;
+    const rows = queries.map(({ name }, row) => [name, ...keys.map((_, column) => values[row * keys.length + column])]);
+    return [["part", ...keys.map(({ name }) => name)], ...rows];
+  }
+}
+
 /**
  * What the table does not show.
  * @param joined in each part
@@ -296,14 +296,6 @@ export function restText(joined: number, parts: State["parts"], shares: Float32A
     (joined > 1 ? ` Each part is of ${joined} ${parts}.` : "") +
     (rest >= LEAST ? ` On average ${share(rest)} goes to ${others}, which are in no part.` : "")
   );
-}
-
-  table(): Table {
-    if (!this.found) return [];
-    const { queries, keys, values } = this.found;
-    const rows = queries.map(({ name }, row) => [name, ...keys.map((_, column) => values[row * keys.length + column])]);
-    return [["part", ...keys.map(({ name }) => name)], ...rows];
-  }
 }
 
 /** @returns in percent */
