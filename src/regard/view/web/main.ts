@@ -140,7 +140,7 @@ export class Page {
   /** @returns the head that stands out most, at a word that shows what it does */
   private freshState(): State {
     const { layers, opened, other } = this.recording;
-    const head = openingHead(layers, opened, (one) => this.fits(one));
+    const head = openingHead(layers, opened, (one) => this.openingCells(one.layer, one.head).length > 0);
     const layer = Math.max(0, Math.min(layers.length - 1, head.layer));
     const axes = this.axes(layer);
     const cell = this.openingCell(layer, head.head);
@@ -150,19 +150,14 @@ export class Page {
     return freshState({ layer, head: head.head, ...cell, compare, parts }, layers[layer].kv_len);
   }
 
-  /** @returns words that show what a head does, as far as its small map says */
-  private openingCells(layer: number, head: number) {
+  /** @returns words that show what a head does, as far as its small map says; none: the text does not show it */
+  openingCells(layer: number, head: number) {
     const axes = this.axes(layer);
     return openingCells(this.recording.layers[layer].heads?.[head], axes, smallRows(this.maps[layer], axes, head));
   }
 
   private openingCell(layer: number, head: number): Cell {
     return this.openingCells(layer, head)[0] ?? { query: lastWord(this.axes(layer).queries), key: null };
-  }
-
-  /** @returns does the text show what a head does? */
-  fits({ layer, head }: { layer: number; head: number }): boolean {
-    return this.openingCells(layer, head).length > 0;
   }
 
   /** @returns every number inside the recording, and a view that there is */

@@ -74,11 +74,6 @@ export function areSeveral({ heads }: State): boolean {
   return heads !== "one" && heads !== "mean";
 }
 
-/** The heads that are chosen one by one; from now on, the open one. */
-export function severalHeads(state: State): string {
-  return areSeveral(state) ? state.heads : word(state);
-}
-
 /** The chosen heads with one more, or without it if it was one of them. */
 export function withHead(state: State, head: Head): string {
   const words = { one: [word(state)], mean: [] }[state.heads] ?? state.heads.split("_");

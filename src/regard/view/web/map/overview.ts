@@ -102,11 +102,8 @@ export class Overview {
     }
     context.textAlign = "right";
     for (let layer = 0; layer < this.layers.length; layer += this.step >= 13 ? 1 : 2) {
-      context.fillText(
-        layerName(this.layers, layer),
-        this.left - 7,
-        this.top + (layer + 0.5) * this.step - this.gap / 2,
-      );
+      const middle = this.top + (layer + 0.5) * this.step - this.gap / 2;
+      context.fillText(layerName(this.layers, layer), this.left - 7, middle);
     }
   }
 

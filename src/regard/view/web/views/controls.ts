@@ -2,7 +2,7 @@
 
 import { byId, offerNumbers } from "../dom";
 import type { Page as Whole, Shared } from "../main";
-import { areSeveral, layerName, severalHeads } from "../map/compare";
+import { areSeveral, layerName } from "../map/compare";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";
 import type { State } from "../state";
@@ -56,7 +56,8 @@ export class Controls {
     const { key } = button.dataset;
     if (key) press(this.page, key, event);
     if (button.id === "understood") this.understand();
-    if (button.id === "several") this.page.store.set({ heads: severalHeads(this.page.store.state) });
+    const { state } = this.page.store;
+    if (button.id === "several" && !areSeveral(state)) this.page.store.set({ heads: `${state.layer}.${state.head}` });
     if (button.id === "theme") this.turnTheme();
     if (button.id === "close") byId<HTMLDialogElement>("help").close();
   }

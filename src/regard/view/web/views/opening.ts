@@ -124,7 +124,7 @@ export function openingCells(
   kind: HeadKind | null | undefined,
   { queries, keys }: TwoAxes,
   rowOf: RowOf,
-  among: number[] = spread(queries.length),
+  among = [...queries.keys()].filter((at) => at % Math.ceil(queries.length / MOST_WORDS) === 0),
 ): { query: number; key: number | null }[] {
   const known = kind && KINDS[kind.kind]?.key;
   const isSink = kind?.kind.endsWith("sink");
@@ -144,12 +144,6 @@ export function openingCells(
   });
   const fitting = found.filter(({ worth }) => worth > 0).sort((a, b) => b.worth - a.worth);
   return fitting.map(({ query, key }) => ({ query, key }));
-}
-
-/** Queries of a text, evenly; all of a short one. */
-function spread(count: number): number[] {
-  const every = Math.ceil(count / MOST_WORDS);
-  return Array.from({ length: Math.ceil(count / every) || 0 }, (_, i) => i * every);
 }
 
 /** How much a token says: a content word more than an article, a full stop or a special token not at all. */
