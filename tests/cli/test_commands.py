@@ -449,13 +449,14 @@ def test_two_texts_are_compared_in_the_terminal_and_on_a_page(run: Run, bert: st
 
 
 def test_texts_of_other_lengths_stand_side_by_side_on_the_page(run: Run, bert: str) -> None:
-    words = ["--text", "Anna has a boat", "--text", "Ben"]
+    long = "Anna and Ben and Carl and Dora have a house and a boat"
+    words = ["--text", long, "--text", f"{long} and a garden with old apple trees"]
     code, out, _ = run("compare", *words, "-m", bert, "-o", "page.html")
     one, two = (len(Pretrained.load(bert).observe(text).key_tokens or ()) for text in words[1::2])
     assert code == 0
     assert out.splitlines()[0] == (
-        f"Anna has a boat and Ben have {one} and {two} tokens in 2 and 2 layers: their cells have "
-        "no difference"
+        "…a house and a boat and …a house and a boat and a garden with old… have "
+        f"{one} and {two} tokens in 2 and 2 layers: their cells have no difference"
     )
 
 

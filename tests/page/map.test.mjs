@@ -134,8 +134,10 @@ test("heads on the stage have a name", () => {
   assert.equal(name({ heads: "0.0_1.2" }), "mean of 2 heads");
   assert.equal(name({ compare: "difference", with: "1.2" }), "layer 0 head 0 less layer 1 head 2");
   assert.equal(headline({ layer: 1, head: 2, hidden: true }, LAYERS), "Layer 1 head 2, without sinks");
-  const two = [layer({ of: "short" }), layer({ of: "\u202elong" })];
-  assert.equal(shownName({ layer: 1, head: 0 }, two), "layer 1 head 0 (‹RLO›long)");
+  const two = [layer({ of: "short" }), layer({ of: "\u202elong", label: "0′" })];
+  assert.equal(shownName({ layer: 1, head: 0 }, two), "layer 0′ head 0 (‹RLO›long)");
+  const terms = [0, 1].map((head) => ({ layer: 1, head, factor: 0.5 }));
+  assert.equal(shownName({ layer: 1, head: 0, terms }, two), "mean of the 2 heads of layer 0′");
 });
 
 test("Shift and a click add a head or take it away", () => {

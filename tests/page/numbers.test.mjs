@@ -26,7 +26,7 @@ test("shares are in percent, differences in points with a sign", () => {
     "not a number",
   ]);
   assert.deepEqual([0.312, -0.0401, 0].map(numbers.points), ["+31.2", "−4.01", "0"]);
-  assert.equal(numbers.full(Math.fround(0.1)), "0.1");
+  assert.deepEqual([0.1, 0.99993342, 1.23456e-8].map(Math.fround).map(numbers.full), ["0.1", "0.9999", "1.235e-8"]);
   assert.deepEqual([numbers.counted(1, "token"), numbers.counted(2048, "token")], ["1 token", "2,048 tokens"]);
   assert.deepEqual([numbers.lasting(4.2), numbers.lasting(150)], ["5 s", "3 min"]);
 });

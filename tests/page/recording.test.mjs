@@ -198,7 +198,7 @@ test("of each kind the strongest head stands out, the most telling kind first", 
 });
 
 test("one sentence introduces a head", () => {
-  const said = (kind) => introduced({ layer: 0, head: 1, kind }).replaceAll("\u202f", " ");
+  const said = (kind) => introduced({ layer: "0", head: 1, kind }).replaceAll("\u202f", " ");
   assert.equal(
     said(head("previous token", 0.9)),
     "Layer 0, head 1 is a previous-token head: each token attends to the one before it (90 % of its attention on average).",

@@ -1,10 +1,12 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { endsSentence } from "../../src/regard/view/web/text/flow";
-import { parted, secondText } from "../../src/regard/view/web/text/parts";
+import { joinedIn, parted, secondText } from "../../src/regard/view/web/text/parts";
 import { blockSentence, meanValue } from "../../src/regard/view/web/text/block_words";
 import { find, tintText } from "../../src/regard/view/web/text/prose";
 import { quoted, sentence, textSentence } from "../../src/regard/view/web/text/sentence";
+import { linesText } from "../../src/regard/view/web/text/text";
+import { restText } from "../../src/regard/view/web/views/segments";
 import * as words from "../../src/regard/view/web/text/tokens";
 import { layer, tokens, WORDS } from "./recordings.mjs";
 
@@ -104,6 +106,18 @@ test("parts are sentences, words or lines, without special tokens; many are join
   const many = parted(tokens(Array(100).fill(" x.")), "sentences");
   assert.deepEqual([many.length, many[0].span, many.at(-1).span], [34, [0, 3], [99, 100]]);
   assert.deepEqual(parted(tokens(["[CLS]"]), "sentences"), []);
+});
+
+test("of the parts of a text a sentence says what they join, and what goes to none", () => {
+  const said = (...given) => thin(restText(...given));
+  assert.equal(joinedIn(tokens(Array(100).fill(" x")), "words"), 3);
+  assert.equal(said(3, "words", Float32Array.from([1, 0, 0.5, 0.5]), 2), " Each part is of 3 words.");
+  assert.equal(
+    said(1, "sentences", Float32Array.from([0.5, 0.25]), 1),
+    " On average 25.0 % goes to special tokens, which are in no part.",
+  );
+  assert.match(said(1, "words", Float32Array.from([0.5]), 1), / 50.0 % goes to special tokens and punctuation,/);
+  assert.equal(said(1, "words", Float32Array.from([NaN]), 1), "");
 });
 
 test("special tokens part the two texts of a pair", () => {
@@ -219,6 +233,12 @@ test("a tint says its strongest weight, and what is not a number", () => {
   assert.equal(said([0.5, 0], 0.5, true, ""), "Full tint: 50.0 %, the strongest");
   assert.equal(said([0.5, NaN], 1, false, "; means"), "Full tint: 100 %; means; grey: not numbers (NaN)");
   assert.equal(said([NaN], NaN, true, ""), "Not numbers (NaN)");
+});
+
+test("lines of more heads than colours, and of too many tokens, say that they are a mean or not there", () => {
+  assert.equal(linesText(8, true), "Lines of heads, in colours");
+  assert.equal(linesText(11, true), "Lines of at most 8 heads have colours; these are of the mean of 11.");
+  assert.equal(linesText(2, false), "Lines are drawn up to 60 tokens; the tint is the mean of 2 heads.");
 });
 
 test("a phrase is found after a token, then from the start, over several tokens", () => {

@@ -334,14 +334,14 @@ def test_a_long_text_goes_from_aligned_blocks_to_single_cells(show: Open) -> Non
     assert column <= key < column + columns
     assert f"gives {three_digits(float(weights[key]))} of its attention to" in sentence(page)
     value = float(page.inner_text("#value").removeprefix("weight "))
-    assert value == pytest.approx(float(weights[key]), rel=1e-4)
+    assert value == pytest.approx(float(weights[key]), rel=5.1e-4)  # four digits
     with step("it opens without a worker"):
         page = show(recording, script=NO_WORKER)
         ready(page)
         go(page, 0, 1, 2000, 1000)
         weight = float(recording[0][0, 1, 2000, 1000])
         told = float(page.inner_text("#value").removeprefix("weight "))
-        assert told == pytest.approx(weight, rel=1e-4)
+        assert told == pytest.approx(weight, rel=5.1e-4)  # four digits
     with step("with more tokens than pixels the map shows aligned blocks"):
         page = show(recorded(tokens=800, mask=regard.Causal()))
         ready(page)
@@ -416,3 +416,12 @@ def test_several_heads_are_a_mean_a_difference_or_side_by_side(show: Open) -> No
         assert address(page, lambda said: "heads" in said)["heads"] == "0.0_1.2"
         page.click("#overview canvas", position=last, modifiers=["Shift"])
         assert address(page, lambda said: said.get("heads") == "0.0")["heads"] == "0.0"
+    with step("so does a press without Shift, once several heads are asked for"):
+        page.click("[data-set='heads=one']")
+        page.click("#several")
+        expect(page.locator("#several")).to_have_attribute("aria-pressed", "true")
+        page.click("#overview canvas", position=last)
+        assert address(page, lambda said: "_" in said.get("heads", ""))["heads"] == "0.0_1.2"
+        page.click("[data-set='heads=one']")
+        page.click("#overview canvas", position=last)
+        address(page, lambda said: said["layer"] == "1" and "heads" not in said)

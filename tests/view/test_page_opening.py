@@ -82,6 +82,21 @@ def test_a_fresh_page_opens_on_the_head_that_stands_out_and_says_what_it_is(
     with step("a short recording that is served opens there too"):
         page, _ = serve(story())
         assert page.inner_text("#introduction").startswith(INTRODUCTION)
+    with step("a longer text opens at its clearest word, once its weights are known"):
+        count = 60
+        previous = torch.full((count, count), 0.3 / count)
+        previous[torch.arange(1, count), torch.arange(count - 1)] += 0.6
+        previous[0], previous[40] = 1 / count, torch.eye(count)[39]
+        recording = regard.Recording(
+            {"a": regard.AttentionMatrix.from_weights(previous / previous.sum(-1, keepdim=True))},
+            query_tokens=[regard.Token(f" word{at:c}") for at in range(97, 97 + count)],
+        )
+        page = show(recording, "#")
+        page.wait_for_selector('body[data-read^="0,0,40,39,"]')
+        page = show(recording, "#query=9&key=8")
+        page.wait_for_selector('body[data-read^="0,0,9,8,"]')
+        page.click("#notable button")
+        page.wait_for_selector('body[data-read^="0,0,40,39,"]')
     with step("the scale fits the weights and says its darkest value"):
         count = 40
         faint = torch.full((count, count), 0.5 / count)
@@ -130,13 +145,19 @@ def test_on_a_phone_the_map_is_first_fingers_zoom_and_thumbs_have_room(show: Ope
         fingers("touchEnd", 0)
         zoom = float(address(page, lambda said: "zoom" in said)["zoom"])
         assert zoom == pytest.approx(3, rel=0.1)
+    with step("the small map in the corner is small and lets fingers pass"):
+        mini = page.locator(".map .mini").first
+        corner = mini.bounding_box()
+        assert corner is not None
+        assert corner["width"] <= box["width"] / 4
+        assert mini.evaluate("(one) => getComputedStyle(one).pointerEvents") == "none"
     for view in ("overview", "map", "text", "steps", "segments"):
         with step(f"what a thumb presses in {view} has 44 pixels and nothing sticks out"):
             visit(page, f"#view={view}&query=3&key=2")
             page.wait_for_selector(f'body[data-view="{view}"][data-read]')
             small = page.eval_on_selector_all(
                 "#tabs button, .choices button, .tools button, .filters select, #understood, "
-                "#theme",
+                "#theme, #find, .open select, .explained summary",
                 """all => all.filter((one) => one.offsetParent).filter((one) => {
                   const { width, height } = one.getBoundingClientRect();
                   return width < 44 || height < 44;
@@ -144,6 +165,18 @@ def test_on_a_phone_the_map_is_first_fingers_zoom_and_thumbs_have_room(show: Ope
             )
             assert small == []
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
+            if view == "steps":
+                expect(page.locator("#view-steps .overflow")).to_be_visible()
+    with step("on its side, no cell is hidden by the line under the map"):
+        page.set_viewport_size({"width": 844, "height": 390})
+        visit(page, "#query=3&key=2")
+        page.locator(".map").first.scroll_into_view_if_needed()
+        page.locator("footer").scroll_into_view_if_needed()
+        box = page.locator("footer").bounding_box()
+        assert box is not None
+        assert box["y"] >= page.locator("#stage").evaluate(
+            "(one) => one.getBoundingClientRect().bottom"
+        )
     with step("numbers above words are not cut"):
         page = show(recorded(), "#view=text&query=5", viewport=PHONE["viewport"])
         page.wait_for_selector("#view-text [data-share]")

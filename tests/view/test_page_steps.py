@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 import regard
 from pages import Open, address, go, number, recorded, sentence, step, three_digits, visit
@@ -72,7 +72,12 @@ def test_every_number_is_that_of_the_library(show: Open) -> None:
                 expected = query[0, head, at] * key[0, head // 3, place]
                 assert shown == pytest.approx(expected.tolist(), rel=0.006)
     with step("each step has a sentence and its lesson"):
-        page.click("text=What the steps are")
+        explained = page.locator("#view-steps .explained dl")
+        expect(explained).to_be_visible()
+        assert explained.evaluate("""(list) => {
+            const rows = document.querySelector("#view-steps tbody");
+            return list.getBoundingClientRect().bottom <= rows.getBoundingClientRect().top;
+        }""")
         names = page.locator("#view-steps .explained dt").all_inner_texts()
         columns = page.locator("#view-steps thead th").all_inner_texts()
         others = [name for name in columns if "key" not in name.split()[:1]][1:]

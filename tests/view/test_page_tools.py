@@ -93,8 +93,9 @@ def test_pinned_cells_have_the_librarys_weights_and_are_in_the_address(show: Ope
         page.keyboard.press("p")
         weight = three_digits(float(recording[layer][0, head, query, key])).replace(" ", "\u202f")
         expect(values).to_have_text(weight)
-        page.fill("#pins input", 'a "note" & more_~')
-        page.press("#pins input", "Tab")
+        expect(page.locator("#pins input")).to_be_focused()
+        page.keyboard.type('a "note" & more_~')
+        page.keyboard.press("Enter")
         pins = address(page, lambda said: "note" in said.get("pins", ""))["pins"]
         assert json.loads(unquote(pins)) == [[layer, head, query, key, 'a "note" & more_~']]
         page.reload()

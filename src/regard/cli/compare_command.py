@@ -5,7 +5,6 @@ import sys
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from textwrap import shorten
 from typing import Annotated, Any, cast
 
 import typer
@@ -78,7 +77,7 @@ def compare(
             report(f"loading and running {options.name}")
             pretrained = options.load()
             one, two = (pretrained.observe(check_text(text)) for text in texts or ())
-            names = [visible(shorten(text, 40, placeholder=" …")) for text in texts or ()]
+            names = [visible(name) for name in _short_names(*(texts or ()))]
         report("comparing every layer")
         found: dict[tuple[int, int], float] = {}
         if list(one.shapes.values()) == list(two.shapes.values()):
@@ -101,6 +100,20 @@ def compare(
         sys.stdout.write(_as_text(one, two, names, heads, top) + line)
     if open_page and page is not None:
         show_page(page)
+
+
+def _short_names(*texts: str) -> tuple[str, str]:
+    """Shorten two texts to 40 characters that show where they begin to differ."""
+    one, two = (" ".join(text.split()) for text in texts)
+    pairs = enumerate(zip(one, two, strict=False))
+    differ = next((at for at, (a, b) in pairs if a != b), min(len(one), len(two)))
+    start = max(0, differ - 20) if max(len(one), len(two)) > 40 else 0
+    start = max(start, one.find(" ", start, differ) + 1) if start else 0  # not inside a word
+    first, second = (
+        f"{'…' if start else ''}{text[start : start + 40]}{'…' if len(text) > start + 40 else ''}"
+        for text in (one, two)
+    )
+    return first, second
 
 
 def _heads(one: Recording, found: dict[tuple[int, int], float]) -> list[dict[str, Any]]:

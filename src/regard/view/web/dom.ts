@@ -25,9 +25,9 @@ export function element<Tag extends keyof HTMLElementTagNameMap>(
 }
 
 /** Gives a list so many numbers to choose from, from 0. */
-export function offerNumbers(select: HTMLSelectElement, count: number) {
+export function offerNumbers(select: HTMLSelectElement, count: number, name: (at: number) => string = String) {
   if (select.childElementCount !== count)
-    select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(String(i), String(i))));
+    select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(name(i), String(i))));
 }
 
 export function svgElement<Name extends keyof SVGElementTagNameMap>(
@@ -48,6 +48,19 @@ export function choice(label: string, name: string, ways: Record<string, string>
     element("button", { type: "button", "data-set": `${name}=${value}` }, text),
   );
   return element("span", { role: "group", "aria-label": label }, ...buttons);
+}
+
+/**
+ * Says that a scroller has more columns than fit: its scroll bar may be invisible until it is used.
+ * @returns the line that says it, and what looks again
+ */
+export function moreColumns(scroller: HTMLElement): { line: HTMLElement; look: () => void } {
+  const line = element("p", { className: "overflow", hidden: true }, "More columns on the right: scroll →");
+  const look = () => {
+    line.hidden = scroller.scrollWidth - scroller.clientWidth - scroller.scrollLeft < 2;
+  };
+  scroller.addEventListener("scroll", look);
+  return { line, look };
 }
 
 export function context2d(canvas: HTMLCanvasElement): CanvasRenderingContext2D {

@@ -2,7 +2,7 @@
 
 import { Client } from "./data/client";
 import { engine } from "./data/engine";
-import { coarsest } from "./data/block_means";
+import { coarsest, isWhole } from "./data/block_means";
 import { Damaged, readRecording, type Recording } from "./data/payload";
 import { Source, type Host } from "./data/source";
 import { byId, element } from "./dom";
@@ -29,6 +29,8 @@ import { lastWord, openingCells, openingHead, smallRows } from "./views/opening"
 import { changesReading, Reader, type Reading } from "./views/reading";
 import { StepsView } from "./views/steps";
 import { Views } from "./views/views";
+
+const MOST_READ = 48; // queries whose weights are asked for, to open at the clearest
 
 /** What every part of the page may use of it. */
 export type Shared = Pick<
@@ -106,8 +108,10 @@ export class Page {
     window.addEventListener("hashchange", ({ newURL }) => this.store.go(new URL(newURL).hash));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     window.addEventListener("resize", () => this.drawOverview());
+    const isFresh = !new URLSearchParams(location.hash.slice(1)).has("query");
     this.store.go(location.hash);
     this.show(this.store.state, new Set(Object.keys(this.store.state)));
+    if (isFresh) void this.clarify();
     byId("failure").textContent = "";
     document.body.classList.add("ready");
     if (this.isLive) void this.gather();
@@ -136,7 +140,7 @@ export class Page {
   /** @returns the head that stands out most, at a word that shows what it does */
   private freshState(): State {
     const { layers, opened, other } = this.recording;
-    const head = openingHead(layers, opened, (one) => this.fits(one));
+    const head = openingHead(layers, opened, (one) => this.openingCells(one.layer, one.head).length > 0);
     const layer = Math.max(0, Math.min(layers.length - 1, head.layer));
     const axes = this.axes(layer);
     const cell = this.openingCell(layer, head.head);
@@ -146,19 +150,14 @@ export class Page {
     return freshState({ layer, head: head.head, ...cell, compare, parts }, layers[layer].kv_len);
   }
 
-  /** @returns words that show what a head does, as far as its small map says */
-  private openingCells(layer: number, head: number) {
+  /** @returns words that show what a head does, as far as its small map says; none: the text does not show it */
+  openingCells(layer: number, head: number) {
     const axes = this.axes(layer);
     return openingCells(this.recording.layers[layer].heads?.[head], axes, smallRows(this.maps[layer], axes, head));
   }
 
   private openingCell(layer: number, head: number): Cell {
     return this.openingCells(layer, head)[0] ?? { query: lastWord(this.axes(layer).queries), key: null };
-  }
-
-  /** @returns does the text show what a head does? */
-  fits({ layer, head }: { layer: number; head: number }): boolean {
-    return this.openingCells(layer, head).length > 0;
   }
 
   /** @returns every number inside the recording, and a view that there is */
@@ -216,6 +215,26 @@ export class Page {
   /** Opens a head at a word that shows what it does. */
   openHead(layer: number, head: number) {
     this.store.set({ layer, head, heads: "one", ...this.openingCell(layer, head), hover: null });
+    void this.clarify();
+  }
+
+  /** Goes on from an opened cell to the clearest of some, once their weights are known, unless somebody moved. */
+  private async clarify() {
+    const { layer, head, query, key } = this.store.state;
+    const info = this.recording.layers[layer];
+    const axes = this.axes(layer);
+    if (!info.heads?.[head] || !isWhole(info) || smallRows(this.maps[layer], axes, head)(0)) return;
+    const among = this.openingCells(layer, head).map((cell) => cell.query);
+    among.splice(MOST_READ);
+    try {
+      const rows = await Promise.all(among.map((at) => this.source.row({ layer, head, hidden: false }, at)));
+      const [cell] = openingCells(info.heads[head], axes, (at) => rows[among.indexOf(at)].values, among);
+      const now = this.store.state;
+      const isStill = now.layer === layer && now.head === head && now.query === query && (key ?? now.key) === now.key;
+      if (cell && isStill) this.store.set(cell);
+    } catch {
+      // What is damaged or lost, the map and the sentence say.
+    }
   }
 
   private show(state: State, changed: Set<string>) {
@@ -228,7 +247,7 @@ export class Page {
       this.drawOverview();
     }
     if (["layer", "head", "heads", "compare"].some((name) => changed.has(name))) this.panes?.notable.show(state);
-    if (changed.has("layer") || changed.has("head")) {
+    if (["layer", "head", "heads"].some((name) => changed.has(name))) {
       this.panes?.overview.name();
       this.panes?.overview.outline();
     }

@@ -21,7 +21,9 @@ export interface SmallNumbers {
 
 export interface LayerInfo {
   name: string;
-  of?: string; // the title of its recording, where the page has two
+  // Where the page has two recordings: the title of its own, and its number there, with a prime in the second.
+  of?: string;
+  label?: string;
   num_heads: number;
   q_len: number;
   kv_len: number;
@@ -97,7 +99,8 @@ export function readRecording(text: string | null | undefined): Recording {
   const opened = [0, 1].map((i) => (Number.isInteger(places[i]) ? places[i] : null));
   if (!raw.other) return { ...raw, opened, ...readTexts(raw) };
   const { first, title } = raw.other;
-  for (const [i, layer] of raw.layers.entries()) layer.of = i < first ? raw.title : title;
+  for (const [i, layer] of raw.layers.entries())
+    Object.assign(layer, i < first ? { of: raw.title, label: `${i}` } : { of: title, label: `${i - first}′` });
   return { ...raw, opened, ...readTexts(raw), other: { ...raw.other, ...readTexts(raw.other) } };
 }
 

@@ -7,7 +7,7 @@ import { grouped } from "../maths/numbers";
 import type { State } from "../state";
 import { ceilingOf } from "./ceiling";
 import { cellTable } from "./cells";
-import { beside, headline, shown } from "./compare";
+import { beside, headline, layerName, shown } from "./compare";
 import { MapView } from "./map";
 import { followMinimap } from "./minimap";
 import { followPointer } from "./travel";
@@ -32,7 +32,7 @@ export class Atlas {
     private readonly page: Page,
   ) {
     if (!page.panes) return;
-    offerNumbers(this.withLayer, page.recording.layers.length);
+    offerNumbers(this.withLayer, page.recording.layers.length, (at) => layerName(page.recording.layers, at));
     for (const select of [this.withLayer, this.withHead])
       select.onchange = () => page.store.set({ with: `${this.withLayer.value}.${this.withHead.value}` });
   }

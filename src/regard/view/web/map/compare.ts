@@ -69,6 +69,11 @@ export function shown(state: State, layers: LayerInfo[]): Which {
   return terms.length > 1 || state.heads !== "one" ? { layer, head, hidden, terms } : { layer, head, hidden };
 }
 
+/** @returns are heads chosen one by one? */
+export function areSeveral({ heads }: State): boolean {
+  return heads !== "one" && heads !== "mean";
+}
+
 /** The chosen heads with one more, or without it if it was one of them. */
 export function withHead(state: State, head: Head): string {
   const words = { one: [word(state)], mean: [] }[state.heads] ?? state.heads.split("_");
@@ -90,7 +95,7 @@ export function headsName({ layer, head, terms }: Which, layers: LayerInfo[]): s
   const mine = terms?.filter(({ factor }) => factor > 0) ?? [{ layer, head }];
   if (mine.length === 1) return headName(mine[0], layers);
   const whole = mine.length === layers[layer].num_heads && mine.every((term) => term.layer === layer);
-  return `mean of ${whole ? "the " : ""}${mine.length} heads${whole ? ` of layer ${layer}` : ""}`;
+  return `mean of ${whole ? "the " : ""}${mine.length} heads${whole ? ` of layer ${layerName(layers, layer)}` : ""}`;
 }
 
 /** @returns what is on the stage, in words */
@@ -105,10 +110,15 @@ export function headline(which: Which, layers: LayerInfo[]): string {
   return `${name[0].toUpperCase()}${name.slice(1)}${which.hidden ? ", without sinks" : ""}`;
 }
 
+/** @returns the number of a layer; of the second recording with a prime */
+export function layerName(layers: LayerInfo[], layer: number): string {
+  return layers[layer].label ?? String(layer);
+}
+
 /** @returns with its recording, where there are two */
 function headName({ layer, head }: Head, layers: LayerInfo[]): string {
   const { of } = layers[layer];
-  return `layer ${layer} head ${head}${of === undefined ? "" : ` (${visible(of)})`}`;
+  return `layer ${layerName(layers, layer)} head ${head}${of === undefined ? "" : ` (${visible(of)})`}`;
 }
 
 /**

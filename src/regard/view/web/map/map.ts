@@ -30,7 +30,7 @@ export interface Look {
   ink: Ink;
 }
 
-const NUMBERS = 40; // pixels of a cell that holds a number
+const NUMBERS = 34; // pixels of a cell that holds a number
 const QUIET = 400; // milliseconds until waiting is spoken of
 const REDRAWN = [
   ...["layer", "head", "heads", "with", "compare", "hidden", "scale"],
@@ -261,7 +261,7 @@ export class MapView {
     if (this.page.store.state.scale === "row") return;
     const frame = this.frame as Frame;
     const { top, bottom, left, right } = this.part as Part;
-    context.font = `${frame.cellWidth < 50 ? 11 : 12}px ${getComputedStyle(document.body).getPropertyValue("--mono")}`;
+    context.font = `${frame.cellWidth < 40 ? 10 : frame.cellWidth < 50 ? 11 : 12}px ${getComputedStyle(document.body).getPropertyValue("--mono")}`;
     context.textAlign = "center";
     context.textBaseline = "middle";
     for (let query = top; query < bottom; query++) {

@@ -7,12 +7,13 @@ import type { MapView } from "./map";
 
 export type Shape = { q_len: number; kv_len: number };
 
-const SIDE = 116; // pixels of its longer side
+const SIDE = 116; // most pixels of its longer side
+const PART = 1 / 4; // of the map, at most
 const LEAST = 24;
 
-function sidesOf({ q_len, kv_len }: Shape): { width: number; height: number } {
-  const longer = Math.max(q_len, kv_len);
-  const side = (length: number) => Math.max(LEAST, Math.round((SIDE * length) / longer));
+function sidesOf({ q_len, kv_len }: Shape, frame: Frame): { width: number; height: number } {
+  const longer = Math.min(SIDE, PART * frame.width, PART * frame.height) / Math.max(q_len, kv_len);
+  const side = (length: number) => Math.max(LEAST, Math.round(longer * length));
   return { width: side(kv_len), height: side(q_len) };
 }
 
@@ -27,7 +28,7 @@ export function drawMinimap(
   const isWhole = frame.rows >= shape.q_len - 1e-6 && frame.columns >= shape.kv_len - 1e-6;
   canvas.hidden = isWhole;
   if (isWhole) return;
-  const { width, height } = sidesOf(shape);
+  const { width, height } = sidesOf(shape, frame);
   const context = sharpened(canvas, width, height);
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
@@ -60,7 +61,7 @@ export function followMinimap(map: MapView, page: Page) {
   const go = ({ offsetX, offsetY }: PointerEvent) => {
     const frame = map.frame as Frame;
     const shape = map.info();
-    const { width, height } = sidesOf(shape);
+    const { width, height } = sidesOf(shape, frame);
     page.store.set({
       row: (offsetY / height) * shape.q_len - frame.rows / 2,
       column: (offsetX / width) * shape.kv_len - frame.columns / 2,

@@ -3,7 +3,7 @@
 import { context2d, element, sharpened } from "../dom";
 import type { Page as Whole, Shared } from "../main";
 import { moving } from "../views/keys";
-import { withHead } from "./compare";
+import { areSeveral, chosenHeads, layerName, withHead } from "./compare";
 import { darkest } from "./legend";
 import { headPicture } from "./small";
 
@@ -30,7 +30,7 @@ export class Overview {
     this.canvas.addEventListener("pointerleave", () => this.point(null));
     this.canvas.addEventListener("click", (event) => {
       const tile = this.at(event);
-      if (tile) store.set(event.shiftKey ? { heads: withHead(store.state, tile) } : tile);
+      if (tile) store.set(event.shiftKey || areSeveral(store.state) ? { heads: withHead(store.state, tile) } : tile);
     });
     const step = (down: number, right: number) =>
       store.set({ layer: store.state.layer + down, head: store.state.head + right });
@@ -69,7 +69,8 @@ export class Overview {
     const { kind } = this.layers[layer];
     const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
     const fitted = this.page.store.state.scale === "fit" ? ` · ${darkest(this.page.gridCeiling)}` : "";
-    this.caption.textContent = `${this.pointed ? "Open" : "Open now:"} layer ${layer}, head ${head}${missing}${fitted}`;
+    const adds = areSeveral(this.page.store.state) ? "Press a map to add its head or take it away. " : "";
+    this.caption.textContent = `${adds}${this.pointed ? "Open" : "Open now:"} layer ${layerName(this.layers, layer)}, head ${head}${missing}${fitted}`;
     this.canvas.setAttribute("aria-label", `Small maps of every head. ${this.caption.textContent}. Arrow keys move.`);
   }
 
@@ -101,7 +102,8 @@ export class Overview {
     }
     context.textAlign = "right";
     for (let layer = 0; layer < this.layers.length; layer += this.step >= 13 ? 1 : 2) {
-      context.fillText(String(layer), this.left - 7, this.top + (layer + 0.5) * this.step - this.gap / 2);
+      const middle = this.top + (layer + 0.5) * this.step - this.gap / 2;
+      context.fillText(layerName(this.layers, layer), this.left - 7, middle);
     }
   }
 
@@ -120,7 +122,7 @@ export class Overview {
     context.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
   }
 
-  /** The open head and the one pointed at, over the finished picture. */
+  /** The open heads and the one pointed at, over the finished picture. */
   outline() {
     if (!this.picture) return;
     const ratio = devicePixelRatio;
@@ -131,11 +133,11 @@ export class Overview {
     context.scale(ratio, ratio);
     context.strokeStyle = this.page.look.ink.accent;
     const side = this.step - this.gap;
-    for (const [tile, width] of [
-      [this.pointed, 1],
-      [this.page.store.state, 2],
-    ] as const) {
+    const { state } = this.page.store;
+    const open = areSeveral(state) ? chosenHeads(state, this.layers) : [state];
+    for (const tile of [this.pointed, ...open]) {
       if (!tile) continue;
+      const width = tile === this.pointed ? 1 : 2;
       context.lineWidth = width;
       const [x, y] = [this.left + tile.head * this.step, this.top + tile.layer * this.step];
       context.strokeRect(x - width / 2, y - width / 2, side + width, side + width);

@@ -21,7 +21,7 @@ export function plain(value: number): string {
   return digits(value).replace(/\.0+$|(\.\d*?)0+$/, "$1");
 }
 
-const LEAST = 1e-5; // a share that is written; the line below the map has all digits of a smaller one
+const LEAST = 1e-5; // a share that is written; the line below the map has the digits of a smaller one
 
 /** A weight as a share: "31.2 %". */
 export function share(weight: number): string {
@@ -35,9 +35,9 @@ export function points(difference: number): string {
   return difference === 0 || Number.isNaN(difference) ? size : `${difference < 0 ? "\u2212" : "+"}${size}`;
 }
 
-/** A weight with every digit that float32 holds. */
+/** A weight with the four digits that are certain, however a file stores its queries and keys. */
 export function full(weight: number): string {
-  return Number.isNaN(weight) ? "NaN" : String(Number(weight.toPrecision(8)));
+  return Number.isNaN(weight) ? "NaN" : String(Number(weight.toPrecision(4)));
 }
 
 /** A count with its thousands apart: "2,048". */

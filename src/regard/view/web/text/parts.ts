@@ -20,8 +20,10 @@ const ENDS = {
   lines: (tokens: Token[], at: number) => tokens[at].text.includes("\n"),
 };
 
-/** Special tokens are in no part, and punctuation is no word. */
-export function parted(tokens: Token[], by: keyof typeof ENDS): Part[] {
+type Way = keyof typeof ENDS;
+
+/** Special tokens are in none, and punctuation is no word. */
+function spansOf(tokens: Token[], by: Way): Span[] {
   const spans: Span[] = [];
   let first = 0;
   tokens.forEach((token, at) => {
@@ -31,7 +33,17 @@ export function parted(tokens: Token[], by: keyof typeof ENDS): Part[] {
     if (!token.special && counts) spans.push([first, at + 1]);
     first = at + 1;
   });
-  const each = Math.ceil(spans.length / MOST);
+  return spans;
+}
+
+/** @returns how many sentences, words or lines one part joins */
+export function joinedIn(tokens: Token[], by: Way): number {
+  return Math.ceil(spansOf(tokens, by).length / MOST);
+}
+
+export function parted(tokens: Token[], by: Way): Part[] {
+  const spans = spansOf(tokens, by);
+  const each = joinedIn(tokens, by);
   return Array.from({ length: Math.ceil(spans.length / each) || 0 }, (_, i) => {
     const [start] = spans[i * each];
     const [, stop] = spans[Math.min(spans.length, (i + 1) * each) - 1];

@@ -8,7 +8,7 @@ import { Latest } from "../data/waiting";
 import { choice, element } from "../dom";
 import type { Page as Whole, Shared } from "../main";
 import type { Axis } from "../map/axes";
-import { chosenHeads, shown, withHead } from "../map/compare";
+import { areSeveral, chosenHeads, layerName, shown, withHead, type Head } from "../map/compare";
 import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
 import type { Cell, State } from "../state";
@@ -270,8 +270,9 @@ export class TextView {
     const drawn = isColoured
       ? heads.map((head, i) => ({ which: { ...head, hidden: state.hidden }, colour: COLOURS[i] }))
       : [{ which: shown({ ...state, compare: "alone" }, layers), colour: this.page.look.ramp.css[STROKE] }];
-    this.toggles.hidden = !few || layers[state.layer].num_heads === 1;
-    if (few) this.offer(state, isColoured ? heads : []);
+    const chosen = areSeveral(state) ? heads : [];
+    this.toggles.hidden = (!few && chosen.length < 2) || layers[state.layer].num_heads === 1;
+    this.offer(state, chosen, few);
     const wanted = few ? JSON.stringify(drawn) : "";
     if (wanted === this.matrix) return;
     this.matrix = wanted;
@@ -299,27 +300,28 @@ export class TextView {
   }
 
   /** A button for every head of the open layer, and for those of others that are chosen. */
-  private offer(state: State, coloured: { layer: number; head: number }[]) {
-    const { num_heads } = this.page.recording.layers[state.layer];
+  private offer(state: State, chosen: Head[], few: boolean) {
+    const { layers } = this.page.recording;
+    const { num_heads } = layers[state.layer];
     const mine = Array.from({ length: num_heads }, (_, head) => ({ layer: state.layer, head }));
-    const all = [...mine, ...coloured.filter(({ layer }) => layer !== state.layer)];
-    const asked = JSON.stringify([all, coloured, state.head, state.heads]);
+    const all = few ? [...mine, ...chosen.filter(({ layer }) => layer !== state.layer)] : [];
+    const asked = JSON.stringify([all, chosen, state.head, state.heads]);
     if (this.toggles.dataset.asked === asked) return;
     const focused = [...this.toggles.children].indexOf(document.activeElement as Element);
     const buttons = all.map(({ layer, head }) => {
-      const place = coloured.findIndex((one) => one.layer === layer && one.head === head);
+      const place = chosen.findIndex((one) => one.layer === layer && one.head === head);
       const isOpen = state.heads === "one" && head === state.head;
-      const style = place >= 0 ? `background: ${COLOURS[place]}` : "";
+      const style = place >= 0 && this.isColoured(state) ? `background: ${COLOURS[place]}` : "";
       const properties = {
         type: "button",
         "aria-pressed": place >= 0 || isOpen,
-        title: `Layer ${layer}, head ${head}: show or hide its lines`,
+        title: `Layer ${layerName(layers, layer)}, head ${head}: show or hide its lines`,
         onclick: () => this.page.store.set({ heads: withHead(this.page.store.state, { layer, head }) }),
       };
-      const name = layer === state.layer ? `H${head}` : `L${layer}H${head}`;
+      const name = layer === state.layer ? `H${head}` : `L${layerName(layers, layer)}H${head}`;
       return element("button", properties, element("span", { className: "patch", style }), name);
     });
-    const label = element("span", { className: "label" }, "Lines of heads, in colours");
+    const label = element("span", { className: "label" }, linesText(chosen.length, few));
     this.toggles.replaceChildren(label, ...buttons);
     this.toggles.dataset.asked = asked;
     if (focused > 0) (this.toggles.children[focused] as HTMLElement).focus();
@@ -352,6 +354,17 @@ export class TextView {
       ...keys.map(({ text }, at) => [at, text, reading.row[at], reading.column?.[at] ?? NaN]),
     ];
   }
+}
+
+/**
+ * What the lines are of, or why there are none.
+ * @param heads that are chosen
+ * @param few tokens, few enough for lines
+ */
+export function linesText(heads: number, few: boolean): string {
+  if (!few) return `Lines are drawn up to ${MOST_LINED} tokens; the tint is the mean of ${heads} heads.`;
+  if (heads <= COLOURS.length) return "Lines of heads, in colours";
+  return `Lines of at most ${COLOURS.length} heads have colours; these are of the mean of ${heads}.`;
 }
 
 /**

@@ -2,6 +2,7 @@
 
 import { byId, offerNumbers } from "../dom";
 import type { Page as Whole, Shared } from "../main";
+import { areSeveral, layerName } from "../map/compare";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";
 import type { State } from "../state";
@@ -20,7 +21,7 @@ export class Controls {
   constructor(readonly page: Page) {
     this.describe();
     this.hint();
-    offerNumbers(this.layer, page.recording.layers.length);
+    offerNumbers(this.layer, page.recording.layers.length, (at) => layerName(page.recording.layers, at));
     this.layer.addEventListener("change", () => page.store.set({ layer: Number(this.layer.value) }));
     this.head.addEventListener("change", () => page.store.set({ head: Number(this.head.value) }));
     document.addEventListener("click", (event) => this.press(event));
@@ -30,14 +31,18 @@ export class Controls {
 
   /** What this is, at the top. */
   private describe() {
-    const { layers } = this.page.recording;
+    const { layers, other } = this.page.recording;
     const [title, model] = [visible(this.page.recording.title), visible(this.page.recording.model)];
     document.title = `${title} · regard`;
     byId("title").textContent = title;
     const heads = Math.max(...layers.map((info) => info.num_heads));
     const { q_len, kv_len } = layers[0];
     const tokens = q_len === kv_len ? counted(q_len, "token") : `${grouped(q_len)} × ${counted(kv_len, "token")}`;
-    byId("about").textContent = [model, tokens, `${counted(layers.length, "layer")} × ${counted(heads, "head")}`]
+    byId("about").textContent = [
+      model,
+      tokens,
+      `${counted(other?.first ?? layers.length, "layer")} × ${counted(heads, "head")}`,
+    ]
       .filter(Boolean)
       .join(" · ");
   }
@@ -51,6 +56,8 @@ export class Controls {
     const { key } = button.dataset;
     if (key) press(this.page, key, event);
     if (button.id === "understood") this.understand();
+    const { state } = this.page.store;
+    if (button.id === "several" && !areSeveral(state)) this.page.store.set({ heads: `${state.layer}.${state.head}` });
     if (button.id === "theme") this.turnTheme();
     if (button.id === "close") byId<HTMLDialogElement>("help").close();
   }
@@ -106,6 +113,7 @@ export class Controls {
       const [name, value] = (button.dataset.set ?? "").split("=");
       button.setAttribute("aria-pressed", String(String(state[name as "scale"]) === value));
     }
+    byId("several")?.setAttribute("aria-pressed", String(areSeveral(state)));
     byId("theme").textContent = isDark() ? "Light" : "Dark";
     byId("sinks").setAttribute("aria-pressed", String(state.hidden));
     byId("sinks").textContent = `Hide ${sinkNames(this.page.axes(state.layer).keys)}`;

@@ -4,6 +4,7 @@ import type { HeadKind } from "../data/payload";
 import { element } from "../dom";
 import { fitted, type Pen, type Picture } from "../export/picture";
 import type { Page as Whole, Shared } from "../main";
+import { layerName } from "../map/compare";
 import { headPicture } from "../map/small";
 import { counted, share } from "../maths/numbers";
 import type { State } from "../state";
@@ -107,7 +108,7 @@ export class HeadsView {
       const tiles = this.tiles.filter((tile) => tile.layer === layer);
       if (tiles.length === 0) return [];
       const row = this.row(tiles);
-      const label = element("p", { className: "layer" }, `Layer ${layer}`);
+      const label = element("p", { className: "layer" }, `Layer ${this.nameOf(layer)}`);
       const known = heads?.filter((kind) => kind !== null) ?? [];
       if (heads && known.length < heads.length) {
         label.title = NO_KINDS;
@@ -130,7 +131,7 @@ export class HeadsView {
   private words({ layer, head, kind }: Tile) {
     const shown = shownFor(this.page.store.state.sort);
     return {
-      name: this.inLayers ? `H${head}` : `L${layer}H${head}`,
+      name: this.inLayers ? `H${head}` : `L${this.nameOf(layer)}H${head}`,
       score: kind && (shown !== "score" || kind.kind !== "mixed") ? whole(kind[shown]) : "",
       kind: kind?.kind ?? "",
     };
@@ -139,7 +140,7 @@ export class HeadsView {
   private row(tiles: Tile[]): HTMLElement {
     const buttons = tiles.map((tile) => {
       const spans = Object.entries(this.words(tile)).map(([className, text]) => element("span", { className }, text));
-      const properties = { type: "button", tabIndex: -1, "aria-label": described(tile) };
+      const properties = { type: "button", tabIndex: -1, "aria-label": described(tile, this.nameOf(tile.layer)) };
       const button = element("button", properties, element("canvas"), ...spans);
       this.tileOf.set(button, tile);
       this.seen.observe(button);
@@ -183,7 +184,7 @@ export class HeadsView {
     const tile = button && this.tileOf.get(button);
     this.details.hidden = !tile;
     if (!tile) return;
-    this.details.textContent = described(tile);
+    this.details.textContent = described(tile, this.nameOf(tile.layer));
     const [box, pane] = [button.getBoundingClientRect(), this.pane.getBoundingClientRect()];
     const left = Math.min(box.left - pane.left, pane.width - this.details.offsetWidth);
     this.details.style.left = `${Math.max(0, left)}px`;
@@ -221,7 +222,7 @@ export class HeadsView {
         const y = row * (side + UNDER);
         pen.fillStyle = this.page.look.ink.grey;
         [pen.textAlign, pen.textBaseline] = ["left", "top"];
-        if (this.inLayers) pen.fillText(`Layer ${tiles[0].layer}`, 0, y);
+        if (this.inLayers) pen.fillText(`Layer ${this.nameOf(tiles[0].layer)}`, 0, y);
         tiles.forEach((tile, at) => this.drawTile(pen, tile, { x: left + at * (side + 8), y, side }));
       });
     };
@@ -249,9 +250,13 @@ export class HeadsView {
     pen.fillText(fitted(pen, kind, side + 4), x, y + side + 19);
   }
 
+  private nameOf(layer: number): string {
+    return layerName(this.page.recording.layers, layer);
+  }
+
   table(): Table {
     const rows = this.tiles.map(({ layer, head, kind }) => [
-      layer,
+      this.page.recording.layers[layer].label ?? layer,
       head,
       ...(kind ? [kind.kind, kind.score, kind.entropy, kind.sink] : kind === null ? [NO_KIND] : []),
     ]);
@@ -277,7 +282,7 @@ function shownFor(sort: State["sort"]): "score" | "entropy" | "sink" {
 }
 
 /** @returns a sentence for who cannot see the map */
-function described({ layer, head, kind }: Tile): string {
+function described({ head, kind }: Tile, layer: string): string {
   const name = `layer ${layer} head ${head}`;
   if (!kind) return kind === null ? `${name}, ${NO_KIND}` : name;
   const parts = [

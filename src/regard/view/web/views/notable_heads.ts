@@ -2,14 +2,16 @@
 
 import { byId, element } from "../dom";
 import type { Page as Whole, Shared } from "../main";
+import { layerName } from "../map/compare";
 import type { State } from "../state";
 import { doing, introduced, notableHeads } from "./opening";
 
-type Page = Shared & Pick<Whole, "fits" | "isGathering" | "openHead">;
+type Page = Shared & Pick<Whole, "isGathering" | "openHead" | "openingCells">;
 
 const SEARCHING = "Looking at every head for those that stand out; they will be listed here.";
 
 export class NotableHeads {
+  private layers = this.page.recording.layers;
   private pane = byId("notable");
   private sentence = byId("introduction");
   private isLate = !this.isKnown(); // the page was there before the kinds of its heads
@@ -20,28 +22,28 @@ export class NotableHeads {
 
   /** @returns are the kinds of the heads known? */
   private isKnown(): boolean {
-    return this.page.recording.layers.some(({ heads }) => heads !== null);
+    return this.layers.some(({ heads }) => heads !== null);
   }
 
   /** Beside a head that was opened before the kinds were known, the one that stands out most. */
   private offer(layer: number, head: number) {
-    const best = notableHeads(this.page.recording.layers).find((one) => this.page.fits(one));
+    const best = notableHeads(this.layers).find((one) => this.page.openingCells(one.layer, one.head).length > 0);
     const isMoved = layer !== this.page.store.fresh.layer || head !== this.page.store.fresh.head;
     if (isMoved) this.isLate = false;
     if (isMoved || !best || (best.layer === layer && best.head === head)) return;
-    const text = `Open layer ${best.layer}, head ${best.head}, which stands out most: ${best.kind.kind}`;
+    const text = `Open layer ${layerName(this.layers, best.layer)}, head ${best.head}, which stands out most: ${best.kind.kind}`;
     const onclick = () => this.page.openHead(best.layer, best.head);
     this.sentence.append(" ", element("button", { type: "button", className: "offer", onclick }, text));
   }
 
   /** A button for each kind of head, with the head that is it most. */
   list() {
-    const found = notableHeads(this.page.recording.layers);
+    const found = notableHeads(this.layers);
     this.pane.hidden = found.length === 0;
     const list = this.pane.querySelector("ul") as HTMLElement;
     list.replaceChildren(
       ...found.map(({ layer, head, kind }) => {
-        const name = element("span", {}, `L${layer}H${head}`);
+        const name = element("span", {}, `L${layerName(this.layers, layer)}H${head}`);
         const onclick = () => this.page.openHead(layer, head);
         const properties = { type: "button", "data-head": `${layer}.${head}`, title: doing(kind), onclick };
         const button = element("button", properties, name, ` ${kind.kind} ${Math.round(100 * kind.score)}\u202f%`);
@@ -52,9 +54,9 @@ export class NotableHeads {
   }
 
   show({ layer, head, heads, compare }: State) {
-    const kind = this.page.recording.layers[layer].heads?.[head];
+    const kind = this.layers[layer].heads?.[head];
     const isOne = heads === "one" && compare !== "difference";
-    this.sentence.textContent = kind && isOne ? introduced({ layer, head, kind }) : "";
+    this.sentence.textContent = kind && isOne ? introduced({ layer: layerName(this.layers, layer), head, kind }) : "";
     if (!this.isKnown()) this.sentence.textContent = this.page.isGathering ? SEARCHING : "";
     else if (isOne && this.isLate) this.offer(layer, head);
     for (const button of this.pane.querySelectorAll("button") as NodeListOf<HTMLElement>)

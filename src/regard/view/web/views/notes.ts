@@ -31,12 +31,8 @@ export function notes(recording: Recording, layer: number): string[] {
 
 /** Which layers are of which recording, and why two texts have no difference. */
 function bothNote({ title, layers }: Recording, { first, title: second }: Other) {
-  const which = `${layersName(0, first)} of “${visible(title)}”. ${layersName(first, layers.length)} of “${visible(second)}”.`;
+  const which = `Layers without a prime are of “${visible(title)}”, those with a prime (0′) of “${visible(second)}”.`;
   const [one, two] = [layers[0], layers[first]];
   if (one.q_len === two.q_len && one.kv_len === two.kv_len) return which;
   return `${which} They have ${counted(one.kv_len, "token")} and ${counted(two.kv_len, "token")}, so their cells have no difference; the maps stand side by side.`;
-}
-
-function layersName(start: number, stop: number): string {
-  return stop - start === 1 ? `Layer ${start} is` : `Layers ${start} to ${stop - 1} are`;
 }

@@ -83,7 +83,7 @@ export function doing({ kind }: HeadKind): string {
 }
 
 /** @returns one sentence that says what is seen */
-export function introduced({ layer, head, kind }: NotableHead): string {
+export function introduced({ layer, head, kind }: { layer: string; head: number; kind: HeadKind }): string {
   const known = KINDS[kind.kind];
   const name = `Layer ${layer}, head ${head} is ${named(kind.kind)}: ${doing(kind)}`;
   return known ? `${name} (${Math.round(100 * kind.score)}\u202f% ${known.score ?? MEAN}).` : `${name}.`;
@@ -124,7 +124,7 @@ export function openingCells(
   kind: HeadKind | null | undefined,
   { queries, keys }: TwoAxes,
   rowOf: RowOf,
-  among: number[] = spread(queries.length),
+  among = [...queries.keys()].filter((at) => at % Math.ceil(queries.length / MOST_WORDS) === 0),
 ): { query: number; key: number | null }[] {
   const known = kind && KINDS[kind.kind]?.key;
   const isSink = kind?.kind.endsWith("sink");
@@ -144,12 +144,6 @@ export function openingCells(
   });
   const fitting = found.filter(({ worth }) => worth > 0).sort((a, b) => b.worth - a.worth);
   return fitting.map(({ query, key }) => ({ query, key }));
-}
-
-/** Queries of a text, evenly; all of a short one. */
-function spread(count: number): number[] {
-  const every = Math.ceil(count / MOST_WORDS);
-  return Array.from({ length: Math.ceil(count / every) || 0 }, (_, i) => i * every);
 }
 
 /** How much a token says: a content word more than an article, a full stop or a special token not at all. */

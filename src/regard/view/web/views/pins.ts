@@ -7,6 +7,7 @@ import { isWhole } from "../data/block_means";
 import type { LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
 import type { Page as Whole, Shared } from "../main";
+import { layerName } from "../map/compare";
 import { share } from "../maths/numbers";
 import { named } from "../text/tokens";
 
@@ -47,6 +48,7 @@ export function written(pins: Pin[]): string {
 
 export class Pins {
   private pane = byId("pins");
+  private isNew = false; // the last one waits for its note
 
   constructor(readonly page: Page) {}
 
@@ -60,8 +62,8 @@ export class Pins {
     const cell = { layer, head, ...this.page.cell() };
     const rest = this.all().filter((pin) => !isSame(pin, cell));
     if (rest.length === MOST) return this.page.say(`At most ${MOST} cells can be pinned; take one away first.`);
-    const isNew = rest.length === this.all().length;
-    this.page.store.set({ pins: written(isNew ? [...rest, { ...cell, note: "" }] : rest) });
+    this.isNew = rest.length === this.all().length;
+    this.page.store.set({ pins: written(this.isNew ? [...rest, { ...cell, note: "" }] : rest) });
   }
 
   /** @param note null: it is taken away */
@@ -76,12 +78,14 @@ export class Pins {
     this.pane.hidden = pins.length === 0;
     const list = this.pane.querySelector("ul") as HTMLElement;
     list.replaceChildren(...pins.map((pin) => this.line(pin)));
+    if (this.isNew) list.querySelector<HTMLElement>("li:last-child input")?.focus();
+    this.isNew = false;
   }
 
   private line(pin: Pin) {
     const { layer, head, query, key } = pin;
     const { queries, keys } = this.page.axes(layer);
-    const name = `L${layer}H${head} ${named(queries[query], 16)} → ${named(keys[key], 16)}`;
+    const name = `L${layerName(this.page.recording.layers, layer)}H${head} ${named(queries[query], 16)} → ${named(keys[key], 16)}`;
     const open = () => this.page.store.set({ layer, head, heads: "one", query, key, hover: null });
     const go = element("button", { type: "button", title: `Query ${query}, key ${key}`, onclick: open }, name);
     const value = element("span", { className: "value" });
@@ -92,6 +96,7 @@ export class Pins {
       placeholder: "Note",
       "aria-label": `Note on ${name}`,
       onchange: () => this.change(pin, note.value),
+      onkeydown: ({ key }: KeyboardEvent) => ["Enter", "Escape"].includes(key) && note.blur(),
     });
     const remove = { onclick: () => this.change(pin, null), "aria-label": `Take away the pin on ${name}` };
     const away = element("button", { type: "button", ...remove }, "×");

@@ -3,7 +3,7 @@
 import { isWhole } from "../data/block_means";
 import type { Which } from "../data/source";
 import { Latest } from "../data/waiting";
-import { choice, element } from "../dom";
+import { choice, element, moreColumns } from "../dom";
 import { fitted, type Pen, type Picture } from "../export/picture";
 import type { Page as Whole, Shared } from "../main";
 import { roundedUp } from "../map/ceiling";
@@ -12,7 +12,7 @@ import { level, tintOf } from "../maths/colours";
 import { counted, digits, lasting, share } from "../maths/numbers";
 import { WORDS, type State } from "../state";
 import { missing } from "../text/block_words";
-import { parted, type Part } from "../text/parts";
+import { joinedIn, parted, type Part } from "../text/parts";
 import { isolated } from "../text/tokens";
 import { moving } from "./keys";
 import type { Table } from "./views";
@@ -26,15 +26,14 @@ const ASKED = ["layer", "head", "heads", "hidden", "parts"];
 const AGAIN = 500; // milliseconds
 const NUMBERED = 14; // columns that have room for their numbers
 const FIFTH = 5;
+const LEAST = 0.001; // of the attention, that goes to no part, to be worth a sentence
 const NAMES = 230; // pixels of the names of parts in a picture
 const NO_PARTS = "There are no parts: the text has special tokens only.";
 
 export class SegmentsView {
   private line = element("p", { className: "line", role: "status" });
-  private overflow = element("p", { className: "overflow", hidden: true }, "More columns on the right: scroll →");
   private body = element("div", {
     className: "scroller",
-    onscroll: () => this.showOverflow(),
     onpointerover: ({ target }: Event) => this.say(target),
     onpointerleave: () => this.sayAll(),
     onfocusin: ({ target }: Event) => {
@@ -44,6 +43,7 @@ export class SegmentsView {
     },
     onkeydown: moving((down, right) => this.go(down, right)),
   });
+  private overflow = moreColumns(this.body);
   private latest = new Latest();
   private darkest = 1; // the share of the darkest colour
   private found: Found | null = null;
@@ -58,7 +58,7 @@ export class SegmentsView {
       group("Parts", "parts", WORDS.parts),
       group("Share of each", "per", WORDS.per),
     );
-    pane.append(tools, this.line, this.overflow, this.body);
+    pane.append(tools, this.line, this.overflow.line, this.body);
   }
 
   update(state: State, changed: Set<string>) {
@@ -134,19 +134,12 @@ export class SegmentsView {
     this.darkest = roundedUp(values.reduce((most, value) => (value > most ? value : most), 0));
     const focused = this.body.contains(document.activeElement) ? document.activeElement : null;
     this.body.replaceChildren(this.tabled(this.found));
-    this.showOverflow();
+    this.overflow.look();
     this.sayAll();
     this.page.explain(this.page.store.state);
     if (!focused) return;
     const { row, column } = (focused as HTMLElement).dataset;
     this.at(row, column)?.focus({ preventScroll: true });
-  }
-
-  /** Says that there are more columns than fit: a scroll bar may be invisible until it is used. */
-  private showOverflow() {
-    const { scrollLeft, scrollWidth, clientWidth } = this.body;
-    const rest = scrollWidth - clientWidth - scrollLeft;
-    this.overflow.hidden = rest < 2;
   }
 
   private tabled({ queries, keys, values }: Found): HTMLTableElement {
@@ -208,10 +201,11 @@ export class SegmentsView {
 
   private sayAll() {
     if (!this.found) return;
-    const { queries, keys } = this.found;
+    const { queries, keys, shares } = this.found;
+    const { layer, parts } = this.page.store.state;
     const same = queries.length === keys.length;
     const what = same ? counted(keys.length, "part") : `${queries.length} × ${counted(keys.length, "part")}`;
-    this.line.textContent = `${what}, in percent: the mean over the queries of a part, ${this.over()}.`;
+    this.line.textContent = `${what}, in percent: the mean over the queries of a part, ${this.over()}.${restText(joinedIn(this.page.axes(layer).keys, parts), parts, shares, queries.length)}`;
   }
 
   private over(): string {
@@ -288,6 +282,20 @@ export class SegmentsView {
     const rows = queries.map(({ name }, row) => [name, ...keys.map((_, column) => values[row * keys.length + column])]);
     return [["part", ...keys.map(({ name }) => name)], ...rows];
   }
+}
+
+/**
+ * What the table does not show.
+ * @param joined in each part
+ * @param shares (queries, key parts)
+ */
+export function restText(joined: number, parts: State["parts"], shares: Float32Array, queries: number): string {
+  const rest = 1 - shares.reduce((sum, one) => sum + one, 0) / queries;
+  const others = parts === "words" ? "special tokens and punctuation" : "special tokens";
+  return (
+    (joined > 1 ? ` Each part is of ${joined} ${parts}.` : "") +
+    (rest >= LEAST ? ` On average ${share(rest)} goes to ${others}, which are in no part.` : "")
+  );
 }
 
 /** @returns in percent */

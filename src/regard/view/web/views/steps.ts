@@ -5,7 +5,7 @@
 
 import { isWhole } from "../data/block_means";
 import { Latest } from "../data/waiting";
-import { choice, element, pixelated } from "../dom";
+import { choice, element, moreColumns, pixelated } from "../dom";
 import type { Page as Whole, Shared } from "../main";
 import type { Ramp } from "../maths/colours";
 import { counted, grouped, share } from "../maths/numbers";
@@ -64,6 +64,8 @@ export class StepsView {
     onclick: () => this.page.store.set({ steps: this.page.store.state.steps + MORE }),
   });
   private notes = element("p", { className: "note" });
+  private scroller = element("div", { className: "scroller" });
+  private overflow = moreColumns(this.scroller);
   private meanings = element("dl");
   private latest = new Latest();
   private asked = "";
@@ -78,9 +80,11 @@ export class StepsView {
   ) {
     this.order.className = "choice pressed";
     const summary = element("summary", {}, "What the steps are");
-    const explained = element("details", { className: "explained pressed" }, summary, this.meanings);
-    const scroller = element("div", { className: "scroller" }, this.grid, this.more, this.notes, explained);
-    pane.append(element("div", { className: "top" }, this.heading, this.order), this.sum, scroller);
+    const open = matchMedia("(min-width: 700px)").matches; // on a phone it would fill the screen
+    const explained = element("details", { className: "explained pressed", open }, summary, this.meanings);
+    this.scroller.append(explained, this.grid, this.more, this.notes);
+    const top = element("div", { className: "top" }, this.heading, this.order);
+    pane.append(top, this.sum, this.overflow.line, this.scroller);
   }
 
   private go(down: number, right: number) {
@@ -177,6 +181,7 @@ export class StepsView {
     // Where nothing is left to unfold, the focus goes on to the first key that was.
     if (unfolded !== null && this.more.hidden) this.cell([unfolded, this.active[1]])?.focus();
     this.mark();
+    this.overflow.look();
     this.grid.dataset.ready = `${this.asked},${steps.rows.length}`;
   }
 
