@@ -91,13 +91,15 @@ def _turned_mask(lab: Lab) -> _Mistake | None:
     if turned is None:
         return None
     other = Lab(turned)
-    laws = _TRIED[: _ORDER.index("padding") + 1]
+    pairs = zip(turned.slots, lab.specimen.slots, strict=True)
+    before = [own for slot, own in pairs if slot is not own]
+    # A mask that is joined with another one by "or" hides nothing either way.
+    laws = _TRIED[: _ORDER.index("padding") + any(slot.kind == "filled" for slot in before)]
     results = judged(other, laws)
     if any(r.breach or r.outcome == "not tried" for r in results):
         return None
     place = _lines(other, Breach("")).of("mask-inverted")
-    pairs = zip(turned.slots, lab.specimen.slots, strict=True)
-    names = ", ".join(slot.name for slot, before in pairs if slot is not before)
+    names = ", ".join(slot.name for slot in before)
     says = f"With {names} turned round it obeys all laws."
     return _Mistake("mask-inverted", place, (), Breach(says))
 
