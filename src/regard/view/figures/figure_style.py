@@ -3,7 +3,9 @@
 matplotlib is imported where a picture is drawn, so that ``import regard`` stays quick.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from importlib.util import find_spec
 from itertools import product
 from math import floor, log10
@@ -48,12 +50,6 @@ __all__ = [
 Scale = Literal["linear", "log"]
 
 GREY = "#7b7d84"  # dark enough on white, light enough on black
-# After the ground, at even steps; the page's own scale (colours.ts), safe for the colour blind as
-# lightness alone orders it: towards deep indigo on light ground, towards warm light on dark.
-_STOPS = {
-    "light": ("#c7d3f9", "#8a98e6", "#5658c8", "#33258f", "#1b0e4f"),
-    "dark": ("#542620", "#944126", "#cb7431", "#ecb667", "#fef4ce"),
-}
 _LONGEST_LABEL = 18
 # Points: room for a number.
 _LEAST_WIDTH, _LEAST_HEIGHT = 22.0, 12.0
@@ -282,7 +278,9 @@ def ramp(ax: "Axes") -> "LinearSegmentedColormap":
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     ground = to_rgb(ax.get_facecolor())
-    stops = _STOPS["light" if sum(ground) > 1.5 else "dark"]
+    # The page's own table: lightness alone orders its colours, which the colour blind can see.
+    table = files("regard.view").joinpath("colours.json").read_text(encoding="utf-8")
+    stops = json.loads(table)["weights"]["light" if sum(ground) > 1.5 else "dark"]
     # What is no number (NaN) is grey.
     return LinearSegmentedColormap.from_list("regard", [ground, *stops], bad=GREY)
 

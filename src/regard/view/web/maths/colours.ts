@@ -1,35 +1,15 @@
 /**
- * One sequential scale from ground to ink, even to the eye (built in OKLab), safe for the colour
- * blind (lightness alone orders it). Weight 0 is the ground itself. Differences go from the ground
- * to orange where there is more, to blue where there is less.
+ * One sequential scale from ground to ink, even to the eye (mixed in OKLab), safe for the colour
+ * blind (lightness alone orders it): to deep indigo, or to warm light. Weight 0 is the ground itself.
+ * Differences go from the ground to orange where there is more, to blue where there is less: no two
+ * colours that any kind of colour blindness confuses. The table, which figures use as well, has the
+ * colours after the ground, at even steps.
  */
 
+import table from "../../colours.json";
 import type { State } from "../state";
 
 export type Scale = State["scale"];
-
-// After the ground, [lightness, chroma, hue] at even steps: to deep indigo; to warm light.
-const STOPS = {
-  light: [
-    [0.87, 0.055, 272],
-    [0.7, 0.115, 275],
-    [0.52, 0.17, 278],
-    [0.36, 0.165, 280],
-    [0.235, 0.11, 283],
-  ],
-  dark: [
-    [0.33, 0.07, 28],
-    [0.48, 0.12, 38],
-    [0.645, 0.135, 55],
-    [0.81, 0.115, 76],
-    [0.965, 0.05, 95],
-  ],
-};
-
-/** @returns lightness, green to red, blue to yellow */
-function toLab([lightness, chroma, hue]: number[]): number[] {
-  return [lightness, chroma * Math.cos((hue * Math.PI) / 180), chroma * Math.sin((hue * Math.PI) / 180)];
-}
 
 /**
  * @param value 0..255, as a screen is told it
@@ -69,36 +49,6 @@ function toRgb([lightness, a, b]: number[]): number[] {
   return linear.map((x) => 255 * Math.min(1, Math.max(0, x <= 0.0031308 ? 12.92 * x : 1.055 * x ** (1 / 2.4) - 0.055)));
 }
 
-// Blue and orange: no two colours that any kind of colour blindness confuses.
-const MORE = {
-  light: [
-    [0.86, 0.07, 62],
-    [0.72, 0.145, 55],
-    [0.56, 0.15, 45],
-    [0.4, 0.115, 38],
-  ],
-  dark: [
-    [0.36, 0.07, 45],
-    [0.55, 0.125, 52],
-    [0.74, 0.145, 62],
-    [0.9, 0.08, 80],
-  ],
-};
-const LESS = {
-  light: [
-    [0.86, 0.055, 250],
-    [0.7, 0.115, 252],
-    [0.52, 0.145, 256],
-    [0.36, 0.12, 262],
-  ],
-  dark: [
-    [0.34, 0.075, 262],
-    [0.52, 0.13, 256],
-    [0.72, 0.115, 245],
-    [0.9, 0.055, 235],
-  ],
-};
-
 export interface Ramp {
   packed: Uint32Array; // pixels
   css: string[]; // colours
@@ -110,13 +60,13 @@ export interface Ramp {
  * @param ground its ground, as "#fafaf9"
  */
 export function ramp(theme: "light" | "dark", ground: string): Ramp {
-  return through([labOf(ground), ...STOPS[theme].map(toLab)], 256);
+  return through([ground, ...table.weights[theme]].map(labOf), 256);
 }
 
 /** The 511 colours of differences: the ground in the middle, at 255. */
 export function differenceRamp(theme: "light" | "dark", ground: string): Ramp {
-  const less = LESS[theme].map(toLab).reverse();
-  return through([...less, labOf(ground), ...MORE[theme].map(toLab)], 511);
+  const less = [...table.less[theme]].reverse();
+  return through([...less, ground, ...table.more[theme]].map(labOf), 511);
 }
 
 /** @returns a colour for text whose contrast is at least 4.5, as WCAG 2 defines it. */
