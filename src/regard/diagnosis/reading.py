@@ -88,7 +88,7 @@ class Thing:
     @property
     def uses_numpy(self) -> bool:
         """Return True for a function in a file that imports NumPy."""
-        return np in getattr(self.call, "__globals__", {}).values()
+        return any(value is np for value in getattr(self.call, "__globals__", {}).values())
 
     def of(self, role: str) -> Argument | None:
         """Return the first argument with a role."""

@@ -71,16 +71,25 @@ class Gradient(Law):
             says = f"{moving} moves the output, and gets no gradient."
             return Breach(says, _cut(run), kind="cut")
         if idle:
-            says = f"{', '.join(idle[:3])} has no influence on the output: it gets no gradient."
-            if others := _left_out(lab):
-                raise NotTried(
-                    f"{says[:-1]} without {' or '.join(others)}: pass an example call that has one."
-                )
-            return Breach(says, _cut(run), kind=f"idle {idle[0]}")
+            return self._idle(lab, run, idle)
         parts = zip(named.items(), found[len(leaves) :], strict=True)
         if (third := self._third(run, parts)) is not None:
             return third
         return self._compared(lab, contents, run, wanted, found, weight)
+
+    @staticmethod
+    def _idle(lab: Lab, run: Run, idle: list[str]) -> Breach:
+        """Return the breach of parameters without influence.
+
+        Raises:
+            NotTried: an argument that was left out may need them.
+        """
+        says = f"{', '.join(idle[:3])} has no influence on the output: it gets no gradient."
+        if others := _left_out(lab):
+            raise NotTried(
+                f"{says[:-1]} without {' or '.join(others)}: pass an example call that has one."
+            )
+        return Breach(says, _cut(run), kind=f"idle {idle[0]}")
 
     @staticmethod
     def _third(

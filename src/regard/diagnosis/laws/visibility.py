@@ -81,17 +81,7 @@ class Influence(Law):
             says = f"Each token sees {pattern_of(seen)[8:]} tokens; the docstring says {keys}."
             return Breach(says, None, pair_of(seen, window))
         if causal:
-            near = (j <= i) & (i - j < 2)
-            says = ""
-            if bool((bad := seen & (j > i)).any()):
-                says = f"{_where(bad)}, which comes later."
-            elif bool((bad := ~seen & near).any()):
-                says = f"{_where(bad, moves=False)}."
-            place = _lifted(lab) if "later" in says else None
-            if says:
-                return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen))
-            _check_gaps(lab, ~seen & (j <= i))
-            return None
+            return self._causal(lab, seen)
         if not seen.any():
             return Breach("No token moves any output.", is_definite=False)
         if not (seen & (j != i)).any():
@@ -122,6 +112,22 @@ class Influence(Law):
                 token = int(alone.nonzero()[0]) + 1
                 raise NotTried(f"No other token sees token {token}: pass a mask that says so.")
             lab.notes.append("Some tokens are hidden from others, in a pattern taken as meant.")
+        return None
+
+    @staticmethod
+    def _causal(lab: Lab, seen: Tensor) -> Breach | None:
+        """Compare with a causal mask, or a window that the code speaks of."""
+        i, j = torch.arange(len(seen))[:, None], torch.arange(len(seen))
+        near = (j <= i) & (i - j < 2)
+        says = ""
+        if bool((bad := seen & (j > i)).any()):
+            says = f"{_where(bad)}, which comes later."
+        elif bool((bad := ~seen & near).any()):
+            says = f"{_where(bad, moves=False)}."
+        place = _lifted(lab) if "later" in says else None
+        if says:
+            return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen))
+        _check_gaps(lab, ~seen & (j <= i))
         return None
 
     @staticmethod
