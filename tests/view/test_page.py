@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page
 
 import regard
 from pages import (
@@ -64,42 +65,7 @@ def test_the_map_the_line_below_and_the_tables_have_the_librarys_numbers(show: O
 # Moving
 
 
-def test_one_moves_by_address_keyboard_and_pointer(show: Open) -> None:
-    recording = recorded()
-    page = show(
-        recording, "#layer=0&head=1&query=4&key=3&scale=row&side=looked&theme=dark&folded=1"
-    )
-    blocks = page.locator("script[id^=layer-]")
-    there = "blocks => blocks.filter(({ text }) => text).map(({ id }) => id).sort()"
-    with step("an address reopens what it names"):
-        page.wait_for_selector('body[data-read="0,1,4,3,0"]')
-        assert (page.input_value("#layer"), page.input_value("#head")) == ("0", "1")
-        for pressed in ("scale=row", "side=looked"):
-            assert page.get_attribute(f'[data-set="{pressed}"]', "aria-pressed") == "true"
-        assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
-        assert not page.is_visible("#prose")
-    with step("numbers that were read leave the document"):
-        assert blocks.evaluate_all(there) == ["layer-1-key", "layer-1-query", "layer-1-rows"]
-        go(page, 1, 0, 3, 2)
-        assert blocks.evaluate_all(there) == []
-        go(page, 0, 0, 4, 1)
-        assert "of its attention to" in sentence(page)
-    with step("an address typed while the last state is being remembered wins"):
-        page.evaluate(
-            """() => {
-              const last = location.href;
-              location.hash = "layer=1&head=1&query=3&key=2";
-              history.replaceState(null, "", last);
-            }"""
-        )
-        page.wait_for_selector('body[data-read="1,1,3,2,0"]', timeout=20_000)
-    with step("the keyboard moves and the address remembers"):
-        visit(page, "#query=4&key=3")
-        page.wait_for_selector('body[data-read="0,0,4,3,0"]')
-        for key in ("ArrowDown", "ArrowLeft", "]", "}"):
-            page.keyboard.press(key)
-        expected = {"layer": "1", "head": "1", "query": "5", "key": "2"}
-        assert address(page, lambda said: said == expected) == expected
+def then_phrases_help_and_pointing(page: Page, recording: regard.Recording) -> None:
     with step("a phrase over several tokens is found"):
         page.keyboard.press("/")
         page.keyboard.type("DESSERT FIRST")
@@ -145,6 +111,45 @@ def test_one_moves_by_address_keyboard_and_pointer(show: Open) -> None:
         assert box is not None
         page.click("#overview canvas", position={"x": box["width"] - 15, "y": box["height"] - 15})
         page.wait_for_selector('body[data-read^="1,1,"]')
+
+
+def test_one_moves_by_address_keyboard_and_pointer(show: Open) -> None:
+    recording = recorded()
+    page = show(
+        recording, "#layer=0&head=1&query=4&key=3&scale=row&side=looked&theme=dark&folded=1"
+    )
+    blocks = page.locator("script[id^=layer-]")
+    there = "blocks => blocks.filter(({ text }) => text).map(({ id }) => id).sort()"
+    with step("an address reopens what it names"):
+        page.wait_for_selector('body[data-read="0,1,4,3,0"]')
+        assert (page.input_value("#layer"), page.input_value("#head")) == ("0", "1")
+        for pressed in ("scale=row", "side=looked"):
+            assert page.get_attribute(f'[data-set="{pressed}"]', "aria-pressed") == "true"
+        assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+        assert not page.is_visible("#prose")
+    with step("numbers that were read leave the document"):
+        assert blocks.evaluate_all(there) == ["layer-1-key", "layer-1-query", "layer-1-rows"]
+        go(page, 1, 0, 3, 2)
+        assert blocks.evaluate_all(there) == []
+        go(page, 0, 0, 4, 1)
+        assert "of its attention to" in sentence(page)
+    with step("an address typed while the last state is being remembered wins"):
+        page.evaluate(
+            """() => {
+              const last = location.href;
+              location.hash = "layer=1&head=1&query=3&key=2";
+              history.replaceState(null, "", last);
+            }"""
+        )
+        page.wait_for_selector('body[data-read="1,1,3,2,0"]', timeout=20_000)
+    with step("the keyboard moves and the address remembers"):
+        visit(page, "#query=4&key=3")
+        page.wait_for_selector('body[data-read="0,0,4,3,0"]')
+        for key in ("ArrowDown", "ArrowLeft", "]", "}"):
+            page.keyboard.press(key)
+        expected = {"layer": "1", "head": "1", "query": "5", "key": "2"}
+        assert address(page, lambda said: said == expected) == expected
+    then_phrases_help_and_pointing(page, recording)
 
 
 GROUND = """() => {

@@ -260,6 +260,35 @@ def shown(page: Page) -> list[int]:
     return [int(n) for n in (page.get_attribute(".map", "data-ready") or "").split(",")[-5:]]
 
 
+def then_dragging_and_the_minimap(page: Page) -> None:
+    with step("dragging moves the map with the pointer"):
+        visit(page, "#zoom=8&row=40&column=40&query=50&key=50")
+        page.wait_for_selector('body[data-read="0,0,50,50,0"]')
+        left, top, width, height = settled(page)
+        start = (left + 200, top + 150)
+        page.mouse.move(*start)
+        page.mouse.down()
+        page.mouse.move(start[0] - 2 * width, start[1] + 3 * height, steps=4)
+        page.mouse.up()
+        page.mouse.move(2, 2)
+        said = address(page, lambda said: said.get("row", "40") != "40")
+        assert (float(said["row"]), float(said["column"])) == pytest.approx((37, 42), abs=0.05)
+    with step("the minimap is hidden while the whole is seen, and moves a part"):
+        visit(page, "#query=3&key=3")
+        mini = page.locator(".map .mini").first
+        mini.wait_for(state="hidden")
+        page.keyboard.press("+")
+        page.keyboard.press("+")
+        mini.wait_for(state="visible")
+        small = mini.bounding_box()
+        assert small is not None
+        mini.click(position={"x": small["width"] / 2, "y": small["height"] - 5})
+        page.mouse.move(2, 2)
+        said = address(page, lambda said: float(said.get("row", 0)) > 130)
+        assert float(said["row"]) + 200 / 4 == pytest.approx(200, abs=1)
+        assert 20 < float(said["column"]) < 110
+
+
 @pytest.mark.browser
 def test_the_map_moves_by_drag_wheel_double_click_and_minimap(show: Open) -> None:
     page = show(recorded(tokens=200), "#query=3&key=3")
@@ -287,32 +316,7 @@ def test_the_map_moves_by_drag_wheel_double_click_and_minimap(show: Open) -> Non
             x = left + (token[1] - float(said["column"])) * width
             y = top + (token[0] - float(said["row"])) * height
             assert (x, y) == pytest.approx(at, abs=2.5)  # the pointer is told in whole pixels
-    with step("dragging moves the map with the pointer"):
-        visit(page, "#zoom=8&row=40&column=40&query=50&key=50")
-        page.wait_for_selector('body[data-read="0,0,50,50,0"]')
-        left, top, width, height = settled(page)
-        start = (left + 200, top + 150)
-        page.mouse.move(*start)
-        page.mouse.down()
-        page.mouse.move(start[0] - 2 * width, start[1] + 3 * height, steps=4)
-        page.mouse.up()
-        page.mouse.move(2, 2)
-        said = address(page, lambda said: said.get("row", "40") != "40")
-        assert (float(said["row"]), float(said["column"])) == pytest.approx((37, 42), abs=0.05)
-    with step("the minimap is hidden while the whole is seen, and moves a part"):
-        visit(page, "#query=3&key=3")
-        mini = page.locator(".map .mini").first
-        mini.wait_for(state="hidden")
-        page.keyboard.press("+")
-        page.keyboard.press("+")
-        mini.wait_for(state="visible")
-        small = mini.bounding_box()
-        assert small is not None
-        mini.click(position={"x": small["width"] / 2, "y": small["height"] - 5})
-        page.mouse.move(2, 2)
-        said = address(page, lambda said: float(said.get("row", 0)) > 130)
-        assert float(said["row"]) + 200 / 4 == pytest.approx(200, abs=1)
-        assert 20 < float(said["column"]) < 110
+    then_dragging_and_the_minimap(page)
 
 
 @pytest.mark.browser
@@ -361,6 +365,36 @@ def test_a_long_text_goes_from_aligned_blocks_to_single_cells(show: Open) -> Non
 # Several heads
 
 
+def then_two_maps_side_by_side(page: Page) -> None:
+    with step("two maps side by side, on one scale and with numbers in their cells"):
+        visit(page, "#query=4&key=6&compare=beside&with=1.2")
+        page.wait_for_selector('.pane:nth-child(2) .map[data-ready]:not([data-ready=""])')
+        titles = page.locator(".map-title")
+        expect(titles).to_have_text(["Layer 0 head 0", "Layer 1 head 2"])
+        one, other = (page.locator(".map").nth(at).get_attribute("data-frame") for at in (0, 1))
+        assert one == other
+        assert float((one or "").split(",")[2]) >= 40  # pixels from which a cell has its number
+    with step("Shift and a click on a small map adds its head, and takes it away"):
+        visit(page, "#query=4&key=6")
+        page.wait_for_selector('body[data-read="0,0,4,6,0"]')
+        box = page.locator("#overview canvas").bounding_box()
+        assert box is not None
+        last = {"x": box["width"] - 15, "y": box["height"] - 15}
+        page.click("#overview canvas", position=last, modifiers=["Shift"])
+        assert address(page, lambda said: "heads" in said)["heads"] == "0.0_1.2"
+        page.click("#overview canvas", position=last, modifiers=["Shift"])
+        assert address(page, lambda said: said.get("heads") == "0.0")["heads"] == "0.0"
+    with step("so does a press without Shift, once several heads are asked for"):
+        page.click("[data-set='heads=one']")
+        page.click("#several")
+        expect(page.locator("#several")).to_have_attribute("aria-pressed", "true")
+        page.click("#overview canvas", position=last)
+        assert address(page, lambda said: "_" in said.get("heads", ""))["heads"] == "0.0_1.2"
+        page.click("[data-set='heads=one']")
+        page.click("#overview canvas", position=last)
+        address(page, lambda said: said["layer"] == "1" and "heads" not in said)
+
+
 @pytest.mark.browser
 def test_several_heads_are_a_mean_a_difference_or_side_by_side(show: Open) -> None:
     recording = recorded(heads=3, kv_heads=3)
@@ -398,30 +432,4 @@ def test_several_heads_are_a_mean_a_difference_or_side_by_side(show: Open) -> No
         for query, key in cells:
             expected = 255 + round(float(difference[query, key]) * 255)
             assert abs(level_at(page, query, key) - expected) <= 1
-    with step("two maps side by side, on one scale and with numbers in their cells"):
-        visit(page, "#query=4&key=6&compare=beside&with=1.2")
-        page.wait_for_selector('.pane:nth-child(2) .map[data-ready]:not([data-ready=""])')
-        titles = page.locator(".map-title")
-        expect(titles).to_have_text(["Layer 0 head 0", "Layer 1 head 2"])
-        one, other = (page.locator(".map").nth(at).get_attribute("data-frame") for at in (0, 1))
-        assert one == other
-        assert float((one or "").split(",")[2]) >= 40  # pixels from which a cell has its number
-    with step("Shift and a click on a small map adds its head, and takes it away"):
-        visit(page, "#query=4&key=6")
-        page.wait_for_selector('body[data-read="0,0,4,6,0"]')
-        box = page.locator("#overview canvas").bounding_box()
-        assert box is not None
-        last = {"x": box["width"] - 15, "y": box["height"] - 15}
-        page.click("#overview canvas", position=last, modifiers=["Shift"])
-        assert address(page, lambda said: "heads" in said)["heads"] == "0.0_1.2"
-        page.click("#overview canvas", position=last, modifiers=["Shift"])
-        assert address(page, lambda said: said.get("heads") == "0.0")["heads"] == "0.0"
-    with step("so does a press without Shift, once several heads are asked for"):
-        page.click("[data-set='heads=one']")
-        page.click("#several")
-        expect(page.locator("#several")).to_have_attribute("aria-pressed", "true")
-        page.click("#overview canvas", position=last)
-        assert address(page, lambda said: "_" in said.get("heads", ""))["heads"] == "0.0_1.2"
-        page.click("[data-set='heads=one']")
-        page.click("#overview canvas", position=last)
-        address(page, lambda said: said["layer"] == "1" and "heads" not in said)
+    then_two_maps_side_by_side(page)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 import regard
 from pages import Open, Serve, address, ready, recorded, step, visit
@@ -31,6 +31,50 @@ def story() -> regard.Recording:
 
 
 INTRODUCTION = "Layer 0, head 1 is a previous-token head"
+
+
+def then_served_and_longer_texts(serve: Serve, show: Open) -> None:
+    with step("a short recording that is served opens there too"):
+        page, _ = serve(story())
+        assert page.inner_text("#introduction").startswith(INTRODUCTION)
+    with step("a longer text opens at its clearest word, once its weights are known"):
+        count = 60
+        previous = torch.full((count, count), 0.3 / count)
+        previous[torch.arange(1, count), torch.arange(count - 1)] += 0.6
+        previous[0], previous[40] = 1 / count, torch.eye(count)[39]
+        recording = regard.Recording(
+            {"a": regard.AttentionMatrix.from_weights(previous / previous.sum(-1, keepdim=True))},
+            query_tokens=[regard.Token(f" word{at:c}") for at in range(97, 97 + count)],
+        )
+        page = show(recording, "#")
+        page.wait_for_selector('body[data-read^="0,0,40,39,"]')
+        page = show(recording, "#query=9&key=8")
+        page.wait_for_selector('body[data-read^="0,0,9,8,"]')
+        page.click("#notable button")
+        page.wait_for_selector('body[data-read^="0,0,40,39,"]')
+    with step("the scale fits the weights and says its darkest value"):
+        count = 40
+        faint = torch.full((count, count), 0.5 / count)
+        faint[:, 0] += 0.45  # the sink, which does not count
+        faint[torch.arange(count), (7 * torch.arange(count) + 3) % count] += 0.05
+        recording = regard.Recording({"a": regard.AttentionMatrix.from_weights(faint)})
+        page = show(recording, "#scale=fit")
+        ready(page)
+        assert "darkest = 8\u202f% or more" in page.inner_text("#legend .unit")
+        darkest = page.evaluate(
+            """() => {
+              const canvas = document.querySelector(".map canvas");
+              const { width, height } = canvas;
+              const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+              let least = 765;
+              for (let i = 0; i < data.length; i += 4)
+                if (data[i + 3]) least = Math.min(least, data[i] + data[i + 1] + data[i + 2]);
+              return least;
+            }"""
+        )
+        assert darkest < 250  # on the scale from 0 to 100 % the sink alone is so dark
+        page.click("[data-set='scale=linear']")
+        expect(page.locator("#legend .unit")).to_contain_text("linear")
 
 
 def test_a_fresh_page_opens_on_the_head_that_stands_out_and_says_what_it_is(
@@ -79,47 +123,34 @@ def test_a_fresh_page_opens_on_the_head_that_stands_out_and_says_what_it_is(
         page.reload()
         page.wait_for_selector("body.ready")
         assert page.is_hidden("#hint")
-    with step("a short recording that is served opens there too"):
-        page, _ = serve(story())
-        assert page.inner_text("#introduction").startswith(INTRODUCTION)
-    with step("a longer text opens at its clearest word, once its weights are known"):
-        count = 60
-        previous = torch.full((count, count), 0.3 / count)
-        previous[torch.arange(1, count), torch.arange(count - 1)] += 0.6
-        previous[0], previous[40] = 1 / count, torch.eye(count)[39]
-        recording = regard.Recording(
-            {"a": regard.AttentionMatrix.from_weights(previous / previous.sum(-1, keepdim=True))},
-            query_tokens=[regard.Token(f" word{at:c}") for at in range(97, 97 + count)],
+    then_served_and_longer_texts(serve, show)
+
+
+def then_a_phone_on_its_side(page: Page, show: Open) -> None:
+    with step("on its side, no cell is hidden by the line under the map"):
+        page.set_viewport_size({"width": 844, "height": 390})
+        visit(page, "#query=3&key=2")
+        page.locator(".map").first.scroll_into_view_if_needed()
+        page.locator("footer").scroll_into_view_if_needed()
+        box = page.locator("footer").bounding_box()
+        assert box is not None
+        assert box["y"] >= page.locator("#stage").evaluate(
+            "(one) => one.getBoundingClientRect().bottom"
         )
-        page = show(recording, "#")
-        page.wait_for_selector('body[data-read^="0,0,40,39,"]')
-        page = show(recording, "#query=9&key=8")
-        page.wait_for_selector('body[data-read^="0,0,9,8,"]')
-        page.click("#notable button")
-        page.wait_for_selector('body[data-read^="0,0,40,39,"]')
-    with step("the scale fits the weights and says its darkest value"):
-        count = 40
-        faint = torch.full((count, count), 0.5 / count)
-        faint[:, 0] += 0.45  # the sink, which does not count
-        faint[torch.arange(count), (7 * torch.arange(count) + 3) % count] += 0.05
-        recording = regard.Recording({"a": regard.AttentionMatrix.from_weights(faint)})
-        page = show(recording, "#scale=fit")
-        ready(page)
-        assert "darkest = 8\u202f% or more" in page.inner_text("#legend .unit")
-        darkest = page.evaluate(
-            """() => {
-              const canvas = document.querySelector(".map canvas");
-              const { width, height } = canvas;
-              const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
-              let least = 765;
-              for (let i = 0; i < data.length; i += 4)
-                if (data[i + 3]) least = Math.min(least, data[i] + data[i + 1] + data[i + 2]);
-              return least;
-            }"""
+    with step("numbers above words are not cut"):
+        page = show(recorded(), "#view=text&query=5", viewport=PHONE["viewport"])
+        page.wait_for_selector("#view-text [data-share]")
+        ends = page.eval_on_selector_all(
+            "#view-text [data-share]",
+            """all => all.map((one) => {
+              const scroller = one.closest(".reading").getBoundingClientRect();
+              const box = one.getBoundingClientRect();
+              const width = parseFloat(getComputedStyle(one, "::before").width);
+              const left = one.classList.contains("at-end") ? box.right - width : box.left;
+              return [left - scroller.left, scroller.right - left - width];
+            })""",
         )
-        assert darkest < 250  # on the scale from 0 to 100 % the sink alone is so dark
-        page.click("[data-set='scale=linear']")
-        expect(page.locator("#legend .unit")).to_contain_text("linear")
+        assert all(before >= -1 and after >= -1 for before, after in ends)
 
 
 def test_on_a_phone_the_map_is_first_fingers_zoom_and_thumbs_have_room(show: Open) -> None:
@@ -167,27 +198,4 @@ def test_on_a_phone_the_map_is_first_fingers_zoom_and_thumbs_have_room(show: Ope
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
             if view == "steps":
                 expect(page.locator("#view-steps .overflow")).to_be_visible()
-    with step("on its side, no cell is hidden by the line under the map"):
-        page.set_viewport_size({"width": 844, "height": 390})
-        visit(page, "#query=3&key=2")
-        page.locator(".map").first.scroll_into_view_if_needed()
-        page.locator("footer").scroll_into_view_if_needed()
-        box = page.locator("footer").bounding_box()
-        assert box is not None
-        assert box["y"] >= page.locator("#stage").evaluate(
-            "(one) => one.getBoundingClientRect().bottom"
-        )
-    with step("numbers above words are not cut"):
-        page = show(recorded(), "#view=text&query=5", viewport=PHONE["viewport"])
-        page.wait_for_selector("#view-text [data-share]")
-        ends = page.eval_on_selector_all(
-            "#view-text [data-share]",
-            """all => all.map((one) => {
-              const scroller = one.closest(".reading").getBoundingClientRect();
-              const box = one.getBoundingClientRect();
-              const width = parseFloat(getComputedStyle(one, "::before").width);
-              const left = one.classList.contains("at-end") ? box.right - width : box.left;
-              return [left - scroller.left, scroller.right - left - width];
-            })""",
-        )
-        assert all(before >= -1 and after >= -1 for before, after in ends)
+    then_a_phone_on_its_side(page, show)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 import pages
 import regard
@@ -46,6 +46,33 @@ def test_a_damaged_layer_leaves_the_others_whole(show: Open, tmp_path: Path) -> 
         assert "of its attention to" in sentence(page)
 
 
+def then_saved_copies(page: Page, show: Open, browser: Browser, tmp_path: Path) -> None:
+    with step("where nothing can be read no empty file is saved"):
+        visit(page, "#layer=1&view=steps&query=5&key=5")
+        page.wait_for_selector("#damage:not([hidden])")
+        page.click("#save summary")
+        page.click("[data-save=csv]")
+        page.wait_for_selector("#saving:has-text('Nothing was saved: there are no numbers here.')")
+    with step("a copy that was saved of an open page"):
+        address = "#layer=0&head=0&query=3&key=2&view=overview"
+        page = show(recorded(), address)
+        page.wait_for_selector("body[data-read='0,0,3,2,0']")
+        buttons = page.locator("#view-overview button").count()
+        (tmp_path / "copy.html").write_text(page.content())
+        copy = browser.new_page()
+        copy.goto(f"file://{tmp_path / 'copy.html'}{address}")
+        copy.wait_for_selector("#damage:not([hidden])")
+        assert copy.inner_text("#damage") == (
+            "Layer 0 is not in this copy: a browser saved it from an open page. "
+            "Open the file itself to see the whole."
+        )
+        assert copy.locator("#view-overview button").count() == buttons
+        go(copy, 1, 0, 3, 2)
+        assert not copy.is_visible("#damage")
+        assert "of its attention to" in sentence(copy)
+        copy.close()
+
+
 @pytest.mark.full
 def test_the_damaged_layer_is_named_whichever_is_open_and_a_copy_says_what_it_lacks(
     show: Open, browser: Browser, tmp_path: Path
@@ -74,30 +101,7 @@ def test_the_damaged_layer_is_named_whichever_is_open_and_a_copy_says_what_it_la
             visit(page, f"#layer=0&head=0&query=3&key=2&{address}")
             page.wait_for_selector("#damage:not([hidden])")
             assert page.inner_text("#damage").startswith(TOLD.format(1))
-    with step("where nothing can be read no empty file is saved"):
-        visit(page, "#layer=1&view=steps&query=5&key=5")
-        page.wait_for_selector("#damage:not([hidden])")
-        page.click("#save summary")
-        page.click("[data-save=csv]")
-        page.wait_for_selector("#saving:has-text('Nothing was saved: there are no numbers here.')")
-    with step("a copy that was saved of an open page"):
-        address = "#layer=0&head=0&query=3&key=2&view=overview"
-        page = show(recorded(), address)
-        page.wait_for_selector("body[data-read='0,0,3,2,0']")
-        buttons = page.locator("#view-overview button").count()
-        (tmp_path / "copy.html").write_text(page.content())
-        copy = browser.new_page()
-        copy.goto(f"file://{tmp_path / 'copy.html'}{address}")
-        copy.wait_for_selector("#damage:not([hidden])")
-        assert copy.inner_text("#damage") == (
-            "Layer 0 is not in this copy: a browser saved it from an open page. "
-            "Open the file itself to see the whole."
-        )
-        assert copy.locator("#view-overview button").count() == buttons
-        go(copy, 1, 0, 3, 2)
-        assert not copy.is_visible("#damage")
-        assert "of its attention to" in sentence(copy)
-        copy.close()
+    then_saved_copies(page, show, browser, tmp_path)
 
 
 WORDS_OF_A_PART = (

@@ -116,29 +116,7 @@ def said(page: Page, folder: Path) -> list[str]:
     return page.evaluate("window.written")
 
 
-@pytest.mark.full
-def test_pictures_are_sharp_and_have_their_words(show: Open, tmp_path: Path) -> None:
-    path = write_page(recorded(), tmp_path / "x.html", title="../ a <b>title</b>\u202e: “é”")
-    page = show(path, "#layer=1&head=1&scale=log")
-    ready(page)
-    with step("the name of the file says what it shows and is harmless"):
-        picture = saved(page, "png", tmp_path)
-        assert picture.name == "a-b-title-b-e-map-layer-1-head-1.png"
-    with step("a map is twice as sharp as the screen"):
-        header = picture.read_bytes()[:24]
-        box = page.locator("#view-map").bounding_box()
-        assert box is not None
-        assert header[1:4] == b"PNG"
-        margins = 2 * 16
-        expected = 2 * (box["width"] + margins)
-        assert int.from_bytes(header[16:20], "big") == pytest.approx(expected, abs=2)
-    with step("a map has its tokens, its title, its head and its scale"):
-        words = said(page, tmp_path)
-        assert [words.count(name) >= 2 for name in NAMES] == [True] * 9
-        assert words[0] == page.inner_text("#title")
-        assert words[1].startswith("Layer 1 head 1 · a model · 9 tokens")
-        assert "share of a query\u2019s attention, log" in words
-        assert words[3:6] == page.locator("#legend .ticks span").all_inner_texts()
+def then_pictures_of_parts(show: Open, tmp_path: Path) -> None:
     with step("of a part of the map the picture says which"):
         page = show(recorded(tokens=128), "#zoom=8&row=40&column=48&query=50&key=50&hidden=1")
         ready(page)
@@ -176,8 +154,62 @@ def test_pictures_are_sharp_and_have_their_words(show: Open, tmp_path: Path) -> 
         assert page.locator("#view-segments").bounding_box() == before
 
 
+@pytest.mark.full
+def test_pictures_are_sharp_and_have_their_words(show: Open, tmp_path: Path) -> None:
+    path = write_page(recorded(), tmp_path / "x.html", title="../ a <b>title</b>\u202e: “é”")
+    page = show(path, "#layer=1&head=1&scale=log")
+    ready(page)
+    with step("the name of the file says what it shows and is harmless"):
+        picture = saved(page, "png", tmp_path)
+        assert picture.name == "a-b-title-b-e-map-layer-1-head-1.png"
+    with step("a map is twice as sharp as the screen"):
+        header = picture.read_bytes()[:24]
+        box = page.locator("#view-map").bounding_box()
+        assert box is not None
+        assert header[1:4] == b"PNG"
+        margins = 2 * 16
+        expected = 2 * (box["width"] + margins)
+        assert int.from_bytes(header[16:20], "big") == pytest.approx(expected, abs=2)
+    with step("a map has its tokens, its title, its head and its scale"):
+        words = said(page, tmp_path)
+        assert [words.count(name) >= 2 for name in NAMES] == [True] * 9
+        assert words[0] == page.inner_text("#title")
+        assert words[1].startswith("Layer 1 head 1 · a model · 9 tokens")
+        assert "share of a query\u2019s attention, log" in words
+        assert words[3:6] == page.locator("#legend .ticks span").all_inner_texts()
+    then_pictures_of_parts(show, tmp_path)
+
+
 PHONE = {"width": 390, "height": 844}
 PRINTS = "window.print = () => { document.documentElement.dataset.printed = 'yes' }"
+
+
+def then_paper_and_frames(show: Open, tmp_path: Path, browser: Browser) -> None:
+    with step("numbers above words are on paper"):
+        page = show(recorded(), "#view=text&query=5")
+        page.wait_for_selector("#view-text [data-share]")
+        page.emulate_media(media="print")
+        content = "one => getComputedStyle(one, '::before').content"
+        share = page.get_attribute("#view-text [data-share]", "data-share")
+        assert page.eval_on_selector("#view-text [data-share]", content) == f'"{share}"'
+        exact = "getComputedStyle(document.documentElement).printColorAdjust"
+        assert page.evaluate(exact) == "exact"
+    with step("the frame of a notebook may not print; the menu says how"):
+        inner = write_page(recorded(), tmp_path / "page.html").read_text()
+        host = tmp_path / "host.html"
+        host.write_text(f"<!doctype html>{framed(inner, 'attention')}")
+        page = browser.new_page()
+        page.goto(host.as_uri())
+        frame = page.frames[1]
+        frame.wait_for_selector("body.ready")
+        frame.click("button[data-set='view=text']")
+        frame.click("#save summary")
+        assert frame.inner_text("#save div").split("\n\n") == [
+            "Numbers, CSV",
+            "Words have no picture. To print them, write the page to a file: "
+            "regard.page(recording, path).",
+        ]
+        page.close()
 
 
 @pytest.mark.full
@@ -221,31 +253,7 @@ def test_the_menu_offers_what_a_view_has_and_paper_shows_the_whole(
             assert page.eval_on_selector_all(buttons, pressed) == []
             assert page.is_visible("#title")
             assert page.is_visible(f"#view-{view}")
-    with step("numbers above words are on paper"):
-        page = show(recorded(), "#view=text&query=5")
-        page.wait_for_selector("#view-text [data-share]")
-        page.emulate_media(media="print")
-        content = "one => getComputedStyle(one, '::before').content"
-        share = page.get_attribute("#view-text [data-share]", "data-share")
-        assert page.eval_on_selector("#view-text [data-share]", content) == f'"{share}"'
-        exact = "getComputedStyle(document.documentElement).printColorAdjust"
-        assert page.evaluate(exact) == "exact"
-    with step("the frame of a notebook may not print; the menu says how"):
-        inner = write_page(recorded(), tmp_path / "page.html").read_text()
-        host = tmp_path / "host.html"
-        host.write_text(f"<!doctype html>{framed(inner, 'attention')}")
-        page = browser.new_page()
-        page.goto(host.as_uri())
-        frame = page.frames[1]
-        frame.wait_for_selector("body.ready")
-        frame.click("button[data-set='view=text']")
-        frame.click("#save summary")
-        assert frame.inner_text("#save div").split("\n\n") == [
-            "Numbers, CSV",
-            "Words have no picture. To print them, write the page to a file: "
-            "regard.page(recording, path).",
-        ]
-        page.close()
+    then_paper_and_frames(show, tmp_path, browser)
 
 
 def numbers(rows: list[list[str]]) -> torch.Tensor:

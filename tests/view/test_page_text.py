@@ -134,6 +134,35 @@ def test_two_texts_face_each_other(show: Open) -> None:
         assert len(tinted(page, 0)) > 0
 
 
+def then_tints_and_very_long_texts(show: Open) -> None:
+    with step("61 causal tokens are tinted where the weights are"):
+        page = show(recorded(tokens=61, mask=regard.Causal()), "#view=text&layer=0&head=0&query=4")
+        read(page, "0,0,4,4,0")
+        assert tinted(page, 0) <= {0, 1, 2, 3, 4}
+        assert tinted(page, 1) <= set(range(4, 61))
+        assert 4 in tinted(page, 1)
+        assert page.locator("#view-text line").count() == 0
+        assert page.inner_text("#view-text .lines .caption") == ""
+    with step("131,072 tokens"):
+        length = 131_072
+        torch.manual_seed(3)
+        matrix = regard.attend(
+            torch.randn(1, length, 8), torch.randn(1, length, 8), mask=regard.SlidingWindow(16, 0)
+        )
+        tokens = [("\n" if i % 50 == 0 else " ") + str(i) for i in range(length)]
+        page = show(
+            regard.Recording({"layer": matrix}, query_tokens=tokens), "#view=text&query=100000"
+        )
+        read(page, "0,0,100000,100000,0")
+        assert page.is_visible(f'{side(page, 0)} [data-at="100000"]')
+        assert page.locator("#view-text [data-at]").count() < 8_000
+        best = int(matrix[0, 100_000].argmax())
+        assert sentence(page).startswith(f"“100000” looks most at “{best}”: ")
+        page.evaluate("document.querySelector('#view-text .reading').scrollTop = 0")
+        page.wait_for_selector(f'{side(page, 1)} [data-at="0"]')
+        assert page.locator("#view-text [data-at]").count() < 8_000
+
+
 @pytest.mark.full
 def test_long_texts_are_tinted_and_built_near_the_screen_without_lines(show: Open) -> None:
     tokens = [f" word{at}" for at in range(600)]
@@ -165,29 +194,4 @@ def test_long_texts_are_tinted_and_built_near_the_screen_without_lines(show: Ope
             assert other
             assert one["y"] == other["y"]
             assert view["y"] <= one["y"] <= view["y"] + view["height"] - one["height"]
-    with step("61 causal tokens are tinted where the weights are"):
-        page = show(recorded(tokens=61, mask=regard.Causal()), "#view=text&layer=0&head=0&query=4")
-        read(page, "0,0,4,4,0")
-        assert tinted(page, 0) <= {0, 1, 2, 3, 4}
-        assert tinted(page, 1) <= set(range(4, 61))
-        assert 4 in tinted(page, 1)
-        assert page.locator("#view-text line").count() == 0
-        assert page.inner_text("#view-text .lines .caption") == ""
-    with step("131,072 tokens"):
-        length = 131_072
-        torch.manual_seed(3)
-        matrix = regard.attend(
-            torch.randn(1, length, 8), torch.randn(1, length, 8), mask=regard.SlidingWindow(16, 0)
-        )
-        tokens = [("\n" if i % 50 == 0 else " ") + str(i) for i in range(length)]
-        page = show(
-            regard.Recording({"layer": matrix}, query_tokens=tokens), "#view=text&query=100000"
-        )
-        read(page, "0,0,100000,100000,0")
-        assert page.is_visible(f'{side(page, 0)} [data-at="100000"]')
-        assert page.locator("#view-text [data-at]").count() < 8_000
-        best = int(matrix[0, 100_000].argmax())
-        assert sentence(page).startswith(f"“100000” looks most at “{best}”: ")
-        page.evaluate("document.querySelector('#view-text .reading').scrollTop = 0")
-        page.wait_for_selector(f'{side(page, 1)} [data-at="0"]')
-        assert page.locator("#view-text [data-at]").count() < 8_000
+    then_tints_and_very_long_texts(show)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Locator, Page
 
 import pages
 import regard
@@ -321,6 +321,33 @@ BUSY = (
 ONE = "{ layer: 1, head: 1, hidden: false }"
 
 
+def then_kernels_that_do_not_answer(page: Page, framed: Any, note: Locator, row: str) -> None:
+    with pages.step("while the kernel does not listen the cell says so"):
+        page.evaluate("window.busy = true")
+        framed.evaluate(f"void {row}")
+        note.wait_for(state="visible")
+        assert note.inner_text() == BUSY
+        page.evaluate("window.busy = false")
+        note.wait_for(state="hidden")
+    with pages.step("a kernel that ends before it answers is noticed"):
+        page.evaluate("window.busy = true")
+        framed.evaluate(f"void {row}.catch((error) => {{ window.told = error.message }})")
+        page.evaluate("window.ended = true")
+        framed.wait_for_function("window.told")
+        assert framed.evaluate("window.told") == GONE
+    with pages.step("one that has ended is told"):
+        page.evaluate("window.busy = false")
+        assert framed.evaluate(f"{row}.catch((error) => error.message)") == GONE
+        page.evaluate("window.ended = false")
+    with pages.step("a frame that is taken away waits for nothing and leaves no listener"):
+        page.evaluate("window.busy = true; window.kinds = []")
+        framed.evaluate(f"void {row}")
+        page.wait_for_function("window.kinds?.includes('row')")
+        page.evaluate("window.remove()")
+        assert page.evaluate("window.kinds").count("forget") == 1
+        assert page.query_selector("iframe") is None
+
+
 @pytest.mark.browser
 @pytest.mark.full
 def test_the_frame_gets_numbers_or_a_sentence(framed: Any) -> None:
@@ -351,30 +378,7 @@ def test_the_frame_gets_numbers_or_a_sentence(framed: Any) -> None:
         page.wait_for_timeout(600)
         assert note.is_hidden()
         page.evaluate("window.long = false")
-    with pages.step("while the kernel does not listen the cell says so"):
-        page.evaluate("window.busy = true")
-        framed.evaluate(f"void {row}")
-        note.wait_for(state="visible")
-        assert note.inner_text() == BUSY
-        page.evaluate("window.busy = false")
-        note.wait_for(state="hidden")
-    with pages.step("a kernel that ends before it answers is noticed"):
-        page.evaluate("window.busy = true")
-        framed.evaluate(f"void {row}.catch((error) => {{ window.told = error.message }})")
-        page.evaluate("window.ended = true")
-        framed.wait_for_function("window.told")
-        assert framed.evaluate("window.told") == GONE
-    with pages.step("one that has ended is told"):
-        page.evaluate("window.busy = false")
-        assert framed.evaluate(f"{row}.catch((error) => error.message)") == GONE
-        page.evaluate("window.ended = false")
-    with pages.step("a frame that is taken away waits for nothing and leaves no listener"):
-        page.evaluate("window.busy = true; window.kinds = []")
-        framed.evaluate(f"void {row}")
-        page.wait_for_function("window.kinds?.includes('row')")
-        page.evaluate("window.remove()")
-        assert page.evaluate("window.kinds").count("forget") == 1
-        assert page.query_selector("iframe") is None
+    then_kernels_that_do_not_answer(page, framed, note, row)
 
 
 @pytest.mark.browser

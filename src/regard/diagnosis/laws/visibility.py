@@ -73,14 +73,13 @@ class Influence(Law):
             return self._masked(lab, seen)
         seen = self._joined(lab, seen)
         i, j = torch.arange(rows)[:, None], torch.arange(tokens)
-        causal = lab.specimen.causal
         keys = _declared_window(lab.specimen.call)
         window = (j <= i) & (i - j < keys)
         is_window = pattern_of(seen).startswith("causal, a window")
         if 0 < keys < tokens and is_window and not seen.equal(window):
             says = f"Each token sees {pattern_of(seen)[8:]} tokens; the docstring says {keys}."
             return Breach(says, None, pair_of(seen, window))
-        if causal:
+        if causal := lab.specimen.causal:
             return self._causal(lab, seen)
         if not seen.any():
             return Breach("No token moves any output.", is_definite=False)
