@@ -355,7 +355,7 @@ class Lab:
 
     @cached_property
     def influence(self) -> Tensor:
-        """Which token moves which row of the output, bool, (rows, tokens).
+        """The influence of tokens on rows of the output, bool, (rows, tokens).
 
         Where tokens attend to each other and to a memory, the memory stays as it is.
 
