@@ -49,12 +49,14 @@ def saved(folder: Path, tokens: int) -> Path:
 
 @contextmanager
 def served(folder: Path, tokens: int) -> Generator[str, None, None]:
-    """The address at which `regard serve` shows it."""
+    """The address of the file through which `regard serve` lets a browser in."""
     command = [sys.executable, "-m", "regard", "serve", str(saved(folder, tokens)), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
-        yield server.stdout.readline().strip()
-        server.terminate()
+        try:
+            yield Path(server.stdout.readline().partition("   opens ")[0]).as_uri()
+        finally:
+            server.terminate()
 
 
 @contextmanager

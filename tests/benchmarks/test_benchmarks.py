@@ -97,11 +97,11 @@ def test_what_moves_on_the_screen_needs_chromium(results: Results) -> None:
 
 @pytest.mark.browser
 @pytest.mark.full
-@pytest.mark.parametrize("case", ["file: a frame of dragging", "file: a frame of zooming"])
-def test_frames_are_measured(case: str) -> None:
+@pytest.mark.parametrize("case", ["a frame of dragging", "a frame of zooming"])
+def test_frames_of_the_server_and_of_the_file_are_measured(case: str) -> None:
     line = [sys.executable, "-m", "benchmarks", "page", "--quick", "--case", case]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "1 of 1 cases measured" in done.stdout
+    assert "2 of 2 cases measured" in done.stdout
 
 
 @pytest.mark.full

@@ -96,11 +96,19 @@ TILE = "/api/tile?layer=0&head=0&level=0&row={row}&column={column}"
 
 
 @pytest.mark.full
-def test_it_prints_its_launch_file_serves_the_page_and_ends_with_ctrl_c(running: Running) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_the_page_and_removes_its_launch_file_at_the_end(
+    running: Running, number: int
+) -> None:
+    found = LAUNCH.fullmatch(running.printed)
+    assert found is not None
+    launch = Path(found[1])
     with running.client() as client:
         assert "<title>" in client.get("/").text
         assert client.get("/api/row?layer=0&head=1&query=5").status_code == 200
-    assert running.end() == (0, "")
+    assert launch.exists()
+    assert running.end(number) == (0, "")
+    assert not launch.parent.exists()
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
 """``regard serve``: show recordings of any length as pages, or a text that can be edited."""
 
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -60,6 +61,7 @@ def serve(
             "    Run for example: regard serve run.safetensors\n"
             '                 or: regard serve --text "Life is short"'
         )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, with its clean-up
     if runs:
         server.serve(runs, port=port, open_browser=not no_browser, tell=_write_address)
         return
