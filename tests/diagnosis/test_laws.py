@@ -216,6 +216,37 @@ def test_a_cache_for_one_token_at_a_time_is_right_with_a_note() -> None:
     assert "With a cache it takes one new token at a time." in report.notes
 
 
+class CachedWithAGate(Cached):
+    """Holds a projection that no call uses, with a cache or without one."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.gate = nn.Linear(16, 16)
+
+
+class GatedByAnOptionalInput(Heads):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        output = super().forward(x)
+        return output if other is None else output * self.gate(other)
+
+
+def test_an_unused_projection_beside_an_optional_cache_is_wrong() -> None:
+    report = check(CachedWithAGate(), causal=True)
+    assert report.verdict == "wrong", report
+    assert [finding.name for finding in report.faults] == ["gradient"]
+    assert report.faults[0].detail.startswith("gate.weight, gate.bias has no influence")
+
+
+def test_a_projection_of_an_optional_input_is_no_verdict() -> None:
+    report = check(GatedByAnOptionalInput())
+    assert report.verdict == "cannot tell", report
+    assert "without other: pass an example call that has one" in str(report)
+
+
 class ReadsValuesTwice(nn.Module):
     """Takes query, key and value, and projects keys from the values."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.diagnosis.catalogue import fault, is_mistake
 from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.lab import Lab
-from regard.diagnosis.laws.law import UNUSED, Breach, Pair, Result
+from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair, Result
 from regard.diagnosis.laws.tape import Change, Place
 from regard.diagnosis.lines import Lines
 from regard.diagnosis.repairs import REPAIRS, scaled_by
@@ -95,8 +95,7 @@ def _turned_mask(lab: Lab) -> _Mistake | None:
     before = [own for slot, own in pairs if slot is not own]
     # A mask that is joined with another one by "or" hides nothing either way.
     laws = _TRIED[: _ORDER.index("padding") + any(slot.kind == "filled" for slot in before)]
-    results = judged(other, laws)
-    if any(r.breach or r.outcome == "not tried" for r in results):
+    if not all(_outcome(other, law) in ("held", "does not apply") for law in laws):
         return None
     place = _lines(other, Breach("")).of("mask-inverted")
     names = ", ".join(slot.name for slot in before)
@@ -181,7 +180,7 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     if breach.kind == "raises":  # it runs with some sizes only: there it should be attention
         lab = Lab(replace(lab.specimen, is_fixed=True), changes=lab.changes)
         laws = _TRIED[: _ORDER.index("heads") + 1]
-        if not any(result.breach for result in judged(lab, laws)):
+        if all(_outcome(lab, law) != "broken" for law in laws):
             return
     s = lab.specimen
     contents = s.contents(s.batch, s.tokens)
@@ -213,11 +212,19 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
             return
 
 
-def _mends(lab: Lab, laws: Sequence[object]) -> bool:
-    results = judged(lab, laws)  # pyright: ignore[reportArgumentType]
+def _mends(lab: Lab, laws: Sequence[Law]) -> bool:
+    """Return True if the last law holds and no other is broken; most repairs fail the last."""
+    *others, last = laws
+    [result] = judged(lab, [last])
     # What a mask means may be open, whatever the code does with it.
-    is_held = results[-1].outcome == "held" or results[-1].reason.startswith("The code reads")
-    return is_held and not any(result.breach for result in results)
+    if result.outcome != "held" and not result.reason.startswith("The code reads"):
+        return False
+    return all(_outcome(lab, law) != "broken" for law in others)
+
+
+def _outcome(lab: Lab, law: Law) -> str:
+    """Return the outcome of one law, whatever others give: the first broken one is enough."""
+    return judged(lab, [law])[0].outcome
 
 
 def _finding(lab: Lab, mistake: _Mistake) -> Finding:
