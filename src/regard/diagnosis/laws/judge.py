@@ -8,8 +8,9 @@ from regard.diagnosis.laws.calls import Pure, Runs, Samples
 from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Law, Result
 from regard.diagnosis.laws.padding import Padding
+from regard.diagnosis.laws.positions import Positions
 from regard.diagnosis.laws.tape import OpaqueOperator, in_words
-from regard.diagnosis.laws.visibility import Influence, Positions
+from regard.diagnosis.laws.visibility import Influence
 from regard.diagnosis.laws.weighing import Heads, Mixture, Score
 
 __all__ = ["LAWS", "judged"]
@@ -38,7 +39,7 @@ _NEEDS = {
     "mixture": ("runs", "pure", "samples"),
     "score": ("runs", "pure", "samples", "mixture"),
     "heads": ("runs", "pure", "samples", "mixture"),
-    "positions": ("pure",),
+    "positions": ("runs", "pure", "samples", "mixture", "score", "heads"),
     "cache": ("runs", "pure"),
     "gradient": ("pure",),
     "training": ("pure", "samples"),

@@ -2,20 +2,19 @@
 
 import re
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.laws.arithmetic import SOFTMAXES
-from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
+from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.specimen import Slot
-from regard.diagnosis.laws.tape import Place, Step, addresses, tensors_in
+from regard.diagnosis.laws.tape import Place, addresses
 from regard.diagnosis.signature import definition_of, docstrings_of
 from regard.diagnosis.subject import source_of
 
-__all__ = ["Influence", "Positions", "ignores_order", "pair_of", "pattern_of"]
+__all__ = ["Influence", "ignores_order", "pair_of", "pattern_of"]
 
 _CAPTION = "which token (across) moves which output (down): 1 if it does"
 
@@ -345,69 +344,3 @@ def pair_of(seen: Tensor, right: Tensor) -> Pair:
     at = 0 if bad.any() or not seen.shape[0] else max(0, seen.shape[0] - n)
     part = slice(at, at + n)
     return seen[part, part].float(), right[part, part].float(), _CAPTION
-
-
-class Positions(Law):
-    """If positions are computed, other positions give another output."""
-
-    name = "positions"
-    formula = "f(x, positions) != f(x, other positions)"
-    example = "apply_rotary(q, cos, sin)  # the result is not used"
-
-    def breach(self, lab: Lab) -> Breach | None:
-        """Put sines and cosines of other angles in the place of those of positions."""
-        s = lab.specimen
-        contents = s.contents(min(s.batch, 2), s.tokens, seed=5)
-        run = lab.run(contents, keeps=True)
-        waves = _waves_of_positions(run.steps)
-        if (unused := _unused_table(run)) is not None:
-            return Breach("Numbers that are computed from positions are not used.", unused.place)
-        if not waves:
-            raise NotTried("It computes no sines of positions.", applies=False)
-        angles = {n: 1.5 * cast(Tensor, run.steps[n].args[0]).double() for n in waves}
-        turned = {n: a.cos() if run.steps[n].name == "cos" else a.sin() for n, a in angles.items()}
-        other = lab.run(contents, replaced=turned)
-        if not differs(other.rows, run.rows, 1e-9).any():
-            first = run.steps[waves[0]]
-            return Breach("Other sines and cosines of the positions change nothing.", first.place)
-        if ignores_order(lab):
-            raise NotTried(
-                "It computes sines of positions, and what a token gets does not depend on the "
-                "order of the others: they may stand along the axis of the heads."
-            )
-        return None
-
-
-def _unused_table(run: Run) -> Step | None:
-    """Return the last operation that makes numbers of positions alone, if nothing uses them."""
-    used = {at for t in tensors_in(run.result) for at in addresses(t)}
-    dead: list[Step] = []
-    for step in reversed(run.steps):
-        if used.isdisjoint(step.writes):
-            dead.append(step)
-        else:
-            used |= {*step.reads, *step.writes}
-    known: set[int] = set()
-    others = {at for t in (*tensors_in(run.arguments), *run.parameters) for at in addresses(t)}
-    found = None
-    for step in run.steps:
-        if not others.isdisjoint(step.reads):
-            others |= step.writes
-        elif step.name == "arange" or not known.isdisjoint(step.reads):
-            known |= step.writes
-            is_table = any(t.is_floating_point() and t.numel() > 1 for t in step.outputs)
-            found = step if is_table and step in dead and step.place is not None else found
-    return found
-
-
-def _waves_of_positions(steps: list[Step]) -> list[int]:
-    """Return the numbers of sines and cosines that depend on positions alone."""
-    known: set[int] = set()
-    waves: list[int] = []
-    for number, step in enumerate(steps):
-        depends = not known.isdisjoint(step.reads)
-        if step.name == "arange" or depends:
-            known |= step.writes
-        if depends and step.name in ("cos", "sin") and step.outputs[0].numel() > 1:
-            waves.append(number)
-    return waves
