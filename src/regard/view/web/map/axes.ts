@@ -93,13 +93,17 @@ export class Axes {
   ): Frame {
     this.setLimit(Math.round(Math.max(60, Math.min(124, stage.width * 0.12))));
     // With fewer pixels than labels need, each label carries its position: "250 the".
-    const counter = queries.length * APART > stage.height * 0.8 ? positionWidth(queries) : 0;
+    const name = this.widest(keys) + positionWidth(keys);
+    const high = stage.height - slope(name) - 20;
+    const wide = stage.width - NAMES - Math.ceil(name * Math.cos(SLANT));
+    const least = Math.min(wide / keys.length, high / queries.length);
+    const counter = stride(Math.floor(least)) > 1 ? positionWidth(queries) : 0;
     const left = Math.max(NAMES, Math.ceil(this.widest(queries) + counter + 16));
     const room = { width: stage.width - left - 2, height: stage.height - 30 };
     const flat = Math.min(room.width / keys.length, room.height / queries.length, LARGEST);
     const slanted = this.widest(keys) > flat - 10;
     const label = this.widest(keys) + (flat * 0.8 < APART ? positionWidth(keys) : 0);
-    const top = slanted ? Math.ceil(label * Math.sin(-SLANT) + 16) : 30;
+    const top = slanted ? slope(label) : 30;
     const right = slanted ? Math.ceil(label * Math.cos(SLANT)) : 0;
     const space = { width: room.width - right, height: stage.height - top - 20 };
     const { cellWidth, cellHeight, most } = sides(space, keys.length, queries.length, zoom);
@@ -129,8 +133,9 @@ export class Axes {
     this.context.textAlign = "right";
     this.context.textBaseline = "alphabetic";
     this.context.fillStyle = ink.faint;
-    this.context.fillText("keys →", frame.left - 8, frame.top - 20);
-    this.context.fillText("queries ↓", frame.left - 8, frame.top - 7);
+    const base = frame.top - Math.max(7, 12 - frame.cellHeight / 2); // above the first label
+    this.context.fillText("keys →", frame.left - 8, base - 13);
+    this.context.fillText("queries ↓", frame.left - 8, base);
     const down = stride(frame.cellHeight);
     const across = stride(frame.cellWidth);
     for (let i = aligned(frame.row - 0.5, down); i <= frame.row + frame.rows - 0.5; i += down)
@@ -152,7 +157,7 @@ export class Axes {
         else if (frame.slanted) this.context.fillRect(-1, -8, slant, 16);
         else this.context.fillRect(-cell / 2, -9, cell, 18);
       });
-    this.label(frame, axis, token, at, cell < 16, ink, true);
+    this.label(frame, axis, token, at, stride(cell) > 1, ink, true);
   }
 
   /** Draws from where a label begins. */
@@ -216,6 +221,11 @@ function sides(
 /** @returns pixels of the widest position beside a label */
 function positionWidth({ length }: Token[]): number {
   return Math.ceil(8 + 6.5 * String(length - 1).length);
+}
+
+/** @returns pixels above the map that a slanted label takes */
+function slope(label: number): number {
+  return Math.ceil(label * Math.sin(-SLANT) + 16);
 }
 
 /** @returns in whole device pixels */
