@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -61,7 +60,7 @@ class Gradient(Law):
             name
             for (name, p), grad in zip(named.items(), found[len(leaves) :], strict=True)
             if grad is None
-            or (p.ndim > 1 and float(grad.abs().max()) <= least)
+            or (p.ndim > 1 and float(grad.abs().max()) <= least and not _is_added(run, p))
             # A bias of the keys moves no weight, either, but it moves the rounding.
             or (not grad.any() and _rows_with_another(lab, contents, name).equal(run.rows))
         ]
@@ -72,14 +71,14 @@ class Gradient(Law):
             return Breach(says, _cut(run), kind="cut")
         if idle:
             return self._idle(lab, run, idle)
-        parts = zip(named.items(), found[len(leaves) :], strict=True)
-        if (third := self._third(run, parts)) is not None:
-            return third
+        for (name, p), grad in zip(named.items(), found[len(leaves) :], strict=True):
+            if grad is not None and (part := _idle_part(run, p, grad)) is not None:
+                return self._idle(lab, run, [f"{part[0]} of {name}"], part[1])
         return self._compared(lab, contents, run, wanted, found, weight)
 
     @staticmethod
-    def _idle(lab: Lab, run: Run, idle: list[str]) -> Breach:
-        """Return the breach of parameters without influence.
+    def _idle(lab: Lab, run: Run, idle: list[str], role: str | None = None) -> Breach:
+        """Return the breach of parameters without influence; ``role``: what they are for.
 
         Raises:
             NotTried: an argument that was left out may need them.
@@ -89,22 +88,7 @@ class Gradient(Law):
             raise NotTried(
                 f"{says[:-1]} without {' or '.join(others)}: pass an example call that has one."
             )
-        return Breach(says, _cut(run), kind=f"idle {idle[0]}")
-
-    @staticmethod
-    def _third(
-        run: Run, found: Iterable[tuple[tuple[str, Tensor], Tensor | None]]
-    ) -> Breach | None:
-        """Find a matrix of queries, keys and values of which one third gets no gradient."""
-        for (name, p), grad in found:
-            if p.ndim == 2 and grad is not None and p.shape[0] == 3 * p.shape[1]:
-                parts = [bool(part.any()) for part in grad.chunk(3)]
-                if not all(parts) and any(parts):
-                    is_one = sum(parts) == 2
-                    which = ("query", "key", "value")[parts.index(False)] if is_one else ""
-                    says = f"A third of {name} has no influence on the output: it gets no gradient."
-                    return Breach(says, _cut(run), kind=f"idle {which}")
-        return None
+        return Breach(says, _cut(run), kind=f"idle {idle[0] if role is None else role}")
 
     def _compared(
         self,
@@ -142,6 +126,46 @@ class Gradient(Law):
             f"{exact:.4f}.",
             _cut(run),
         )
+
+
+def _readers(run: Run, parameter: Tensor) -> list[Step]:
+    """Return the operations that read a parameter or a view of it, but for those of views."""
+    at = addresses(parameter)[0]
+    return [s for s in run.steps if at in s.reads and (at not in s.writes or s.name == "slice")]
+
+
+def _is_added(run: Run, parameter: Tensor) -> bool:
+    """Return True if a parameter is a bias of any shape."""
+    readers = _readers(run, parameter)
+    return bool(readers) and all(step.name in ("add", "add_", "clone") for step in readers)
+
+
+_READERS = {"mm", "addmm", "bmm", "baddbmm", "mul", "add", "clone"}
+_LOOKUPS = {"embedding", "index"}
+
+
+def _idle_part(run: Run, parameter: Tensor, grad: Tensor) -> tuple[str, str] | None:
+    """Return a part of a parameter that has no influence, in words, and what it is for.
+
+    Rows of a table may wait for other positions, and single rows belong to units of a ReLU.
+    """
+    names = {step.name for step in _readers(run, parameter)}
+    if parameter.ndim < 2 or not names <= _READERS | _LOOKUPS:
+        return None
+    is_table = not names.isdisjoint(_LOOKUPS)
+    for axis in range(is_table, parameter.ndim):
+        idle = [not part.any() for part in grad.unbind(axis)]
+        size = len(idle)
+        least = 1 if is_table else max(2, size // 8)
+        first = next((i for i in range(size - least + 1) if all(idle[i : i + least])), None)
+        if first is None:
+            continue
+        last = next((i for i in range(first, size) if not idle[i]), size) - 1
+        words = f"{first} to {last}" if last > first else str(first)
+        is_fused = axis == 0 and size == 3 * parameter.shape[1] and 3 * (last + 1 - first) == size
+        role = ("query", "key", "value")[3 * first // size] if is_fused else ""
+        return f"Number {words} of {size} along axis {axis}", role
+    return None
 
 
 def _without_gradients(lab: Lab, error: Exception) -> NotTried:

@@ -52,6 +52,7 @@ class Runs(Law):
                 if is_refused or is_short or self._is_limit(lab, batch, tokens):
                     if 1 < tokens < s.tokens:
                         lab.specimen = replace(s, is_fixed=True)
+                        lab.notes.append(f"It runs with {s.tokens} tokens, not with {tokens}.")
                     continue
                 said = f"{_sized(batch, tokens)}: {in_words(error)}."
                 return Breach(said, place_of(error), kind="raises")

@@ -6,6 +6,7 @@ without any, answer the same questions: which number moves which row. All probes
 the batch; code without a batch, or that loops over it, is run once for each probe.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -172,6 +173,12 @@ class Core:
             for start in range(0, probes, self._chunk)
         ]
         return torch.cat(parts)
+
+    def at_the_end(self, values: Values) -> Tensor:
+        """Return what the whole code gives, (probes, rows, columns)."""
+        whole = copy.copy(self)
+        whole.plan = replace(self.plan, exit=None)
+        return whole(values)
 
     def _side_by_side(self, values: Values) -> Tensor:
         probes = next(iter(values.values())).shape[0]

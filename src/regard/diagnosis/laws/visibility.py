@@ -4,14 +4,14 @@ import re
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.diagnosis.laws.arithmetic import SOFTMAXES
 from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.specimen import Slot
 from regard.diagnosis.laws.tape import Place, addresses
-from regard.diagnosis.signature import definition_of, docstrings_of
+from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
 from regard.diagnosis.subject import source_of
 
 __all__ = ["Influence", "ignores_order", "pair_of", "pattern_of"]
@@ -77,9 +77,12 @@ class Influence(Law):
         is_window = pattern_of(seen).startswith("causal, a window")
         if 0 < keys < tokens and is_window and not seen.equal(window):
             says = f"Each token sees {pattern_of(seen)[8:]} tokens; the docstring says {keys}."
-            return Breach(says, None, pair_of(seen, window))
+            return Breach(says, None, pair_of(seen, window), kind="window")
         if causal := lab.specimen.causal:
-            return self._causal(lab, seen)
+            found = self._causal(lab, seen)
+            if found is None:
+                self._check_shorter(lab)
+            return found
         if not seen.any():
             return Breach("No token moves any output.", is_definite=False)
         if not (seen & (j != i)).any():
@@ -127,6 +130,32 @@ class Influence(Law):
             return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen))
         _check_gaps(lab, ~seen & (j <= i))
         return None
+
+    @staticmethod
+    def _check_shorter(lab: Lab) -> None:
+        """Without the last two tokens the outputs of the others stay as they are.
+
+        Raises:
+            NotTried: they do not.
+        """
+        lab = lab.for_first_sample()
+        s = lab.specimen
+        if len(s.sources) > 1 or s.is_fixed or s.tokens < 4:
+            return
+        contents = s.contents(1, s.tokens, seed=3)
+        fewer = {name: t[:, :-2] for name, t in contents.items()}
+        try:
+            rows = lab.run(fewer).rows
+        except Exception:  # noqa: BLE001  # arguments may fit one number of tokens
+            return
+        before = lab.run(contents).rows[:, :-2]
+        if rows.shape == before.shape and differs(rows, before, 1e-6).any():
+            most = float((rows - before).abs().max())
+            raise NotTried(
+                f"Without the last two of {s.tokens} tokens the outputs of the others change by up "
+                f"to {most:.3g}. Something in it depends on the number of tokens, which is a "
+                "mistake unless it is meant: a model that writes sees one token more each time."
+            )
 
     @staticmethod
     def _idle(lab: Lab) -> Breach | None:
@@ -270,20 +299,23 @@ def _check_gaps(lab: Lab, hidden: Tensor) -> None:
 
 _WINDOW = (
     (re.compile(r"(\w*window\w*)`*,? (?:tokens|keys),? (?:itself included|including itself)"), 0),
-    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* - 1 "), 0),
+    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* - 1\b"), 0),
     (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* (?:tokens|keys)"), 1),
 )
 
 
 def _declared_window(call: object) -> int:
-    """Return how many keys each query has by the docstring of a module; 0 where it has no number.
+    """Return how many keys each query has by a docstring; 0 where it has no number.
 
-    The docstring names an attribute that holds a number, and says if the token itself counts.
+    The docstring names an attribute or an argument that holds a number, and says if the token
+    itself counts.
     """
-    for text in docstrings_of(call) if isinstance(call, nn.Module) else ():
+    assert callable(call)
+    numbers = {name: p.default for name, p in signature_of(call).parameters.items()}
+    for text in docstrings_of(call):
         for pattern, more in _WINDOW:
             found = pattern.search(" ".join(text.split()))
-            number = getattr(call, found[1], None) if found else None
+            number = getattr(call, found[1], numbers.get(found[1])) if found else None
             if type(number) is int:
                 return number + more
     return 0

@@ -776,7 +776,29 @@ class Heads(Law):
         heads = w.heads
         if w.core.is_direct and (found := self._out_of_place(w)) is not None:
             return found
-        return self._order(lab, w, heads) or self._scrambled(w, len(heads))
+        return self._order(lab, w, heads) or self._scrambled(w, len(heads)) or self._moved_rows(w)
+
+    @staticmethod
+    def _moved_rows(w: Weighing) -> Breach | None:
+        """Find outputs that stand at the place of another token than their query."""
+        core = w.core
+        if core.plan.exit is None or not core.lab.sees_rows or len(core.contents) > 1:
+            return None
+        start = core.at_the_end(core.bases(1))[0]
+        if len(start) != core.tokens:
+            return None
+        noise = torch.full((1, len(w.query)), 0.5, dtype=torch.float64)
+        probes = [core.placed(core.bases(1), w.query, noise, at) for at in range(core.tokens)]
+        rows = differs(core.at_the_end(joined(probes)), start, 1e-10).any(-1)  # (tokens, rows)
+        # What follows may join several rows, as a convolution does.
+        wrong = rows.int().argmax(1) != torch.arange(core.tokens)
+        if bool((rows.sum(1) != 1).any()) or not bool(wrong.any()):
+            return None
+        token = int(wrong.nonzero()[0])
+        return Breach(
+            f"The query of token {token} moves output {int(rows[token].int().argmax())} and no "
+            "other: outputs stand in another order than their tokens.",
+        )
 
     @staticmethod
     def _scrambled(w: Weighing, heads: int) -> Breach | None:
