@@ -33,7 +33,6 @@ UNDECIDED = {
     "position_ids_unread": "an argument may be ignored on purpose",
     "resampler": "no output belongs to a token",
     "rolled_twice": "nothing acts as queries where outputs lie with other tokens",
-    "rope_pair_mismatch": "rotations of another kind give such scores, too",
     "ssmax": "a scale that follows the number of keys",
     "swin_mask_order": "the order of windows and images is a convention",
     "swin_shifted": "nothing acts as queries where windows are rolled",

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from regard.diagnosis.laws.arithmetic import Gradient, Large, Training
 from regard.diagnosis.laws.cached import Cache
 from regard.diagnosis.laws.calls import Pure, Runs, Samples
+from regard.diagnosis.laws.computed_positions import Positions
 from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Law, Result
 from regard.diagnosis.laws.padding import Padding
-from regard.diagnosis.laws.positions import Positions
 from regard.diagnosis.laws.tape import OpaqueOperator, in_words
 from regard.diagnosis.laws.visibility import Influence
 from regard.diagnosis.laws.weighing import Heads, Mixture, Score
@@ -39,7 +39,7 @@ _NEEDS = {
     "mixture": ("runs", "pure", "samples"),
     "score": ("runs", "pure", "samples", "mixture"),
     "heads": ("runs", "pure", "samples", "mixture"),
-    "positions": ("runs", "pure", "samples", "mixture", "score", "heads"),
+    "positions": ("runs", "pure", "samples", "mixture", "heads"),
     "cache": ("runs", "pure"),
     "gradient": ("pure",),
     "training": ("pure", "samples"),

@@ -72,12 +72,8 @@ class Influence(Law):
             return self._masked(lab, seen)
         seen = self._joined(lab, seen)
         i, j = torch.arange(rows)[:, None], torch.arange(tokens)
-        keys = _declared_window(lab.specimen.call)
-        window = (j <= i) & (i - j < keys)
-        is_window = pattern_of(seen).startswith("causal, a window")
-        if 0 < keys < tokens and is_window and not seen.equal(window):
-            says = f"Each token sees {pattern_of(seen)[8:]} tokens; the docstring says {keys}."
-            return Breach(says, None, pair_of(seen, window), kind="window")
+        if (found := self._window(lab, seen)) is not None:
+            return found
         if causal := lab.specimen.causal:
             found = self._causal(lab, seen)
             if found is None:
@@ -114,6 +110,18 @@ class Influence(Law):
                 raise NotTried(f"No other token sees token {token}: pass a mask that says so.")
             lab.notes.append("Some tokens are hidden from others, in a pattern taken as meant.")
         return None
+
+    @staticmethod
+    def _window(lab: Lab, seen: Tensor) -> Breach | None:
+        """Compare a window with the number of keys that the docstring says."""
+        i, j = torch.arange(len(seen))[:, None], torch.arange(len(seen))
+        keys = _declared_window(lab.specimen.call)
+        window = (j <= i) & (i - j < keys)
+        words = pattern_of(seen)
+        if not 0 < keys < len(seen) or seen.equal(window) or "causal, a window" not in words:
+            return None
+        says = f"Each token sees {words[8:]} tokens; the docstring says {keys}."
+        return Breach(says, None, pair_of(seen, window), kind="window")
 
     @staticmethod
     def _causal(lab: Lab, seen: Tensor) -> Breach | None:

@@ -17,7 +17,7 @@ class RotaryAttention(nn.Module):
         ang = torch.outer(torch.arange(t, device=x.device), freq)
         cos, sin = torch.cat((ang, ang), -1).cos(), torch.cat((ang, ang), -1).sin()
         turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-        return x * cos + turned * sin  # <- law score
+        return x * cos + turned * sin  # <- law positions
 
     def forward(self, x):
         b, t, d = x.shape
