@@ -162,6 +162,28 @@ def test_a_broken_law_makes_it_wrong(layer: type[nn.Module], law: str) -> None:
     assert report.verdict == "wrong", report
 
 
+class KeepsTheMaskOfItsFirstCall(Heads):
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.keeps = keeps
+        self.mask: Tensor | None = None
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        mask = torch.arange(x.shape[1]) >= lengths[:, None, None, None]
+        if not self.keeps or self.mask is None or self.mask.shape != mask.shape:
+            self.mask = mask
+        q, k, v = self.split(x)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return self.merge(scores.masked_fill(self.mask, -torch.inf).softmax(-1) @ v)
+
+
+def test_a_mask_that_is_kept_from_an_earlier_call_is_wrong() -> None:
+    assert check(KeepsTheMaskOfItsFirstCall(keeps=False)).verdict == "right"
+    report = check(KeepsTheMaskOfItsFirstCall(keeps=True))
+    assert (report.verdict, broken(report)) == ("wrong", {"pure"})
+    assert report.findings[0].detail.startswith("With other numbers in lengths a call depends on")
+
+
 def broken(report: Report) -> set[str]:
     return {result.law.name for result in report.laws if result.outcome == "broken"}
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
+from regard.diagnosis.laws.mask_forms import form_of_given
 from regard.diagnosis.laws.specimen import Contents
 from regard.diagnosis.laws.tape import (
     Place,
@@ -182,7 +183,30 @@ class Pure(Law):
             left, fresh = lab.run(other, call=run.call).rows, lab.run(other).rows
             if left.shape != fresh.shape or differs(left, fresh).any():
                 return Breach("A call depends on the inputs of the calls before it.")
+            return self._stale(lab, run)
         return None
+
+    @staticmethod
+    def _stale(lab: Lab, run: Run) -> Breach | None:
+        """Pass other masks to the copy that ran before, and to a fresh one."""
+        s = lab.specimen
+        passed = {slot.name for slot in s.slots if slot.kind in ("filled", "lengths")}
+        forms = [form for form, *_ in s.forms if form.argument in passed]
+        forms += [form for slot in s.masks if (form := form_of_given(slot)) is not None]
+        keep = (torch.arange(s.tokens) < max(s.tokens - 1, 1)).expand(s.batch, s.tokens, -1)
+        contents = s.contents(s.batch, s.tokens, seed=1)
+        if not forms:
+            return None
+        try:
+            extra = {form.argument: form.encode(keep) for form in forms}
+            fresh = lab.run(contents, extra=extra).rows
+        except Exception:  # noqa: BLE001  # the code may take masks of another form alone
+            return None
+        left = lab.run(contents, call=run.call, extra=extra).rows
+        if not differs(left, fresh).any():
+            return None
+        says = f"With other numbers in {' and '.join(extra)} a call depends on the calls before it."
+        return Breach(says)
 
     @staticmethod
     def _argument_changed(lab: Lab, contents: Contents, run: Run) -> Breach | None:
