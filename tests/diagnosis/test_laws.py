@@ -82,6 +82,19 @@ class ForgetsToScaleUp(Heads):
         return self.merge(weights @ v)
 
 
+class EndsWithANorm(Heads):
+    """A residual connection and a norm in the place of the output projection, as in small BERTs."""
+
+    def __init__(self, *, divides: bool = True) -> None:
+        super().__init__()
+        self.out, self.divides = nn.LayerNorm(16), divides
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        weights = self.weigh(q if self.divides else 2 * q, k)  # head_dim is 4
+        return self.out(x + (weights @ v).transpose(1, 2).flatten(2))
+
+
 class SqueezesAwayTheBatch(Heads):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).squeeze()
@@ -160,6 +173,13 @@ def test_a_broken_law_makes_it_wrong(layer: type[nn.Module], law: str) -> None:
     assert report.verdict != "right", report
     assert law in broken(report), report
     assert report.verdict == "wrong", report
+
+
+def test_values_are_seen_behind_a_norm_without_an_output_projection() -> None:
+    report = check(EndsWithANorm())
+    assert report.verdict == "right", report
+    assert report.notes == ("Its input is added to the output: a residual connection.",)
+    assert check(EndsWithANorm(divides=False)).findings[0].name == "no-scale"
 
 
 class KeepsTheMaskOfItsFirstCall(Heads):
