@@ -25,7 +25,6 @@ UNDECIDED = {
     "numpy_default_axis": "the projections of a NumPy function cannot be seen",
     "numpy_exp_no_max": "the projections of a NumPy function cannot be seen",
     "numpy_gpt2": "the projections of a NumPy function cannot be seen",
-    "numpy_last_chunk": "a token that no other one sees may be meant",
     "numpy_max_axis": "what moves one row of a NumPy function moves the others",
     "numpy_mha": "the projections of a NumPy function cannot be seen",
     "patches_dim_scale": "no output belongs to a token",

@@ -432,3 +432,20 @@ def in_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def test_a_softmax_in_tiles_is_right() -> None:
     assert check(in_tiles).ok
+
+
+def without_the_last_tile(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    whole = max(3, k.shape[-2] // 3 * 3)
+    return in_tiles(q, k[..., :whole, :], v[..., :whole, :])
+
+
+def of_the_first_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return in_tiles(q, k[..., :6, :], v[..., :6, :])
+
+
+def test_last_tokens_that_no_token_sees_are_wrong_if_all_see_them_where_more_follow() -> None:
+    report = check(without_the_last_tile, causal=False)
+    assert (report.verdict, broken(report)) == ("wrong", {"influence"})
+    assert "No other token sees token 7 of 7, and all tokens see it if there are 9." in str(report)
+    assert check(without_the_last_tile).verdict == "cannot tell"
+    assert check(of_the_first_tokens, causal=False).verdict == "cannot tell"

@@ -1,6 +1,7 @@
 """Laws about what may reach what: tokens, padding, positions."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,7 +12,7 @@ from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.specimen import Slot
 from regard.diagnosis.laws.tape import Place, addresses
-from regard.diagnosis.signature import definition_of, docstrings_of
+from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
 from regard.diagnosis.subject import source_of
 
 __all__ = ["Influence", "ignores_order", "pair_of", "pattern_of"]
@@ -102,14 +103,20 @@ class Influence(Law):
         if causal is False and tokens > 1 and not bool((seen & (j > i)).any()):
             says = f"Token {tokens} does not move output 1 of {rows}: it is causal."
             return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
-        if not words:
-            alone = ~(seen & (i != j)).any(0)
-            # No other token sees the last one behind a prefix, either.
-            alone[-1] &= bool(seen[:-2, -2].any())
-            if bool(alone.any()):
-                token = int(alone.nonzero()[0]) + 1
-                raise NotTried(f"No other token sees token {token}: pass a mask that says so.")
-            lab.notes.append("Some tokens are hidden from others, in a pattern taken as meant.")
+        return None if words else self._of_its_own(lab, seen)
+
+    @staticmethod
+    def _of_its_own(lab: Lab, seen: Tensor) -> Breach | None:
+        """Judge a pattern that is none of the usual ones."""
+        alone = ~(seen & ~torch.eye(len(seen), dtype=torch.bool)).any(0)
+        # No other token sees the last one behind a prefix, either.
+        alone[-1] &= bool(seen[:-2, -2].any())
+        if bool(alone.any()):
+            if (found := _lost_tail(lab, seen)) is not None:
+                return found
+            token = int(alone.nonzero()[0]) + 1
+            raise NotTried(f"No other token sees token {token}: pass a mask that says so.")
+        lab.notes.append("Some tokens are hidden from others, in a pattern taken as meant.")
         return None
 
     @staticmethod
@@ -268,6 +275,29 @@ def _check_gaps(lab: Lab, hidden: Tensor) -> None:
         )
 
 
+def _lost_tail(lab: Lab, seen: Tensor) -> Breach | None:
+    """Find last tokens that no other token sees, though all see them if more tokens follow."""
+    s, tokens = lab.specimen, len(seen)
+    parts = s.call.modules() if isinstance(s.call, nn.Module) else ()
+    names = [*signature_of(s.call).parameters, *(name for part in parts for name in vars(part))]
+    if s.is_fixed or s.most_tokens or any(_HIDES.search(name.lower()) for name in names):
+        return None
+    others = seen & ~torch.eye(tokens, dtype=torch.bool)
+    last = int((~others.any(0)).int().argmax())  # the first of them
+    if last < 2 or bool(others[:, last:].any()) or not bool(seen[:, :last].all()):
+        return None
+    for more in range(1, 9):
+        if bool(Lab(replace(s, tokens=tokens + more), changes=lab.changes).influence.all()):
+            return Breach(
+                f"No other token sees token {last + 1} of {tokens}, and all tokens see it if "
+                f"there are {tokens + more}.",
+                None,
+                pair_of(seen, torch.ones_like(seen)),
+            )
+    return None
+
+
+_HIDES = re.compile("mask|window|prefix|sink|local|pad|valid|len")
 _WINDOW = (
     (re.compile(r"(\w*window\w*)`*,? (?:tokens|keys),? (?:itself included|including itself)"), 0),
     (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* - 1 "), 0),
