@@ -53,7 +53,6 @@ OTHER_LINES = {
     "rope_head_axis": "where the angles are used",
     "rope_query_only": "the product of queries and keys",
     "shift_not_undone": "where windows of 4 do not fit",
-    "sink_in_front": "the mask, one key beside the weights that are left",
 }
 _LINE_OF_USE = ("causal-off-by-one", "nan-rows", "mask-of-another-sample")
 

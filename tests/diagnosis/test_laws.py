@@ -449,3 +449,20 @@ def test_last_tokens_that_no_token_sees_are_wrong_if_all_see_them_where_more_fol
     assert "No other token sees token 7 of 7, and all tokens see it if there are 9." in str(report)
     assert check(without_the_last_tile).verdict == "cannot tell"
     assert check(of_the_first_tokens, causal=False).verdict == "cannot tell"
+
+
+def with_a_sink(q: Tensor, k: Tensor, v: Tensor, *, first: int = 1, diagonal: int = 1) -> Tensor:
+    """Causal attention with one more score of 0 in front; ``first``: of the weights that count."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    later = torch.ones_like(scores, dtype=torch.bool).triu(diagonal)
+    scores = torch.cat([torch.zeros_like(q[..., :1]), scores.masked_fill(later, -torch.inf)], -1)
+    return scores.softmax(-1)[..., first : first + k.shape[-2]] @ v
+
+
+def test_weights_beside_their_values_are_no_mask_that_is_off_by_one() -> None:
+    assert check(with_a_sink, causal=True).verdict == "right"
+    for options in ({"causal": True}, {}):
+        report = check(with_a_sink, first=0, **options)
+        assert [finding.name for finding in report.faults] == ["influence"], report
+    report = check(with_a_sink, causal=True, diagonal=2)
+    assert [finding.name for finding in report.faults] == ["causal-off-by-one"]

@@ -12,6 +12,7 @@ from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.specimen import Slot
 from regard.diagnosis.laws.tape import Place, addresses
+from regard.diagnosis.laws.weighing import core_of
 from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
 from regard.diagnosis.subject import source_of
 
@@ -88,11 +89,11 @@ class Influence(Law):
             pair = pair_of(seen, torch.ones_like(seen))
             return Breach(says, None, pair, is_definite=False, kind="alone")
         words = pattern_of(seen)
-        if not words and (kind := _kind(seen)):
+        if not words and _kind(seen):
             says = f"{_where(seen & (j > i))}, as in a causal mask that is off by one."
             if not bool((seen & (j > i)).any()):
                 says = "A token sees the tokens before it, and not itself."
-            return Breach(says, None, pair_of(seen, j <= i), kind=kind)
+            return Breach(says, None, pair_of(seen, j <= i), kind=_kind_of(lab, seen))
         if words and causal is None:
             _check_gaps(lab, ~seen & (j <= i))
         if not words and causal is None:
@@ -131,7 +132,7 @@ class Influence(Law):
             says = f"{_where(bad, moves=False)}."
         place = _lifted(lab) if "later" in says else None
         if says:
-            return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen))
+            return Breach(says, place, pair_of(seen, j <= i), kind=_kind_of(lab, seen))
         _check_gaps(lab, ~seen & (j <= i))
         return None
 
@@ -317,6 +318,23 @@ def _declared_window(call: object) -> int:
             if type(number) is int:
                 return number + more
     return 0
+
+
+def _kind_of(lab: Lab, seen: Tensor) -> str:
+    """Return the kind; ``shifted`` if a later token moves a row by its value, and not its key."""
+    kind, later = _kind(seen), seen.triu(1).nonzero()
+    if kind != "causal-off-by-one" or not len(later):
+        return kind
+    row, token = (int(n) for n in later[0])
+    try:
+        w = core_of(lab)
+    except NotTried:
+        return kind
+    if w.missing or token >= w.core.tokens:
+        return kind
+    start = w.core.bases(1)
+    moved = w.core.placed(start, w.key, 1.5, token)
+    return kind if differs(w.core(moved)[0, row], w.core(start)[0, row]).any() else "shifted"
 
 
 def _lifted(lab: Lab) -> Place | None:
