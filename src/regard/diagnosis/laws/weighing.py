@@ -286,11 +286,32 @@ class Mixture(Law):
             pair = did, right, "weights, and the same divided by their sum: queries down"
         # A scale of the output may be meant where nothing else stands behind the weights.
         is_definite = _has_one_softmax(w) and (bool(apart.any()) or w.core.columns_are_channels)
-        weights = w.shares[channel, :, :, column]  # (tokens, rows)
+        kind, weights = "", w.shares[channel, :, :, column]  # (tokens, rows)
         if float(weights.min()) >= 0 and not differs(weights.sum(1), weights.new_ones(())).any():
             says += " The weights of each key sum to 1 over the queries."
             is_definite = True
-        return Breach(says, place, pair, is_definite=is_definite)
+            kind = _mistake_of_numpy(w)
+        return Breach(says, place, pair, is_definite=is_definite, kind=kind)
+
+
+def _mistake_of_numpy(w: Weighing) -> str:
+    """Return the mistake that gives the weights of a function without operations of PyTorch."""
+    if w.core.run.steps:
+        return ""  # a repair of an operation tells the mistake
+    contents = (w.core.contents[name].double().movedim(1, -2) for name in ("query", "key"))
+    query, key = (t.flatten(0, -3) for t in contents)  # (heads, tokens, head_dim)
+    weights = w.weights(w.core.bases(1))[0]  # (heads, rows, tokens)
+    if query.shape != key.shape or weights.shape != (*query.shape[:-1], query.shape[-2]):
+        return ""
+    keys = torch.stack([key.mT, key.reshape(key.mT.shape)])
+    scores, viewed = query @ keys / query.shape[-1] ** 0.5
+    hidden = weights < 1e-12
+    known = {
+        "softmax-wrong-axis": scores.masked_fill(hidden, -torch.inf).softmax(-2),
+        "values-mixed-along-wrong-axis": scores.masked_fill(hidden.mT, -torch.inf).softmax(-1).mT,
+        "keys-not-transposed": viewed.masked_fill(hidden, -torch.inf).softmax(-1),
+    }
+    return next((name for name, own in known.items() if not differs(own, weights).any()), "")
 
 
 def _returned_weights(w: Weighing) -> Breach | None:
@@ -427,6 +448,7 @@ class Score(Law):
             f"{float(moved[at]):.4f}. It should stay.",
             self._place(probe.w),
             is_definite=False,
+            kind=_mistake_of_numpy(probe.w),
         )
 
     def _bent(self, lab: Lab, probe: "_Probe") -> Breach | None:
