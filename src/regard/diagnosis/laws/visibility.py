@@ -1,6 +1,7 @@
 """Laws about what may reach what: tokens, padding, positions."""
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +14,7 @@ from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.specimen import Slot
 from regard.diagnosis.laws.tape import Place, addresses
 from regard.diagnosis.laws.weighing import core_of
-from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
+from regard.diagnosis.signature import definition_of, docstrings_of
 from regard.diagnosis.subject import source_of
 
 __all__ = ["Influence", "ignores_order", "pair_of", "pattern_of"]
@@ -104,20 +105,13 @@ class Influence(Law):
         if causal is False and tokens > 1 and not bool((seen & (j > i)).any()):
             says = f"Token {tokens} does not move output 1 of {rows}: it is causal."
             return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
-        return None if words else self._of_its_own(lab, seen)
-
-    @staticmethod
-    def _of_its_own(lab: Lab, seen: Tensor) -> Breach | None:
-        """Judge a pattern that is none of the usual ones."""
-        alone = ~(seen & ~torch.eye(len(seen), dtype=torch.bool)).any(0)
-        # No other token sees the last one behind a prefix, either.
-        alone[-1] &= bool(seen[:-2, -2].any())
-        if bool(alone.any()):
-            if (found := _lost_tail(lab, seen)) is not None:
-                return found
-            token = int(alone.nonzero()[0]) + 1
-            raise NotTried(f"No other token sees token {token}: pass a mask that says so.")
-        lab.notes.append("Some tokens are hidden from others, in a pattern taken as meant.")
+        if not words:
+            alone = ~(seen & (i != j)).any(0)
+            # No other token sees the last one behind a prefix, either.
+            alone[-1] &= bool(seen[:-2, -2].any())
+            if bool(alone.any()):
+                return _unseen(lab, seen, int(alone.nonzero()[0]))
+            lab.notes.append("Some tokens are hidden from others, in a pattern taken as meant.")
         return None
 
     @staticmethod
@@ -276,29 +270,23 @@ def _check_gaps(lab: Lab, hidden: Tensor) -> None:
         )
 
 
-def _lost_tail(lab: Lab, seen: Tensor) -> Breach | None:
-    """Find last tokens that no other token sees, though all see them if more tokens follow."""
+_REDUCES = re.compile("mask|window|strid|pool|conv|prefix|reduc")
+
+
+def _unseen(lab: Lab, seen: Tensor, first: int) -> Breach:
+    """Return the breach if all tokens see the last ones where more follow; else raise NotTried."""
     s, tokens = lab.specimen, len(seen)
-    parts = s.call.modules() if isinstance(s.call, nn.Module) else ()
-    names = [*signature_of(s.call).parameters, *(name for part in parts for name in vars(part))]
-    if s.is_fixed or s.most_tokens or any(_HIDES.search(name.lower()) for name in names):
-        return None
     others = seen & ~torch.eye(tokens, dtype=torch.bool)
-    last = int((~others.any(0)).int().argmax())  # the first of them
-    if last < 2 or bool(others[:, last:].any()) or not bool(seen[:, :last].all()):
-        return None
-    for more in range(1, 9):
-        if bool(Lab(replace(s, tokens=tokens + more), changes=lab.changes).influence.all()):
-            return Breach(
-                f"No other token sees token {last + 1} of {tokens}, and all tokens see it if "
-                f"there are {tokens + more}.",
-                None,
-                pair_of(seen, torch.ones_like(seen)),
-            )
-    return None
+    is_tail = bool(seen[:, :first].all()) and not bool(others[:, first:].any())
+    text = f"{s.call!r} {source_of(definition_of(s.call))}".lower()
+    is_free = is_tail and not (s.is_fixed or s.most_tokens or _REDUCES.search(text))
+    for more in range(tokens + 1, tokens + 9) if is_free else ():
+        if bool(Lab(replace(s, tokens=more), changes=lab.changes).influence.all()):
+            says = f"No other token sees token {first + 1} of {tokens}; of {more} tokens all do."
+            return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
+    raise NotTried(f"No other token sees token {first + 1}: pass a mask that says so.")
 
 
-_HIDES = re.compile("mask|window|prefix|sink|local|pad|valid|len")
 _WINDOW = (
     (re.compile(r"(\w*window\w*)`*,? (?:tokens|keys),? (?:itself included|including itself)"), 0),
     (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* - 1 "), 0),
@@ -322,19 +310,14 @@ def _declared_window(call: object) -> int:
 
 def _kind_of(lab: Lab, seen: Tensor) -> str:
     """Return the kind; ``shifted`` if a later token moves a row by its value, and not its key."""
-    kind, later = _kind(seen), seen.triu(1).nonzero()
-    if kind != "causal-off-by-one" or not len(later):
-        return kind
-    row, token = (int(n) for n in later[0])
-    try:
-        w = core_of(lab)
-    except NotTried:
-        return kind
-    if w.missing or token >= w.core.tokens:
-        return kind
-    start = w.core.bases(1)
-    moved = w.core.placed(start, w.key, 1.5, token)
-    return kind if differs(w.core(moved)[0, row], w.core(start)[0, row]).any() else "shifted"
+    kind = _kind(seen)
+    with suppress(NotTried):
+        if kind == "causal-off-by-one" and bool(seen[0, 1:2].any()) and core_of(lab).key:
+            w = core_of(lab)
+            moved = w.core.placed(w.core.bases(1), w.key, 1.5, 1)
+            if not differs(w.core(moved)[0, 0], w.core(w.core.bases(1))[0, 0]).any():
+                return "shifted"
+    return kind
 
 
 def _lifted(lab: Lab) -> Place | None:
