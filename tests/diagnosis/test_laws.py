@@ -466,3 +466,17 @@ def test_weights_beside_their_values_are_no_mask_that_is_off_by_one() -> None:
         assert [finding.name for finding in report.faults] == ["influence"], report
     report = check(with_a_sink, causal=True, diagonal=2)
     assert [finding.name for finding in report.faults] == ["causal-off-by-one"]
+
+
+def cosine(q: Tensor, k: Tensor, v: Tensor, *, axis: int = -1, both: bool = False) -> Tensor:
+    k = torch.nn.functional.normalize(k, dim=axis)
+    q = torch.nn.functional.normalize(q, dim=axis if both else -1)
+    return (5 * q @ k.mT).softmax(-1) @ v
+
+
+def test_a_norm_over_the_tokens_beside_one_over_their_numbers_is_wrong() -> None:
+    assert check(cosine).verdict == "right"
+    report = check(cosine, axis=-2)
+    assert (report.verdict, broken(report)) == ("wrong", {"score"})
+    assert "with other numbers in the key of token 1" in report.findings[0].detail
+    assert check(cosine, axis=-2, both=True).verdict == "cannot tell"

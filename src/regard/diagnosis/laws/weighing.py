@@ -447,7 +447,7 @@ class Score(Law):
             f"{probe.other + 1} is {float(start[at]):.4f}; with other numbers in {what} it is "
             f"{float(moved[at]):.4f}. It should stay.",
             self._place(probe.w),
-            is_definite=False,
+            is_definite=_is_normed_over_tokens(probe.w),
             kind=_mistake_of_numpy(probe.w),
         )
 
@@ -641,6 +641,15 @@ class Score(Law):
             f"number, and weights up to {float(start.triu(1).max()):.2g} are left to them.",
             kind="mask-fill-value",
         )
+
+
+def _is_normed_over_tokens(w: Weighing) -> bool:
+    """Return True if a norm runs over the tokens, where another one runs over a token's numbers."""
+    before = w.core.run.steps[: w.core.plan.scores]
+    norms = [s.args for s in before if s.name == "linalg_vector_norm" and len(s.args) > 2]
+    axes = [(x, int(axis) % x.ndim) for x, _, own, *_ in norms for axis in own or ()]
+    sizes = [x.shape[axis] for x, axis in axes if axis < x.ndim - 1]
+    return w.core.tokens in sizes and len(sizes) < len(axes)
 
 
 class _Probe:
