@@ -118,6 +118,46 @@ def test_a_mistake_in_numpy_is_wrong() -> None:
     )
 
 
+def softmax_by_numpy(scores: Any, axis: int = -1) -> Any:
+    weights = np.exp(scores - scores.max(axis, keepdims=True))
+    return weights / weights.sum(axis, keepdims=True)
+
+
+def summed_over_queries(q: Any, k: Any, v: Any) -> Any:
+    weights = softmax_by_numpy(np.einsum("hid,hjd->hij", q, k) / np.sqrt(q.shape[-1]))
+    return np.einsum("hij,hid->hjd", weights, v)
+
+
+def divided_over_queries(q: Any, k: Any, v: Any) -> Any:
+    weights = softmax_by_numpy(np.einsum("hid,hjd->hij", q, k) / np.sqrt(q.shape[-1]), 1)
+    return np.einsum("hij,hjd->hid", weights, v)
+
+
+def viewed_in_the_other_shape(q: Any, k: Any, v: Any) -> Any:
+    batch, tokens, dim = k.shape
+    keys = k.reshape(batch, dim, tokens)
+    weights = softmax_by_numpy(np.matmul(q, keys) / np.sqrt(dim))
+    return np.matmul(weights, v)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "line"),
+    [
+        (summed_over_queries, "values-mixed-along-wrong-axis", "return np.einsum("),
+        (divided_over_queries, "softmax-wrong-axis", ""),
+        (viewed_in_the_other_shape, "keys-not-transposed", "weights = softmax_by_numpy(np.matmul"),
+    ],
+)
+def test_a_mistake_in_numpy_has_its_name(
+    function: Callable[..., Any], name: str, line: str
+) -> None:
+    args = tuple(np.random.RandomState(0).randn(3, 4, 6, 8))
+    axes = None if "viewed" in function.__name__ else "heads tokens dim"
+    report = regard.check(function, args=args, axes=axes)
+    assert [finding.name for finding in report.faults] == [name], report
+    assert report.faults[0].code.startswith(line)
+
+
 def hidden(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = q @ k.mT / q.shape[-1] ** 0.5
     return scores.masked_fill(mask[:, None, None, :], float("-inf")).softmax(-1) @ v

@@ -82,6 +82,19 @@ class ForgetsToScaleUp(Heads):
         return self.merge(weights @ v)
 
 
+class EndsWithANorm(Heads):
+    """A residual connection and a norm in the place of the output projection, as in small BERTs."""
+
+    def __init__(self, *, divides: bool = True) -> None:
+        super().__init__()
+        self.out, self.divides = nn.LayerNorm(16), divides
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        weights = self.weigh(q if self.divides else 2 * q, k)  # head_dim is 4
+        return self.out(x + (weights @ v).transpose(1, 2).flatten(2))
+
+
 class SqueezesAwayTheBatch(Heads):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).squeeze()
@@ -160,6 +173,35 @@ def test_a_broken_law_makes_it_wrong(layer: type[nn.Module], law: str) -> None:
     assert report.verdict != "right", report
     assert law in broken(report), report
     assert report.verdict == "wrong", report
+
+
+def test_values_are_seen_behind_a_norm_without_an_output_projection() -> None:
+    report = check(EndsWithANorm())
+    assert report.verdict == "right", report
+    assert report.notes == ("Its input is added to the output: a residual connection.",)
+    assert check(EndsWithANorm(divides=False)).findings[0].name == "no-scale"
+
+
+class KeepsTheMaskOfItsFirstCall(Heads):
+    def __init__(self, *, keeps: bool) -> None:
+        super().__init__()
+        self.keeps = keeps
+        self.mask: Tensor | None = None
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        mask = torch.arange(x.shape[1]) >= lengths[:, None, None, None]
+        if not self.keeps or self.mask is None or self.mask.shape != mask.shape:
+            self.mask = mask
+        q, k, v = self.split(x)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return self.merge(scores.masked_fill(self.mask, -torch.inf).softmax(-1) @ v)
+
+
+def test_a_mask_that_is_kept_from_an_earlier_call_is_wrong() -> None:
+    assert check(KeepsTheMaskOfItsFirstCall(keeps=False)).verdict == "right"
+    report = check(KeepsTheMaskOfItsFirstCall(keeps=True))
+    assert (report.verdict, broken(report)) == ("wrong", {"pure"})
+    assert report.findings[0].detail.startswith("A call depends on the inputs of the calls before")
 
 
 def broken(report: Report) -> set[str]:
@@ -390,3 +432,51 @@ def in_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def test_a_softmax_in_tiles_is_right() -> None:
     assert check(in_tiles).ok
+
+
+def without_the_last_tile(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    whole = max(3, k.shape[-2] // 3 * 3)
+    return in_tiles(q, k[..., :whole, :], v[..., :whole, :])
+
+
+def of_the_first_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return in_tiles(q, k[..., :6, :], v[..., :6, :])
+
+
+def test_last_tokens_that_no_token_sees_are_wrong_if_all_see_them_where_more_follow() -> None:
+    report = check(without_the_last_tile, causal=False)
+    assert (report.verdict, broken(report)) == ("wrong", {"influence"})
+    assert "No other token sees token 7 of 7; of 9 tokens all do." in str(report)
+    assert check(without_the_last_tile).verdict == "cannot tell"
+    assert check(of_the_first_tokens, causal=False).verdict == "cannot tell"
+
+
+def with_a_sink(q: Tensor, k: Tensor, v: Tensor, *, first: int = 1, diagonal: int = 1) -> Tensor:
+    """Causal attention with one more score of 0 in front; ``first``: of the weights that count."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    later = torch.ones_like(scores, dtype=torch.bool).triu(diagonal)
+    scores = torch.cat([torch.zeros_like(q[..., :1]), scores.masked_fill(later, -torch.inf)], -1)
+    return scores.softmax(-1)[..., first : first + k.shape[-2]] @ v
+
+
+def test_weights_beside_their_values_are_no_mask_that_is_off_by_one() -> None:
+    assert check(with_a_sink, causal=True).verdict == "right"
+    for causal in (True, None):
+        report = check(with_a_sink, first=0, causal=causal)
+        assert [finding.name for finding in report.faults] == ["influence"], report
+    report = check(with_a_sink, causal=True, diagonal=2)
+    assert [finding.name for finding in report.faults] == ["causal-off-by-one"]
+
+
+def cosine(q: Tensor, k: Tensor, v: Tensor, *, axis: int = -1, both: bool = False) -> Tensor:
+    k = torch.nn.functional.normalize(k, dim=axis)
+    q = torch.nn.functional.normalize(q, dim=axis if both else -1)
+    return (5 * q @ k.mT).softmax(-1) @ v
+
+
+def test_a_norm_over_the_tokens_beside_one_over_their_numbers_is_wrong() -> None:
+    assert check(cosine).verdict == "right"
+    report = check(cosine, axis=-2)
+    assert (report.verdict, broken(report)) == ("wrong", {"score"})
+    assert "with other numbers in the key of token 1" in report.findings[0].detail
+    assert check(cosine, axis=-2, both=True).verdict == "cannot tell"

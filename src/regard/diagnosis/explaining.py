@@ -12,7 +12,7 @@ from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair, Result
 from regard.diagnosis.laws.tape import Change, Place
-from regard.diagnosis.lines import Lines
+from regard.diagnosis.lines import Lines, place_in_text
 from regard.diagnosis.repairs import REPAIRS, scaled_by
 from regard.diagnosis.report import Finding, finding_of
 from regard.diagnosis.signature import projection_role
@@ -112,6 +112,8 @@ def _mistakes(
     for law, breach in broken:
         if law == "gradient" and "wrong-projection" in known:
             continue
+        if breach.kind == "shifted":  # no mistake of the catalogue
+            break
         for mistakes in _of_law(lab, law, breach, idle):
             if mistakes[0].name not in known:
                 yield mistakes
@@ -141,7 +143,7 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
         place = lines.of(name)
         # The line that runs a projection says more than the place at which a gradient ends.
         if name != "wrong-projection" or breach.kind == name:
-            place = breach.place or place
+            place = breach.place or place or place_in_text(lab.specimen.call, name)
         yield [_Mistake(name, place, (), breach)]
         return
     yield from _repaired(lab, law, breach)

@@ -1,13 +1,18 @@
 """On which line of somebody's code a mistake stands."""
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.diagnosis.laws.tape import Place, Step, addresses, reached, tensors_in
 
-__all__ = ["Lines"]
+__all__ = ["Lines", "place_in_text"]
 
 _PRODUCTS = ("mm", "bmm", "baddbmm", "addmm")
 _SOFTMAXES = ("_softmax", "_safe_softmax", "_log_softmax")
@@ -180,6 +185,22 @@ class Lines:
     def turning(self) -> int | None:
         turns = ((n, s) for n, s in self._before() if _turns_all_axes(s))
         return next((n for n, s in turns if self._uses(s)), None)
+
+
+def place_in_text(call: Any, name: str) -> Place | None:
+    """Return the line of a mistake in a NumPy function: its first product, or its last one."""
+    number = {"keys-not-transposed": 0, "values-mixed-along-wrong-axis": -1}.get(name)
+    with suppress(OSError, TypeError, SyntaxError):  # code without a file has no text
+        lines, start = inspect.getsourcelines(call)
+        products = sorted(
+            getattr(node, "lineno", 0)
+            for node in ast.walk(ast.parse(textwrap.dedent("".join(lines))))
+            if isinstance(getattr(node, "op", None), ast.MatMult)
+            or getattr(getattr(node, "func", None), "attr", "") in ("einsum", "matmul", "dot")
+        )
+        if number is not None and len(products) > 1:
+            return Place(inspect.getsourcefile(call) or "", start + products[number] - 1)
+    return None
 
 
 def _turns_all_axes(step: Step) -> bool:

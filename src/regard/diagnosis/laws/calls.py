@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.specimen import Contents
+from regard.diagnosis.laws.mask_forms import form_of_given
+from regard.diagnosis.laws.specimen import Contents, Specimen
 from regard.diagnosis.laws.tape import (
     Place,
     Step,
@@ -179,8 +180,12 @@ class Pure(Law):
                 first_place(run.steps, lambda step: step.name.endswith("_")),
             )
         other = s.contents(s.batch, s.tokens, seed=1)
-        if isinstance(s.call, nn.Module):
-            left, fresh = lab.run(other, call=run.call).rows, lab.run(other).rows
+        for extra in ({}, _other_masks(s)) if isinstance(s.call, nn.Module) else ():
+            try:
+                fresh = lab.run(other, extra=extra).rows
+            except Exception:  # noqa: BLE001  # it may take masks of another form alone
+                continue
+            left = lab.run(other, call=run.call, extra=extra).rows
             if left.shape != fresh.shape or differs(left, fresh).any():
                 return Breach("A call depends on the inputs of the calls before it.")
         return None
@@ -205,6 +210,14 @@ class Pure(Law):
                 f"The argument {name} is changed in place.", first_place(run.steps, writes)
             )
         return None
+
+
+def _other_masks(s: Specimen) -> dict[str, Tensor]:
+    """Return masks that hide the last token, by argument."""
+    forms = [form for form, *_ in s.forms if any(slot.name == form.argument for slot in s.slots)]
+    forms += [form for slot in s.masks if (form := form_of_given(slot)) is not None]
+    keep = torch.arange(s.tokens) < max(s.tokens - 1, 1)
+    return {form.argument: form.encode(keep.expand(s.batch, s.tokens, -1)) for form in forms}
 
 
 def _first_moved(base: Run, others: Sequence[Run]) -> Place | None:

@@ -398,6 +398,8 @@ def _walked(steps: list[Step], sources: Mapping[int, frozenset[Cut]]) -> _Plan |
             gates = [at for _, at in known if at not in valued and at not in scored]
             is_end = step.name != "mul" or bool(gates)
             exit_ = (number, ends[0]) if exit_ is None and is_end else exit_
+        elif step.name == "native_layer_norm" and exit_ is None and reads[0] in valued:
+            exit_ = (number, 0)  # behind a residual connection, and without an output projection
         scored |= outs if is_scored else set()
         valued |= outs if is_valued else set()
         for at in outs if own else ():

@@ -1,6 +1,8 @@
 """Laws about what may reach what: tokens, padding, positions."""
 
 import re
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,6 +13,7 @@ from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.specimen import Slot
 from regard.diagnosis.laws.tape import Place, addresses
+from regard.diagnosis.laws.weighing import core_of
 from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
 from regard.diagnosis.subject import source_of
 
@@ -86,11 +89,11 @@ class Influence(Law):
             pair = pair_of(seen, torch.ones_like(seen))
             return Breach(says, None, pair, is_definite=False, kind="alone")
         words = pattern_of(seen)
-        if not words and (kind := _kind(seen)):
+        if not words and _kind(seen):
             says = f"{_where(seen & (j > i))}, as in a causal mask that is off by one."
             if not bool((seen & (j > i)).any()):
                 says = "A token sees the tokens before it, and not itself."
-            return Breach(says, None, pair_of(seen, j <= i), kind=kind)
+            return Breach(says, None, pair_of(seen, j <= i), kind=_kind_of(lab, seen))
         if words and causal is None:
             _check_gaps(lab, ~seen & (j <= i))
         if not words and causal is None:
@@ -106,8 +109,7 @@ class Influence(Law):
             # No other token sees the last one behind a prefix, either.
             alone[-1] &= bool(seen[:-2, -2].any())
             if bool(alone.any()):
-                token = int(alone.nonzero()[0]) + 1
-                raise NotTried(f"No other token sees token {token}: pass a mask that says so.")
+                return _unseen(lab, seen, int(alone.nonzero()[0]))
             lab.notes.append("Some tokens are hidden from others, in a pattern taken as meant.")
         return None
 
@@ -135,7 +137,7 @@ class Influence(Law):
             says = f"{_where(bad, moves=False)}."
         place = _lifted(lab) if "later" in says else None
         if says:
-            return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen))
+            return Breach(says, place, pair_of(seen, j <= i), kind=_kind_of(lab, seen))
         _check_gaps(lab, ~seen & (j <= i))
         return None
 
@@ -305,6 +307,23 @@ def _check_gaps(lab: Lab, hidden: Tensor) -> None:
         )
 
 
+_REDUCES = re.compile("mask|window|strid|pool|conv|prefix|reduc")
+
+
+def _unseen(lab: Lab, seen: Tensor, first: int) -> Breach:
+    """Return the breach if all tokens see the last ones where more follow; else raise NotTried."""
+    s, tokens = lab.specimen, len(seen)
+    others = seen & ~torch.eye(tokens, dtype=torch.bool)
+    is_tail = bool(seen[:, :first].all()) and not bool(others[:, first:].any())
+    text = f"{s.call!r} {source_of(definition_of(s.call))}".lower()
+    is_free = is_tail and not (s.is_fixed or s.most_tokens or _REDUCES.search(text))
+    for more in range(tokens + 1, tokens + 9) if is_free else ():
+        if bool(Lab(replace(s, tokens=more), changes=lab.changes).influence.all()):
+            says = f"No other token sees token {first + 1} of {tokens}; of {more} tokens all do."
+            return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
+    raise NotTried(f"No other token sees token {first + 1}: pass a mask that says so.")
+
+
 _WINDOW = (
     (re.compile(r"(\w*window\w*)`*,? (?:tokens|keys),? (?:itself included|including itself)"), 0),
     (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* - 1\b"), 0),
@@ -327,6 +346,18 @@ def _declared_window(call: object) -> int:
             if type(number) is int:
                 return number + more
     return 0
+
+
+def _kind_of(lab: Lab, seen: Tensor) -> str:
+    """Return the kind; ``shifted`` if a later token moves a row by its value, and not its key."""
+    kind = _kind(seen)
+    with suppress(NotTried):
+        if kind == "causal-off-by-one" and bool(seen[0, 1:2].any()) and core_of(lab).key:
+            w = core_of(lab)
+            moved = w.core.placed(w.core.bases(1), w.key, 1.5, 1)
+            if not differs(w.core(moved)[0, 0], w.core(w.core.bases(1))[0, 0]).any():
+                return "shifted"
+    return kind
 
 
 def _lifted(lab: Lab) -> Place | None:

@@ -286,11 +286,32 @@ class Mixture(Law):
             pair = did, right, "weights, and the same divided by their sum: queries down"
         # A scale of the output may be meant where nothing else stands behind the weights.
         is_definite = _has_one_softmax(w) and (bool(apart.any()) or w.core.columns_are_channels)
-        weights = w.shares[channel, :, :, column]  # (tokens, rows)
+        kind, weights = "", w.shares[channel, :, :, column]  # (tokens, rows)
         if float(weights.min()) >= 0 and not differs(weights.sum(1), weights.new_ones(())).any():
             says += " The weights of each key sum to 1 over the queries."
             is_definite = True
-        return Breach(says, place, pair, is_definite=is_definite)
+            kind = _mistake_of_numpy(w)
+        return Breach(says, place, pair, is_definite=is_definite, kind=kind)
+
+
+def _mistake_of_numpy(w: Weighing) -> str:
+    """Return the mistake that gives the weights of a function without operations of PyTorch."""
+    if w.core.run.steps:
+        return ""  # a repair of an operation tells the mistake
+    contents = (w.core.contents[name].double().movedim(1, -2) for name in ("query", "key"))
+    query, key = (t.flatten(0, -3) for t in contents)  # (heads, tokens, head_dim)
+    weights = w.weights(w.core.bases(1))[0]  # (heads, rows, tokens)
+    if query.shape != key.shape or weights.shape != (*query.shape[:-1], query.shape[-2]):
+        return ""
+    keys = torch.stack([key.mT, key.reshape(key.mT.shape)])
+    scores, viewed = query @ keys / query.shape[-1] ** 0.5
+    hidden = weights < 1e-12
+    known = {
+        "softmax-wrong-axis": scores.masked_fill(hidden, -torch.inf).softmax(-2),
+        "values-mixed-along-wrong-axis": scores.masked_fill(hidden.mT, -torch.inf).softmax(-1).mT,
+        "keys-not-transposed": viewed.masked_fill(hidden, -torch.inf).softmax(-1),
+    }
+    return next((name for name, own in known.items() if not differs(own, weights).any()), "")
 
 
 def _returned_weights(w: Weighing) -> Breach | None:
@@ -426,7 +447,8 @@ class Score(Law):
             f"{probe.other + 1} is {float(start[at]):.4f}; with other numbers in {what} it is "
             f"{float(moved[at]):.4f}. It should stay.",
             self._place(probe.w),
-            is_definite=False,
+            is_definite=_is_normed_over_tokens(probe.w),
+            kind=_mistake_of_numpy(probe.w),
         )
 
     def _bent(self, lab: Lab, probe: "_Probe") -> Breach | None:
@@ -619,6 +641,15 @@ class Score(Law):
             f"number, and weights up to {float(start.triu(1).max()):.2g} are left to them.",
             kind="mask-fill-value",
         )
+
+
+def _is_normed_over_tokens(w: Weighing) -> bool:
+    """Return True if a norm runs over the tokens, where another one runs over a token's numbers."""
+    before = w.core.run.steps[: w.core.plan.scores]
+    norms = [s.args for s in before if s.name == "linalg_vector_norm" and len(s.args) > 2]
+    axes = [(x, int(axis) % x.ndim) for x, _, own, *_ in norms for axis in own or ()]
+    sizes = [x.shape[axis] for x, axis in axes if axis < x.ndim - 1]
+    return w.core.tokens in sizes and len(sizes) < len(axes)
 
 
 class _Probe:
