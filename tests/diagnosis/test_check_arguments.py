@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from regard.diagnosis.signature import meaning_of
 
 
 def _qkv() -> tuple[Tensor, Tensor, Tensor]:
@@ -175,3 +176,42 @@ def _by_position(scores: Tensor, values: Tensor, /) -> Tensor:
 
 def test_arguments_by_position_alone_are_passed_so() -> None:
     assert regard.check(_by_position).verdict == "right"
+
+
+def _added(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """mask: additive, (batch, 1, tokens), 0 for tokens and a very negative number for padding"""
+    return (query @ key.mT / query.shape[-1] ** 0.5 + mask).softmax(-1) @ value
+
+
+def _shifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return scores.masked_fill(mask.roll(1, -1), -torch.inf).softmax(-1) @ value
+
+
+def test_numbers_that_a_docstring_adds_to_the_scores_are_a_mask() -> None:
+    report = regard.check(_added)
+    assert report.verdict == "right", report
+    assert "mask: added to the scores" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("(batch, 1, 1, tokens), True hides", "hides"),
+        ("0 keeps, -inf hides", "added"),
+        ("-inf for padding and 0 for words", "added"),
+        ("1 for words, 0 for padding, which gets -inf", "keeps"),
+        ("0 for padding, which is added at the end", "keeps"),
+    ],
+)
+def test_numbers_and_shapes_in_the_docstring_of_a_mask_are_told_apart(
+    text: str, meaning: str
+) -> None:
+    assert meaning_of(text) == meaning
+
+
+def test_a_broken_mask_without_a_declared_meaning_is_asked_for() -> None:
+    report = regard.check(_shifted)
+    assert report.verdict == "cannot tell", report
+    assert "pass means={'mask': 'True keeps'}" in report.missing
+    assert regard.check(_shifted, means={"mask": "True hides"}).verdict == "wrong"

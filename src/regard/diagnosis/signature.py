@@ -153,6 +153,19 @@ _SAYS = re.compile(
     r"|keep|kept|allow|real|word|attend|valid|visib|token|includ|use)",
     re.IGNORECASE,
 )
+_LOW = r"(?:an? )?(?:very |large )*(?:negative|(?:float\(.)?-\s?inf|-1(?:\.0)?e\+?\d|-10000)"
+_ADDED = re.compile(
+    r"\badditive\b|\badded to (?:the |all |attention )*(?:score|logit)"
+    rf"|\b(?:0|0\.0|zeros?)\b[^.;]*(?:\band|\bor|,) {_LOW}"
+    rf"|{_LOW}[^.;]*(?:\band|\bor|,) (?:0|zero)",
+    re.IGNORECASE,
+)
+_HIGH = re.compile(r"\b(?:true|false|bool|boolean|1|1\.0|1s|ones|nonzero)\b", re.IGNORECASE)
+_SHAPE = re.compile(
+    r"[(\[](?![^)\]]*\b(?:true|false|ones|zeros|nonzero)\b)"
+    r"(?:[a-z_]\w*|\d+)(?:, *(?:[a-z_][\w ]*|\d+))+,?[)\]]",
+    re.IGNORECASE,
+)
 _HIDING = ("hid", "drop", "pad", "mask", "ignor", "forbid", "block", "exclud", "disallow")
 
 
@@ -162,7 +175,12 @@ def meaning_of(text: str) -> Meaning:
     Example:
         >>> meaning_of("True hides"), meaning_of("1 = word"), meaning_of("0 is padding")
         ('hides', 'keeps', 'keeps')
+        >>> meaning_of("0 for tokens and -inf for padding")
+        'added'
     """
+    text = _SHAPE.sub("", text)  # an axis of length 1 is no value
+    if _ADDED.search(text) and not _HIGH.search(text):
+        return "added"
     found = _SAYS.search(text)
     if found is None:
         is_added = re.search(r"\b(added|additive)\b", text, re.IGNORECASE)

@@ -251,7 +251,7 @@ class _Trial:
                 return "padding-on-queries"
         except _Refused:
             return ""
-        return ""
+        return "" if form.is_sure else "undeclared"
 
     def _is_right_inverted(self, form: Form, keep: Tensor) -> bool:
         """Return True if the mask hides nothing where the opposite would hide everything else."""
