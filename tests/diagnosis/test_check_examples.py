@@ -277,3 +277,33 @@ def test_axes_of_heads_that_an_example_does_not_tell_are_asked_for() -> None:
     assert regard.check(heads_third, args=args, axes="batch tokens heads dim").ok
     told = regard.check(heads_third, args=args, axes="batch heads tokens dim")
     assert [finding.name for finding in told.faults] == ["heads-and-tokens-exchanged"]
+
+
+class Decoder(nn.Module):
+    """Causal attention to its own tokens, then attention to frames."""
+
+    def __init__(self, *, is_masked: bool) -> None:
+        super().__init__()
+        self.is_masked = is_masked
+        self.own = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.cross = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor, xa: Tensor) -> Tensor:
+        q, k, v = (layer(x) for layer in self.own)
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=self.is_masked)
+        inputs = zip(self.cross, (x, xa, xa), strict=True)
+        return x + F.scaled_dot_product_attention(*(layer(own) for layer, own in inputs))
+
+
+@pytest.mark.parametrize(
+    ("is_masked", "frames", "verdict"),
+    [(True, 7, "right"), (True, 5, "cannot tell"), (False, 7, "wrong"), (False, 5, "wrong")],
+)
+def test_attention_to_another_sequence_need_not_be_causal(
+    is_masked: bool, frames: int, verdict: str
+) -> None:
+    args = torch.randn(2, 5, 16), torch.randn(2, frames, 16)
+    report = regard.check(Decoder, is_masked=is_masked, args=args, causal=True)
+    assert report.verdict == verdict, report
+    if verdict == "cannot tell":
+        assert "pass an example in which xa has another number of tokens" in report.missing

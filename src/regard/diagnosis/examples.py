@@ -92,8 +92,16 @@ def example_specimens(
             slot = _slot(key, value, key in contents, named.get(key), own, sizes, role)
             slots.append(_with_meaning(slot, role, means, docstrings_of(thing)))
         specimen = _of_slots(name, thing, slots, sizes, segments, causal)
-        specimen = replace(specimen, has_fewer_queries=is_query and first.shape != longest.shape)
+        is_shorter = is_query and first.shape != longest.shape
+        apart = () if is_query else tuple(n for n in others if _is_apart(bound[n], first, own))
+        specimen = replace(specimen, has_fewer_queries=is_shorter, apart=apart)
         yield _without_chance(specimen)
+
+
+def _is_apart(value: Any, first: Tensor, axes: tuple[str | int, ...]) -> bool:
+    """Return True if an argument has another number of tokens than the first one."""
+    at, shape = axes.index("t") if "t" in axes else 0, value.shape
+    return "t" in axes and len(shape) == first.ndim and shape[at] != first.shape[at]
 
 
 def _without_chance(specimen: Specimen) -> Specimen:

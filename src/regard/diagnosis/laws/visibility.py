@@ -1,6 +1,7 @@
 """Laws about what may reach what: tokens, padding, positions."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -123,6 +124,14 @@ class Influence(Law):
         elif bool((bad := ~seen & near).any()):
             says = f"{_where(bad, moves=False)}."
         place = _lifted(lab) if "later" in says else None
+        others = [*lab.specimen.sources][1:]
+        if "later" in says and others and "key" not in others:
+            apart = Lab(replace(lab.specimen, apart=(*others,)), changes=lab.changes)
+            if not apart.influence.triu(1).any():
+                raise NotTried(
+                    f"Tokens see later ones of {others[0]}. If that is another sequence, pass an "
+                    f"example in which {others[0]} has another number of tokens."
+                )
         if says:
             return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen))
         _check_gaps(lab, ~seen & (j <= i))
