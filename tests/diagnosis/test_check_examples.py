@@ -307,3 +307,41 @@ def test_attention_to_another_sequence_need_not_be_causal(
     assert report.verdict == verdict, report
     if verdict == "cannot tell":
         assert "pass an example in which xa has another number of tokens" in report.missing
+
+
+def masked_pairs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, is_finite: bool) -> Tensor:
+    scores = torch.where(mask, q @ k.mT / q.shape[-1] ** 0.5, -torch.inf)
+    weights = torch.softmax(scores, 2)
+    return (weights.nan_to_num() if is_finite else weights) @ v
+
+
+@pytest.mark.parametrize("causal", [True, None])
+@pytest.mark.parametrize("queries", [5, 7])
+@pytest.mark.parametrize(("is_finite", "names"), [(True, []), (False, ["nan-rows"])])
+def test_a_mask_of_fewer_queries_than_keys_is_tried(
+    queries: int, is_finite: bool, names: list[str], causal: bool | None
+) -> None:
+    mask = torch.ones(2, queries, 7, dtype=torch.bool).tril(7 - queries)
+    mask[1, 2] = False
+    args = *qkv(2, queries, 8)[:1], *qkv(2, 7, 8)[:2], mask
+    report = regard.check(
+        masked_pairs,
+        args=args,
+        kwargs={"is_finite": is_finite},
+        means={"mask": "True keeps"},
+        causal=causal,
+    )
+    assert [finding.name for finding in report.faults] == names, report
+    assert report.verdict == ("wrong" if names else "right"), report
+
+
+def test_a_mask_of_pairs_fits_a_context_of_more_tokens() -> None:
+    def masked(x: Tensor, context: Tensor, mask: Tensor) -> Tensor:
+        return (x @ context.mT / 4.0 + mask).softmax(-1) @ context
+
+    mask = torch.zeros(2, 5, 7).masked_fill(torch.rand(2, 5, 7) < 0.4, -1e9)
+    mask[..., 3] = 0
+    args = torch.randn(2, 5, 16), torch.randn(2, 7, 16), mask
+    report = regard.check(masked, args=args, means={"mask": "added to the scores"})
+    assert report.faults == (), report
+    assert "size of tensor" not in report.missing

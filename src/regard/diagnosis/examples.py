@@ -90,12 +90,31 @@ def example_specimens(
         for key, value in bound.items():
             role = roles.get(key, "other")
             slot = _slot(key, value, key in contents, named.get(key), own, sizes, role)
-            slots.append(_with_meaning(slot, role, means, docstrings_of(thing)))
+            slot = _with_meaning(slot, role, means, docstrings_of(thing))
+            slots.append(_with_all_rows(slot, first.shape[own.index("t")]) if "t" in own else slot)
         specimen = _of_slots(name, thing, slots, sizes, segments, causal)
         is_shorter = is_query and first.shape != longest.shape
         apart = () if is_query else tuple(n for n in others if _is_apart(bound[n], first, own))
         specimen = replace(specimen, has_fewer_queries=is_shorter, apart=apart)
         yield _without_chance(specimen)
+
+
+def _with_all_rows(slot: Slot, queries: int) -> Slot:
+    """Return a mask of fewer queries than keys with a row for each key.
+
+    The queries of the example are the last ones; those before them see no later key.
+    """
+    if slot.kind != "given" or slot.axes[-2:] != (queries, "t"):
+        return slot
+    value, tokens = slot.value, slot.value.shape[-1]
+    hidden = torch.ones(tokens - queries, tokens, dtype=torch.bool).triu(1)
+    if slot.meaning in ("", "added"):
+        low = value.min() if slot.meaning else 0
+        rows = torch.zeros(hidden.shape, dtype=value.dtype).masked_fill(hidden, low)
+    else:
+        rows = (hidden == (slot.meaning == "hides")).to(value.dtype)
+    value = torch.cat([rows.expand(*value.shape[:-2], *rows.shape), value], -2)
+    return replace(slot, value=value, axes=(*slot.axes[:-2], "t", "t"))
 
 
 def _is_apart(value: Any, first: Tensor, axes: tuple[str | int, ...]) -> bool:

@@ -185,7 +185,9 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     s = lab.specimen
     contents = s.contents(s.batch, s.tokens)
     fitting: list[_Mistake] = []
-    for repair in REPAIRS:
+    is_nan = law == "runs" and breach.kind == "nan"
+    first = [repair for repair in REPAIRS if is_nan and repair.name == "nan-rows"]
+    for repair in (*first, *REPAIRS):
         if law not in repair.laws or (repair.name == "not-causal" and breach.place is not None):
             continue
         own = lab.repaired(repair.fix)
@@ -196,7 +198,9 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
         if repair.fix not in changed:
             continue
         mistake = _Mistake(repair.name, changed[repair.fix], (repair.fix,), breach)
-        if _mends(own, laws):
+        # Other repairs may end a NaN, too, and break what comes next.
+        whole = [*_TRIED[1:-1], _TRIED[0]] if repair in first else laws
+        if _mends(own, whole):
             if repair.name in ("not-causal", "keys-not-transposed"):
                 line = _lines(lab, breach).of(repair.name)
                 mistake = replace(mistake, place=line or mistake.place)
