@@ -239,3 +239,66 @@ def test_the_width_of_a_context_is_found_in_the_layers() -> None:
     assert report.verdict == "right", report
     with pytest.raises(ValueError, match=r"kwargs=\{'context': torch\.randn\(2, 7, 24\)\}"):
         regard.check(_Cross, 24, 12, more=1)
+
+
+def _seen(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    """visible: (batch, n, m), True where the query may look at the key"""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return scores.masked_fill(~visible, -1e9).softmax(-1) @ value
+
+
+def _unseen(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    """visible: (batch, n, m), True where the query may look at the key"""
+    return _seen(query, key, value, ~visible)
+
+
+def _of_words(query: Tensor, key: Tensor, value: Tensor, is_word: Tensor) -> Tensor:
+    """is_word: (batch, tokens), True for words and False for padding."""
+    return _seen(query, key, value, is_word[:, :, None])
+
+
+def _of_starts(query: Tensor, key: Tensor, value: Tensor, is_start: Tensor) -> Tensor:
+    """is_start: (batch, tokens), True for the first token of a document."""
+    return _seen(query, key, value, ~is_start[:, None])
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [(_seen, []), (_unseen, ["mask-inverted"]), (_of_words, ["padding-on-queries"])],
+)
+def test_a_docstring_declares_a_mask_whose_name_says_nothing(
+    function: Any, names: list[str]
+) -> None:
+    report = regard.check(function)
+    assert [finding.name for finding in report.faults] == names, report
+    assert report.verdict == ("wrong" if names else "right"), report
+
+
+def test_an_argument_that_marks_tokens_is_no_mask() -> None:
+    with pytest.raises(ValueError, match="_of_starts needs is_start"):
+        regard.check(_of_starts)
+
+
+class _Graph(nn.Module):
+    """adjacency: (batch, n, n), bool; adjacency[b, i, j] is True if node i may look at node j."""
+
+    def __init__(self, *, is_turned: bool) -> None:
+        super().__init__()
+        self.is_turned = is_turned
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, nodes: Tensor, adjacency: Tensor) -> Tensor:
+        query, key, value = self.qkv(nodes).chunk(3, -1)
+        return _seen(query, key, value, adjacency.mT if self.is_turned else adjacency)
+
+
+@pytest.mark.parametrize(("is_turned", "names"), [(False, []), (True, ["influence"])])
+def test_a_mask_of_pairs_that_is_turned_round_is_no_softmax_along_a_wrong_axis(
+    is_turned: bool, names: list[str]
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    adjacency = (torch.rand(2, 6, 6, generator=generator) > 0.5) | torch.eye(6, dtype=torch.bool)
+    args = torch.randn(2, 6, 16, generator=generator), adjacency
+    report = regard.check(_Graph, is_turned=is_turned, args=args, causal=False)
+    assert [finding.name for finding in report.faults] == names, report
+    assert report.verdict == ("wrong" if names else "right"), report

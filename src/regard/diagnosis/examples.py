@@ -85,42 +85,33 @@ def example_specimens(
         likes = [first, *(t for t in keys if "t" in own and t.ndim == first.ndim)]
         longest = max(likes, key=lambda t: t.shape[own.index("t")] if "t" in own else 0)
         sizes = dict(zip(own, longest.shape, strict=True)) if len(own) == first.ndim else {}
-        segments = _segments(bound, first.shape[own.index("t")] if "t" in own else 0)
+        tokens = first.shape[own.index("t")] if "t" in own else 0
+        segments = _segments(bound, tokens)
         slots: list[Slot] = []
         for key, value in bound.items():
             role = roles.get(key, "other")
             slot = _slot(key, value, key in contents, named.get(key), own, sizes, role)
             slot = _with_meaning(slot, role, means, docstrings_of(thing))
-            slots.append(_with_all_rows(slot, first.shape[own.index("t")]) if "t" in own else slot)
+            slots.append(_with_all_rows(slot, tokens))
         specimen = _of_slots(name, thing, slots, sizes, segments, causal)
         is_shorter = is_query and first.shape != longest.shape
-        apart = () if is_query else tuple(n for n in others if _is_apart(bound[n], first, own))
+        alike = [n for n, t in zip(others, keys, strict=True) if tokens and t.ndim == first.ndim]
+        apart = tuple(n for n in alike if bound[n].shape[own.index("t")] != tokens)
         specimen = replace(specimen, has_fewer_queries=is_shorter, apart=apart)
         yield _without_chance(specimen)
 
 
 def _with_all_rows(slot: Slot, queries: int) -> Slot:
-    """Return a mask of fewer queries than keys with a row for each key.
-
-    The queries of the example are the last ones; those before them see no later key.
-    """
+    """Return a mask with a row for each key: the given rows are the last, the others causal."""
     if slot.kind != "given" or slot.axes[-2:] != (queries, "t"):
         return slot
     value, tokens = slot.value, slot.value.shape[-1]
-    hidden = torch.ones(tokens - queries, tokens, dtype=torch.bool).triu(1)
+    rows = torch.ones(tokens - queries, tokens).triu(1) == (slot.meaning == "hides")
     if slot.meaning in ("", "added"):
-        low = value.min() if slot.meaning else 0
-        rows = torch.zeros(hidden.shape, dtype=value.dtype).masked_fill(hidden, low)
-    else:
-        rows = (hidden == (slot.meaning == "hides")).to(value.dtype)
-    value = torch.cat([rows.expand(*value.shape[:-2], *rows.shape), value], -2)
+        rows = torch.zeros(rows.shape).masked_fill(~rows, float(value.min()) if slot.meaning else 0)
+    rows = rows.to(value.dtype).expand(*value.shape[:-2], *rows.shape)
+    value = torch.cat([rows, value], -2)
     return replace(slot, value=value, axes=(*slot.axes[:-2], "t", "t"))
-
-
-def _is_apart(value: Any, first: Tensor, axes: tuple[str | int, ...]) -> bool:
-    """Return True if an argument has another number of tokens than the first one."""
-    at, shape = axes.index("t") if "t" in axes else 0, value.shape
-    return "t" in axes and len(shape) == first.ndim and shape[at] != first.shape[at]
 
 
 def _without_chance(specimen: Specimen) -> Specimen:

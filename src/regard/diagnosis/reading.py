@@ -244,11 +244,11 @@ def _with_memory(thing: Thing) -> Thing | None:
     """Return code with the tokens passed that it attends to, if its signature leaves them out."""
     parameters = signature_of(thing.call).parameters
     others = (a for a in thing.arguments if a.role == "other" and MEMORY.search(a.name.lower()))
-    first = next((a for a in others if parameters[a.name].default is None), None)
-    if first is None or thing.kind != "embeddings":
+    memory = next((a for a in others if parameters[a.name].default is None), None)
+    if memory is None or thing.kind != "embeddings":
         return None
-    memory = replace(first, role="memory", required=True)
-    return replace(thing, arguments=tuple(memory if a is first else a for a in thing.arguments))
+    own = {memory: replace(memory, role="memory", required=True)}
+    return replace(thing, arguments=tuple(own.get(a, a) for a in thing.arguments))
 
 
 def grouped(thing: Thing, causal: bool | None) -> Specimen | None:

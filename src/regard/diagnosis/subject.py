@@ -143,10 +143,8 @@ def call_to_copy(name: str, arguments: Iterable[Argument], width: int = 16) -> s
     needed = [a for a in arguments if a.required]
     values = "".join(f"torch.randn(2, 7, {width}), " for a in needed if a.role in known).strip()
     own = {"memory": f"torch.randn(2, 7, {width})"}
-    others = ", ".join(
-        f"{a.name!r}: {own.get(a.role, '...')}" for a in needed if a.role not in known
-    )
-    return f"regard.check({name}, args=({values})" + (f", kwargs={{{others}}})" if others else ")")
+    rest = ", ".join(f"{a.name!r}: {own.get(a.role, '...')}" for a in needed if a.role not in known)
+    return f"regard.check({name}, args=({values})" + (f", kwargs={{{rest}}})" if rest else ")")
 
 
 def copied(module: nn.Module) -> nn.Module:

@@ -128,10 +128,8 @@ class Influence(Law):
         if "later" in says and others and "key" not in others:
             apart = Lab(replace(lab.specimen, apart=(*others,)), changes=lab.changes)
             if not apart.influence.triu(1).any():
-                raise NotTried(
-                    f"Tokens see later ones of {others[0]}. If that is another sequence, pass an "
-                    f"example in which {others[0]} has another number of tokens."
-                )
+                says = f"{others[0]} may be another sequence: pass an example in which it has"
+                raise NotTried(f"{says} another number of tokens.")
         if says:
             return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen))
         _check_gaps(lab, ~seen & (j <= i))
