@@ -86,19 +86,17 @@ def example_specimens(
         longest = max(likes, key=lambda t: t.shape[own.index("t")] if "t" in own else 0)
         sizes = dict(zip(own, longest.shape, strict=True)) if len(own) == first.ndim else {}
         tokens = first.shape[own.index("t")] if "t" in own else 0
-        segments = _segments(bound, tokens)
         slots: list[Slot] = []
         for key, value in bound.items():
             role = roles.get(key, "other")
             slot = _slot(key, value, key in contents, named.get(key), own, sizes, role)
             slot = _with_meaning(slot, role, means, docstrings_of(thing))
             slots.append(_with_all_rows(slot, tokens))
-        specimen = _of_slots(name, thing, slots, sizes, segments, causal)
+        specimen = _of_slots(name, thing, slots, sizes, _segments(bound, tokens), causal)
         is_shorter = is_query and first.shape != longest.shape
         alike = [n for n, t in zip(others, keys, strict=True) if tokens and t.ndim == first.ndim]
         apart = tuple(n for n in alike if bound[n].shape[own.index("t")] != tokens)
-        specimen = replace(specimen, has_fewer_queries=is_shorter, apart=apart)
-        yield _without_chance(specimen)
+        yield _without_chance(replace(specimen, has_fewer_queries=is_shorter, apart=apart))
 
 
 def _with_all_rows(slot: Slot, queries: int) -> Slot:

@@ -188,7 +188,7 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     contents = s.contents(s.batch, s.tokens)
     fitting: list[_Mistake] = []
     tried = [(repair, laws) for repair in REPAIRS]
-    if law == "runs" and breach.kind == "nan":  # to move the softmax ends a NaN, too
+    if law == "runs" and breach.kind == "nan" and s.masks:  # other repairs end a NaN, too
         tried.insert(0, (REPAIRS[-1], (*_TRIED[1:5], *laws)))
     if law == "influence" and s.masks and _outcome(lab, _MIXTURE) == "held":  # then a mask is wrong
         tried = [pair for pair in tried if pair[0].name not in _OF_AXES]
