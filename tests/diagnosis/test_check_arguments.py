@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from regard.diagnosis.signature import meaning_of
 
 
 def _qkv() -> tuple[Tensor, Tensor, Tensor]:
@@ -175,3 +176,129 @@ def _by_position(scores: Tensor, values: Tensor, /) -> Tensor:
 
 def test_arguments_by_position_alone_are_passed_so() -> None:
     assert regard.check(_by_position).verdict == "right"
+
+
+def _added(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """mask: additive, (batch, 1, tokens), 0 for tokens and a very negative number for padding"""
+    return (query @ key.mT / query.shape[-1] ** 0.5 + mask).softmax(-1) @ value
+
+
+def _shifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return scores.masked_fill(mask.roll(1, -1), -torch.inf).softmax(-1) @ value
+
+
+def test_numbers_that_a_docstring_adds_to_the_scores_are_a_mask() -> None:
+    report = regard.check(_added)
+    assert report.verdict == "right", report
+    assert "mask: added to the scores" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("(batch, 1, 1, tokens), True hides", "hides"),
+        ("0 keeps, -inf hides", "added"),
+        ("-inf for padding and 0 for words", "added"),
+        ("1 for words, 0 for padding, which gets -inf", "keeps"),
+        ("0 for padding, which is added at the end", "keeps"),
+    ],
+)
+def test_numbers_and_shapes_in_the_docstring_of_a_mask_are_told_apart(
+    text: str, meaning: str
+) -> None:
+    assert meaning_of(text) == meaning
+
+
+def test_a_broken_mask_without_a_declared_meaning_is_asked_for() -> None:
+    report = regard.check(_shifted)
+    assert report.verdict == "cannot tell", report
+    assert "pass means={'mask': 'True keeps'}" in report.missing
+    assert regard.check(_shifted, means={"mask": "True hides"}).verdict == "wrong"
+
+
+class _Cross(nn.Module):
+    """Attention to a context of another width."""
+
+    def __init__(self, dim: int, context_dim: int, more: int = 0) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(dim, 8), nn.Linear(context_dim, 16)
+        self.more = more
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None
+    ) -> Tensor:
+        tokens = x if context is None else context
+        key, value = self.kv(tokens[..., self.more :]).chunk(2, -1)
+        scores = self.q(x) @ key.mT / 8**0.5
+        return (scores if mask is None else scores + mask).softmax(-1) @ value
+
+
+def test_the_width_of_a_context_is_found_in_the_layers() -> None:
+    report = regard.check(_Cross, 24, 12)
+    assert report.verdict == "right", report
+    with pytest.raises(ValueError, match=r"kwargs=\{'context': torch\.randn\(2, 7, 24\)\}"):
+        regard.check(_Cross, 24, 12, more=1)
+
+
+def _seen(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    """visible: (batch, n, m), True where the query may look at the key"""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return scores.masked_fill(~visible, -1e9).softmax(-1) @ value
+
+
+def _unseen(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    """visible: (batch, n, m), True where the query may look at the key"""
+    return _seen(query, key, value, ~visible)
+
+
+def _of_words(query: Tensor, key: Tensor, value: Tensor, is_word: Tensor) -> Tensor:
+    """is_word: (batch, tokens), True for words and False for padding."""
+    return _seen(query, key, value, is_word[:, :, None])
+
+
+def _of_starts(query: Tensor, key: Tensor, value: Tensor, is_start: Tensor) -> Tensor:
+    """is_start: (batch, tokens), True for the first token of a document."""
+    return _seen(query, key, value, ~is_start[:, None])
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [(_seen, []), (_unseen, ["mask-inverted"]), (_of_words, ["padding-on-queries"])],
+)
+def test_a_docstring_declares_a_mask_whose_name_says_nothing(
+    function: Any, names: list[str]
+) -> None:
+    report = regard.check(function)
+    assert [finding.name for finding in report.faults] == names, report
+    assert report.verdict == ("wrong" if names else "right"), report
+
+
+def test_an_argument_that_marks_tokens_is_no_mask() -> None:
+    with pytest.raises(ValueError, match="_of_starts needs is_start"):
+        regard.check(_of_starts)
+
+
+class _Graph(nn.Module):
+    """adjacency: (batch, n, n), bool; adjacency[b, i, j] is True if node i may look at node j."""
+
+    def __init__(self, *, is_turned: bool) -> None:
+        super().__init__()
+        self.is_turned = is_turned
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, nodes: Tensor, adjacency: Tensor) -> Tensor:
+        query, key, value = self.qkv(nodes).chunk(3, -1)
+        return _seen(query, key, value, adjacency.mT if self.is_turned else adjacency)
+
+
+@pytest.mark.parametrize(("is_turned", "names"), [(False, []), (True, ["influence"])])
+def test_a_mask_of_pairs_that_is_turned_round_is_no_softmax_along_a_wrong_axis(
+    is_turned: bool, names: list[str]
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    adjacency = (torch.rand(2, 6, 6, generator=generator) > 0.5) | torch.eye(6, dtype=torch.bool)
+    args = torch.randn(2, 6, 16, generator=generator), adjacency
+    report = regard.check(_Graph, is_turned=is_turned, args=args, causal=False)
+    assert [finding.name for finding in report.faults] == names, report
+    assert report.verdict == ("wrong" if names else "right"), report

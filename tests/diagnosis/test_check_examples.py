@@ -317,3 +317,71 @@ def test_axes_of_heads_that_an_example_does_not_tell_are_asked_for() -> None:
     assert regard.check(heads_third, args=args, axes="batch tokens heads dim").ok
     told = regard.check(heads_third, args=args, axes="batch heads tokens dim")
     assert [finding.name for finding in told.faults] == ["heads-and-tokens-exchanged"]
+
+
+class Decoder(nn.Module):
+    """Causal attention to its own tokens, then attention to frames."""
+
+    def __init__(self, *, is_masked: bool) -> None:
+        super().__init__()
+        self.is_masked = is_masked
+        self.own = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.cross = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor, xa: Tensor) -> Tensor:
+        q, k, v = (layer(x) for layer in self.own)
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=self.is_masked)
+        inputs = zip(self.cross, (x, xa, xa), strict=True)
+        return x + F.scaled_dot_product_attention(*(layer(own) for layer, own in inputs))
+
+
+@pytest.mark.parametrize(
+    ("is_masked", "frames", "verdict"),
+    [(True, 7, "right"), (True, 5, "cannot tell"), (False, 7, "wrong"), (False, 5, "wrong")],
+)
+def test_attention_to_another_sequence_need_not_be_causal(
+    is_masked: bool, frames: int, verdict: str
+) -> None:
+    args = torch.randn(2, 5, 16), torch.randn(2, frames, 16)
+    report = regard.check(Decoder, is_masked=is_masked, args=args, causal=True)
+    assert report.verdict == verdict, report
+    if verdict == "cannot tell":
+        assert "xa may be another sequence: pass an example in which" in report.missing
+
+
+def masked_pairs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, is_finite: bool) -> Tensor:
+    scores = torch.where(mask, q @ k.mT / q.shape[-1] ** 0.5, -torch.inf)
+    weights = torch.softmax(scores, 2)
+    return (weights.nan_to_num() if is_finite else weights) @ v
+
+
+@pytest.mark.parametrize("causal", [True, None])
+@pytest.mark.parametrize("queries", [5, 7])
+@pytest.mark.parametrize(("is_finite", "names"), [(True, []), (False, ["nan-rows"])])
+def test_a_mask_of_fewer_queries_than_keys_is_tried(
+    queries: int, is_finite: bool, names: list[str], causal: bool | None
+) -> None:
+    mask = torch.ones(2, queries, 7, dtype=torch.bool).tril(7 - queries)
+    mask[1, 2] = False
+    args = *qkv(2, queries, 8)[:1], *qkv(2, 7, 8)[:2], mask
+    report = regard.check(
+        masked_pairs,
+        args=args,
+        kwargs={"is_finite": is_finite},
+        means={"mask": "True keeps"},
+        causal=causal,
+    )
+    assert [finding.name for finding in report.faults] == names, report
+    assert report.verdict == ("wrong" if names else "right"), report
+
+
+def test_a_mask_of_pairs_fits_a_context_of_more_tokens() -> None:
+    def masked(x: Tensor, context: Tensor, mask: Tensor) -> Tensor:
+        return (x @ context.mT / 4.0 + mask).softmax(-1) @ context
+
+    mask = torch.zeros(2, 5, 7).masked_fill(torch.rand(2, 5, 7) < 0.4, -1e9)
+    mask[..., 3] = 0
+    args = torch.randn(2, 5, 16), torch.randn(2, 7, 16), mask
+    report = regard.check(masked, args=args, means={"mask": "added to the scores"})
+    assert report.faults == (), report
+    assert "size of tensor" not in report.missing

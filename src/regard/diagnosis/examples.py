@@ -85,15 +85,31 @@ def example_specimens(
         likes = [first, *(t for t in keys if "t" in own and t.ndim == first.ndim)]
         longest = max(likes, key=lambda t: t.shape[own.index("t")] if "t" in own else 0)
         sizes = dict(zip(own, longest.shape, strict=True)) if len(own) == first.ndim else {}
-        segments = _segments(bound, first.shape[own.index("t")] if "t" in own else 0)
+        tokens = first.shape[own.index("t")] if "t" in own else 0
         slots: list[Slot] = []
         for key, value in bound.items():
             role = roles.get(key, "other")
             slot = _slot(key, value, key in contents, named.get(key), own, sizes, role)
-            slots.append(_with_meaning(slot, role, means, docstrings_of(thing)))
-        specimen = _of_slots(name, thing, slots, sizes, segments, causal)
-        specimen = replace(specimen, has_fewer_queries=is_query and first.shape != longest.shape)
-        yield _without_chance(specimen)
+            slot = _with_meaning(slot, role, means, docstrings_of(thing))
+            slots.append(_with_all_rows(slot, tokens))
+        specimen = _of_slots(name, thing, slots, sizes, _segments(bound, tokens), causal)
+        is_shorter = is_query and first.shape != longest.shape
+        alike = [n for n, t in zip(others, keys, strict=True) if tokens and t.ndim == first.ndim]
+        apart = tuple(n for n in alike if bound[n].shape[own.index("t")] != tokens)
+        yield _without_chance(replace(specimen, has_fewer_queries=is_shorter, apart=apart))
+
+
+def _with_all_rows(slot: Slot, queries: int) -> Slot:
+    """Return a mask with a row for each key: the given rows are the last, the others causal."""
+    if slot.kind != "given" or slot.axes[-2:] != (queries, "t"):
+        return slot
+    value, tokens = slot.value, slot.value.shape[-1]
+    rows = torch.ones(tokens - queries, tokens).triu(1) == (slot.meaning == "hides")
+    if slot.meaning in ("", "added"):
+        rows = torch.zeros(rows.shape).masked_fill(~rows, float(value.min()) if slot.meaning else 0)
+    rows = rows.to(value.dtype).expand(*value.shape[:-2], *rows.shape)
+    value = torch.cat([rows, value], -2)
+    return replace(slot, value=value, axes=(*slot.axes[:-2], "t", "t"))
 
 
 def _without_chance(specimen: Specimen) -> Specimen:

@@ -22,6 +22,7 @@ __all__ = ["explained"]
 _TRIED = LAWS[:8]
 """The laws that are tried again after a repair: from ``runs`` to ``padding``."""
 _ORDER = [law.name for law in _TRIED]
+_MIXTURE = _TRIED[_ORDER.index("mixture")]
 
 # The code is no attention any more, so that other laws say nothing.
 _LAST = (
@@ -38,6 +39,7 @@ _OF_STRUCTURE = (
     "values-mixed-along-wrong-axis",
     "not-causal",
 )
+_OF_AXES = ("softmax-wrong-axis", "values-mixed-along-wrong-axis")
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +189,12 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     s = lab.specimen
     contents = s.contents(s.batch, s.tokens)
     fitting: list[_Mistake] = []
-    for repair in REPAIRS:
+    tried = [(repair, laws) for repair in REPAIRS]
+    if law == "runs" and breach.kind == "nan" and s.masks:  # other repairs end a NaN, too
+        tried.insert(0, (REPAIRS[-1], (*_TRIED[1:5], *laws)))
+    if law == "influence" and s.masks and _outcome(lab, _MIXTURE) == "held":  # then a mask is wrong
+        tried = [pair for pair in tried if pair[0].name not in _OF_AXES]
+    for repair, needed in tried:
         if law not in repair.laws or (repair.name == "not-causal" and breach.place is not None):
             continue
         own = lab.repaired(repair.fix)
@@ -198,7 +205,7 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
         if repair.fix not in changed:
             continue
         mistake = _Mistake(repair.name, changed[repair.fix], (repair.fix,), breach)
-        if _mends(own, laws):
+        if _mends(own, needed):
             if repair.name in ("not-causal", "keys-not-transposed"):
                 line = _lines(lab, breach).of(repair.name)
                 mistake = replace(mistake, place=line or mistake.place)

@@ -16,6 +16,7 @@ from regard.diagnosis.laws.mask_forms import Form, forms_of, takes_masks
 from regard.diagnosis.laws.specimen import Slot, Specimen
 from regard.diagnosis.laws.tape import OpaqueOperator, tensors_in
 from regard.diagnosis.signature import (
+    MEMORY,
     Argument,
     arguments_of,
     axis_of_heads,
@@ -229,11 +230,25 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
         needed = (replace(a, required=a.required or a in masks) for a in thing.arguments)
         yield from specimens(replace(thing, arguments=tuple(needed)), causal)
         return
+    if (other := _with_memory(thing)) is not None:
+        yield from specimens(other, causal)
+        return
     raise ValueError(
         f"{thing.name} fails on every input that was tried; it must run on one of them.\n"
         f"    The first error was {type(first).__name__}: {first}\n"
         f"    Pass an example call: {call_to_copy(thing.name, thing.arguments, thing.widths[0])}."
     ) from first
+
+
+def _with_memory(thing: Thing) -> Thing | None:
+    """Return code with the tokens passed that it attends to, if its signature leaves them out."""
+    parameters = signature_of(thing.call).parameters
+    others = (a for a in thing.arguments if a.role == "other" and MEMORY.search(a.name.lower()))
+    memory = next((a for a in others if parameters[a.name].default is None), None)
+    if memory is None or thing.kind != "embeddings":
+        return None
+    own = {memory: replace(memory, role="memory", required=True)}
+    return replace(thing, arguments=tuple(own.get(a, a) for a in thing.arguments))
 
 
 def grouped(thing: Thing, causal: bool | None) -> Specimen | None:

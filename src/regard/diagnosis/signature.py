@@ -103,6 +103,8 @@ def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argumen
             required = parameter.default is inspect.Parameter.empty
             is_number = isinstance(parameter.default, bool | int | float | str)
             role = "other" if is_number else _role(name, required)
+            if role == "other" and required and _is_declared_mask(name, docstrings_of(call)):
+                role = "mask"
             found.append(Argument(name, role, required))
     return _settled(found)
 
@@ -150,9 +152,16 @@ def _settled(found: list[Argument]) -> list[Argument]:
 _SAYS = re.compile(
     r"\b(?P<value>true|false|1s?|1\.0|0s?|0\.0|ones|zeros|nonzero)\b(?P<between>(?:\W+\w+){0,6}?)"
     r"\W+(?P<act>hid|drop|pad|mask|ignor|forbid|block|exclud|disallow"
-    r"|keep|kept|allow|real|word|attend|valid|visib|token|includ|use)",
+    r"|keep|kept|allow|real|word|attend|valid|visib|token|includ|use"
+    r"|looks? at|sees\b|(?:may|can) (?:look|see)\b)",
     re.IGNORECASE,
 )
+_LOW = r"(?:an? )?(?:very |large )*(?:negative|(?:float\(.)?-\s?inf|-1(?:\.0)?e\+?\d|-10000)"
+_ADDED = re.compile(
+    r"(?i)\badditive\b|\badded to (?:the |all |attention )*(?:score|logit)|\b(?:0|0\.0|zeros?)\b"
+    rf"[^.;]*(?:\band|\bor|,) {_LOW}|{_LOW}[^.;]*(?:\band|\bor|,) (?:0|zero)"
+)
+_HIGH = re.compile(r"(?i)\b(?:true|false|bool|boolean|1|1\.0|1s|ones|nonzero)\b")
 _HIDING = ("hid", "drop", "pad", "mask", "ignor", "forbid", "block", "exclud", "disallow")
 
 
@@ -163,6 +172,9 @@ def meaning_of(text: str) -> Meaning:
         >>> meaning_of("True hides"), meaning_of("1 = word"), meaning_of("0 is padding")
         ('hides', 'keeps', 'keeps')
     """
+    text = re.sub(r"[(\[,] *1(?=[,)\]])", "", text)  # an axis of length 1 is no value
+    if _ADDED.search(text) and not _HIGH.search(text):
+        return "added"
     found = _SAYS.search(text)
     if found is None:
         is_added = re.search(r"\b(added|additive)\b", text, re.IGNORECASE)
@@ -173,6 +185,14 @@ def meaning_of(text: str) -> Meaning:
     is_high = found["value"].lower()[0] in "t1on"
     meaning: Meaning = "hides" if hides == is_high else "keeps"
     return meaning
+
+
+def _is_declared_mask(name: str, docstrings: Iterable[str]) -> bool:
+    """Return True if a docstring declares a bool mask under a name that says nothing."""
+    says = r"\b\W.*[(\[]\w+(, *\w+)+[)\]].*\bTrue\b.*(look|see|attend|pad|hid|ignor|masked|keep)"
+    said = re.compile(rf"\b{re.escape(name)}{says}")
+    lines = [line for text in docstrings for line in text.splitlines() if said.search(line)]
+    return declared_meaning(name, {}, lines) != ""
 
 
 def meaning_of_name(name: str) -> Meaning:

@@ -139,11 +139,12 @@ def built_from(
 
 def call_to_copy(name: str, arguments: Iterable[Argument], width: int = 16) -> str:
     """Return a call of check with an example, filled in as far as the names tell."""
-    known = ("x", "memory", "query", "key", "value")
+    known = ("x", "query", "key", "value")
     needed = [a for a in arguments if a.required]
     values = "".join(f"torch.randn(2, 7, {width}), " for a in needed if a.role in known).strip()
-    others = ", ".join(f"{a.name!r}: ..." for a in needed if a.role not in known)
-    return f"regard.check({name}, args=({values})" + (f", kwargs={{{others}}})" if others else ")")
+    own = {"memory": f"torch.randn(2, 7, {width})"}
+    rest = ", ".join(f"{a.name!r}: {own.get(a.role, '...')}" for a in needed if a.role not in known)
+    return f"regard.check({name}, args=({values})" + (f", kwargs={{{rest}}})" if rest else ")")
 
 
 def copied(module: nn.Module) -> nn.Module:

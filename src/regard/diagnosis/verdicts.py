@@ -21,6 +21,7 @@ _NO_ROWS = (
     "Its output has no row for each token, as where the queries are learned or the tokens are "
     "pooled: pass the function of query, key and value inside it."
 )
+_ASKED = "Nothing says what {0} means: pass means={{{0!r}: 'True keeps'}}, or 'True hides'."
 _NO_NAME = "No known mistake gives these numbers."
 
 
@@ -50,10 +51,13 @@ def report_of(readings: Sequence[Specimen]) -> Report:
     certain = [r for r in broken if known or (r.breach is not None and r.breach.is_definite)]
     if not certain and broken and broken[0].law.name == "mixture" and _held_by_fewer(lab):
         certain = broken
+    asked = [r.breach for r in broken if r.breach and r.breach.kind == "undeclared"]
+    certain = [r for r in certain if r.breach not in asked]
     if certain:
         # Later laws are often broken by what breaks an earlier one.
         return replace(plain, findings=(_of_law(certain[0]), *findings))
     missing = [f"The law {r.law.name!r} is broken: {r.breach.says}" for r in broken if r.breach]
+    missing += [_ASKED.format(*breach.extra) for breach in asked]
     untried = [r for r in results if r.outcome == "not tried"]
     if results[0] in untried:  # where it does not run, the others say the same
         untried = untried[:1]

@@ -131,5 +131,5 @@ def forms_of(argument: Argument, source: str) -> Iterator[Form]:
 
 
 def _added(argument: Argument) -> Iterator[Form]:
-    for axes in ("pairs4", "pairs", "batch_pairs"):
+    for axes in ("pairs4", "pairs", "batch_pairs", "keys4"):
         yield Form(argument.name, axes, "added", is_sure=argument.meaning == "added")

@@ -1,6 +1,7 @@
 """The law of masks: what a mask hides has no influence."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,7 +53,11 @@ class _Trial:
         self.batch = max(s.batch, 2) if s.has_batch and lab.has_batch else 1
         self.tokens = s.tokens
         self.contents = s.contents(self.batch, self.tokens, seed=9)
-        is_causal = bool(s.causal) or not bool(lab.influence.triu(1).any())
+        if given:  # the caller's own mask may be all that makes the code causal
+            open_ = {form.argument: form.slot() for form in given}
+            slots = tuple(open_.get(slot.name, slot) for slot in s.slots)
+            lab = Lab(replace(s, slots=slots, causal=None), changes=lab.changes)
+        is_causal = bool(lab.specimen.causal) or not bool(lab.influence.triu(1).any())
         self.is_causal = is_causal and not self.is_of_memory
 
     def of(self, forms: tuple[Form, ...]) -> Breach | None:
@@ -251,7 +256,7 @@ class _Trial:
                 return "padding-on-queries"
         except _Refused:
             return ""
-        return ""
+        return "" if form.is_sure else "undeclared"
 
     def _is_right_inverted(self, form: Form, keep: Tensor) -> bool:
         """Return True if the mask hides nothing where the opposite would hide everything else."""

@@ -152,6 +152,7 @@ class Specimen:
         has_own_size: the size of the numbers is given, as that of scores, so that none is larger.
         is_example: the caller gave an example of a call.
         has_fewer_queries: the example has fewer queries than keys.
+        apart: the sources that have another number of tokens than the first one in the example.
     """
 
     name: str
@@ -168,6 +169,7 @@ class Specimen:
     has_own_size: bool = False
     is_example: bool = False
     has_fewer_queries: bool = False
+    apart: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -275,7 +277,7 @@ class Specimen:
         first, *others = self.sources
         if MEMORY.search(first.lower()) or {"query", "key"} <= {first, *others}:
             return []
-        return [name for name in others if MEMORY.search(name.lower())]
+        return [name for name in others if MEMORY.search(name.lower()) or name in self.apart]
 
     def masked_by(self, mask: str) -> list[str]:
         """Return the sources whose tokens a mask hides, by its name."""

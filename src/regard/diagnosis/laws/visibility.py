@@ -136,6 +136,12 @@ class Influence(Law):
         elif bool((bad := ~seen & near).any()):
             says = f"{_where(bad, moves=False)}."
         place = _lifted(lab) if "later" in says else None
+        others = [*lab.specimen.sources][1:]
+        if "later" in says and others and "key" not in others:
+            apart = Lab(replace(lab.specimen, apart=(*others,)), changes=lab.changes)
+            if not apart.influence.triu(1).any():
+                says = f"{others[0]} may be another sequence: pass an example in which it has"
+                raise NotTried(f"{says} another number of tokens.")
         if says:
             return Breach(says, place, pair_of(seen, j <= i), kind=_kind_of(lab, seen))
         _check_gaps(lab, ~seen & (j <= i))
