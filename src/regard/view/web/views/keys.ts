@@ -52,7 +52,13 @@ const OF_ALL: Binding[] = [
   { keys: ["/"], does: "find a token or a phrase; Enter goes on", run: () => byId("find").focus() },
 ];
 
-const HELP: Binding = { keys: ["?"], does: "this help", run: () => byId<HTMLDialogElement>("help").showModal() };
+const HELP: Binding = { keys: ["?"], does: "this help", run: openHelp };
+
+/** Opens the help at its beginning. The attribute autofocus would make browsers warn inside a frame. */
+function openHelp() {
+  byId<HTMLDialogElement>("help").showModal();
+  byId("help-title").focus();
+}
 
 /**
  * A listener for keys that move inside a part of the page, and there alone.
