@@ -242,3 +242,20 @@ def test_what_depends_on_the_number_of_tokens_is_no_verdict() -> None:
     report = check(ScalesPositionsByTheLength(), causal=True)
     assert report.verdict == "cannot tell", report
     assert "Something in it depends on the number of tokens" in report.missing
+
+
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, document_ids: Tensor, sees_earlier: bool = False
+) -> Tensor:
+    """Causal attention inside of documents; document_ids: (batch, tokens)."""
+    own, its = document_ids[:, None, :, None], document_ids[:, None, None, :]
+    is_open = (own >= its if sees_earlier else own == its).tril()
+    return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=is_open)
+
+
+@pytest.mark.parametrize(("sees_earlier", "verdict"), [(False, "right"), (True, "wrong")])
+def test_a_token_sees_no_other_document(sees_earlier: bool, verdict: str) -> None:
+    args = (*torch.randn(3, 2, 2, 6, 8).unbind(), torch.tensor([[0, 0, 0, 1, 1, 1]] * 2))
+    report = check(packed_attention, args=args, kwargs={"sees_earlier": sees_earlier}, causal=True)
+    assert report.verdict == verdict, report
+    assert sees_earlier == ("of another document by document_ids" in str(report))

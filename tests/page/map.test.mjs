@@ -34,6 +34,15 @@ test("a short text has square cells of whole pixels with room for every label", 
   assert.ok(frame.left + frame.width <= STAGE.width && frame.top + frame.height <= STAGE.height);
 });
 
+test("where rows have no room for every label, the margin has room for positions", () => {
+  const text = tokens(WORDS);
+  const widest = Math.max(...text.map((token) => 7 * [...token.text.trim()].length));
+  for (let height = 150; height < 560; height += 1) {
+    const frame = new Axes(RULER).frame({ width: 600, height }, text, text, { zoom: 1, row: 0, column: 0 });
+    if (frame.cellHeight < 16) assert.ok(frame.left >= widest + 7 + 7 + 8, `${height} pixels: ${frame.left}`);
+  }
+});
+
 test("cells grow no more than to 84 pixels", () => {
   const one = counted(1);
   assert.equal(framed(one, one).cellWidth, 84);

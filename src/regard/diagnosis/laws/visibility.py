@@ -75,7 +75,7 @@ class Influence(Law):
             return self._masked(lab, seen)
         seen = self._joined(lab, seen)
         i, j = torch.arange(rows)[:, None], torch.arange(tokens)
-        if (found := self._window(lab, seen)) is not None:
+        if (found := self._window(lab, seen) or self._documents(lab)) is not None:
             return found
         if causal := lab.specimen.causal:
             found = self._causal(lab, seen)
@@ -124,6 +124,22 @@ class Influence(Law):
             return None
         says = f"Each token sees {words[8:]} tokens; the docstring says {keys}."
         return Breach(says, None, pair_of(seen, window), kind="window")
+
+    @staticmethod
+    def _documents(lab: Lab) -> Breach | None:
+        """No token sees one of another document."""
+        s, seen = lab.for_first_sample().specimen, lab.influence
+        for slot in s.slots:
+            ids = None if slot.source else slot.constant(1, s.tokens)
+            if not _OF_DOCUMENTS.fullmatch(slot.name) or not isinstance(ids, Tensor):
+                continue
+            if ids.is_floating_point() or ids.shape not in ((1, s.tokens), (s.tokens,)):
+                continue
+            bad = seen & (ids.flatten()[:, None] != ids.flatten())
+            if bool(bad.any()):
+                says = f"{_where(bad)}, which is of another document by {slot.name}."
+                return Breach(says, None, pair_of(seen, seen & ~bad), kind="documents")
+        return None
 
     @staticmethod
     def _causal(lab: Lab, seen: Tensor) -> Breach | None:
@@ -330,6 +346,7 @@ def _unseen(lab: Lab, seen: Tensor, first: int) -> Breach:
     raise NotTried(f"No other token sees token {first + 1}: pass a mask that says so.")
 
 
+_OF_DOCUMENTS = re.compile(r"doc(ument)?_?ids?", re.IGNORECASE)
 _WINDOW = (
     (re.compile(r"(\w*window\w*)`*,? (?:tokens|keys),? (?:itself included|including itself)"), 0),
     (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* - 1\b"), 0),
