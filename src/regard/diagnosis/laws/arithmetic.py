@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,8 +71,9 @@ class Gradient(Law):
             return Breach(says, _cut(run), kind="cut")
         if idle:
             return self._idle(lab, run, idle)
-        for (name, p), grad in zip(named.items(), found[len(leaves) :], strict=True):
-            if grad is not None and (part := _idle_part(run, p, grad)) is not None:
+        for name, grad in zip(named, found[len(leaves) :], strict=True):
+            part = None if grad is None else _idle_part(lab, contents, run, name, grad)
+            if part is not None:
                 return self._idle(lab, run, [f"{part[0]} of {name}"], part[1])
         return self._compared(lab, contents, run, wanted, found, weight)
 
@@ -144,11 +145,15 @@ _READERS = {"mm", "addmm", "bmm", "baddbmm", "mul", "add", "clone"}
 _LOOKUPS = {"embedding", "index"}
 
 
-def _idle_part(run: Run, parameter: Tensor, grad: Tensor) -> tuple[str, str] | None:
+def _idle_part(
+    lab: Lab, contents: Contents, run: Run, name: str, grad: Tensor
+) -> tuple[str, str] | None:
     """Return a part of a parameter that has no influence, in words, and what it is for.
 
-    Rows of a table may wait for other positions, and single rows belong to units of a ReLU.
+    Rows of a table may wait for other positions.
     """
+    assert isinstance(run.call, nn.Module)
+    parameter = run.call.get_parameter(name)
     names = {step.name for step in _readers(run, parameter)}
     if parameter.ndim < 2 or not names <= _READERS | _LOOKUPS:
         return None
@@ -156,11 +161,15 @@ def _idle_part(run: Run, parameter: Tensor, grad: Tensor) -> tuple[str, str] | N
     for axis in range(is_table, parameter.ndim):
         idle = [not part.any() for part in grad.unbind(axis)]
         size = len(idle)
-        least = 1 if is_table else max(2, size // 8)
+        least = 1 if is_table else max(2, size // 12)
         first = next((i for i in range(size - least + 1) if all(idle[i : i + least])), None)
         if first is None:
             continue
         last = next((i for i in range(first, size) if not idle[i]), size) - 1
+        part = (*[slice(None)] * axis, slice(first, last + 1))
+        # A maximum or a ReLU may have left it out for these numbers.
+        if not _rows_with_another(lab, contents, name, part, 100.0).equal(run.rows):
+            continue
         words = f"{first} to {last}" if last > first else str(first)
         is_fused = axis == 0 and size == 3 * parameter.shape[1] and 3 * (last + 1 - first) == size
         role = ("query", "key", "value")[3 * first // size] if is_fused else ""
@@ -177,13 +186,15 @@ def _without_gradients(lab: Lab, error: Exception) -> NotTried:
     return NotTried(says, applies=not is_flex)
 
 
-def _rows_with_another(lab: Lab, contents: Contents, name: str) -> Tensor:
-    """Return the output with another value of a parameter."""
+def _rows_with_another(
+    lab: Lab, contents: Contents, name: str, part: Any = ..., size: float = 1.0
+) -> Tensor:
+    """Return the output with another value of a part of a parameter."""
     call = lab.fresh()
     assert isinstance(call, nn.Module)
-    parameter = call.get_parameter(name)
     with torch.no_grad():
-        parameter.add_(normal(6, *parameter.shape))
+        own = call.get_parameter(name)[part]
+        own.add_(size * normal(6, *own.shape))
     return lab.run(contents, call=call).rows
 
 

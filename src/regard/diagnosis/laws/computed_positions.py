@@ -70,7 +70,10 @@ class _Rotations:
         own = [t for i, (_, _, t) in enumerate(_held(run.call)) if i in self._held]
         tables = [*own, *(leaves[i] for i in self._arguments)]
         known = {at for n in self._steps for at in run.steps[n].writes} | {*addresses(tables)}
-        self.place = _product(run, known)
+        products = [place for t in run.inputs if (place := _product(run, known, t)) is not None]
+        # Keys that are an argument may be rotated already, as those of a cache are.
+        is_both = len(products) > 1 or len(run.inputs) == 1
+        self.place = products[0] if products and is_both else None
         """The line of the first product of a table and numbers of tokens; None if there is none."""
         if len(self._steps) < len(waves):
             self.place = None  # of one of them it is not known which axis stands for the tokens
@@ -151,9 +154,9 @@ def _moved_rotation(z: Tensor, tokens: int) -> Tensor | None:
     return z * second if is_rotation else None
 
 
-def _product(run: Run, tables: set[int]) -> Place | None:
-    """Return the line of the first product of numbers of positions alone and of tokens."""
-    moved, known = reached(run.steps, addresses(run.inputs)), set(tables)
+def _product(run: Run, tables: set[int], source: Tensor) -> Place | None:
+    """Return the line of the first product of numbers of positions alone and of one argument."""
+    moved, known = reached(run.steps, addresses(source)), set(tables)
     for step in run.steps:
         reads = set(step.reads)
         if not known.isdisjoint(reads):

@@ -1,5 +1,6 @@
 """Laws about what may reach what: tokens, padding, positions."""
 
+import inspect
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -321,7 +322,9 @@ def _check_gaps(lab: Lab, hidden: Tensor) -> None:
     """
     call = lab.specimen.call
     call = call.args[0] if isinstance(call, partial) else call  # a function of scores
-    text = " ".join([source_of(definition_of(call)), *docstrings_of(call)])
+    inner = inspect.getclosurevars(call).nonlocals.values() if inspect.isfunction(call) else ()
+    texts = [source_of(own) for own in (definition_of(call), *filter(inspect.isfunction, inner))]
+    text = " ".join([*texts, *docstrings_of(call)])
     if bool(hidden.any()) and not _SAYS_GAPS.search(text.lower()):
         raise NotTried(
             f"{_where(hidden, moves=False)}, which comes later. If that is meant, say so in the "
