@@ -191,7 +191,8 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     fitting: list[_Mistake] = []
     tried = [(repair, laws) for repair in REPAIRS]
     if law == "runs" and breach.kind == "nan" and s.masks:  # other repairs end a NaN, too
-        tried.insert(0, (REPAIRS[-1], (*_TRIED[1:5], *laws)))
+        [first] = [repair for repair in REPAIRS if repair.name == "nan-rows"]
+        tried.insert(0, (first, (*_TRIED[1:5], *laws)))
     if law == "influence" and s.masks and _outcome(lab, _MIXTURE) == "held":  # then a mask is wrong
         tried = [pair for pair in tried if pair[0].name not in _OF_AXES]
     for repair, needed in tried:
@@ -225,7 +226,7 @@ def _mends(lab: Lab, laws: Sequence[Law]) -> bool:
     """Return True if the last law holds and no other is broken; most repairs fail the last."""
     *others, last = laws
     [result] = judged(lab, [last])
-    # What a mask means may be open, whatever the code does with it.
+    # The meaning of a mask may be open, whatever the code does with it.
     if result.outcome != "held" and not result.reason.startswith("The code reads"):
         return False
     return all(_outcome(lab, law) != "broken" for law in others)

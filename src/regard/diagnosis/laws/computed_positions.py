@@ -66,17 +66,17 @@ class _Rotations:
         leaves, self._spec = tree_flatten(given)
         self._leaves: list[Any] = leaves
         self._arguments = _moved_tables(leaves, tokens)
-        self._held = _moved_tables([t for _, _, t in _held(run.call)], tokens)
-        own = [t for i, (_, _, t) in enumerate(_held(run.call)) if i in self._held]
-        tables = [*own, *(leaves[i] for i in self._arguments)]
+        held = [t for _, _, t in _held(run.call)]
+        self._held = _moved_tables(held, tokens)
+        tables = [*(held[i] for i in self._held), *(leaves[i] for i in self._arguments)]
         known = {at for n in self._steps for at in run.steps[n].writes} | {*addresses(tables)}
         products = [place for t in run.inputs if (place := _product(run, known, t)) is not None]
         # Keys that are an argument may be rotated already, as those of a cache are.
         is_both = len(products) > 1 or len(run.inputs) == 1
-        self.place = products[0] if products and is_both else None
+        # Of some waves it may not be known which axis stands for the tokens.
+        is_known = len(self._steps) == len(waves)
+        self.place = products[0] if products and is_both and is_known else None
         """The line of the first product of a table and numbers of tokens; None if there is none."""
-        if len(self._steps) < len(waves):
-            self.place = None  # of one of them it is not known which axis stands for the tokens
 
     def breach(self) -> Breach | None:
         """Return a breach if moving all positions by one changes the output."""

@@ -1,4 +1,4 @@
-"""Laws about what may reach what: tokens, padding, positions."""
+"""The law of influence: a token sees the tokens that it is meant to see, and no others."""
 
 import inspect
 import re
@@ -378,8 +378,7 @@ def _kind_of(lab: Lab, seen: Tensor) -> str:
     """Return the kind; ``shifted`` if a later token moves a row by its value, and not its key."""
     kind = _kind(seen)
     with suppress(NotTried):
-        if kind == "causal-off-by-one" and bool(seen[0, 1:2].any()) and core_of(lab).key:
-            w = core_of(lab)
+        if kind == "causal-off-by-one" and bool(seen[0, 1:2].any()) and (w := core_of(lab)).key:
             moved = w.core.placed(w.core.bases(1), w.key, 1.5, 1)
             if not differs(w.core(moved)[0, 0], w.core(w.core.bases(1))[0, 0]).any():
                 return "shifted"

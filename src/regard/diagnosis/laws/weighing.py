@@ -821,14 +821,14 @@ class Heads(Law):
         noise = torch.full((1, len(w.query)), 0.5, dtype=torch.float64)
         probes = [core.placed(core.bases(1), w.query, noise, at) for at in range(core.tokens)]
         rows = differs(core.at_the_end(joined(probes)), start, 1e-10).any(-1)  # (tokens, rows)
-        # What follows may join several rows, as a convolution does.
+        # A later operation may join several rows, as a convolution does.
         wrong = rows.int().argmax(1) != torch.arange(core.tokens)
         if bool((rows.sum(1) != 1).any()) or not bool(wrong.any()):
             return None
         token = int(wrong.nonzero()[0])
         return Breach(
-            f"The query of token {token} moves output {int(rows[token].int().argmax())} and no "
-            "other: outputs stand in another order than their tokens.",
+            f"The query of token {token + 1} moves output {int(rows[token].int().argmax()) + 1} "
+            "and no other: outputs stand in another order than their tokens.",
         )
 
     @staticmethod
