@@ -1,6 +1,6 @@
 """Arguments, tables and returned matrices that do not do what they are for."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -302,3 +302,28 @@ def test_a_mask_of_pairs_that_is_turned_round_is_no_softmax_along_a_wrong_axis(
     report = regard.check(_Graph, is_turned=is_turned, args=args, causal=False)
     assert [finding.name for finding in report.faults] == names, report
     assert report.verdict == ("wrong" if names else "right"), report
+
+
+def _one_sample_at_a_time(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
+    """query, key, value: (batch, tokens, dim); lengths: (batch,) of the keys."""
+    real = torch.arange(key.shape[0]) < lengths[:, None]
+    return nn.functional.scaled_dot_product_attention(query, key, value, real[:, None])
+
+
+def test_code_with_a_batch_in_its_docstring_is_not_read_without_one() -> None:
+    with pytest.raises(ValueError, match="fails on every input"):
+        regard.check(_one_sample_at_a_time)
+
+
+def _needs_its_mask(
+    query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None
+) -> Tensor:
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    hidden = cast(Tensor, key_padding_mask)[:, None]
+    return scores.masked_fill(hidden, -1e30).softmax(-1) @ value
+
+
+def test_a_mask_that_may_not_be_left_out_is_noted() -> None:
+    report = regard.check(_needs_its_mask)
+    assert report.verdict == "right"
+    assert "It does not run without key_padding_mask, whose default is None." in str(report)

@@ -11,7 +11,8 @@ from attention_corpus import Case, cases
 from regard import check
 from regard.diagnosis.report import Report
 
-RECENT = [*cases("recent"), *cases("recent_two"), *cases("recent_three")]
+FOLDERS = ("recent", "recent_two", "recent_three", "recent_four")
+RECENT = [case for folder in FOLDERS for case in cases(folder)]
 # Neither right nor wrong, by the reason.
 UNDECIDED = {
     "alibi_sign": "a bias may favour distant keys",
@@ -30,11 +31,13 @@ UNDECIDED = {
     "patches_dim_scale": "no output belongs to a token",
     "perceiver_latents": "no output belongs to a token",
     "position_ids_unread": "an argument may be ignored on purpose",
+    "recurrent_memory": "one projection takes two arguments",
     "resampler": "no output belongs to a token",
     "rolled_twice": "nothing acts as queries where outputs lie with other tokens",
     "ssmax": "a scale that follows the number of keys",
     "swin_mask_order": "the order of windows and images is a convention",
     "swin_shifted": "nothing acts as queries where windows are rolled",
+    "txl_rel": "a key for each distance, beside the keys of tokens",
     "unet_pixels": "a norm reads several tokens at once",
     "varlen_key_start": "its queries and keys are packed with different lengths",
     "whisper_cache_by_hooks": "hooks outside of the module fill its cache",
@@ -49,6 +52,7 @@ OTHER_LINES = {
     "non_local_values": "the softmax of the scores",
     "online_no_rescale": "the first exp of the softmax by hand",
     "padding_added_to_rows": "the softmax that the mask does not change",
+    "ring_step": "the first exp of the softmax by hand",
     "rope_head_axis": "where the angles are used",
     "rope_query_only": "the product of queries and keys",
     "shift_not_undone": "where windows of 4 do not fit",

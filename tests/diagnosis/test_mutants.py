@@ -44,7 +44,12 @@ ALLOWED = {
         "masked_softmax_given_mask",
         "given_scores",
     },
-    "the bias of a layer is learned, so that its sign is free": {"output_einsum_then_sum"},
+    "a layer or its bias is learned, so that its sign is free": {
+        "output_einsum_then_sum",
+        "biases_beside_matrices",
+        "block_with_norms",
+    },
+    "masks of (batch, 1, queries, keys) are taken as well": {"source_mask_of_pairs"},
     "lengths of one axis keep their shape": {"d2l_style"},
 }
 # A shape, a dtype or a length is read from another tensor that has the same.

@@ -35,7 +35,7 @@ _WORDS = {
 }
 _NOT_CONTENT = re.compile(
     r"mask|bias|cos|sin|freq|rope|rotary|pos|table|slope|alibi|cache|past|scale|temp|weight|w_|len"
-    r"|seqlen|offset|index|idx"
+    r"|seqlen|offset|index|_idx|idx_"
 )
 
 
@@ -115,7 +115,7 @@ def _with_all_rows(slot: Slot, queries: int) -> Slot:
 def _without_chance(specimen: Specimen) -> Specimen:
     """Return the code with tables that have as many rows as there are samples by chance.
 
-    One sample tells: without the second row of such a table the code does not run.
+    Other numbers of samples tell: with another row, or one row less, the code does not run.
     """
     slots = tuple(
         replace(slot, axes=(len(slot.value), *slot.axes[1:]))
@@ -124,12 +124,15 @@ def _without_chance(specimen: Specimen) -> Specimen:
         for slot in specimen.slots
     )
     other = replace(specimen, slots=slots)
-    return other if not _runs_alone(specimen) and _runs_alone(other) else specimen
+    if slots == specimen.slots or _runs_with_others(specimen) or not _runs_with_others(other):
+        return specimen
+    return other
 
 
-def _runs_alone(specimen: Specimen) -> bool:
+def _runs_with_others(specimen: Specimen) -> bool:
     with suppress(Exception):  # somebody's code may raise anything
-        Lab(specimen).run(specimen.contents(1, specimen.tokens), is_double=False)
+        for batch in (1, specimen.batch + 1):
+            Lab(specimen).run(specimen.contents(batch, specimen.tokens), is_double=False)
         return True
     return False
 
@@ -169,7 +172,8 @@ def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
     """Return the names of arguments that hold numbers of tokens."""
     qkv = ("query", "key", "value")
     tensors = {n: _tensor(v) for n, v in bound.items() if isinstance(v, Tensor | np.ndarray)}
-    plain = [n for n in tensors if not _NOT_CONTENT.search(n.lower())]
+    own = [n for n in tensors if roles.get(n) != "weight"]
+    plain = [n for n in own if not _NOT_CONTENT.search(n.lower())]
     named = [n for n in tensors if n in plain or roles.get(n) in (*qkv, "x", "memory")]
     floats = [n for n in named if tensors[n].is_floating_point() and tensors[n].ndim >= 2]
     found = {roles.get(n) for n in floats}

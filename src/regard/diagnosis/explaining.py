@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
 
+import torch
 from torch import Tensor
 
 from regard.diagnosis.catalogue import fault, is_mistake
@@ -51,12 +52,14 @@ class _Mistake:
         place: its line.
         fixes: repair it together; empty if nothing does.
         breach: the counterexample that it explains.
+        repaired: the lab in which it is repaired, where one is at hand.
     """
 
     name: str
     place: Place | None
     fixes: tuple[Change, ...]
     breach: Breach
+    repaired: Lab | None = None
 
 
 def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
@@ -73,7 +76,7 @@ def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
             break
         found += mistakes
         if mistakes[0].fixes:
-            own = own.repaired(*mistakes[0].fixes)
+            own = mistakes[0].repaired or own.repaired(*mistakes[0].fixes)
             results = judged(own, _TRIED)
         elif mistakes[0].name in _LAST:
             break
@@ -200,12 +203,13 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
             continue
         own = lab.repaired(repair.fix)
         try:
-            changed = own.run(contents, extra=breach.extra).changed
+            *_, tape = own.called(own.fresh(), contents, breach.extra, torch.float64)
         except Exception:  # noqa: BLE001  # somebody's code may raise anything
             continue
-        if repair.fix not in changed:
+        if repair.fix not in tape.changed:
             continue
-        mistake = _Mistake(repair.name, changed[repair.fix], (repair.fix,), breach)
+        kept = None if breach.kind == "raises" else own
+        mistake = _Mistake(repair.name, tape.changed[repair.fix], (repair.fix,), breach, kept)
         if _mends(own, needed):
             if repair.name in ("not-causal", "keys-not-transposed"):
                 line = _lines(lab, breach).of(repair.name)
@@ -218,7 +222,7 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
             continue
         both = (*one.fixes, *other.fixes)
         if _mends(lab.repaired(*both), laws):
-            yield [replace(one, fixes=both), replace(other, fixes=both)]
+            yield [replace(mistake, fixes=both, repaired=None) for mistake in (one, other)]
             return
 
 

@@ -49,6 +49,8 @@ _SECOND = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 
+_BATCH_FIRST = re.compile(r"[(\[](b|bs|bsz|batch|batch_size|batch size)[ \t]*,", re.IGNORECASE)
+
 
 @dataclass(frozen=True, eq=False)
 class Thing:
@@ -114,7 +116,8 @@ class Thing:
             return ["tbd", "td"]
         if _SECOND.search(self.source):
             others.append("tbd")
-        return [*found, "td", *others]
+        has_batch = any(map(_BATCH_FIRST.search, docstrings_of(self.call)))
+        return [*found, *([] if has_batch else ["td"]), *others]
 
     @property
     def widths(self) -> list[int]:

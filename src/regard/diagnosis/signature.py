@@ -36,7 +36,7 @@ _KEEPS = re.compile(r"^attention_mask$|keep|valid|real|allowed")
 _HIDES = re.compile(r"padding|ignore|hide")
 _SCORES = re.compile(r"scores?|logits?|sims?|energy|energies|omega")
 _LENGTHS = re.compile(r"len$|lens$|length$|lengths$")
-_WEIGHT = re.compile(r"w_?(q|k|v|o|query|queries|keys?|values?|out|output)$")
+_WEIGHT = re.compile(r"w_?(q|k|v|o|kv|qkv|query|queries|keys?|values?|out|output)$")
 _CACHE = re.compile(r"cache|past")
 _ABOUT_CACHE = re.compile(
     r"^(use|return|output|update|with|is|has|no)_|position|len|size|idx|index"

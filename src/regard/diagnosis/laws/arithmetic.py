@@ -34,7 +34,10 @@ class Gradient(Law):
             run = lab.run(contents, call=call, grads=True, keeps=True)
         except Exception as error:
             raise _without_gradients(lab, error) from error
-        leaves = [t for t in tensors_in(run.arguments) if t.requires_grad]
+        given = s.by_name(run.arguments).items()
+        masks = {slot.name for slot in s.masks if slot.meaning != "added"}
+        own = [(n, t) for n, value in given if n not in masks for t in tensors_in(value)]
+        leaves = [t for _, t in own if t.requires_grad]
         named = dict(call.named_parameters()) if isinstance(call, nn.Module) else {}
         named = {n: p for n, p in named.items() if p.requires_grad and p.is_floating_point()}
         wanted = [*leaves, *named.values()]
@@ -43,14 +46,7 @@ class Gradient(Law):
         if not wanted:
             raise NotTried("Nothing in it takes gradients.", applies=False)
         if not run.rows.requires_grad:
-            if any(slot.is_array for slot in s.slots) or not run.steps:
-                raise NotTried("It computes without PyTorch.", applies=False)
-            # A view of a parameter takes gradients even where they are turned off.
-            own = [s for s in run.steps if s.place is not None and s.writes.isdisjoint(s.reads)]
-            if not any(t.requires_grad for step in own for t in step.alive):
-                lab.notes.append("It turns gradients off, so that nothing in it can be trained.")
-                raise NotTried("It turns gradients off.", applies=False)
-            return Breach("The output has no gradient.", _cut(run))
+            return self._without_graph(lab, run)
         weight = normal(4, *run.rows.shape)
         gradients = torch.autograd.grad((run.rows * weight).sum(), wanted, allow_unused=True)
         found = cast("tuple[Tensor | None, ...]", gradients)
@@ -75,7 +71,27 @@ class Gradient(Law):
             part = None if grad is None else _idle_part(lab, contents, run, name, grad)
             if part is not None:
                 return self._idle(lab, run, [f"{part[0]} of {name}"], part[1])
+        # What earlier calls gave may be cut off on purpose, as in a recurrence over segments.
+        past = {id(t) for n, t in own if _OF_PAST.search(n.lower())}
+        kept = [n for n, g in enumerate(found) if g is not None or id(wanted[n]) not in past]
+        wanted, found = [wanted[n] for n in kept], tuple(found[n] for n in kept)
         return self._compared(lab, contents, run, wanted, found, weight)
+
+    @staticmethod
+    def _without_graph(lab: Lab, run: Run) -> Breach:
+        """Return the breach of an output without gradients.
+
+        Raises:
+            NotTried: the code computes without PyTorch, or turns gradients off.
+        """
+        if any(slot.is_array for slot in lab.specimen.slots) or not run.steps:
+            raise NotTried("It computes without PyTorch.", applies=False)
+        # A view of a parameter takes gradients even where they are turned off.
+        new = [s for s in run.steps if s.place is not None and s.writes.isdisjoint(s.reads)]
+        if not any(t.requires_grad for step in new for t in step.alive):
+            lab.notes.append("It turns gradients off, so that nothing in it can be trained.")
+            raise NotTried("It turns gradients off.", applies=False)
+        return Breach("The output has no gradient.", _cut(run))
 
     @staticmethod
     def _idle(lab: Lab, run: Run, idle: list[str], role: str | None = None) -> Breach:
@@ -138,9 +154,11 @@ def _readers(run: Run, parameter: Tensor) -> list[Step]:
 def _is_added(run: Run, parameter: Tensor) -> bool:
     """Return True if a parameter is a bias of any shape."""
     readers = _readers(run, parameter)
-    return bool(readers) and all(step.name in ("add", "add_", "clone") for step in readers)
+    return bool(readers) and all(step.name in _ADDS for step in readers)
 
 
+_OF_PAST = re.compile("mem|past|cache|state|prev|hist")
+_ADDS = {"add", "add_", "sub", "sub_", "clone"}
 _READERS = {"mm", "addmm", "bmm", "baddbmm", "mul", "add", "clone"}
 _LOOKUPS = {"embedding", "index"}
 

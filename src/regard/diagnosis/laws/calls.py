@@ -20,6 +20,8 @@ from regard.diagnosis.laws.tape import (
     place_of,
     tensors_in,
 )
+from regard.diagnosis.signature import signature_of
+from regard.diagnosis.subject import is_installed
 
 __all__ = ["Pure", "Runs", "Samples"]
 
@@ -43,6 +45,11 @@ class Runs(Law):
             return found
         if (turned := self._turned(lab)) is not None:
             return turned
+        parameters = signature_of(s.call).parameters
+        for slot in s.slots if not (s.is_example or is_installed(s.call)) else ():
+            is_mask = slot.kind in ("filled", "lengths") and slot.name in parameters
+            if is_mask and parameters[slot.name].default is None:
+                lab.notes.append(f"It does not run without {slot.name}, whose default is None.")
         for batch, tokens in self._sizes(lab):
             try:
                 run = lab.run(s.contents(batch, tokens), is_double=False, keeps=True)
@@ -262,8 +269,13 @@ class Samples(Law):
                     _first_moved(base, runs),
                     (moved, torch.eye(2), caption),
                 )
-        for b in range(2) if not s.has_given_samples else ():
-            alone = lab.run({name: t[b : b + 1] for name, t in contents.items()})
+        given = [slot for slot in s.slots if slot.kind == "given" and "b" in slot.axes]
+        is_nested = any(
+            "b" in part.axes for slot in s.slots for part in slot.parts if not slot.axes
+        )
+        for b in range(2) if not is_nested else ():
+            own = {g.name: g.constant(2, s.tokens).narrow(g.axes.index("b"), b, 1) for g in given}
+            alone = lab.run({name: t[b : b + 1] for name, t in contents.items()}, extra=own)
             if alone.rows[0].shape != base.rows[b].shape:
                 return Breach(
                     f"Sample {b + 1} gives {tuple(alone.rows[0].shape)} alone and "

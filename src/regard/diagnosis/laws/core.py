@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs, normal
 from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Step, addresses, tensors_in
+from regard.diagnosis.laws.tape import Place, Step, addresses, tensors_in
 
 __all__ = ["Core", "Role", "Values"]
 
@@ -183,16 +183,7 @@ class Core:
     def _side_by_side(self, values: Values) -> Tensor:
         probes = next(iter(values.values())).shape[0]
         batch = max(probes, self._batch)
-        if batch > probes:
-            values = {cut: t.expand(batch, -1) for cut, t in values.items()}
-        contents = {n: t.expand(batch, *t.shape[1:]) for n, t in self.contents.items()}
-        replaced: dict[int, Tensor] = {}
-        for cut, t in values.items():
-            if isinstance(cut, str):
-                contents[cut] = t.reshape(batch, *self.contents[cut].shape[1:])
-            else:
-                apart = t.reshape(batch, self._splits[cut], -1)
-                replaced[cut] = apart.transpose(0, 1).contiguous()
+        contents, replaced = self._laid_out(values, batch)
         run = self.lab.run(contents, call=self._call, replaced=replaced, read=self.plan.exit)
         if self.plan.exit is None:
             return run.rows[:probes]
@@ -200,6 +191,37 @@ class Core:
         shape = self._exit_shape()
         flat = self._flat(run.reading.double(), None, batch)[:probes].reshape(-1, *shape)
         return flat.movedim(shape.index(self.tokens) + 1, 1).flatten(2)  # (probes, rows, columns)
+
+    def _laid_out(self, values: Values, batch: int) -> tuple[Contents, dict[int, Tensor]]:
+        """Return values as contents of a batch, and as results of operations."""
+        contents = {n: t.expand(batch, *t.shape[1:]) for n, t in self.contents.items()}
+        replaced: dict[int, Tensor] = {}
+        for cut, t in values.items():
+            wide = t.expand(batch, -1)
+            if isinstance(cut, str):
+                contents[cut] = wide.reshape(batch, *self.contents[cut].shape[1:])
+            else:
+                apart = wide.reshape(batch, self._splits[cut], -1)
+                replaced[cut] = apart.transpose(0, 1).contiguous()
+        return contents, replaced
+
+    def scattered(self, channels: Sequence[tuple[Cut, int]], token: int) -> Place | None:
+        """Return the line that spreads the numbers of one token over several, and adds nothing."""
+        moved = self.placed(self.base, channels, normal(19, 1, len(channels)), token)
+        runs: list[Run] = []
+        for values in (self.base, moved):
+            contents, replaced = self._laid_out(values, self._batch)
+            runs.append(self.lab.run(contents, call=self._call, replaced=replaced, keeps=True))
+        for one, other in zip(*(run.steps[: self.plan.scores] for run in runs), strict=False):
+            shape = list(one.outputs[0].shape) if one.outputs else []
+            if shape.count(self.tokens) != 1 or other.outputs[0].shape != one.outputs[0].shape:
+                continue
+            changed = differs(other.outputs[0], one.outputs[0], 1e-12)
+            by_token = changed.movedim(shape.index(self.tokens), 0).flatten(1).any(1)
+            is_mixed = int(changed.sum()) * self.tokens > changed.numel()
+            if int(by_token.sum()) > 1 and not is_mixed:
+                return one.place
+        return None
 
     def _exit_shape(self) -> list[int]:
         """Return the axes of one sample of what is read."""
@@ -349,7 +371,20 @@ def _planned(lab: Lab, run: Run, contents: Contents) -> _Plan:
         raise NotTried("No product of queries and keys was seen in it.")
     if found.exit is None and not lab.sees_rows:
         raise NotTried("Its output has no axis for the tokens.")
-    return found
+    own = set(addresses(run.parameters))
+    return replace(found, cuts=tuple(_behind_bias(run.steps, cut, own) for cut in found.cuts))
+
+
+def _behind_bias(steps: list[Step], cut: Cut, parameters: set[int]) -> Cut:
+    """Return the operation that adds a bias to a projection and to nothing else; else the cut."""
+    if isinstance(cut, str):
+        return cut
+    projected = steps[cut].writes
+    later = ((n, s) for n, s in enumerate(steps[cut + 1 :], cut + 1) if projected & set(s.reads))
+    readers = [n for n, step in later if step.writes != projected or step.name.endswith("_")]
+    if len(readers) != 1 or steps[readers[0]].name not in ("add", "sub"):
+        return cut
+    return readers[0] if parameters & set(steps[readers[0]].reads) else cut
 
 
 def _sources_of(lab: Lab, run: Run) -> dict[int, frozenset[Cut]]:

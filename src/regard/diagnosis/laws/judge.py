@@ -47,7 +47,7 @@ _NEEDS = {
 
 
 def judged(lab: Lab, laws: Sequence[Law] = LAWS) -> list[Result]:
-    """Return the result of each law."""
+    """Return the result of each law; a lab tries each of them once."""
     results: list[Result] = []
     broken: set[str] = set()
     for law in laws:
@@ -55,7 +55,9 @@ def judged(lab: Lab, laws: Sequence[Law] = LAWS) -> list[Result]:
         if needed:
             results.append(Result(law, reason=f"The law {needed[0]!r} is broken."))
             continue
-        result = _tried(law, lab)
+        if law.name not in lab.outcomes:
+            lab.outcomes[law.name] = _tried(law, lab)
+        result = lab.outcomes[law.name]
         if result.breach is not None:
             broken.add(law.name)
         results.append(result)

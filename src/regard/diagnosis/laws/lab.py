@@ -60,7 +60,6 @@ class Run:
         call: the copy that ran.
         arguments: as they are after the run.
         inputs: those of them that hold numbers of tokens.
-        changed: as ``Tape`` has it.
     """
 
     rows: Tensor
@@ -70,7 +69,6 @@ class Run:
     call: Callable[..., Any]
     arguments: Arguments
     inputs: list[Tensor]
-    changed: dict[Change, Place | None]
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -89,6 +87,7 @@ class Lab:
         changes: repair operations of every run.
         readings: how masks were read, in words.
         changed_defaults: names of arguments whose default a call has changed.
+        outcomes: the results of the laws that were tried, by name.
     """
 
     specimen: Specimen
@@ -97,6 +96,7 @@ class Lab:
     changes: tuple[Change, ...] = ()
     readings: list[str] = field(default_factory=list[str])
     changed_defaults: set[str] = field(default_factory=set[str])
+    outcomes: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @cached_property
     def _exact(self) -> Callable[..., Any]:
@@ -180,7 +180,7 @@ class Lab:
         )
         output = self._outputs(result)[self._output[0]]
         rows = self._rows((output if grads else output.detach()).double())
-        return Run(rows, result, tape.steps, tape.reading, call, arguments, inputs, tape.changed)
+        return Run(rows, result, tape.steps, tape.reading, call, arguments, inputs)
 
     def called(
         self,

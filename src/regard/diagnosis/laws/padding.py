@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs, normal
+from regard.diagnosis.laws.lab import Lab, NotTried, Run, as_tensors, differs, normal
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.mask_forms import Form, form_of_given
 from regard.diagnosis.laws.specimen import Contents
+from regard.diagnosis.laws.tape import tensors_in
 from regard.diagnosis.laws.visibility import pair_of
 from regard.diagnosis.subject import is_installed
 
@@ -148,7 +149,7 @@ class _Trial:
             count = int((~rows.isfinite()).any(-1).sum())
             says = f"Under a mask {count} of {rows.shape[0] * rows.shape[1]} rows are not finite."
             return Breach(says, kind="nan", extra=extra)
-        says = self._moved(form, keep[:, 0], rows, extra)
+        says = self._moved(form, keep[:, 0], rows, extra) or self._returned(form, keep, run.result)
         if says is None and not (at_start and not self._is_shift_invariant()):
             says = self._alone(form, keep, rows)
         if says is not None:
@@ -183,6 +184,26 @@ class _Trial:
             )
         if not by_real.equal(read):
             return f"Tokens that {form.argument} does not hide move no output."
+        return None
+
+    def _returned(self, form: Form, keep: Tensor, result: Any) -> str | None:
+        """Weights that are returned beside the output give hidden keys none."""
+        if not form.is_of_keys:
+            return None
+        for matrices in as_tensors(result):
+            if matrices.shape[-2:] != keep.shape[-2:] or matrices.shape[0] != len(keep):
+                continue
+            sums = matrices.detach().double().sum(-1)
+            if matrices.ndim < 3 or differs(sums, torch.ones_like(sums), 1e-6).any():
+                continue
+            shape = (len(keep), *[1] * (matrices.ndim - 3), *keep.shape[1:])
+            hidden = (~keep & keep.mT).view(shape)  # the rows of hidden tokens are not read
+            most = float(matrices.detach().masked_fill(~hidden, 0).max())
+            if most > 1e-9:
+                return (
+                    f"The weights that it returns give up to {most:.3g} to tokens that "
+                    f"{form.argument} hides."
+                )
         return None
 
     def _alone(self, form: Form, keep: Tensor, rows: Tensor) -> str | None:
@@ -252,7 +273,7 @@ class _Trial:
                 return "mask-inverted"
             if self.batch > 1 and form.axes != "pairs" and self._is_of_others(form, keep, rows):
                 return "mask-of-another-sample"
-            if self._is_of_rows(form, plain):
+            if self._is_of_rows(form, plain) or (form.is_of_keys and self._fills_rows(form, keep)):
                 return "padding-on-queries"
         except _Refused:
             return ""
@@ -274,6 +295,20 @@ class _Trial:
         moved = differs(self._masked(form, keep), plain).any(-1)
         own = torch.arange(self.tokens) == at
         return bool(moved.any()) and not bool((moved & ~own).any())
+
+    def _fills_rows(self, form: Form, keep: Tensor) -> bool:
+        """Return True if scores are filled where a query is hidden, and nowhere else."""
+        extra = {form.argument: form.encode(keep)}
+        run = self.lab.run(self.contents, call=self.call, extra=extra, keeps=True)
+        for step in run.steps:
+            masks = [t for t in tensors_in(step.args) if t.dtype == torch.bool and t.ndim > 1]
+            if step.name not in ("masked_fill", "masked_fill_", "where") or not masks:
+                continue
+            mask = masks[0].expand(step.outputs[0].shape)
+            is_square = mask.shape[-2:] == (self.tokens, self.tokens)
+            if is_square and mask.equal(mask[..., :1].expand_as(mask)):
+                return not mask.equal(mask[..., :1, :].expand_as(mask))
+        return False
 
     def _is_of_others(self, form: Form, keep: Tensor, rows: Tensor) -> bool:
         """Return True if the mask of one sample moves another one, or does not move its own."""

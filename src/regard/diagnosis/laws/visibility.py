@@ -5,6 +5,7 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor
@@ -91,10 +92,11 @@ class Influence(Law):
             return Breach(says, None, pair, is_definite=False, kind="alone")
         words = pattern_of(seen)
         if not words and _kind(seen):
-            says = f"{_where(seen & (j > i))}, as in a causal mask that is off by one."
-            if not bool((seen & (j > i)).any()):
-                says = "A token sees the tokens before it, and not itself."
-            return Breach(says, None, pair_of(seen, j <= i), kind=_kind_of(lab, seen))
+            return _off_by_one(lab, seen)
+        idle = [n for n in (~seen.any(1)).nonzero().flatten() if n]
+        if idle:
+            says = f"Output {int(idle[0]) + 1} of {rows} depends on no token."
+            return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
         if words and causal is None:
             _check_gaps(lab, ~seen & (j <= i))
         if not words and causal is None:
@@ -118,12 +120,14 @@ class Influence(Law):
     def _window(lab: Lab, seen: Tensor) -> Breach | None:
         """Compare a window with the number of keys that the docstring says."""
         i, j = torch.arange(len(seen))[:, None], torch.arange(len(seen))
-        keys = _declared_window(lab.specimen.call)
-        window = (j <= i) & (i - j < keys)
+        keys, sides = _declared_window(lab.specimen.call)
+        window = (j <= i) & (i - j < keys) if sides == 1 else (i - j).abs() <= keys
         words = pattern_of(seen)
-        if not 0 < keys < len(seen) or seen.equal(window) or "causal, a window" not in words:
+        meant = "causal, a window" if sides == 1 else "to both sides"
+        if not 0 < keys < len(seen) or seen.equal(window) or meant not in words:
             return None
-        says = f"Each token sees {words[8:]} tokens; the docstring says {keys}."
+        unit = " tokens" if sides == 1 else ""
+        says = f"Each token sees {words.removeprefix('causal, ')}{unit}; the docstring says {keys}."
         return Breach(says, None, pair_of(seen, window), kind="window")
 
     @staticmethod
@@ -203,6 +207,9 @@ class Influence(Law):
                 says = f"The argument for {name} has no influence on the output."
                 # Under a mask that is filled with a large number no query has any influence.
                 return Breach(says, kind="" if s.masks else UNUSED.get(name, ""))
+        lasts = [slot.axes[-1] for slot in s.sources.values()]
+        widths = {prod(n for n in slot.axes if isinstance(n, int)) for slot in s.sources.values()}
+        widths |= {n for n in lasts if isinstance(n, int)}
         for slot in s.slots:
             other = _with_other_numbers(slot, s.batch, s.tokens)
             if other is None:
@@ -211,7 +218,9 @@ class Influence(Law):
                 rows = lab.run(contents, extra={slot.name: other}).rows
             except Exception:  # noqa: BLE001  # other numbers may be none that the code takes
                 continue
-            if rows.equal(start):  # what is added to all keys moves the rounding
+            # A bias of the keys moves the rounding alone; it is as wide as a token or a head.
+            is_bias = isinstance(other, Tensor) and other.shape[-1:].numel() in widths
+            if rows.equal(start) or not (is_bias or differs(rows, start).any()):
                 return _without_influence(slot)
         return None
 
@@ -357,26 +366,41 @@ _WINDOW = (
 )
 
 
-def _declared_window(call: object) -> int:
-    """Return how many keys each query has by a docstring; 0 where it has no number.
+_TWO_SIDES = re.compile(
+    r"`*(\w*(?:window|radius)\w*)`* (?:\w+ )?(?:on|to) (?:either|each|both) sides?"
+)
+
+
+def _declared_window(call: object) -> tuple[int, int]:
+    """Return how many keys each query has by a docstring, and to how many sides; 0 keys: no number.
 
     The docstring names an attribute or an argument that holds a number, and says if the token
-    itself counts.
+    itself counts. A window to both sides is counted on one side, without the token itself.
     """
     assert callable(call)
     numbers = {name: p.default for name, p in signature_of(call).parameters.items()}
     for text in docstrings_of(call):
-        for pattern, more in _WINDOW:
+        for pattern, more, sides in ((_TWO_SIDES, 0, 2), *((p, more, 1) for p, more in _WINDOW)):
             found = pattern.search(" ".join(text.split()))
             number = getattr(call, found[1], numbers.get(found[1])) if found else None
             if type(number) is int:
-                return number + more
-    return 0
+                return number + more, sides
+    return 0, 1
+
+
+def _off_by_one(lab: Lab, seen: Tensor) -> Breach:
+    """Return the breach of a mask that is causal but for one diagonal."""
+    says = "A token sees the tokens before it, and not itself."
+    if bool(seen.triu(1).any()):
+        says = f"{_where(seen.triu(1))}, as in a causal mask that is off by one."
+    return Breach(
+        says, None, pair_of(seen, seen.new_ones(seen.shape).tril()), kind=_kind_of(lab, seen)
+    )
 
 
 def _kind_of(lab: Lab, seen: Tensor) -> str:
     """Return the kind; ``shifted`` if a later token moves a row by its value, and not its key."""
-    kind = _kind(seen)
+    kind = _kind(seen, len(seen) - 2)
     with suppress(NotTried):
         if kind == "causal-off-by-one" and bool(seen[0, 1:2].any()) and (w := core_of(lab)).key:
             moved = w.core.placed(w.core.bases(1), w.key, 1.5, 1)
@@ -406,13 +430,20 @@ def _lifted(lab: Lab) -> Place | None:
 _HIDDEN = -1e4
 
 
-def _kind(seen: Tensor) -> str:
-    """Return which wrong causal mask an influence shows; empty where it is none of the usual."""
+def _kind(seen: Tensor, most: int = 1) -> str:
+    """Return which wrong causal mask an influence shows; empty where it is none of the usual.
+
+    Args:
+        seen: bool, (rows, tokens).
+        most: how many later tokens may be seen.
+    """
     ones = torch.ones_like(seen)
     eye = torch.eye(len(seen), dtype=torch.bool)
     # A residual connection shows a token itself; the first row may keep itself.
+    # Through several layers a token sees one more with each of them.
+    later = next((n for n in range(1, most + 1) if seen.equal(ones.tril(n))), 1)
     for kind, pattern in (
-        ("next", ones.tril(1)),
+        ("next", ones.tril(later)),
         ("self", ones.tril(-1)),
         ("mask-inverted", ones.triu(1)),
     ):

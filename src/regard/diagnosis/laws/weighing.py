@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import combinations, pairwise
 from typing import Any, TypeVar, cast
@@ -192,17 +193,18 @@ class Weighing:
         tokens = range(self.core.tokens) if tokens is None else tokens
         core = self.core
         channels = [self.value[c] for c in dict.fromkeys(c for c, _ in self.heads)]
+        empty = core.placed(values, self.value, 0.0)
+        ones = [core.placed(empty, channels, 1.0, j) for j in tokens]
+        read = self.outputs(joined(ones))  # (tokens and probes, rows, heads)
+        return read.view(len(tokens), -1, *read.shape[1:]).permute(1, 3, 2, 0)
+
+    def outputs(self, values: Values) -> Tensor:
+        """Return one number of the output of each head, (probes, rows, heads)."""
         directions = torch.stack([direction for _, direction in self.heads])
         if _rank(directions) < len(directions):
             raise NotTried("A projection after the attention mixes its heads.")
-        empty = core.placed(values, self.value, 0.0)
-        probes = max(t.shape[0] for t in values.values())
-        ones = [core.placed(empty, channels, 1.0, j) for j in tokens]
-        out = core(joined(ones)).view(len(tokens), probes, *self.offset.shape) - self.offset
-        out = out / self.gate
         inverse = cast(Tensor, torch.linalg.pinv(directions))  # pyright: ignore[reportUnknownMemberType]
-        read = out @ inverse
-        return read.permute(1, 3, 2, 0)
+        return (self.core(values) - self.offset) / self.gate @ inverse
 
     def scaled(self, factor: float, channels: list[Channel]) -> Values:
         """Return the base with some channels multiplied by a factor, one probe."""
@@ -287,11 +289,32 @@ class Mixture(Law):
         # A scale of the output may be meant where nothing else stands behind the weights.
         is_definite = _has_one_softmax(w) and (bool(apart.any()) or w.core.columns_are_channels)
         kind, weights = "", w.shares[channel, :, :, column]  # (tokens, rows)
+        if w.core.columns_are_channels and not is_definite:
+            # Other kinds of attention have no row of several weights that sums to 1.
+            is_full = ~differs(weights.sum(0), weights.new_ones(())) & ((weights > 1e-9).sum(0) > 1)
+            is_definite = bool(is_full.any()) or _is_scaled_by_key(w)
         if float(weights.min()) >= 0 and not differs(weights.sum(1), weights.new_ones(())).any():
             says += " The weights of each key sum to 1 over the queries."
             is_definite = True
             kind = _mistake_of_numpy(w)
         return Breach(says, place, pair, is_definite=is_definite, kind=kind)
+
+
+def _is_scaled_by_key(w: Weighing) -> bool:
+    """Return True if the weights are those of attention, each row and each key times a number."""
+    if not w.core.is_direct or w.core.contents["query"].shape != w.core.contents["key"].shape:
+        return False
+    query, key = (
+        w.core.contents[n].double().movedim(1, -2).flatten(0, -3) for n in ("query", "key")
+    )
+    weights = w.weights(w.core.bases(1))[0]  # (heads, rows, tokens)
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if weights.shape != scores.shape or float(weights.min()) <= 0:
+        return False
+    rest = weights.log() - scores
+    by_key = rest - rest[:, :, :1]
+    is_of_keys = not bool(differs(by_key, by_key[:, :1].expand_as(by_key), 1e-6).any())
+    return is_of_keys and bool((by_key.abs() > 1e-6).any())
 
 
 def _mistake_of_numpy(w: Weighing) -> str:
@@ -391,12 +414,12 @@ class Score(Law):
         if w.core.is_direct and (found := self._exchanged(w)) is not None:
             return found
         weights = w.weights(w.core.bases(1))[0]
-        rows = weights.shape[1]
-        seen = (weights[:, rows - 1] > 1e-12).all(0)
-        live = [j for j in range(len(seen)) if bool(seen[j])]
-        if len(live) < 2:
+        seen = (weights > 1e-12).all(0)  # (rows, tokens)
+        rows = [i for i, own in enumerate(seen) if int(own.sum()) > 1]
+        if not rows:
             raise NotTried("No row of its weights has two tokens in all heads.")
-        probe = _Probe(w, rows - 1, live[-1], live[-2])
+        live = [int(j) for j in seen[rows[-1]].nonzero()]
+        probe = _Probe(w, rows[-1], live[-1], live[-2])
         found = self._twice(w) or self._others(probe, live) or self._bent(lab, probe)
         if found is None and not probe.is_bent:
             found = self._factor(lab, probe) or self._shift(probe, weights) or self._biased(w)
@@ -430,14 +453,20 @@ class Score(Law):
         w, row = probe.w, probe.row
         start = probe.ratio(w.core.bases(1))[0]
         keys = [j for j in live if j not in (probe.token, probe.other)]
-        is_self = w.core.places[w.query[0][0]].shape[0] == row + 1
-        others = ((w.key, keys, "key"), (w.query, range(row if is_self else 0), "query"))
+        is_self = len(w.core.places[w.query[0][0]]) == len(w.offset)
+        rest = [i for i in range(len(w.offset)) if is_self and i != row]
+        others = ((w.key, keys, "key"), (w.query, rest, "query"))
         for channels, tokens, name in others:
             for token in tokens:
                 values = w.core.placed(w.core.bases(1), channels, probe.noise(channels), token)
                 moved = probe.ratio(values)[0]
                 if differs(moved, start, 1e-6).any():
-                    return self._ratio(probe, start, moved, f"the {name} of token {token + 1}")
+                    found = self._ratio(probe, start, moved, f"the {name} of token {token + 1}")
+                    place = w.core.scattered(channels, token)
+                    if place is None:
+                        return found
+                    kind = "keys-not-transposed" if name == "key" else ""
+                    return replace(found, place=place, is_definite=True, kind=kind)
         return None
 
     def _ratio(self, probe: "_Probe", start: Tensor, moved: Tensor, what: str) -> Breach:
@@ -753,11 +782,15 @@ def _moved_parameters(w: Weighing, measured: Callable[[], Tensor], most: int) ->
     """
     start, sums = measured(), w.weights(w.core.bases(1)).sum(-1)
     for parameter in _tables(w, most):
-        moved, others = _with_other_numbers(
-            parameter, ..., lambda: (measured(), w.weights(w.core.bases(1)).sum(-1))
-        )
-        is_before = not differs(others, sums, 1e-6).any()
-        yield is_before and bool(differs(moved, start, 1e-3).any())
+        is_before = _is_before(w, parameter, sums)
+        moved = _with_other_numbers(parameter, ..., measured) if is_before else start
+        yield bool(differs(moved, start, 1e-3).any())
+
+
+def _is_before(w: Weighing, parameter: Tensor, sums: Tensor) -> bool:
+    """Return True if a parameter stands before the softmax: weights still have the same sums."""
+    own = _with_other_numbers(parameter, ..., lambda: w.weights(w.core.bases(1)).sum(-1))
+    return not bool(differs(own, sums, 1e-6).any())
 
 
 def _tables(w: Weighing, most: int) -> Iterator[Tensor]:
@@ -837,19 +870,21 @@ class Heads(Law):
 
         A table whose numbers move several heads each is one that heads share.
         """
-        start = w.weights(w.core.bases(1))[0]
+        start, sums = w.outputs(w.core.bases(1))[0], w.weights(w.core.bases(1)).sum(-1)
 
         def moved(parameter: Tensor, part: Any) -> Tensor:
-            own = _with_other_numbers(parameter, part, lambda: w.weights(w.core.bases(1))[0])
-            return differs(own, start, 1e-9).any(-1).any(-1)  # (heads,)
+            own = _with_other_numbers(parameter, part, lambda: w.outputs(w.core.bases(1))[0])
+            return differs(own, start, 1e-9).any(0)  # (heads,)
 
         for parameter in _tables(w, 4096) if heads > 1 else ():
             axes = [axis for axis, size in enumerate(parameter.shape) if size == heads]
+            if not axes or not _is_before(w, parameter, sums):
+                continue
             slices = [
                 torch.stack([moved(parameter, (*[slice(None)] * axis, i)) for i in range(heads)])
                 for axis in axes
             ]
-            if not axes or any(bool((own.sum(1) <= 1).all()) for own in slices):
+            if any(bool((own.sum(1) <= 1).all()) for own in slices):
                 continue
             few = torch.arange(0, parameter.numel(), max(1, parameter.numel() // 24))
             ones = [moved(parameter, torch.unravel_index(n, parameter.shape)) for n in few]

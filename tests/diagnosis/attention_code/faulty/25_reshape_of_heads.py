@@ -12,6 +12,6 @@ class Attention(nn.Module):
         b, n, dim = x.shape
         width = dim // self.heads
         q, k, v = (f(x).view(b, n, self.heads, width).transpose(1, 2) for f in (self.q, self.k, self.v))
-        k = k.reshape(b, self.heads, width, n)
-        scores = q @ k / width**0.5  # <- keys-not-transposed
+        k = k.reshape(b, self.heads, width, n)  # <- keys-not-transposed
+        scores = q @ k / width**0.5
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
