@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, int]]]] = {
     ),
     "sees not itself": (
         "s[tril.T == 1] = -torch.inf\nw = F.softmax(s, -1)\nout = w @ v",
-        [("nan-rows", 2)],
+        [("causal-off-by-one", 1), ("nan-rows", 2)],
     ),
     "mask inverted": (
         "w = F.softmax(s.masked_fill(tril == 1, -torch.inf), -1)\nout = w @ v",
