@@ -327,3 +327,17 @@ def test_a_mask_that_may_not_be_left_out_is_noted() -> None:
     report = regard.check(_needs_its_mask)
     assert report.verdict == "right"
     assert "It does not run without key_padding_mask, whose default is None." in str(report)
+
+
+def _hides_behind_lengths(scores: Tensor, valid_lens: Tensor) -> Tensor:
+    """scores: (batch, heads, queries, keys); valid_lens: (batch,), at least 1."""
+    keys = torch.arange(scores.shape[-1])
+    hidden = keys >= valid_lens[:, None, None, None]
+    return scores.masked_fill(hidden, -1e6).softmax(-1)
+
+
+def test_a_function_of_scores_with_lengths_is_judged_without_an_example() -> None:
+    assert regard.check(_hides_behind_lengths).verdict == "right"
+    example = (torch.randn(2, 3, 5, 7), torch.tensor([6, 4]))
+    with pytest.raises(ValueError, match="leave args and kwargs out"):
+        regard.check(_hides_behind_lengths, args=example)

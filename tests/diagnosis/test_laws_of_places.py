@@ -228,7 +228,7 @@ def local_attention(q: Tensor, k: Tensor, v: Tensor, window: int = 3) -> Tensor:
 
 def test_a_window_of_another_size_than_the_docstring_says_is_wrong() -> None:
     report = check(local_attention)
-    says = "Each token sees a window of 4 tokens; the docstring says 3."
+    says = "Read from its outputs: causal, a window of 4. The docstring says a window of 3."
     assert report.verdict == "wrong", report
     assert report.faults[0].detail.startswith(says)
 

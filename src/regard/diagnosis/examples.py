@@ -57,22 +57,18 @@ def example_specimens(
         ValueError: no argument holds numbers of tokens.
     """
     name = getattr(thing, "__name__", type(thing).__name__)
-    try:
-        bound = signature_of(thing).bind(*args, **kwargs).arguments
-    except TypeError as error:
-        raise TypeError(
-            f"the example does not fit {name}: {error}.\n    Pass args=(...) and kwargs={{...}} "
-            f"as a call of {name} has them."
-        ) from error
-    for parameter in signature_of(thing).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            bound |= bound.pop(parameter.name, {})
+    bound = _bound(name, thing, args, kwargs)
     roles = {a.name: a.role for a in arguments_of(thing, ())}
     contents = _contents(bound, roles)
     if not contents:
         raise ValueError(
             f"no argument of the example holds numbers of tokens; {name} takes {', '.join(bound)}."
             "\n    Pass embeddings, query, key and value, or numbers of tokens as tensors."
+        )
+    if roles.get(contents[0]) == "scores":
+        raise ValueError(
+            f"{name} is a function of scores, for which check makes all arguments itself; leave "
+            "args and kwargs out."
         )
     named = _declared_axes(axes, contents[0], bound)
     first = _tensor(bound[contents[0]])
@@ -97,6 +93,23 @@ def example_specimens(
         alike = [n for n, t in zip(others, keys, strict=True) if tokens and t.ndim == first.ndim]
         apart = tuple(n for n in alike if bound[n].shape[own.index("t")] != tokens)
         yield _without_chance(replace(specimen, has_fewer_queries=is_shorter, apart=apart))
+
+
+def _bound(
+    name: str, thing: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of the example by their names."""
+    try:
+        bound = signature_of(thing).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise TypeError(
+            f"the example does not fit {name}: {error}.\n    Pass args=(...) and kwargs={{...}} "
+            f"as a call of {name} has them."
+        ) from error
+    for parameter in signature_of(thing).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            bound |= bound.pop(parameter.name, {})
+    return bound
 
 
 def _with_all_rows(slot: Slot, queries: int) -> Slot:
@@ -224,8 +237,12 @@ def _guessed(
     if _segments(bound, first.shape[0]):
         return [("t", *range(-2, -1 - first.ndim, -1))]
     if first.ndim == 3:
-        second = isinstance(thing, nn.MultiheadAttention) and not thing.batch_first
-        return [("t", "b", -3) if second else ("b", "t", -3)]
+        if isinstance(thing, nn.MultiheadAttention):
+            return [("b", "t", -3) if thing.batch_first else ("t", "b", -3)]
+        # Queries and keys of other lengths, in batches of equal size.
+        others = [tuple(_tensor(bound[name]).shape) for name in contents]
+        is_second = any(n != first.shape[0] and m == first.shape[1] for n, m, *_ in others)
+        return [("t", "b", -3) if is_second else ("b", "t", -3)]
     if first.ndim == 4 and len(contents) >= 3:
         heads = axis_of_heads(source_of(definition_of(thing)), arguments_of(thing, ()))
         orders: list[tuple[str | int, ...]] = [("b", -2, "t", -4), ("b", "t", -3, -4)]
@@ -297,8 +314,13 @@ def _is_of_windows(mask: Tensor, sizes: Mapping[str | int, int]) -> bool:
 
 
 def _by_size(tensor: Tensor, sizes: Mapping[str | int, int]) -> tuple[str | int, ...]:
-    """Return the axes of an argument by their lengths; only its first can be the batch."""
-    found: list[str | int] = []
+    """Return the axes of an argument by their lengths; only its first can be the batch.
+
+    Whole numbers of (several, batch, tokens) are positions with several axes.
+    """
+    shape, found = list(tensor.shape), list[str | int]()
+    if shape[1:] == [sizes.get("b"), sizes.get("t")] and not tensor.is_floating_point():
+        return (shape[0], "b", "t")
     for place, n in enumerate(tensor.shape):
         if n == sizes.get("t") and (n != sizes.get("b") or place > 0):
             found.append("t")
@@ -321,4 +343,5 @@ def _with_meaning(slot: Slot, role: str, means: Mapping[str, str], docs: Sequenc
         if role != "mask" and "mask" not in name and slot.dtype is not torch.bool:
             return slot
         said = said or ("added" if slot.dtype.is_floating_point else meaning_of_name(name))
+        said = "unknown" if slot.has_many else said
     return replace(slot, meaning=said or "unknown")

@@ -163,7 +163,9 @@ def _lines(lab: Lab, breach: Breach) -> Lines:
         run = lab.run(s.contents(s.batch, s.tokens), keeps=True, extra=breach.extra)
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return Lines([], [])
-    return Lines(run.steps, run.inputs)
+    given = s.by_name(run.arguments)
+    masks = [given[name] for name in breach.extra if isinstance(given[name], Tensor)]
+    return Lines(run.steps, run.inputs, masks)
 
 
 def _scale(lab: Lab, breach: Breach, lines: Lines) -> _Mistake:

@@ -26,10 +26,14 @@ class Lines:
     Args:
         steps: of a run that kept them.
         inputs: the arguments that hold numbers of tokens.
+        masks: those that a mistake is about; empty: all masks.
     """
 
-    def __init__(self, steps: Sequence[Step], inputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self, steps: Sequence[Step], inputs: Sequence[Tensor], masks: Sequence[Tensor] = ()
+    ) -> None:
         self._steps = steps
+        self._masked = reached(steps, addresses(list(masks)))
         self._moved = reached(steps, addresses(list(inputs)))
         self._softmax = self._first_softmax()
         start = steps[self._softmax].writes if self._softmax >= 0 else set[int]()
@@ -146,6 +150,11 @@ class Lines:
         return self._steps[number].place
 
     def masking(self) -> int | None:
+        for number, step in enumerate(self._steps):
+            plain = step.name.removesuffix("_")
+            hides = plain in _MASKING or "scaled_dot" in plain
+            if hides and self._uses(step) and not self._masked.isdisjoint(step.reads):
+                return number
         if self._is_fused():
             return self._softmax
         for number, step in self._before():

@@ -43,12 +43,12 @@ Order = Literal["btd", "td", "tbd", "bhtd", "bthd"]
 # length.
 _BATCH, _TOKENS, _HEADS = 2, 7, 4
 _CONTENTS = ("x", "memory", "query", "key", "value")
+
 _SECOND = re.compile(
     r"^[ \t]*\w+[ \t]*,[ \t]*(b|bs|bsz|batch|batch_size|nbatch)[ \t]*[,=].*(shape|size)"
     r"|\((t|l|s|n|time|tokens|seq\w*|length|len)[ \t]*,[ \t]*(b|n|bs|bsz|batch\w*)[ \t]*,",
     re.IGNORECASE | re.MULTILINE,
 )
-
 _BATCH_FIRST = re.compile(r"[(\[](b|bs|bsz|batch|batch_size|batch size)[ \t]*,", re.IGNORECASE)
 
 
@@ -171,7 +171,7 @@ def thing_of(
         replace(a, meaning=declared_meaning(a.name, means, docs))
         if a.role in ("mask", "lengths")
         else a
-        for a in arguments_of(built, options)
+        for a in arguments_of(built, options, means)
     )
     unknown = [a.name for a in arguments if a.required and a.role in ("other", "weight")]
     unknown = [own for own in unknown if own != "position_embeddings"]
@@ -236,10 +236,12 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
     if (other := _with_memory(thing)) is not None:
         yield from specimens(other, causal)
         return
+    advice = f"an example call: {call_to_copy(thing.name, thing.arguments, thing.widths[0])}"
+    if thing.kind == "scores":
+        advice = "the function of query, key and value that calls it"
     raise ValueError(
         f"{thing.name} fails on every input that was tried; it must run on one of them.\n"
-        f"    The first error was {type(first).__name__}: {first}\n"
-        f"    Pass an example call: {call_to_copy(thing.name, thing.arguments, thing.widths[0])}."
+        f"    The first error was {type(first).__name__}: {first}\n    Pass {advice}."
     ) from first
 
 

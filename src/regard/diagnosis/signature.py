@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -94,8 +94,16 @@ def docstrings_of(call: Callable[..., Any]) -> list[str]:
     return [text for text in found if text]
 
 
-def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argument]:
-    """Return the arguments that a call of somebody's attention takes, in their order."""
+def arguments_of(
+    call: Callable[..., Any], given: Iterable[str], masks: Collection[str] = ()
+) -> list[Argument]:
+    """Return the arguments that a call of somebody's attention takes, in their order.
+
+    Args:
+        call: the attention.
+        given: names of arguments to leave out.
+        masks: names of masks that the caller declares.
+    """
     found: list[Argument] = []
     any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for name, parameter in signature_of(call).parameters.items():
@@ -103,8 +111,9 @@ def arguments_of(call: Callable[..., Any], given: Iterable[str]) -> list[Argumen
             required = parameter.default is inspect.Parameter.empty
             is_number = isinstance(parameter.default, bool | int | float | str)
             role = "other" if is_number else _role(name, required)
-            if role == "other" and required and _is_declared_mask(name, docstrings_of(call)):
-                role = "mask"
+            is_declared = role == "other" and required
+            if name in masks or (is_declared and _is_declared_mask(name, docstrings_of(call))):
+                role = "lengths" if role == "lengths" else "mask"
             found.append(Argument(name, role, required))
     return _settled(found)
 
@@ -134,7 +143,8 @@ def _settled(found: list[Argument]) -> list[Argument]:
         return found
     rename: dict[str, Role] = {}
     if "scores" in roles:
-        unknown = [a.name for a in found if a.required and a.role not in ("scores", "mask")]
+        known = ("scores", "mask", "lengths")
+        unknown = [a.name for a in found if a.required and a.role not in known]
         rename = dict.fromkeys(unknown[:1], "value")
     else:
         unknown = [a for a in found if a.role not in ("mask", "lengths", "weight")]
@@ -191,8 +201,17 @@ def _is_declared_mask(name: str, docstrings: Iterable[str]) -> bool:
     """Return True if a docstring declares a bool mask under a name that says nothing."""
     says = r"\b\W.*[(\[]\w+(, *\w+)+[)\]].*\bTrue\b.*(look|see|attend|pad|hid|ignor|masked|keep)"
     said = re.compile(rf"\b{re.escape(name)}{says}")
-    lines = [line for text in docstrings for line in text.splitlines() if said.search(line)]
+    lines = [line for line in _lines_of(docstrings) if said.search(line)]
     return declared_meaning(name, {}, lines) != ""
+
+
+# Several arguments may stand on one line.
+_NEXT = re.compile(r"(?<=[.;])\s+(?=`*\w+`*(?:, `*\w+`*)*: ?[(\[])")
+
+
+def _lines_of(docstrings: Iterable[str]) -> list[str]:
+    lines = (line for docstring in docstrings for line in docstring.splitlines())
+    return [part for line in lines for part in _NEXT.split(line)]
 
 
 def meaning_of_name(name: str) -> Meaning:
@@ -213,7 +232,7 @@ def declared_meaning(name: str, means: Mapping[str, str], docstrings: Iterable[s
     begins = re.compile(
         rf"(?:^|[.;] )[\s*:-]*(?:param\s+)?`*{re.escape(name)}`*\s*(?:\(.*?\))?\s*[:=-](.*)"
     )
-    lines = [line for docstring in docstrings for line in docstring.splitlines()]
+    lines = _lines_of(docstrings)
     for number, line in enumerate(lines):
         found = begins.search(line)
         if found is None:

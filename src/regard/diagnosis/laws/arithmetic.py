@@ -48,8 +48,7 @@ class Gradient(Law):
         if not run.rows.requires_grad:
             return self._without_graph(lab, run)
         weight = normal(4, *run.rows.shape)
-        gradients = torch.autograd.grad((run.rows * weight).sum(), wanted, allow_unused=True)
-        found = cast("tuple[Tensor | None, ...]", gradients)
+        found = _gradients(lab, run, weight, wanted)
         # A number that is added to all scores of a row gets a gradient of rounding alone.
         least = 1e-12 * max((float(g.abs().max()) for g in found if g is not None), default=0.0)
         idle = [
@@ -195,13 +194,28 @@ def _idle_part(
     return None
 
 
+def _gradients(
+    lab: Lab, run: Run, weight: Tensor, wanted: list[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a weighted sum of the output; None where there is none."""
+    try:
+        found = torch.autograd.grad((run.rows * weight).sum(), wanted, allow_unused=True)
+    except RuntimeError as error:
+        raise _without_gradients(lab, error) from error
+    return cast("tuple[Tensor | None, ...]", found)
+
+
 def _without_gradients(lab: Lab, error: Exception) -> NotTried:
     """Return why no gradient was tried."""
-    is_flex = "FlexAttention does not support backward" in str(error)
-    if is_flex:
-        lab.notes.append("Its gradients were not judged: flex_attention has none on a CPU.")
+    known = {
+        "FlexAttention does not support backward": "flex_attention has none on a CPU",
+        "modified by an inplace operation": "it writes in place into what they need",
+    }
+    why = next((own for said, own in known.items() if said in str(error)), None)
+    if why is not None:
+        lab.notes.append(f"Its gradients were not judged: {why}.")
     says = f"It does not run with gradients ({type(error).__name__})."
-    return NotTried(says, applies=not is_flex)
+    return NotTried(says, applies=why is None)
 
 
 def _rows_with_another(

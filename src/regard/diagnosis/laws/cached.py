@@ -73,7 +73,14 @@ class Cache(Law):
             return Breach(f"With a cache it gives {tuple(rows.shape)}: {tuple(right.shape)}.")
         wrong = differs(rows, right)
         if not wrong.any():
-            return self._together(lab, contents, right, pieces) if is_causal else None
+            if not is_causal:
+                return None
+            found = self._together(lab, contents, right, pieces)
+            return found or self._one_by_one(contents, whole, pieces)
+        if not is_causal and s.causal is False:
+            raise NotTried(
+                "Its tokens see later ones: pieces of a text need not give what all of it gives."
+            )
         first = int(wrong.any(-1).any(0).nonzero()[0]) + s.tokens - right.shape[1] + 1
         most = float((rows - right).abs().max())
         return Breach(
@@ -104,6 +111,22 @@ class Cache(Law):
         return Breach(
             f"Two tokens together, after {s.tokens - 2} in a cache, hide keys from each other, and "
             f"differ by up to {most:.3g} from a call with all tokens at once."
+        )
+
+    @staticmethod
+    def _one_by_one(contents: Contents, whole: Tensor, pieces: "_Pieces") -> Breach | None:
+        """Run every token by itself, from the first."""
+        try:
+            rows, right = pieces(contents, (1,) * (whole.shape[1] - 1)), whole[:, 1:]
+        except NotTried:
+            return None
+        if rows.shape != right.shape or not differs(rows, right).any():
+            return None
+        first = int(differs(rows, right).any(-1).any(0).nonzero()[0]) + 2
+        most = float((rows - right).abs().max())
+        return Breach(
+            f"Of tokens that come one by one, number {first} differs by up to {most:.3g} from a "
+            "call with all tokens at once."
         )
 
     @staticmethod

@@ -45,11 +45,7 @@ class Runs(Law):
             return found
         if (turned := self._turned(lab)) is not None:
             return turned
-        parameters = signature_of(s.call).parameters
-        for slot in s.slots if not (s.is_example or is_installed(s.call)) else ():
-            is_mask = slot.kind in ("filled", "lengths") and slot.name in parameters
-            if is_mask and parameters[slot.name].default is None:
-                lab.notes.append(f"It does not run without {slot.name}, whose default is None.")
+        lab.notes += _notes_on_masks(s)
         for batch, tokens in self._sizes(lab):
             try:
                 run = lab.run(s.contents(batch, tokens), is_double=False, keeps=True)
@@ -123,6 +119,23 @@ class Runs(Law):
         if tokens != s.tokens:
             return s.tokens in sizes
         return batch > s.batch and any(s.batch <= n < batch for n in sizes - {2})
+
+
+def _notes_on_masks(s: Specimen) -> list[str]:
+    """Return which masks are no option though their default is None, and which were left out."""
+    if is_installed(s.call):
+        return []
+    optional = {n for n, p in signature_of(s.call).parameters.items() if p.default is None}
+    passed = {slot.name for slot in s.slots}
+    if s.is_example:
+        left = sorted(n for n in optional - passed if "mask" in n.lower())
+        return [f"It was tried without {name}, as the example leaves it out." for name in left]
+    needed = [slot.name for slot in s.slots if slot.kind in ("filled", "lengths")]
+    return [
+        f"It does not run without {name}, whose default is None."
+        for name in needed
+        if name in optional
+    ]
 
 
 def _sized(batch: int, tokens: int) -> str:

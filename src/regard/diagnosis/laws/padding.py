@@ -1,5 +1,6 @@
 """The law of masks: what a mask hides has no influence."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,9 +14,12 @@ from regard.diagnosis.laws.mask_forms import Form, form_of_given
 from regard.diagnosis.laws.specimen import Contents
 from regard.diagnosis.laws.tape import tensors_in
 from regard.diagnosis.laws.visibility import pair_of
+from regard.diagnosis.signature import docstrings_of
 from regard.diagnosis.subject import is_installed
 
 __all__ = ["Padding"]
+
+_ONE_SIDE = re.compile(r"(right|left)[- ]pad|(on|at|to) the (right|left|end|start|front)")
 
 
 class Padding(Law):
@@ -152,6 +156,11 @@ class _Trial:
         says = self._moved(form, keep[:, 0], rows, extra) or self._returned(form, keep, run.result)
         if says is None and not (at_start and not self._is_shift_invariant()):
             says = self._alone(form, keep, rows)
+        docs = " ".join(docstrings_of(self.lab.specimen.call)).lower()
+        if says is None and form.axes in ("keys", "keys4") and not _ONE_SIDE.search(docs):
+            other = self._keys(at_start=not at_start)
+            extra = {form.argument: form.encode(other)}
+            says = self._moved(form, other[:, 0], self._run(self.contents, extra).rows, extra)
         if says is not None:
             return Breach(says, kind=self._kind(form, keep, rows), extra=extra)
         if form.axes in ("keys", "lengths") and form.is_sure and self._differs_from_none(form):

@@ -81,6 +81,11 @@ class Slot:
         return laid.reshape(*laid.shape[:at], *self.grid, *laid.shape[at + 1 :])
 
     @property
+    def has_many(self) -> bool:
+        """Return True for whole numbers of which more than two are different."""
+        return not self.dtype.is_floating_point and len(self.value.unique()) > 2
+
+    @property
     def parts(self) -> list["Slot"]:
         """The tensors of the caller's that it holds."""
         leaves = tree_leaves(self.value) if self.kind == "nested" else [self]

@@ -5,6 +5,7 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -123,11 +124,11 @@ class Influence(Law):
         keys, sides = _declared_window(lab.specimen.call)
         window = (j <= i) & (i - j < keys) if sides == 1 else (i - j).abs() <= keys
         words = pattern_of(seen)
-        meant = "causal, a window" if sides == 1 else "to both sides"
-        if not 0 < keys < len(seen) or seen.equal(window) or meant not in words:
+        is_plain = words in ("causal", "every token to every token") or "a window" in words
+        is_same_side = ("causal" in words) == (sides == 1)
+        if not 0 < keys < len(seen) or seen.equal(window) or not (is_plain and is_same_side):
             return None
-        unit = " tokens" if sides == 1 else ""
-        says = f"Each token sees {words.removeprefix('causal, ')}{unit}; the docstring says {keys}."
+        says = f"Read from its outputs: {words}. The docstring says a window of {keys}."
         return Breach(says, None, pair_of(seen, window), kind="window")
 
     @staticmethod
@@ -144,6 +145,8 @@ class Influence(Law):
             if bool(bad.any()):
                 says = f"{_where(bad)}, which is of another document by {slot.name}."
                 return Breach(says, None, pair_of(seen, seen & ~bad), kind="documents")
+            if (found := _uneven(lab, slot, ids.flatten())) is not None:
+                return found
         return None
 
     @staticmethod
@@ -270,6 +273,9 @@ class Influence(Law):
         """Compare with the masks that the caller passed; rows that are hidden do not count."""
         s = lab.specimen
         allowed = s.visible(len(seen))
+        many = [slot.name for slot in s.masks if slot.meaning == "unknown" and slot.has_many]
+        if many:
+            raise NotTried(f"{many[0]} holds more than two numbers: check knows masks of two.")
         if allowed is None:
             names = ", ".join(slot.name for slot in s.masks)
             raise NotTried(
@@ -287,6 +293,37 @@ class Influence(Law):
         elif bool((bad := ~seen & allowed & kept).any()):
             says = f"{_where(bad, moves=False)}, which may see it."
         return Breach(says, None, pair_of(seen, allowed)) if says else None
+
+
+def _uneven(lab: Lab, slot: Slot, ids: Tensor) -> Breach | None:
+    """Compare each document with the same one alone: all but the first may differ, or none.
+
+    Positions that do not start anew in a document are somebody's choice.
+    """
+    lab = lab.for_first_sample()
+    s = lab.specimen
+    contents = s.contents(1, s.tokens, seed=3)
+    whole, start = lab.run(contents).rows, 0
+    wrong: list[int] = []
+    ends = [n for n in range(1, len(ids)) if ids[n] != ids[n - 1]]
+    lengths = [b - a for a, b in pairwise([0, *ends, len(ids)])]
+    for number, length in enumerate(lengths):
+        part = {name: t[:, start : start + length] for name, t in contents.items()}
+        own = ids[start : start + length]
+        own = own[None] if slot.axes[:1] == ("b",) else own
+        try:
+            rows = lab.run(part, extra={slot.name: own}).rows
+        except Exception:  # noqa: BLE001  # other arguments may fit one number of tokens
+            return None
+        if differs(rows, whole[:, start : start + length]).any():
+            wrong.append(number)
+        start += length
+    if not wrong or (0 not in wrong and len(wrong) == len(lengths) - 1):
+        return None
+    return Breach(
+        f"Document {wrong[0] + 1} of {len(lengths)}, by {slot.name}, gives something else than "
+        "alone, and others do not."
+    )
 
 
 def _with_other_numbers(slot: Slot, batch: int, tokens: int) -> Tensor | float | None:

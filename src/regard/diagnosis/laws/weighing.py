@@ -28,6 +28,7 @@ __all__ = ["Heads", "Mixture", "Score", "core_of"]
 
 Channel = tuple[Cut, int]
 _Got = TypeVar("_Got")
+_GATED = "Its output is multiplied with a gate, which was not judged."
 _SMALL = 1e-2  # scores of this size square pass a cap unchanged
 
 
@@ -93,6 +94,8 @@ class Weighing:
         self.gate: Tensor | float = 1.0  # what each output is multiplied with, (rows, columns)
         if not self.missing and core.columns_are_channels:
             self._leave_out_gate()
+        if core.plan.exit is not None and core.run.steps[core.plan.exit[0]].name == "mul":
+            core.lab.notes.append(_GATED)
 
     def _leave_out_gate(self) -> None:
         """Divide the outputs by a gate: numbers of a row's own token that no key moves."""
@@ -112,7 +115,7 @@ class Weighing:
         self.query = [own for own, is_gate in zip(self.query, by_query, strict=True) if not is_gate]
         self.gate = self.constant.sum(0)
         del self.constant
-        self.core.lab.notes.append("Its output is multiplied with a gate, which was not judged.")
+        self.core.lab.notes.append(_GATED)
 
     @property
     def missing(self) -> list[str]:
