@@ -8,10 +8,12 @@ from regard.diagnosis.laws.calls import Pure, Runs, Samples
 from regard.diagnosis.laws.computed_positions import Positions
 from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Law, Result
+from regard.diagnosis.laws.mixture import Mixture
 from regard.diagnosis.laws.padding import Padding
+from regard.diagnosis.laws.score import Score
+from regard.diagnosis.laws.separate_heads import Heads
 from regard.diagnosis.laws.tape import OpaqueOperator, in_words
 from regard.diagnosis.laws.visibility import Influence
-from regard.diagnosis.laws.weighing import Heads, Mixture, Score
 
 __all__ = ["LAWS", "judged"]
 
