@@ -15,8 +15,6 @@ FOLDERS = ("recent", "recent_two", "recent_three", "recent_four")
 RECENT = [case for folder in FOLDERS for case in cases(folder)]
 # Neither right nor wrong, by the reason.
 UNDECIDED = {
-    "alibi_sign": "a bias may favour distant keys",
-    "alibi_without_abs": "a bias may favour distant keys",
     "context_behind_text": "one projection takes two arguments",
     "decoding_first_token": "the only weight of one token is 1",
     "decoding_step": "a cache that is filled has no run without it",
@@ -46,6 +44,8 @@ UNDECIDED = {
 }
 # The line that is named is that of another operation, which the fault leads to.
 OTHER_LINES = {
+    "alibi_sign": "the scores, which the bias is added to",
+    "alibi_without_abs": "the scores, which the bias is added to",
     "cross_exchanged": "the product of queries and keys",
     "first_head_masked": "the softmax of the heads that are not masked",
     "lambdas_share_slice": "the projections of which one slice is used",

@@ -24,6 +24,8 @@ from regard.diagnosis.laws.weighing import (
     tables_of,
     with_other_numbers,
 )
+from regard.diagnosis.signature import definition_of
+from regard.diagnosis.subject import source_of
 
 __all__ = ["Score"]
 
@@ -270,7 +272,12 @@ class Score(Law):
         # Training may set a learned bias to any numbers.
         if tokens > 2 and any(map(_rises, away)) and not _has_learned_bias(w):
             says = "A bias raises the scores of distant keys; that of ALiBi lowers them."
-            return Breach(says, self._place(w), is_definite=False)
+            # A bias by the key alone is that of ALiBi once a causal mask is passed.
+            steps, s = logs.diff(), w.core.lab.specimen
+            is_of_keys = not bool(differs(steps, steps[:, :1].expand_as(steps)).any())
+            is_alibi = "alibi" in source_of(definition_of(s.call)).lower()
+            is_definite = is_alibi and (s.causal is False or not is_of_keys)
+            return Breach(says, self._place(w), is_definite=is_definite)
         later = torch.ones(rows, tokens, dtype=torch.bool).triu(1)
         for own in weights:
             logs = own.clamp(min=1e-300).log()

@@ -17,7 +17,7 @@ class AlibiAttention(nn.Module):
         b, t, d = x.shape
         q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
         pos = torch.arange(t, device=x.device)
-        alibi = (pos.view(-1, 1) - pos.view(1, -1)) * self.slopes.view(-1, 1, 1)
+        alibi = (pos.view(-1, 1) - pos.view(1, -1)) * self.slopes.view(-1, 1, 1)  # <- law score
         scores = q @ k.mT / (d // self.heads) ** 0.5 + alibi
         scores = scores.masked_fill(pos.view(1, -1) > pos.view(-1, 1), float("-inf"))
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, d))

@@ -17,6 +17,6 @@ class AlibiEncoder(nn.Module):
         b, n, d = x.shape
         q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         pos = torch.arange(n, device=x.device)
-        bias = self.slopes[:, None, None] * (pos[None, :] - pos[:, None])
+        bias = self.slopes[:, None, None] * (pos[None, :] - pos[:, None])  # <- law score
         w = (q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1)
         return self.proj((w @ v).transpose(1, 2).flatten(2))
