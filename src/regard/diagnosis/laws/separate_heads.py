@@ -192,15 +192,7 @@ class Heads(Law):
     @staticmethod
     def _order(lab: Lab, w: Weighing, heads: list[tuple[int, Tensor]]) -> Breach | None:
         """Each query channel moves one head; heads and their values are in the same order."""
-        weights = w.weights(w.core.bases(1))[0]
-        many = w.core.bases(len(w.query))
-        for k, (cut, c) in enumerate(w.query):
-            many[cut][k, w.core.places[cut][:, c]] += 0.8
-        # One token tells, if its weights can grow and shrink.
-        is_free = ((weights > 1e-6) & (weights < 1 - 1e-6)).any(1).all(0)  # (tokens,)
-        tokens = [int(j) for j in is_free.nonzero()[:1]] or list(range(len(is_free)))
-        read = w.weights(many, tokens) - weights[:, :, tokens]
-        moved = read.abs().amax((2, 3)) > 1e-9  # (channels, heads)
+        moved, by_key = _heads_moved(w)
         counts = moved.sum(-1)
         if bool((counts > 1).any()):
             channel = int((counts > 1).nonzero()[0])
@@ -221,7 +213,36 @@ class Heads(Law):
                 f"they take turns, in the order {_turns(order)}.",
                 kind="kv-heads-repeated-in-wrong-order",
             )
+        key_heads = (by_key.T.float() @ by_key.float()) > 0  # which heads share keys
+        value_heads = torch.tensor([[one == other for one in values] for other in values])
+        keys = {tuple(int(n) for n in row.nonzero().flatten()) for row in key_heads}
+        if 1 < len(keys) == len(set(values)) and not key_heads.equal(value_heads):
+            return Breach(
+                "Query heads that share a head of keys do not share one of values: keys and values "
+                "are repeated in different orders.",
+                kind="kv-heads-repeated-in-wrong-order",
+            )
         return None
+
+
+def _heads_moved(w: Weighing) -> tuple[Tensor, Tensor]:
+    """Return which heads each number of a token's queries, and of its keys, moves.
+
+    Returns:
+        Of each, bool, (channels, heads).
+    """
+    weights = w.weights(w.core.bases(1))[0]
+    # One token tells, if its weights can grow and shrink.
+    is_free = ((weights > 1e-6) & (weights < 1 - 1e-6)).any(1).all(0)  # (tokens,)
+    tokens = [int(j) for j in is_free.nonzero()[:1]] or list(range(len(is_free)))
+    found: list[Tensor] = []
+    for channels, at in ((w.query, slice(None)), (w.key, slice(tokens[0], tokens[0] + 1))):
+        many = w.core.bases(len(channels))
+        for k, (cut, c) in enumerate(channels):
+            many[cut][k, w.core.places[cut][at, c]] += 0.8
+        read = w.weights(many, tokens) - weights[:, :, tokens]
+        found.append(read.abs().amax((2, 3)) > 1e-9)
+    return found[0], found[1]
 
 
 def _turns(order: list[int]) -> str:

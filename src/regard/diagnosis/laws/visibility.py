@@ -399,7 +399,7 @@ _OF_DOCUMENTS = re.compile(r"doc(ument)?_?ids?", re.IGNORECASE)
 _WINDOW = (
     (re.compile(r"(\w*window\w*)`*,? (?:tokens|keys),? (?:itself included|including itself)"), 0),
     (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* - 1\b"), 0),
-    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* (?:tokens|keys)"), 1),
+    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*|\d+)`* (?:tokens|keys)"), 1),
 )
 
 
@@ -419,7 +419,10 @@ def _declared_window(call: object) -> tuple[int, int]:
     for text in docstrings_of(call):
         for pattern, more, sides in ((_TWO_SIDES, 0, 2), *((p, more, 1) for p, more in _WINDOW)):
             found = pattern.search(" ".join(text.split()))
-            number = getattr(call, found[1], numbers.get(found[1])) if found else None
+            if found is None:
+                continue
+            name = found[1]
+            number = int(name) if name.isdigit() else getattr(call, name, numbers.get(name))
             if type(number) is int:
                 return number + more, sides
     return 0, 1
