@@ -341,3 +341,62 @@ def test_a_function_of_scores_with_lengths_is_judged_without_an_example() -> Non
     example = (torch.randn(2, 3, 5, 7), torch.tensor([6, 4]))
     with pytest.raises(ValueError, match="leave args and kwargs out"):
         regard.check(_hides_behind_lengths, args=example)
+
+
+class InChunks(nn.Module):
+    """Causal attention inside chunks of 4 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor, doc_ids: Tensor | None = None) -> Tensor:
+        query, key, value = self.qkv(x).chunk(3, -1)
+        at = torch.arange(x.shape[1])
+        keep = (at <= at[:, None]) & (at // 4 == at[:, None] // 4)
+        if doc_ids is not None:
+            keep = keep & (doc_ids[:, None] == doc_ids[..., None])
+        return nn.functional.scaled_dot_product_attention(query, key, value, keep)
+
+
+@pytest.mark.parametrize("causal", [True, None])
+def test_causal_chunks_that_the_docstring_names_are_right(causal: bool | None) -> None:
+    report = regard.check(InChunks, causal=causal)
+    assert report.verdict == "right"
+    assert "causal, in chunks of 4" in report.read_as
+
+
+def test_an_argument_that_was_left_out_is_noted() -> None:
+    said = "It was tried without doc_ids: pass an example call to try that."
+    assert said in regard.check(InChunks).notes
+    left = regard.check(InChunks, args=(torch.randn(2, 7, 16),)).notes
+    assert "It was tried without doc_ids, as the example leaves out." in left
+
+
+def test_weights_that_are_nan_are_refused() -> None:
+    layer = InChunks()
+    nn.init.constant_(layer.qkv.weight, float("nan"))
+    with pytest.raises(ValueError, match=r"qkv\.weight of InChunks holds NaN"):
+        regard.check(layer)
+
+
+def _with_padding_of_rows(
+    query: Tensor, key: Tensor, value: Tensor, pad: Tensor | None = None
+) -> Tensor:
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if pad is not None:
+        scores = scores.masked_fill(pad[:, :, None], -1e9)
+    return scores.softmax(-1) @ value
+
+
+def test_pad_is_a_padding_mask() -> None:
+    assert regard.check(_with_padding_of_rows).findings[0].name == "padding-on-queries"
+
+
+def test_args_and_means_of_other_types_are_refused() -> None:
+    with pytest.raises(TypeError, match="pass words by argument"):
+        regard.check(_with_padding_of_rows, means="True hides")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"pass args=\(x,\)"):
+        regard.check(_with_padding_of_rows, args=torch.randn(2, 7, 8))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="takes no argument by name"):
+        regard.check(nn.Module())

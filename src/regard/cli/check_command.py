@@ -2,6 +2,7 @@
 
 import ast
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -52,6 +53,7 @@ def check(
 
     All other options are arguments of the class or function: --embed-dim 16 --num-heads 4 --causal.
     --example example.py:call passes what the function call() returns: args, or args and kwargs.
+    --means "{'mask': 'True hides'}" and --axes "batch tokens dim" say what arguments are.
     Exit codes: 0 right, 1 wrong, 3 cannot tell.
     """
     if explain:
@@ -72,12 +74,14 @@ def check(
             f"runs the cells of {visible(target)} in a process of their own, "
             f"{timeout:g} s at most\n"
         )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, with its clean-up
     with progress() as report:
         report(f"checking {target}")
         try:
             found = check_apart(target, options, limits=Limits(timeout, memory))
         except CannotRun as error:
-            sys.stderr.write(f"regard: {visible(str(error))}\n")
+            said = "\n".join(map(visible, str(error).splitlines()))
+            sys.stderr.write(f"regard: {said}\n")
             raise typer.Exit(3) from error
     if as_json:
         reports = [

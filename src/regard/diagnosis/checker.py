@@ -93,6 +93,8 @@ def check(
     built = built_from(thing, class_args, passed)
     _check_means(built, means or {})
     rest = {} if inspect.isclass(thing) else passed
+    if isinstance(args, Tensor) or not isinstance(kwargs or {}, Mapping):
+        raise TypeError("args and kwargs are those of a call: pass args=(x,) and kwargs={'m': m}.")
     if args is not None or kwargs is not None:
         return _by_example(built, args or (), {**rest, **(kwargs or {})}, means or {}, axes, causal)
     _refuse_masks(name, rest)
@@ -103,7 +105,9 @@ def check(
 
 
 def _check_means(call: Callable[..., Any], means: Mapping[str, str]) -> None:
-    """Raise ValueError for what ``means`` says of no argument, or says in other words."""
+    """Raise an error for what ``means`` says of no argument, or says in other words."""
+    if not isinstance(means, Mapping) or not all(isinstance(t, str) for t in means.values()):
+        raise TypeError(f"means is {means!r}; pass words by argument: {{'mask': 'True hides'}}.")
     names = [*signature_of(call).parameters]
     for name, text in means.items():
         if name not in names:

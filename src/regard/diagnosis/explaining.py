@@ -40,6 +40,7 @@ _OF_STRUCTURE = (
     "values-mixed-along-wrong-axis",
     "not-causal",
 )
+_WITHOUT_MISTAKE = ("window", "documents", "causal", "returned")
 _OF_AXES = ("softmax-wrong-axis", "values-mixed-along-wrong-axis")
 
 
@@ -183,7 +184,7 @@ def _scale(lab: Lab, breach: Breach, lines: Lines) -> _Mistake:
 
 def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     """Yield the mistakes whose repair mends a law: one alone, or two of the structure."""
-    if law not in _ORDER or breach.kind in ("window", "documents"):
+    if law not in _ORDER or breach.kind in _WITHOUT_MISTAKE:
         return
     laws = _TRIED[: _ORDER.index(law) + 1]
     if breach.kind == "raises":  # it runs with some sizes only: there it should be attention

@@ -163,6 +163,12 @@ def thing_of(
     original = None
     call = built
     if isinstance(built, nn.Module):
+        for own, parameter in built.named_parameters():
+            if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+                raise ValueError(
+                    f"{own} of {name} holds NaN or infinity, so that nothing can be told; check a "
+                    "layer before its training."
+                )
         call = copied(built)
         if any(p.dtype in FEW_BITS for p in built.parameters()):
             original = independent(built).eval()
@@ -173,16 +179,27 @@ def thing_of(
         else a
         for a in arguments_of(built, options, means)
     )
+    if not arguments:
+        raise ValueError(
+            f"{name} takes no argument by name; check needs forward(self, x), or a function of "
+            "query, key and value."
+        )
     unknown = [a.name for a in arguments if a.required and a.role in ("other", "weight")]
     unknown = [own for own in unknown if own != "position_embeddings"]
     if unknown:
         raise ValueError(
             f"{name} needs {', '.join(unknown)}; check knows embeddings, query, key, value, "
             "scores, masks and lengths by their names.\n"
-            f"    Pass an example call: {call_to_copy(name, arguments)}."
+            f"    Pass an example call: {call_to_copy(name, arguments, _width_of(call))}."
         )
     source = source_of(definition_of(built))
     return Thing(name, call, arguments, dict(options), source, original, numbers)
+
+
+def _width_of(call: Callable[..., Any]) -> int:
+    """Return how many numbers the first layer of a module takes; any number for a function."""
+    layers = call.modules() if isinstance(call, nn.Module) else ()
+    return next((own.in_features for own in layers if isinstance(own, nn.Linear)), 16)
 
 
 def as_scores(thing: Thing) -> Thing | None:

@@ -33,7 +33,10 @@ Role = Literal[
 Meaning = Literal["", "keeps", "hides", "added"]
 
 _KEEPS = re.compile(r"^attention_mask$|keep|valid|real|allowed")
-_HIDES = re.compile(r"padding|ignore|hide")
+_HIDES = re.compile(r"padding|ignore|hide|(^|_)pads?$|^kpm$")
+_MASK = re.compile(
+    r"mask|^(is_|src_|tgt_|key_|memory_)?(pads?|padding|kpm|valid|keep|ignore|allowed)$"
+)
 _SCORES = re.compile(r"scores?|logits?|sims?|energy|energies|omega")
 _LENGTHS = re.compile(r"len$|lens$|length$|lengths$")
 _WEIGHT = re.compile(r"w_?(q|k|v|o|kv|qkv|query|queries|keys?|values?|out|output)$")
@@ -120,7 +123,7 @@ def arguments_of(
 
 def _role(name: str, required: bool) -> Role:
     lower = name.lower()
-    if "mask" in lower:
+    if _MASK.search(lower):
         return "mask"
     if not required and is_cache(name):
         return "cache"

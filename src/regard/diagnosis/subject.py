@@ -120,10 +120,10 @@ def built_from(
             inspect.signature(thing).bind(*args, **options)
         except TypeError as error:
             parameters = inspect.signature(thing).parameters.values()
-            wants = ", ".join(p.name for p in parameters if p.default is p.empty)
+            takes = ", ".join(parameter.name for parameter in parameters) or "none"
             raise TypeError(
-                f"{thing.__name__} has not the arguments that it needs ({error}); it takes "
-                f"{wants}.\n    Give them after it: regard.check({thing.__name__}, ...)."
+                f"the arguments do not fit {thing.__name__} ({error}); it takes {takes}.\n"
+                f"    Give them after it: regard.check({thing.__name__}, ...)."
             ) from error
         with suppress(Exception):  # what cannot be copied is passed as it is
             args, options = copy.deepcopy((args, options))

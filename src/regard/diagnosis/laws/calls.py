@@ -20,7 +20,7 @@ from regard.diagnosis.laws.tape import (
     place_of,
     tensors_in,
 )
-from regard.diagnosis.signature import signature_of
+from regard.diagnosis.signature import is_cache, signature_of
 from regard.diagnosis.subject import is_installed
 
 __all__ = ["Pure", "Runs", "Samples"]
@@ -45,7 +45,7 @@ class Runs(Law):
             return found
         if (turned := self._turned(lab)) is not None:
             return turned
-        lab.notes += _notes_on_masks(s)
+        lab.notes += _notes_on_arguments(s)
         for batch, tokens in self._sizes(lab):
             try:
                 run = lab.run(s.contents(batch, tokens), is_double=False, keeps=True)
@@ -121,21 +121,23 @@ class Runs(Law):
         return batch > s.batch and any(s.batch <= n < batch for n in sizes - {2})
 
 
-def _notes_on_masks(s: Specimen) -> list[str]:
-    """Return which masks are no option though their default is None, and which were left out."""
-    if is_installed(s.call):
+def _notes_on_arguments(s: Specimen) -> list[str]:
+    """Return which arguments were left out, and which masks are needed despite a default."""
+    parameters = signature_of(s.call).parameters
+    if is_installed(s.call) or not {slot.name for slot in s.slots} <= {*parameters}:
         return []
-    optional = {n for n, p in signature_of(s.call).parameters.items() if p.default is None}
-    passed = {slot.name for slot in s.slots}
-    if s.is_example:
-        left = sorted(n for n in optional - passed if "mask" in n.lower())
-        return [f"It was tried without {name}, as the example leaves it out." for name in left]
+    optional = [n for n, p in parameters.items() if p.default is None]
+    tried = {slot.name for slot in s.slots} | {form.argument for form, *_ in s.forms}
+    left = [n for n in optional if n not in tried and not is_cache(n) and "scale" not in n]
     needed = [slot.name for slot in s.slots if slot.kind in ("filled", "lengths")]
-    return [
-        f"It does not run without {name}, whose default is None."
-        for name in needed
-        if name in optional
+    notes = [
+        f"It does not run without {n}, whose default is None." for n in needed if n in optional
     ]
+    if left and s.is_example:
+        notes.append(f"It was tried without {', '.join(left)}, as the example leaves out.")
+    elif left:
+        notes.append(f"It was tried without {', '.join(left)}: pass an example call to try that.")
+    return notes
 
 
 def _sized(batch: int, tokens: int) -> str:

@@ -134,7 +134,7 @@ def _returned_weights(w: Weighing) -> Breach | None:
                 says = "A matrix that it returns has rows that sum to 1, and is not the weights."
                 few = slice(0, 4)
                 pair = own[few, few], weights[0, few, few], "what is returned, and the weights"
-                return Breach(says, None, pair)
+                return Breach(says, None, pair, kind="returned")
     return None
 
 

@@ -55,6 +55,8 @@ def pattern_of(seen: Tensor) -> str:
             return "causal" if width == tokens else f"causal, a window of {width}"
         if seen.equal((i - j).abs() < width) and width > 1:
             return f"a window of {width - 1} to both sides"
+        if seen.equal((j <= i) & (i // width == j // width)) and 1 < width < tokens:
+            return f"causal, in chunks of {width}"
     is_causal = not bool((seen & (j > i)).any()) and bool(seen.diagonal().all())
     return "causal, with gaps" if is_causal and bool(seen[1:].diagonal().all()) else ""
 
@@ -107,7 +109,7 @@ class Influence(Law):
             )
         if causal is False and tokens > 1 and not bool((seen & (j > i)).any()):
             says = f"Token {tokens} does not move output 1 of {rows}: it is causal."
-            return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
+            return Breach(says, None, pair_of(seen, torch.ones_like(seen)), kind="causal")
         if not words:
             alone = ~(seen & (i != j)).any(0)
             # No other token sees the last one behind a prefix, either.
@@ -153,7 +155,8 @@ class Influence(Law):
     def _causal(lab: Lab, seen: Tensor) -> Breach | None:
         """Compare with a causal mask, or a window that the code speaks of."""
         i, j = torch.arange(len(seen))[:, None], torch.arange(len(seen))
-        near = (j <= i) & (i - j < 2)
+        is_in_chunks = "in chunks" in pattern_of(seen)
+        near = (j <= i) & (i - j < (1 if is_in_chunks else 2))
         says = ""
         if bool((bad := seen & (j > i)).any()):
             says = f"{_where(bad)}, which comes later."
@@ -356,7 +359,7 @@ def _without_influence(slot: Slot) -> Breach:
     return Breach(says)
 
 
-_SAYS_GAPS = re.compile("window|local|sliding|band|chunk|strid|dilat|sparse|segment|document")
+_SAYS_GAPS = re.compile("window|local|sliding|band|chunk|block|strid|dilat|sparse|segment|document")
 
 
 def _check_gaps(lab: Lab, hidden: Tensor) -> None:
