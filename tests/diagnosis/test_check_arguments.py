@@ -400,3 +400,11 @@ def test_args_and_means_of_other_types_are_refused() -> None:
         regard.check(_with_padding_of_rows, args=torch.randn(2, 7, 8))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="takes no argument by name"):
         regard.check(nn.Module())
+
+
+class BlocksAndSummaries(InChunks):
+    """Causal attention to the own block of 4 tokens, and to one token of every earlier block."""
+
+
+def test_chunks_that_the_docstring_speaks_of_otherwise_are_wrong() -> None:
+    assert regard.check(BlocksAndSummaries, causal=True).verdict == "wrong"

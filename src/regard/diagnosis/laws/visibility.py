@@ -155,7 +155,7 @@ class Influence(Law):
     def _causal(lab: Lab, seen: Tensor) -> Breach | None:
         """Compare with a causal mask, or a window that the code speaks of."""
         i, j = torch.arange(len(seen))[:, None], torch.arange(len(seen))
-        is_in_chunks = "in chunks" in pattern_of(seen)
+        is_in_chunks = "in chunks" in pattern_of(seen) and _says_chunks(lab)
         near = (j <= i) & (i - j < (1 if is_in_chunks else 2))
         says = ""
         if bool((bad := seen & (j > i)).any()):
@@ -359,7 +359,24 @@ def _without_influence(slot: Slot) -> Breach:
     return Breach(says)
 
 
-_SAYS_GAPS = re.compile("window|local|sliding|band|chunk|block|strid|dilat|sparse|segment|document")
+def _text_of(lab: Lab) -> str:
+    """Return the text of the code, and of functions that it is made of, in lower case."""
+    call = lab.specimen.call
+    call = call.args[0] if isinstance(call, partial) else call  # a function of scores
+    inner = inspect.getclosurevars(call).nonlocals.values() if inspect.isfunction(call) else ()
+    texts = [source_of(own) for own in (definition_of(call), *filter(inspect.isfunction, inner))]
+    return " ".join([*texts, *docstrings_of(call)]).lower()
+
+
+def _says_chunks(lab: Lab) -> bool:
+    """Return True if a docstring, or a name, says that tokens see their own chunk and no other."""
+    text = " ".join([*docstrings_of(lab.specimen.call), lab.specimen.name]).lower()
+    return bool(_OWN_CHUNK.search(text)) and not _OTHER_CHUNKS.search(text)
+
+
+_OWN_CHUNK = re.compile(r"\b(?:inside|within|in|own)\b[^.]{0,20}\b(?:chunk|block)|chunked|blocked")
+_OTHER_CHUNKS = re.compile(r"\b(?:earlier|previous|past|other|all) (?:chunk|block)")
+_SAYS_GAPS = re.compile("window|local|sliding|band|chunk|strid|dilat|sparse|segment|document")
 
 
 def _check_gaps(lab: Lab, hidden: Tensor) -> None:
@@ -369,12 +386,11 @@ def _check_gaps(lab: Lab, hidden: Tensor) -> None:
         lab: whose code names its window or its chunks, in its text or its docstring.
         hidden: the earlier tokens that a token does not see, bool, (rows, tokens).
     """
-    call = lab.specimen.call
-    call = call.args[0] if isinstance(call, partial) else call  # a function of scores
-    inner = inspect.getclosurevars(call).nonlocals.values() if inspect.isfunction(call) else ()
-    texts = [source_of(own) for own in (definition_of(call), *filter(inspect.isfunction, inner))]
-    text = " ".join([*texts, *docstrings_of(call)])
-    if bool(hidden.any()) and not _SAYS_GAPS.search(text.lower()):
+    if "in chunks" in pattern_of(lab.influence):
+        is_said = _says_chunks(lab)
+    else:
+        is_said = _SAYS_GAPS.search(_text_of(lab)) is not None
+    if bool(hidden.any()) and not is_said:
         raise NotTried(
             f"{_where(hidden, moves=False)}, which comes later. If that is meant, say so in the "
             "docstring, as in 'a window of 4 tokens'."
