@@ -163,8 +163,8 @@ def test_something_that_cannot_be_called_is_an_error() -> None:
 
 def test_a_class_without_its_arguments_is_an_error_that_names_them() -> None:
     message = (
-        "Fused has not the arguments that it needs (missing a required argument: 'heads'); it "
-        "takes dim, heads.\n    Give them after it: regard.check(Fused, ...)."
+        "the arguments do not fit Fused (missing a required argument: 'heads'); it takes dim, "
+        "heads.\n    Give them after it: regard.check(Fused, ...)."
     )
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
         regard.check(Fused, 16)

@@ -164,7 +164,8 @@ def thing_of(
     call = built
     if isinstance(built, nn.Module):
         for own, parameter in built.named_parameters():
-            if parameter.is_floating_point() and not bool(parameter.isfinite().all()):
+            is_number = parameter.is_floating_point() and not parameter.is_meta
+            if is_number and not bool(parameter.isfinite().all()):
                 raise ValueError(
                     f"{own} of {name} holds NaN or infinity, so that nothing can be told; check a "
                     "layer before its training."
