@@ -70,7 +70,7 @@ class Gradient(Law):
             part = None if grad is None else _idle_part(lab, contents, run, name, grad)
             if part is not None:
                 return self._idle(lab, run, [f"{part[0]} of {name}"], part[1])
-        # What earlier calls gave may be cut off on purpose, as in a recurrence over segments.
+        # The past may be cut off on purpose, as in a recurrence over segments.
         past = {id(t) for n, t in own if _OF_PAST.search(n.lower())}
         kept = [n for n, g in enumerate(found) if g is not None or id(wanted[n]) not in past]
         wanted, found = [wanted[n] for n in kept], tuple(found[n] for n in kept)

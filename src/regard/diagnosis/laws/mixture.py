@@ -13,6 +13,7 @@ from regard.diagnosis.laws.weighing import (
     has_no_projections,
     joined,
     mistake_of_numpy,
+    queries_and_keys,
 )
 
 __all__ = ["Mixture"]
@@ -103,9 +104,7 @@ def _is_scaled_by_key(w: Weighing) -> bool:
     """Return True if the weights are those of attention, each row and each key times a number."""
     if not w.core.is_direct or w.core.contents["query"].shape != w.core.contents["key"].shape:
         return False
-    query, key = (
-        w.core.contents[n].double().movedim(1, -2).flatten(0, -3) for n in ("query", "key")
-    )
+    query, key = queries_and_keys(w)
     weights = w.weights(w.core.bases(1))[0]  # (heads, rows, tokens)
     scores = query @ key.mT / query.shape[-1] ** 0.5
     if weights.shape != scores.shape or float(weights.min()) <= 0:

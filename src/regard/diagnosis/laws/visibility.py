@@ -416,14 +416,18 @@ def _unseen(lab: Lab, seen: Tensor, first: int) -> Breach:
 
 _OF_DOCUMENTS = re.compile(r"doc(ument)?_?ids?", re.IGNORECASE)
 _WINDOW = (
-    (re.compile(r"(\w*window\w*)`*,? (?:tokens|keys),? (?:itself included|including itself)"), 0),
-    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* - 1\b"), 0),
-    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*|\d+)`* (?:tokens|keys)"), 1),
-)
-
-
-_TWO_SIDES = re.compile(
-    r"`*(\w*(?:window|radius)\w*)`* (?:\w+ )?(?:on|to) (?:either|each|both) sides?"
+    (
+        re.compile(r"`*(\w*(?:window|radius)\w*)`* (?:\w+ )?(?:on|to) (?:either|each|both) sides?"),
+        0,
+        2,
+    ),
+    (
+        re.compile(r"(\w*window\w*)`*,? (?:tokens|keys),? (?:itself included|including itself)"),
+        0,
+        1,
+    ),
+    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* - 1\b"), 0, 1),
+    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*|\d+)`* (?:tokens|keys)"), 1, 1),
 )
 
 
@@ -436,7 +440,7 @@ def _declared_window(call: object) -> tuple[int, int]:
     assert callable(call)
     numbers = {name: p.default for name, p in signature_of(call).parameters.items()}
     for text in docstrings_of(call):
-        for pattern, more, sides in ((_TWO_SIDES, 0, 2), *((p, more, 1) for p, more in _WINDOW)):
+        for pattern, more, sides in _WINDOW:
             found = pattern.search(" ".join(text.split()))
             if found is None:
                 continue

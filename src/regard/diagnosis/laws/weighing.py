@@ -20,6 +20,7 @@ __all__ = [
     "is_before_weights",
     "joined",
     "mistake_of_numpy",
+    "queries_and_keys",
     "rank_of",
     "tables_of",
     "with_other_numbers",
@@ -220,12 +221,18 @@ def joined(parts: list[Values]) -> Values:
     return {cut: torch.cat([part[cut] for part in parts]) for cut in parts[0]}
 
 
+def queries_and_keys(w: Weighing) -> tuple[Tensor, Tensor]:
+    """Return the arguments of a function of query, key and value, (heads, tokens, head_dim)."""
+    contents = (w.core.contents[name].double().movedim(1, -2) for name in ("query", "key"))
+    query, key = (t.flatten(0, -3) for t in contents)
+    return query, key
+
+
 def mistake_of_numpy(w: Weighing) -> str:
     """Return the mistake that gives the weights of a function without operations of PyTorch."""
     if w.core.run.steps:
         return ""  # a repair of an operation tells the mistake
-    contents = (w.core.contents[name].double().movedim(1, -2) for name in ("query", "key"))
-    query, key = (t.flatten(0, -3) for t in contents)  # (heads, tokens, head_dim)
+    query, key = queries_and_keys(w)
     weights = w.weights(w.core.bases(1))[0]  # (heads, rows, tokens)
     if query.shape != key.shape or weights.shape != (*query.shape[:-1], query.shape[-2]):
         return ""
