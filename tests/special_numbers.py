@@ -153,7 +153,9 @@ class Given:
     def to(self, device: torch.device) -> "Given":
         """The same on a device."""
         names = ("query", "key", "bias", "sink_bias", "value", "operand", "numbers")
-        return replace(self, **{name: _on(getattr(self, name), device) for name in names})
+        mask = None if self.mask is None else self.mask.map(lambda tensor: tensor.to(device))
+        there = {name: _on(getattr(self, name), device) for name in names}
+        return replace(self, mask=mask, **there)
 
     @property
     def plain(self) -> regard.AttentionMatrix:

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 import regard
-from benchmarks.gpu.size import GOALS_AT, Size
+from benchmarks.gpu.size import GOALS_AT, KV_HEADS, Size
 from benchmarks.questions import spans
 from benchmarks.tensors import Inputs
 from benchmarks.turns import Work
@@ -49,6 +49,7 @@ class Side:
         goal: at most so many forwards, at the size of the goals.
         lengths: only these; None: all.
         longest: at most so many tokens.
+        slow: whether it takes so long that one head_dim and one number of key heads have to do.
         first_s: seconds that may have to be left for its first size, at which it compiles.
     """
 
@@ -59,6 +60,7 @@ class Side:
     goal: float | None = None
     lengths: tuple[int, ...] | None = None
     longest: int | None = None
+    slow: bool = False
     first_s: float = 15.0
 
     def leaves_out(self, size: Size) -> str | None:
@@ -67,6 +69,9 @@ class Side:
             return f"measured at {', '.join(f'{n:,}' for n in self.lengths)} only"
         if self.longest is not None and size.tokens > self.longest:
             return f"measured up to {self.longest:,}"
+        head_dim, num_kv_heads = GOALS_AT[1], KV_HEADS[0]
+        if self.slow and (size.head_dim, size.num_kv_heads) != (head_dim, num_kv_heads):
+            return f"measured with head_dim {head_dim} and {num_kv_heads} key heads"
         return None
 
 
@@ -179,14 +184,16 @@ SIDES = (
         flex,
         products=2,
         lengths=COMPILED_AT,
+        slow=True,
         first_s=60.0,
     ),
-    Side("sweep: row statistics", answers(rows, "sweep"), longest=BLOCKS_UP_TO),
+    Side("sweep: row statistics", answers(rows, "sweep"), longest=BLOCKS_UP_TO, slow=True),
     Side(
         "sweep: output and five statistics",
         everything("sweep"),
         products=3,
         longest=BLOCKS_UP_TO,
+        slow=True,
     ),
-    Side("dense: output and five statistics", dense, products=2, longest=DENSE_UP_TO),
+    Side("dense: output and five statistics", dense, products=2, longest=DENSE_UP_TO, slow=True),
 )

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.tensors import Inputs
 
-__all__ = ["GOALS_AT", "LENGTHS", "NUM_HEADS", "Size", "inputs", "sizes"]
+__all__ = ["GOALS_AT", "KV_HEADS", "LENGTHS", "NUM_HEADS", "Size", "inputs", "sizes"]
 
 GOALS_AT = (16_384, 128)  # tokens and head_dim
 LENGTHS = tuple(2**power for power in range(11, 18))  # 2k to 128k

@@ -251,20 +251,26 @@ ANSWERS = {"keep": [regard.TopK(2), regard.Entropy(), regard.Sum(-2), regard.Poo
 @pytest.mark.parametrize("name", UNMASKED)
 def test_watching_a_forward_on_a_gpu_waits_for_nothing(name: str) -> None:
     case = MODELS[name]
-    model = case.model().cuda()
-    inputs = {which: tensor.cuda() for which, tensor in case.inputs.items()}
+    # In float32, PyTorch has no fused kernel for grouped heads on a GPU.
+    model = case.model().cuda().bfloat16()
+    inputs = {
+        which: tensor.cuda().bfloat16() if tensor.is_floating_point() else tensor.cuda()
+        for which, tensor in case.inputs.items()
+    }
     with torch.no_grad():
         model(**inputs)  # what is made once
         torch.cuda.synchronize()
         with waiting.refused_by_cuda(), regard.observe(model, **ANSWERS) as seen:
             model(**inputs)
-    assert len(seen) > 0
+    assert seen.kept
 
 
 @pytest.mark.gpu
 def test_answers_kept_on_a_gpu_are_those_of_the_cpu_in_little_memory() -> None:
     torch.manual_seed(0)
-    config = LlamaConfig(**{**LLAMA, "max_position_embeddings": 8192})
+    heads = LLAMA["num_attention_heads"]  # not grouped, for a fused kernel in float32
+    changed = {"max_position_embeddings": 8192, "num_key_value_heads": heads}
+    config = LlamaConfig(**{**LLAMA, **changed})
     model, given = LlamaForCausalLM(config).eval(), torch.arange(8192)[None] % LLAMA["vocab_size"]
     kept = list[dict[regard.Reduction, Any]]()
     for device in ("cpu", "cuda"):
@@ -273,8 +279,8 @@ def test_answers_kept_on_a_gpu_are_those_of_the_cpu_in_little_memory() -> None:
             torch.cuda.reset_peak_memory_stats()
         with torch.no_grad(), regard.observe(model, **ANSWERS) as seen:
             model.model(given)
-        kept.append(seen.kept[next(iter(seen))])
-    matrix_bytes = 4 * LLAMA["num_attention_heads"] * 8192**2
+        kept.append(next(iter(seen.kept.values())))
+    matrix_bytes = 4 * heads * 8192**2
     assert torch.cuda.max_memory_allocated() < matrix_bytes / 4
     for reduction, expected in kept[0].items():
         answer = kept[1][reduction]

@@ -1,6 +1,7 @@
 """The sweep over blocks of complete rows: any reduction, any device, plain PyTorch.
 
-Each thread holds a few blocks of 2^20 scores, or of 32 rows, whatever the length of the sequence.
+Each thread holds a few blocks of 2^20 scores, or of 32 rows, whatever the length of the sequence; a
+GPU holds a few of 2^25.
 The backward pass computes each block again and differentiates it by itself.
 """
 
@@ -42,6 +43,8 @@ __all__ = [
 # product.
 BLOCK_SIZE = 2**20
 MIN_ROWS, MAX_ROWS = 32, 128
+# On a GPU a block should take longer than the CPU takes to queue its operations.
+GPU_BLOCK_SIZE, GPU_MAX_ROWS = 2**25, 512
 # Tensors of the size of a block: scores, weights, a bias or a mask, a temporary of the reduction.
 BLOCKS_HELD = 4
 _NO_GRAPH = "regard sweeps over blocks beside the graph"
@@ -178,7 +181,7 @@ class Blocks(ABC):
     """A kind of block: how large its blocks are, and how they are made."""
 
     @abstractmethod
-    def size(self, shape: torch.Size, *, graded: bool) -> BlockSize:
+    def size(self, source: Scores, *, graded: bool) -> BlockSize:
         """Return how large the blocks of a matrix are, without or with gradients."""
 
     @abstractmethod
@@ -190,7 +193,9 @@ class Blocks(ABC):
 class PlainBlocks(Blocks):
     """Blocks in plain PyTorch."""
 
-    def size(self, shape: torch.Size, *, graded: bool) -> BlockSize:
+    def size(self, source: Scores, *, graded: bool) -> BlockSize:
+        if source.device.type == "cuda":
+            return BlockSize(GPU_BLOCK_SIZE, GPU_BLOCK_SIZE, GPU_MAX_ROWS)
         return BlockSize(BLOCK_SIZE, BLOCK_SIZE, MAX_ROWS)
 
     def of_thread(self, of: "SweepTask") -> NewBlock:
@@ -232,7 +237,7 @@ class SweepTask:
     @cached_property
     def boxes(self) -> list[Box]:
         """The boxes of all blocks of the forward pass."""
-        return self._boxes_of(self.blocks.size(self.source.shape, graded=False))
+        return self._boxes_of(self.blocks.size(self.source, graded=False))
 
     def _boxes_of(self, size: BlockSize) -> list[Box]:
         ranges = [reduction.rows(self.source.shape[-2]) for reduction in self.reductions]
@@ -298,7 +303,7 @@ class SweepTask:
     def pull_back(self, gradients: list[tuple[Tensor | None, ...]]) -> dict[int, Tensor]:
         """Return the gradients of ``tensors``, keyed by index, given those of the buffers."""
         dtype = accumulation_dtype(self.source.dtype)
-        boxes = self._boxes_of(self.blocks.size(self.source.shape, graded=True))
+        boxes = self._boxes_of(self.blocks.size(self.source, graded=True))
         totals: dict[int, Tensor] = {}
 
         def worker() -> Callable[[Box], list[tuple[int, Index, Tensor]]]:

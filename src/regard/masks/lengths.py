@@ -97,7 +97,7 @@ class _Lengths(Mask):
         name, flat = type(self).__name__, self.lengths.flatten()
         if flat.numel() > 8:
             return f"{name}({flat.numel()} lengths)"
-        lengths = cast(list[int], flat.tolist())
+        lengths = cast(list[int], self._on_cpu.flatten().tolist())
         return f"{name}({lengths if self.lengths.ndim else lengths[0]})"
 
     @cached_property

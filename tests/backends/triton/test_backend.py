@@ -131,7 +131,7 @@ def test_the_memory_counts_the_tiles_that_a_top_k_lists() -> None:
     asked = [regard.TopK(2), regard.TopK(5)]
     _, memory = BACKENDS["triton"].describe(A.source, A.mask, asked)
     answers = (2 + 5) * (4 + 8)  # a weight and its key each
-    assert memory == 4 * 128 * (3 * 4 + answers + 8 * 4)
+    assert memory == 4 * 128 * (3 * 4 + answers + (8 + 1) * 4)
 
 
 def test_a_smaller_k_beside_a_larger_one(interpreted: None) -> None:

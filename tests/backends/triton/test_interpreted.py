@@ -131,8 +131,7 @@ def _norms(x: Operands) -> Norms:
 
 def _run_top(x: Operands) -> dict[str, Tensor]:
     statistics = Launch(x).rows(k=5)
-    assert statistics.tiles is not None
-    values, indices = Launch(x).top(statistics.norms, statistics.tiles, 5)
+    values, indices = Launch(x).top(statistics, 5)
     return {"values": values, "indices": indices}
 
 

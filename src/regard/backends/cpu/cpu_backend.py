@@ -92,8 +92,8 @@ class _FusedBlocks(Blocks):
         self._saves = saves
         self._saved: SavedRows | None = None
 
-    def size(self, shape: torch.Size, *, graded: bool) -> BlockSize:
-        together = STRIP * TILE
+    def size(self, source: Scores, *, graded: bool) -> BlockSize:
+        together, shape = STRIP * TILE, source.shape
         if graded and self._saved is None:  # all scores of a block are kept
             return BlockSize(together, KEPT, STRIP)
         # Many strips are less overhead, many blocks keep all threads busy.

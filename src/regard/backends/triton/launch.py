@@ -38,6 +38,7 @@ class RowStatistics(NamedTuple):
         best: its key, int64.
         tiles: int32, (batch, num_heads, q_len, slots): the tiles with the largest scores, an input
             of ``Launch.top``.
+        least: a score that the k largest are not below, likewise.
     """
 
     logsumexp: Tensor
@@ -47,6 +48,7 @@ class RowStatistics(NamedTuple):
     value: Tensor | None
     best: Tensor | None
     tiles: Tensor | None
+    least: Tensor | None
 
 
 class _Group(NamedTuple):
@@ -97,6 +99,7 @@ class Launch:
             self._empty(size) if largest else None,
             self._empty(size, torch.int64) if largest else None,
             self._empty((*size, slots), torch.int32) if k else None,
+            self._empty(size) if k else None,
         )
         chosen = self._config("rows", k)
         answers = rows.RowAnswers(*found)
@@ -104,14 +107,15 @@ class Launch:
         self._run(rows.rows_kernel, self._row_tiles(chosen), extra, chosen, K=slots)
         return found
 
-    def top(self, norms: tile.Norms, tiles: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def top(self, found: RowStatistics, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest weights of each row and their keys, (batch, num_heads, q_len, k)."""
+        assert found.tiles is not None
         size = (*self.given.shape[:-1], k)
         values, indices = self._empty(size), self._empty(size, torch.int64)
         # The listed tiles have the width of the first pass.
         chosen = replace(self._config("top", k), block_n=self._config("rows", k).block_n)
-        extra = (norms, tiles, values, indices, k)
-        self._run(top.top_kernel, self._row_tiles(chosen), extra, chosen, K=tiles.shape[-1])
+        extra = (found.norms, found.tiles, found.least, values, indices, k)
+        self._run(top.top_kernel, self._row_tiles(chosen), extra, chosen, K=found.tiles.shape[-1])
         return values, indices
 
     def column_sums(self, norms: tile.Norms) -> Tensor:

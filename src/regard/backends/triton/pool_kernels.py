@@ -29,6 +29,7 @@ from regard.backends.triton.tile import (
     norms_of,
     rows_of,
     scores,
+    tile_of,
     weights_of,
 )
 
@@ -115,17 +116,26 @@ def pooled_kernel(
     row = tl.load(rows + 4 * piece_of_row + 2, mask=row_exists, other=0)
     into = sums + (at * height + row.to(tl.int64)[:, None]) * width
     # Only a span that fills whole tiles has several pieces. float32 would drift over a thousand.
-    total = tl.zeros((PER_ROWS, PER_COLUMNS), tl.float64 if PER_COLUMNS == 1 else tl.float32)
+    total = tl.zeros((BLOCK_M, PER_COLUMNS), tl.float64 if PER_COLUMNS == 1 else tl.float32)
     met, end = _tiles_met(columns, column_count, start, stop, PER_COLUMNS)
     for across in range(met, end):
-        kv_idx, there = _slots(columns, column_count, across, BLOCK_N, COLUMN_SLOT)
-        keys = rows_of(key, batch, head // GROUP + 0 * kv_idx, kv_idx, there, HEAD_DIM)
+        if PER_COLUMNS == 1:  # one piece, whose keys are neighbours
+            kv_first = tl.load(columns + 4 * across)
+            length = tl.load(columns + 4 * across + 1)
+            kv_idx = kv_first + tl.arange(0, BLOCK_N)
+            kv_last = kv_first + length - 1
+            there = kv_idx <= kv_last
+            whole = rows_whole & (length == BLOCK_N)
+            keys = tile_of(key, batch, head // GROUP, kv_first, kv_last + 1, HEAD_DIM, BLOCK_N)
+        else:
+            kv_idx, there = _slots(columns, column_count, across, BLOCK_N, COLUMN_SLOT)
+            kv_first = tl.min(tl.where(there, kv_idx, FAR), 0)
+            kv_last = tl.max(tl.where(there, kv_idx, -1), 0)
+            whole = rows_whole & (tl.min(there.to(tl.int32), 0) > 0)
+            keys = rows_of(key, batch, head // GROUP + 0 * kv_idx, kv_idx, there, HEAD_DIM)
         x = scores(
             q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
         )
-        whole = rows_whole & (tl.min(there.to(tl.int32), 0) > 0)
-        kv_first = tl.min(tl.where(there, kv_idx, FAR), 0)
-        kv_last = tl.max(tl.where(there, kv_idx, -1), 0)
         edge = (kv_first < every_start) | (kv_last >= every_stop) | (whole == 0)
         if edge:
             of_key = kv_idx
@@ -140,16 +150,22 @@ def pooled_kernel(
         # In a row of NaN not even a score of -inf makes 0.
         if edge | (bias.pointer is not None):
             weights = tl.where(x == float("-inf"), 0.0, weights)
-        by_slot = tl.sum(tl.reshape(weights, (BLOCK_M, PER_COLUMNS, COLUMN_SLOT)), 2)
-        mass = tl.sum(tl.reshape(by_slot, (PER_ROWS, ROW_SLOT, PER_COLUMNS)), 1)
-        piece = across * PER_COLUMNS + tl.arange(0, PER_COLUMNS)
-        exists = piece < column_count
-        opens = tl.load(columns + 4 * piece + 3, mask=exists, other=1)
-        total = tl.where(opens[None, :] != 0, mass, total + mass)
-        span = tl.load(columns + 4 * piece + 2, mask=exists, other=0)
-        stored = row_exists[:, None] & exists[None, :]
-        # A span is stored after each of its pieces: the mask may hide the last of them.
-        tl.store(into + span[None, :], total, mask=stored)
+        closes = True
+        if PER_COLUMNS == 1:
+            total = tl.where(tl.load(columns + 4 * across + 3) != 0, 0.0, total)
+            total += tl.sum(weights, 1)[:, None]
+            # The mask may hide the last pieces of a span.
+            at_end = across + 1 >= end
+            closes = at_end | (tl.load(columns + 4 * across + 7, mask=at_end == 0, other=1) != 0)
+        else:
+            total = tl.sum(tl.reshape(weights, (BLOCK_M, PER_COLUMNS, COLUMN_SLOT)), 2)
+        if closes:
+            mass = tl.sum(tl.reshape(total, (PER_ROWS, ROW_SLOT, PER_COLUMNS)), 1)
+            piece = across * PER_COLUMNS + tl.arange(0, PER_COLUMNS)
+            exists = piece < column_count
+            span = tl.load(columns + 4 * piece + 2, mask=exists, other=0)
+            stored = row_exists[:, None] & exists[None, :]
+            tl.store(into + span[None, :], mass, mask=stored)
 
 
 @triton.jit(do_not_specialize=["pieces", "spans", "width"])

@@ -55,6 +55,8 @@ class RowAnswers(NamedTuple):
         index: int64, its key.
         tiles: int32, the tiles with the k largest maxima, (batch, num_heads, q_len, K), in no
             order; negative where there are fewer. Of equal maxima the lower tiles stay.
+        least: the smallest of those k maxima, at most the k-th largest score; -inf where there are
+            fewer tiles.
     """
 
     lse: Any
@@ -64,6 +66,7 @@ class RowAnswers(NamedTuple):
     value: Any
     index: Any
     tiles: Any
+    least: Any
 
 
 @triton.jit
@@ -188,3 +191,4 @@ def rows_kernel(
     if answers.tiles is not None:
         into = answers.tiles + at[:, None] * K + tl.arange(0, K)[None, :]
         tl.store(into, best_tiles, mask=here[:, None])
+        tl.store(answers.least + at, tl.min(maxima, 1), mask=here)

@@ -161,7 +161,7 @@ def _operand_refusal(operand: Tensor) -> str | None:
 def _between(reductions: Sequence[Reduction], shape: torch.Size) -> int:
     """Return the bytes that one pass stores for the next: tile lists, and sums of span pieces."""
     most = max((r.k for r in reductions if isinstance(r, TopK)), default=0)
-    numbers = [shape[:-1].numel() * (1 << (most - 1).bit_length()) if most else 0]
+    numbers = [shape[:-1].numel() * (1 + (1 << (most - 1).bit_length())) if most else 0]
     for reduction in reductions:
         if isinstance(reduction, Pool | Segments):
             down, across = _spans(reduction, shape)
@@ -244,8 +244,7 @@ class _Request:
             assert self.rows.value is not None
             assert self.rows.best is not None
             return self.rows.value[..., None], self.rows.best[..., None]
-        assert self.rows.tiles is not None
-        return self.launch.top(self.rows.norms, self.rows.tiles, self.largest_k)
+        return self.launch.top(self.rows, self.largest_k)
 
     @cached_property
     def column_sums(self) -> Tensor:
