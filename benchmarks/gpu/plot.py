@@ -23,12 +23,18 @@ COLOURS = ("#0b6e99", "#c2571a", "#9a3b6f", "#5a7d2a", "#806a00", "#46437a", "#7
 def picture(rows: Sequence[Row], facts: Mapping[str, Any], path: Path) -> Path:
     """Draw it; the file says what kind it is by its ending."""
     names = list(dict.fromkeys(row["side"] for row in rows if row.get("forwards") is not None))
-    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+    styles = {
+        name: {
+            "color": COLOURS[place % len(COLOURS)],
+            "linestyle": "-" if place < len(COLOURS) else "--",
+        }
+        for place, name in enumerate(names)
+    }
     with matplotlib.rc_context(STYLE):
         figure, panels = pyplot.subplots(2, 2, figsize=(14, 9), sharex=True, sharey=True)
         try:
             for axes, (width, causal) in zip(panels.flat, PANELS, strict=True):
-                panel(axes, rows, colours, width, causal)
+                panel(axes, rows, styles, width, causal)
             handles, labels = panels.flat[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="center right", frameon=False)
             figure.text(
@@ -46,7 +52,7 @@ def picture(rows: Sequence[Row], facts: Mapping[str, Any], path: Path) -> Path:
 
 
 def panel(
-    axes: Axes, rows: Sequence[Row], colours: Mapping[str, str], width: int, causal: bool
+    axes: Axes, rows: Sequence[Row], styles: Mapping[str, Any], width: int, causal: bool
 ) -> None:
     """One width, one mask: a line for each side."""
     axes.set_title(f"head_dim {width}, {'causal' if causal else 'full'}", loc="left")
@@ -54,7 +60,7 @@ def panel(
     axes.set_yscale("log")
     axes.set_ylabel("cuDNN forwards")
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
-    for name, colour in colours.items():
+    for name, style in styles.items():
         points = sorted(
             (row["tokens"], row["forwards"])
             for row in rows
@@ -64,8 +70,6 @@ def panel(
             and row.get("forwards") is not None
         )
         if points:
-            axes.plot(
-                *zip(*points, strict=True), color=colour, label=name, marker="o", markersize=4
-            )
+            axes.plot(*zip(*points, strict=True), **style, label=name, marker="o", markersize=4)
     lengths = sorted({row["tokens"] for row in rows})
     axes.set_xticks(lengths, [f"{length // 1024}k" for length in lengths])
