@@ -28,6 +28,22 @@ def test_all_attentions_of_a_notebook_are_checked() -> None:
     assert [report["ok"] for report in reports] == [True, False]  # also where both have one name
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "%%time\nimport torch",
+        "import torch\nfiles = !ls\nhere = %pwd",
+        "import torch, asyncio\nawait asyncio.sleep(0)",
+        "get_ipython().run_line_magic('matplotlib', 'inline')\nimport torch",
+        "%%bash\nls",
+    ],
+    ids=["timed", "assigned", "await", "magic in Python", "shell"],
+)
+def test_what_only_jupyter_understands_stops_no_cell(first: str) -> None:
+    checked = check_apart(notebook("lesson.ipynb", first, "import torch", RIGHT))
+    assert (checked.troubles, [report["ok"] for report in checked.reports]) == ((), [True])
+
+
 @pytest.mark.full
 def test_a_finding_in_a_notebook_is_in_its_cell() -> None:
     reports = check_apart(notebook("lesson.ipynb", "import torch", WRONG)).reports

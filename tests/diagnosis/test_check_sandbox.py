@@ -423,13 +423,19 @@ def is_running(pid: str) -> bool:
             "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-",
         ),
         (
+            "comment.py",
+            b"import torch\n# caf\xe9\n",
+            "comment.py is not UTF-8, line 2; Python reads source files as UTF-8.\n"
+            "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-",
+        ),
+        (
             "latin.ipynb",
             b'{"cells": [{"cell_type": "code", "source": "\xe9"}]}',
             "latin.ipynb is not UTF-8 from byte 44 on; a notebook must be.\n"
             "    Open it in Jupyter and save it again.",
         ),
     ],
-    ids=["file", "notebook"],
+    ids=["file", "comment", "notebook"],
 )
 def test_a_file_in_another_encoding(name: str, content: bytes, message: str) -> None:
     Path(name).write_bytes(content)

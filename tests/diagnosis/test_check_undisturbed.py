@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
@@ -103,6 +105,27 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
             and signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ),
         lambda: signal.getsignal(signal.SIGTERM),
+    ),
+    "matrix products": (
+        lambda: torch.set_float32_matmul_precision("medium"),
+        torch.get_float32_matmul_precision,
+    ),
+    "anomalies": (lambda: torch.autograd.set_detect_anomaly(True), torch.is_anomaly_enabled),
+    "fused kernels": (
+        lambda: torch.backends.cuda.enable_flash_sdp(False),
+        torch.backends.cuda.flash_sdp_enabled,
+    ),
+    "threads": (lambda: torch.set_num_threads(3), torch.get_num_threads),
+    "gradients": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+    "NumPy's errors": (lambda: np.seterr(over="raise"), np.geterr),
+    "NumPy's random numbers": (lambda: np.random.rand(3), lambda: str(np.random.get_state())),
+    "a function of PyTorch": (
+        lambda: setattr(F, "softmax", lambda *_, **__: None),
+        lambda: F.softmax,
+    ),
+    "a method of PyTorch": (
+        lambda: setattr(torch.Tensor, "cosh", torch.Tensor.sinh),
+        lambda: torch.Tensor.cosh,
     ),
     "deterministic algorithms": (
         lambda: torch.use_deterministic_algorithms(

@@ -4,17 +4,38 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from regard.diagnosis.laws.tape import place_of
 from regard.diagnosis.user_errors import lacks_cuda, sentence
 
 __all__ = ["undisturbed"]
+
+# Settings of the process, as pairs of what reads one and what writes it.
+_CUDA: Any = torch.backends.cuda
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp),
+    (_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp),
+    (_CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp),
+    (_CUDA.math_sdp_enabled, _CUDA.enable_math_sdp),
+    (np.geterr, lambda known: np.seterr(**known)),
+    (np.get_printoptions, lambda known: np.set_printoptions(**known)),
+)
+# Where people replace functions with their own.
+_PATCHED = (torch, F, nn, torch.Tensor, nn.Module, np)
 
 # Each check sets the default dtype, standard output and filters of warnings of the whole process.
 _ONE_AT_A_TIME = threading.RLock()
@@ -24,9 +45,9 @@ _ONE_AT_A_TIME = threading.RLock()
 def undisturbed() -> Generator[None]:
     """Run somebody's code, after which this process is as it was.
 
-    Environment, current folder, ``sys.path``, the modules that were there, recursion limit,
-    handlers of signals and deterministic algorithms are put back. New tensors are on the CPU.
-    Blocks on several threads run one after another.
+    Environment, current folder, ``sys.path``, the modules that were there, handlers of signals,
+    settings of Python, PyTorch and NumPy, and functions of theirs that the code replaced are put
+    back. New tensors are on the CPU. Blocks on several threads run one after another.
 
     Raises:
         ValueError: the code ends Python, or needs CUDA where there is none; with its line.
@@ -61,7 +82,10 @@ def _sentence(error: BaseException) -> str:
 
 @contextmanager
 def _put_back() -> Generator[None]:
-    environment, path, limit = dict(os.environ), list(sys.path), sys.getrecursionlimit()
+    environment, path = dict(os.environ), list(sys.path)
+    random = np.random.get_state()
+    settings = [(read(), read, write) for read, write in _SETTINGS]
+    functions = [(owner, dict(vars(owner))) for owner in _PATCHED]
     handlers, modules = _handlers(), dict(sys.modules)
     folder: str | None = None
     with suppress(OSError):  # it may have been deleted
@@ -76,7 +100,12 @@ def _put_back() -> Generator[None]:
         sys.path[:] = path
         # Modules that were imported for the first time stay: others refer to them already.
         sys.modules.update(modules)
-        sys.setrecursionlimit(limit)
+        np.random.set_state(random)
+        for value, read, write in settings:
+            if read() != value:
+                write(value)
+        for owner, known in functions:
+            _put_functions_back(owner, known)
         for number, handler in _handlers().items():
             if handler is not handlers[number] and handlers[number] is not None:
                 signal.signal(number, handlers[number])
@@ -86,6 +115,15 @@ def _put_back() -> Generator[None]:
         if _determinism() != determinism:  # setting it imports Inductor, for a second
             strict, warns = determinism
             torch.use_deterministic_algorithms(strict, warn_only=warns)
+
+
+def _put_functions_back(owner: Any, known: dict[str, Any]) -> None:
+    for name, value in known.items():
+        if callable(value) and vars(owner).get(name) is not value:
+            setattr(owner, name, value)
+    if isinstance(owner, type):  # modules get new names when parts of them are imported
+        for name in vars(owner).keys() - known.keys():
+            delattr(owner, name)  # which hid what the class inherits
 
 
 def _determinism() -> tuple[bool, bool]:

@@ -1,7 +1,11 @@
 """A notebook's cells: read from its file, and run one after the other in one namespace."""
 
+import ast
+import asyncio
+import inspect
 import json
 import linecache
+import re
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -10,6 +14,9 @@ from types import ModuleType
 from typing import Any
 
 __all__ = ["Cell", "namespace", "read_cells", "refuse_null_bytes", "run_cell"]
+
+_PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun")  # the rest of the cell is Python
+_ASSIGNED = re.compile(r"(\s*[\w, ]+=)\s*[!%].*")  # files = !ls
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ def namespace(name: str, cells: list[Cell]) -> ModuleType:
     module.__file__ = f"{name}, all cells"
     sys.modules[name] = module
     # Outside Jupyter both of them are missing, and neither has to do with attention.
-    vars(module).update(display=_show_nothing, get_ipython=_show_nothing)
+    vars(module).update(display=_show_nothing, get_ipython=_Jupyter)
     # With a cell that does not compile no class would be found in any of them.
     _remember(module.__file__, "\n".join(c.source for c in cells if _compiles(c.source)))
     for cell in cells:
@@ -73,7 +80,11 @@ def run_cell(cell: Cell, module: ModuleType) -> None:
         BaseException: whatever the cell raises.
     """
     refuse_null_bytes(cell.source, cell.file)
-    exec(compile(cell.source, cell.file, "exec"), vars(module))  # what it is for
+    code = compile(cell.source, cell.file, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if code.co_flags & inspect.CO_COROUTINE:
+        asyncio.run(eval(code, vars(module)))  # noqa: S307  # a cell with `await`
+    else:
+        exec(code, vars(module))  # what it is for
 
 
 def refuse_null_bytes(source: str, file: str) -> None:
@@ -96,8 +107,8 @@ def _sources(notebook: Any) -> Generator[str]:
 
 def _plain_python(source: str) -> str:
     """Without what only Jupyter understands; every line keeps its number."""
-    if source.lstrip().startswith("%%"):
-        return ""  # the whole cell is in another language, or is timed
+    if source.lstrip().startswith("%%") and source.split()[0] not in _PYTHON_CELLS:
+        return ""  # the whole cell is in another language
     if _compiles(source):
         return source  # a line that begins with % may be the rest of a product
     return "\n".join(_line(line) for line in source.splitlines())
@@ -105,13 +116,15 @@ def _plain_python(source: str) -> str:
 
 def _compiles(source: str) -> bool:
     try:
-        compile(source, "<cell>", "exec")
+        compile(source, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     except (SyntaxError, ValueError):
         return False
     return True
 
 
 def _line(line: str) -> str:
+    if assigned := _ASSIGNED.fullmatch(line):
+        return f"{assigned[1]} []"
     bare = line.strip()
     if bare.startswith(("%", "!", "?")) or (bare.endswith("?") and "#" not in bare):
         return f"{line[: len(line) - len(line.lstrip())]}pass"
@@ -125,3 +138,10 @@ def _remember(file: str, source: str) -> None:
 
 def _show_nothing(*_: object, **__: object) -> None:
     return None
+
+
+class _Jupyter:
+    """Stands for the shell of a notebook: whatever it is asked for does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _show_nothing

@@ -6,11 +6,13 @@ with their own line.
 """
 
 import faulthandler
+import io
 import json
 import os
 import signal
 import sys
 import time
+import tokenize
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -239,7 +241,7 @@ def imported(path: Path) -> Any:
     import importlib
     import importlib.util
 
-    refuse_null_bytes(path.read_bytes().decode("utf-8", "replace"), str(path))
+    refuse_null_bytes(_text(path), str(path))
     root, parts = path.parent, [path.stem]
     while (root / "__init__.py").exists():  # `from .layers import Linear` works as it does there
         parts.insert(0, root.name)
@@ -255,6 +257,25 @@ def imported(path: Path) -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file as Python reads it when it runs the file.
+
+    Raises:
+        SyntaxError: it is not in the encoding that it names, UTF-8 if it names none. Importing
+            alone would accept that in a comment.
+    """
+    data = path.read_bytes()
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    except SyntaxError:
+        encoding = "utf-8"  # an encoding that nobody knows is refused by the import
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SyntaxError("Non-UTF-8", (str(path), line, None, None)) from error
 
 
 if __name__ == "__main__":
