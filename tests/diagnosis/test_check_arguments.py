@@ -408,3 +408,69 @@ class BlocksAndSummaries(InChunks):
 
 def test_chunks_that_the_docstring_speaks_of_otherwise_are_wrong() -> None:
     assert regard.check(BlocksAndSummaries, causal=True).verdict == "wrong"
+
+
+class WithFlags(nn.Module):
+    """Attention that is causal, and returns its weights, if it is asked to."""
+
+    hides_below = False
+    turned = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor, causal: bool = False, return_weights: bool = False) -> Any:
+        query, key, value = self.qkv(x).chunk(3, -1)
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        if causal:
+            later = torch.ones_like(scores).triu(1).bool()
+            scores = scores.masked_fill(later.mT if self.hides_below else later, -torch.inf)
+        weights = scores.softmax(-1)
+        returned = weights.mT if self.turned else weights
+        return (weights @ value, returned) if return_weights else weights @ value
+
+
+class HidesBelow(WithFlags):
+    hides_below = True
+
+
+class Turned(WithFlags):
+    turned = True
+
+
+def test_flags_of_a_call_are_tried() -> None:
+    assert regard.check(WithFlags).verdict == "right"
+    report = regard.check(HidesBelow)
+    assert report.findings[0].name == "mask-inverted"
+    assert report.read_as.endswith("with causal=True")
+    assert regard.check(HidesBelow, causal=False).verdict == "right"
+    report = regard.check(Turned)
+    assert "is the weights, with keys down" in report.findings[0].detail
+    assert report.read_as.endswith("with return_weights=True")
+
+
+def test_causal_sets_the_flag_of_a_modules_call() -> None:
+    assert "causal" in regard.check(WithFlags, causal=True).read_as
+    assert regard.check(HidesBelow(), causal=True).findings[0].name == "mask-inverted"
+
+
+async def _async(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q
+
+
+@pytest.mark.parametrize(
+    ("thing", "options", "error", "match"),
+    [
+        (_with_padding_of_rows, {"causal": "yes"}, TypeError, "must be True, False or None"),
+        (_with_padding_of_rows, {"kwargs": {"pad": ...}}, ValueError, "pad is `...`"),
+        (_async, {}, ValueError, "_async is async"),
+        (nn.functional.scaled_dot_product_attention, {}, ValueError, "is a builtin"),
+    ],
+    ids=["causal", "unfilled", "async", "builtin"],
+)
+def test_what_cannot_be_called_as_it_is_is_refused(
+    thing: Any, options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        regard.check(thing, **options)

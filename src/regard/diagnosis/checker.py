@@ -20,7 +20,7 @@ from regard.diagnosis.nested_attention import attentions_inside
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.signature import definition_of, meaning_of, signature_of
-from regard.diagnosis.subject import built_from, copied, quiet
+from regard.diagnosis.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.verdicts import report_of
 
 __all__ = ["check"]
@@ -86,22 +86,33 @@ def check(
     Source:
         The catalogue of mistakes is ours, from public issues: ``report.findings[0].fault.sources``.
     """
+    if causal not in (None, True, False):
+        raise TypeError(f"causal is {causal!r}; it must be True, False or None.")
     if causal is None and _is_named_causal(thing, options):
         causal = True
-    passed = _with_intention(thing, options, causal)
     name = getattr(thing, "__name__", type(thing).__name__)
+    passed = _with_intention(thing, options, causal)
     built = built_from(thing, class_args, passed)
+    if inspect.isbuiltin(built):
+        raise ValueError(f"{name} is a builtin; check a function of yours that calls it.")
     _check_means(built, means or {})
     rest = {} if inspect.isclass(thing) else passed
+    if causal is not None and isinstance(built, nn.Module) and not is_installed(built):
+        rest = {**dict.fromkeys(_causal_flags(built), causal), **rest}
     if isinstance(args, Tensor) or not isinstance(kwargs or {}, Mapping):
         raise TypeError("args and kwargs are those of a call: pass args=(x,) and kwargs={'m': m}.")
+    if inspect.iscoroutinefunction(getattr(built, "forward", built)):
+        raise ValueError(f"{name} is async; check calls functions that return their result.")
+    unfilled = [key for key, value in {**rest, **(kwargs or {})}.items() if value is ...]
+    if unfilled:
+        raise ValueError(f"{unfilled[0]} is `...`; pass what the call passes there.")
     if args is not None or kwargs is not None:
         return _by_example(built, args or (), {**rest, **(kwargs or {})}, means or {}, axes, causal)
     _refuse_masks(name, rest)
     counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
     numbers = tuple(number for number in counted if type(number) is int)
     code = thing_of(built, name, rest, means or {}, numbers)
-    return _report(code, causal)
+    return _with_flags(_report(code, causal), code, causal)
 
 
 def _check_means(call: Callable[..., Any], means: Mapping[str, str]) -> None:
@@ -159,11 +170,34 @@ def _with_intention(
     thing: object, options: Mapping[str, Any], causal: bool | None
 ) -> dict[str, Any]:
     """Return the options, with ``causal`` where the thing itself has such an argument."""
-    passed = dict(options)
-    if causal is not None and callable(thing) and not isinstance(thing, nn.Module):
-        names = inspect.signature(thing).parameters
-        passed |= {name: causal for name in ("causal", "is_causal") if name in names}
-    return passed
+    if causal is None or not callable(thing) or isinstance(thing, nn.Module):
+        return dict(options)
+    return {**options, **dict.fromkeys(_causal_flags(thing), causal)}
+
+
+def _causal_flags(thing: Callable[..., Any]) -> list[str]:
+    names = signature_of(thing).parameters
+    return [name for name in ("causal", "is_causal") if name in names]
+
+
+_RETURNS = re.compile(r"(return|need|output)_(attn|attentions?|weights|w|attn_weights)")
+
+
+def _with_flags(report: Report, code: Thing, causal: bool | None) -> Report:
+    """Return the report on a call with a flag set, where that is wrong; else the report itself."""
+    if report.verdict != "right" or is_installed(code.call):
+        return report
+    flags = _causal_flags(code.call)
+    for name, parameter in signature_of(code.call).parameters.items():
+        is_known = name in flags or _RETURNS.fullmatch(name)
+        if not is_known or parameter.default is not False or name in code.options:
+            continue
+        with suppress(ValueError):  # it does not run with the flag alone
+            call = replace(code, options={**code.options, name: True})
+            other = _report(call, True if name in flags else causal)
+            if other.faults:
+                return replace(other, read_as=f"{other.read_as}, with {name}=True")
+    return report
 
 
 def _refuse_masks(name: str, options: Mapping[str, Any]) -> None:

@@ -243,6 +243,7 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
     if not is_empty:
         return
     first = failures[0]
+    said = f"{first}" if isinstance(first, _OtherRows) else f"{type(first).__name__}: {first}"
     opaque = next((error for error in failures if isinstance(error, OpaqueOperator)), None)
     if opaque is not None:
         raise ValueError(f"{thing.name} cannot be judged. {opaque}") from opaque
@@ -259,7 +260,7 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
         advice = "the function of query, key and value that calls it"
     raise ValueError(
         f"{thing.name} fails on every input that was tried; it must run on one of them.\n"
-        f"    The first error was {type(first).__name__}: {first}\n    Pass {advice}."
+        f"    The first error was {said}\n    Pass {advice}."
     ) from first
 
 

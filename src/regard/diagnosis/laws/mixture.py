@@ -116,7 +116,7 @@ def _is_scaled_by_key(w: Weighing) -> bool:
 
 
 def _returned_weights(w: Weighing) -> Breach | None:
-    """Compare matrices whose rows sum to 1, returned beside the output, with the weights."""
+    """Compare matrices whose rows or columns sum to 1, beside the output, with the weights."""
     returned = [t.detach().double() for t in as_tensors(w.core.run.result)]
     if w.missing or len(returned) < 2:
         return None
@@ -128,9 +128,13 @@ def _returned_weights(w: Weighing) -> Breach | None:
         if matrices.shape[-2:] != weights.shape[-2:] or float(matrices.min()) < 0:
             continue
         for own in matrices.flatten(0, -3) if matrices.ndim > 2 else matrices[None]:
+            known = (*weights, weights.mean(0))
             is_sum = not differs(own.sum(-1), weights.new_ones(())).any()
-            if is_sum and all(differs(own, one).any() for one in (*weights, weights.mean(0))):
+            is_turned = any(not differs(own.mT, one).any() for one in known)
+            if (is_sum or is_turned) and all(differs(own, one).any() for one in known):
                 says = "A matrix that it returns has rows that sum to 1, and is not the weights."
+                if is_turned:
+                    says = "A matrix that it returns is the weights, with keys down."
                 few = slice(0, 4)
                 pair = own[few, few], weights[0, few, few], "what is returned, and the weights"
                 return Breach(says, None, pair, kind="returned")

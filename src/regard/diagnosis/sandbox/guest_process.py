@@ -211,6 +211,8 @@ def _example(written: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ValueError: it names no function, or returns no arguments.
     """
     file, _, name = written.rpartition(":")
+    if file and not Path(file).is_file():
+        raise ValueError(f"--example {written}: there is no file {file}.")
     call = getattr(imported(Path(file).resolve()), name, None) if file else None
     if not callable(call):
         raise ValueError(
