@@ -104,6 +104,7 @@ def test_arguments_that_no_name_tells_are_one_clear_error(run: Run) -> None:
         "masks and lengths by their names.\n"
         "    Pass an example call: regard.check(attention, args=(torch.randn(2, 7, 16),), "
         "kwargs={'b': ..., 'c': ..., 'd': ..., 'e': ..., 'f': ...}).\n"
+        "    In a shell: --example example.py:call, where call() returns those args and kwargs.\n"
     )
 
 

@@ -37,6 +37,8 @@ from regard.errors import RegardError
 
 __all__ = ["main"]
 
+_IN_A_SHELL = "    In a shell: --example example.py:call, where call() returns those args and kwargs."
+
 
 def main() -> None:
     """Answer one request, and end the process."""
@@ -146,7 +148,8 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
             raise RegardError(_nothing(shown, is_notebook=cells is not None))
         return {"reports": reports, "troubles": parts.troubles}
     except BaseException as error:  # noqa: BLE001  # SystemExit and KeyboardInterrupt too
-        return {"error": sentence(error, path, shown)}
+        said = sentence(error, path, shown)
+        return {"error": f"{said}\n{_IN_A_SHELL}" if "Pass an example call: " in said else said}
 
 
 def _nothing(shown: str, *, is_notebook: bool) -> str:
