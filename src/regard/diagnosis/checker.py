@@ -14,14 +14,16 @@ from regard.diagnosis.catalogue import fault
 from regard.diagnosis.examples import example_specimens
 from regard.diagnosis.isolation import undisturbed
 from regard.diagnosis.laws.cached import FILLED, has_filled_cache
+from regard.diagnosis.laws.judge import LAWS, Result, judged
 from regard.diagnosis.laws.lab import Lab
+from regard.diagnosis.laws.law import Breach
 from regard.diagnosis.laws.mask_forms import takes_masks
-from regard.diagnosis.nested_attention import attentions_inside
+from regard.diagnosis.nested_attention import attentions_inside, running_attentions
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.signature import definition_of, meaning_of, signature_of
 from regard.diagnosis.subject import built_from, copied, is_installed, quiet
-from regard.diagnosis.verdicts import report_of
+from regard.diagnosis.verdicts import of_law, report_of
 
 __all__ = ["check"]
 
@@ -264,6 +266,34 @@ def _divides_by_one_sum(call: Callable[..., Any]) -> bool:
     return False
 
 
+def _of_whole_model(lab: Lab) -> list[Finding]:
+    """Return what no attention of a model does wrong alone: padding, and results that none read."""
+    [padding] = judged(lab, [law for law in LAWS if law.name == "padding"])
+    if padding.breach is not None:
+        return [of_law(padding)]
+    idle = _unused(lab)
+    return [] if idle is None else [idle]
+
+
+def _unused(lab: Lab) -> Finding | None:
+    """Return the finding on an attention of a model that runs, and whose result nothing reads."""
+    s = lab.specimen
+    call = lab.fresh(grads=True)
+    run = lab.run(s.contents(s.batch, s.tokens), call=call, grads=True)
+    if not run.rows.requires_grad or not isinstance(call, nn.Module):
+        return None
+    for name in running_attentions(lab):
+        own = [p for p in call.get_submodule(name).parameters() if p.requires_grad]
+        grads: tuple[Any, ...] = torch.autograd.grad(
+            run.rows.sum(), own, allow_unused=True, retain_graph=True
+        )
+        if own and all(grad is None for grad in grads):
+            says = f"{name} runs, and has no influence on the output."
+            law = next(law for law in LAWS if law.name == "gradient")
+            return of_law(Result(law, Breach(says)))
+    return None
+
+
 _MIXED = (
     "It holds a softmax of its own beside other attentions or a table of tokens; what is a module "
     "or a function of embeddings alone can be judged."
@@ -303,6 +333,8 @@ def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], causal: bool | None) ->
     is_faulty = any(finding.severity == "fault" for finding in findings)
     if causal and not is_faulty and bool(lab.influence.triu(1).any()):
         findings.append(finding_of(fault("not-causal"), None, "In the whole model."))
+    if not is_faulty:
+        findings += _of_whole_model(lab)
     findings.sort(key=lambda finding: (finding.severity == "note", finding.number))
     slot = next(iter(s.sources.values()))
     taken = "numbers of tokens" if slot.high else s.words

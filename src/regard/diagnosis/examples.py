@@ -33,6 +33,9 @@ _WORDS = {
     "b": re.compile(r"^(b|n|bs|bsz|batch|batch_size|samples?)$"),
     "t": re.compile(r"^(t|l|s|q|k|tokens?|seq|seq_len|length|len|time|steps?|q_len|kv_len)$"),
 }
+_HEADS_FIRST = re.compile(
+    r"(?i)[(\[](h|nh|(n_?|num_?)?heads?), *(n_)?(t|l|s|n|tokens?|seq\w*|len\w*),"
+)
 _NOT_CONTENT = re.compile(
     r"mask|bias|cos|sin|freq|rope|rotary|pos|table|slope|alibi|cache|past|scale|temp|weight|w_|len"
     r"|seqlen|offset|index|_idx|idx_"
@@ -240,6 +243,8 @@ def _guessed(
         if isinstance(thing, nn.MultiheadAttention):
             return [("b", "t", -3) if thing.batch_first else ("t", "b", -3)]
         # Queries and keys of other lengths, in batches of equal size.
+        if any(map(_HEADS_FIRST.search, docstrings_of(thing))):
+            return [(-2, "t", -4)]
         others = [tuple(_tensor(bound[name]).shape) for name in contents]
         is_second = any(n != first.shape[0] and m == first.shape[1] for n, m, *_ in others)
         return [("t", "b", -3) if is_second else ("b", "t", -3)]

@@ -165,7 +165,8 @@ def _lines(lab: Lab, breach: Breach) -> Lines:
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return Lines([], [])
     given = s.by_name(run.arguments)
-    masks = [given[name] for name in breach.extra if isinstance(given[name], Tensor)]
+    names = breach.extra or [slot.name for slot in s.slots if slot.kind == "filled"]
+    masks = [given[name] for name in names if isinstance(given[name], Tensor)]
     return Lines(run.steps, run.inputs, masks)
 
 

@@ -17,6 +17,8 @@ __all__ = ["Lines", "place_in_text"]
 _PRODUCTS = ("mm", "bmm", "baddbmm", "addmm")
 _SOFTMAXES = ("_softmax", "_safe_softmax", "_log_softmax")
 _MASKING = ("masked_fill", "where", "add", "sub", "mul", "tril", "triu", "index_put", "fill")
+_COMPARISONS = ("ge", "gt", "le", "lt")
+_TURNS = ("eq", "ne", "mul", "sub", "rsub", "bitwise_not", "logical_not")
 _FILLING = ("masked_fill", "where", "index_put", "fill")
 
 
@@ -169,6 +171,29 @@ class Lines:
                 return number
         return self.weights()
 
+    def turning_mask(self) -> int | None:
+        """Return the last operation that gave a mask of the caller its meaning."""
+        made = (n for n in self._made(_TURNS) if self._steps[n].writes <= self._masked)
+        return next(made, self.masking())
+
+    def bounding(self) -> int | None:
+        """Return the first comparison or triangle that a mask comes from."""
+        *_, number = (self.masking(), *self._made((*_COMPARISONS, "tril", "triu")))
+        return number
+
+    def _made(self, names: Sequence[str]) -> Iterator[int]:
+        """Yield the operations of these names that the mask of ``masking`` comes from."""
+        last = self.masking()
+        if last is None:
+            return
+        wanted = set(self._steps[last].reads) - self._moved
+        for number in range(last - 1, -1, -1):
+            step = self._steps[number]
+            if not wanted.isdisjoint(step.writes):
+                wanted |= set(step.reads)
+                if step.name.removesuffix("_") in names and step.place is not None:
+                    yield number
+
     def thrown_away(self) -> int | None:
         def is_read(number: int) -> bool:
             later = self._steps[number + 1 :]
@@ -197,19 +222,31 @@ class Lines:
 
 
 def place_in_text(call: Any, name: str) -> Place | None:
-    """Return the line of a mistake in a NumPy function: its first product, or its last one."""
-    number = {"keys-not-transposed": 0, "values-mixed-along-wrong-axis": -1}.get(name)
+    """Return the line of a mistake in a NumPy function: of a product, or of its softmax."""
     with suppress(OSError, TypeError, SyntaxError):  # code without a file has no text
         lines, start = inspect.getsourcelines(call)
+        nodes = [*ast.walk(ast.parse(textwrap.dedent("".join(lines))))]
         products = sorted(
             getattr(node, "lineno", 0)
-            for node in ast.walk(ast.parse(textwrap.dedent("".join(lines))))
+            for node in nodes
             if isinstance(getattr(node, "op", None), ast.MatMult)
-            or getattr(getattr(node, "func", None), "attr", "") in ("einsum", "matmul", "dot")
+            or _called(node) in ("einsum", "matmul", "dot")
         )
-        if number is not None and len(products) > 1:
-            return Place(inspect.getsourcefile(call) or "", start + products[number] - 1)
+        softmaxes = [getattr(node, "lineno", 0) for node in nodes if "softmax" in _called(node)]
+        found = {
+            "keys-not-transposed": products[:1] if len(products) > 1 else [],
+            "values-mixed-along-wrong-axis": products[-1:] if len(products) > 1 else [],
+            "softmax-wrong-axis": softmaxes[:1],
+        }
+        for line in found.get(name, []):
+            return Place(inspect.getsourcefile(call) or "", start + line - 1)
     return None
+
+
+def _called(node: ast.AST) -> str:
+    """Return the name of what a call calls; "" for all else."""
+    call = getattr(node, "func", None)
+    return getattr(call, "attr", None) or getattr(call, "id", None) or ""
 
 
 def _turns_all_axes(step: Step) -> bool:
@@ -224,8 +261,9 @@ _NAMES: dict[Callable[[Lines], int | None], str] = {
     Lines.weights: "softmax-wrong-axis",
     Lines.scaling: "scale-by-embed-dim wrong-scale",
     Lines.scores: "no-scale wrong-projection heads-and-tokens-exchanged keys-not-transposed",
-    Lines.masking: "mask-inverted mask-fill-value causal-off-by-one causal-top-left "
-    "padding-on-queries mask-of-another-sample",
+    Lines.masking: "mask-fill-value padding-on-queries mask-of-another-sample",
+    Lines.turning_mask: "mask-inverted",
+    Lines.bounding: "causal-off-by-one causal-top-left",
     Lines.thrown_away: "not-causal mask-unused",
     Lines.projecting: "heads-share-projection",
     Lines.mixing: "wrong-values",

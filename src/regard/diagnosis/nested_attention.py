@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.tape import Operation
 
-__all__ = ["attentions_inside"]
+__all__ = ["attentions_inside", "running_attentions"]
 
 # How it is counted among the others makes no layer another kind.
 _COUNTED = re.compile(r"layer_?(idx|id|index|num|number)$|^(idx|index|name|depth)$")
@@ -23,6 +23,17 @@ def attentions_inside(lab: Lab) -> dict[str, nn.Module]:
     otherwise, is another. The module itself has the name "". One that has no matrix of its own
     belongs to the module around it, and heads side by side to the module that joins them.
     """
+    found: dict[Any, str] = {}
+    original = cast(nn.Module, lab.specimen.call)
+    owners = running_attentions(lab)
+    for name in owners:
+        whole = _joining(original, name, owners)
+        found.setdefault(_kind(original.get_submodule(whole)), whole)
+    return {name: original.get_submodule(name) for name in dict.fromkeys(found.values())}
+
+
+def running_attentions(lab: Lab) -> list[str]:
+    """Return the names of all modules with matrices in which a softmax ran, in order."""
     s = lab.specimen
     model = cast(nn.Module, lab.fresh(is_double=False))
     running: list[str] = [""]
@@ -43,13 +54,8 @@ def attentions_inside(lab: Lab) -> dict[str, nn.Module]:
         module.register_forward_pre_hook(partial(enter, name))
         module.register_forward_hook(leave, always_call=True)
     lab.repaired(note).called(model, s.contents(s.batch, s.tokens), {}, torch.float32)
-    found: dict[Any, str] = {}
     original = cast(nn.Module, s.call)
-    owners = list(dict.fromkeys(_owner(original, name) for name in runs_softmax))
-    for name in owners:
-        whole = _joining(original, name, owners)
-        found.setdefault(_kind(original.get_submodule(whole)), whole)
-    return {name: original.get_submodule(name) for name in dict.fromkeys(found.values())}
+    return list(dict.fromkeys(_owner(original, name) for name in runs_softmax))
 
 
 def _named(module: nn.Module) -> "dict[str, nn.Module]":

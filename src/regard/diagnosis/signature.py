@@ -32,10 +32,10 @@ Role = Literal[
 
 Meaning = Literal["", "keeps", "hides", "added"]
 
-_KEEPS = re.compile(r"^attention_mask$|keep|valid|real|allowed")
+_KEEPS = re.compile(r"^attention_mask$|keep|valid|real|allowed|visible")
 _HIDES = re.compile(r"padding|ignore|hide|(^|_)pads?$|^kpm$")
 _MASK = re.compile(
-    r"mask|^(is_|src_|tgt_|key_|memory_)?(pads?|padding|kpm|valid|keep|ignore|allowed)$"
+    r"mask|^(is_|src_|tgt_|key_|memory_)?(pads?|padding|kpm|valid|keep|ignore|allowed|visible)$"
 )
 _SCORES = re.compile(r"scores?|logits?|sims?|energy|energies|omega")
 _LENGTHS = re.compile(r"len$|lens$|length$|lengths$")
@@ -44,7 +44,9 @@ _CACHE = re.compile(r"cache|past")
 _ABOUT_CACHE = re.compile(
     r"^(use|return|output|update|with|is|has|no)_|position|len|size|idx|index"
 )
-MEMORY = re.compile(r"context|memory|encoder|enc(_|$)|source|src|cross|other|kv")
+MEMORY = re.compile(
+    r"context|memory|encoder|enc(_|$)|source|src|cross|other|kv|image|audio|visual|vision"
+)
 _LETTERS = {
     "query": re.compile(r"(^|_)x?(q|query|queries|qs)(_|$)"),
     "key": re.compile(r"(^|_)x?(k|key|keys|ks)(_|$)"),
@@ -169,6 +171,9 @@ _SAYS = re.compile(
     r"|looks? at|sees\b|(?:may|can) (?:look|see)\b)",
     re.IGNORECASE,
 )
+_SUBJECT = re.compile(
+    r"(?i)(?: (?:the|a|an|that|this|its))? (?:token|word|key|position)s? (?:is|are)\b"
+)
 _LOW = r"(?:an? )?(?:very |large )*(?:negative|(?:float\(.)?-\s?inf|-1(?:\.0)?e\+?\d|-10000)"
 _ADDED = re.compile(
     r"(?i)\badditive\b|\badded to (?:the |all |attention )*(?:score|logit)|\b(?:0|0\.0|zeros?)\b"
@@ -186,6 +191,7 @@ def meaning_of(text: str) -> Meaning:
         ('hides', 'keeps', 'keeps')
     """
     text = re.sub(r"[(\[,] *1(?=[,)\]])", "", text)  # an axis of length 1 is no value
+    text = _SUBJECT.sub(" is", text)
     if _ADDED.search(text) and not _HIGH.search(text):
         return "added"
     found = _SAYS.search(text)
@@ -233,7 +239,8 @@ def declared_meaning(name: str, means: Mapping[str, str], docstrings: Iterable[s
     if name in means:
         return meaning_of(means[name])
     begins = re.compile(
-        rf"(?:^|[.;] )[\s*:-]*(?:param\s+)?`*{re.escape(name)}`*\s*(?:\(.*?\))?\s*[:=-](.*)"
+        rf"(?:^|[.;] )[\s*:-]*(?:param\s+)?`*{re.escape(name)}`*"
+        r"\s*(?:\(.*?\))?\s*(?:[:=-]| is | are )(.*)"
     )
     lines = _lines_of(docstrings)
     for number, line in enumerate(lines):

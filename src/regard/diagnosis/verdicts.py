@@ -15,7 +15,7 @@ from regard.diagnosis.laws.weighing import core_of
 from regard.diagnosis.lines import Lines
 from regard.diagnosis.report import Finding, Report, finding_of
 
-__all__ = ["report_of"]
+__all__ = ["of_law", "report_of"]
 
 _NO_ROWS = (
     "Its output has no row for each token, as where the queries are learned or the tokens are "
@@ -55,7 +55,7 @@ def report_of(readings: Sequence[Specimen]) -> Report:
     certain = [r for r in certain if r.breach not in asked]
     if certain:
         # Later laws are often broken by what breaks an earlier one.
-        return replace(plain, findings=(_of_law(certain[0]), *findings))
+        return replace(plain, findings=(of_law(certain[0]), *findings))
     missing = [f"The law {r.law.name!r} is broken: {r.breach.says}" for r in broken if r.breach]
     missing += [_ASKED.format(*breach.extra) for breach in asked]
     untried = [r for r in results if r.outcome == "not tried"]
@@ -96,7 +96,7 @@ def _held_by_fewer(lab: Lab) -> bool:
     return False
 
 
-def _of_law(result: Result) -> Finding:
+def of_law(result: Result) -> Finding:
     """Return a broken law as a finding."""
     breach, law = result.breach, result.law
     assert breach is not None

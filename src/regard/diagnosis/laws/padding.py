@@ -20,6 +20,7 @@ from regard.diagnosis.subject import is_installed
 __all__ = ["Padding"]
 
 _ONE_SIDE = re.compile(r"(right|left)[- ]pad|(on|at|to) the (right|left|end|start|front)")
+_EITHER_SIDE = re.compile(r"either side|left[- ]pad|(on|at|to) the left")
 
 
 class Padding(Law):
@@ -60,7 +61,9 @@ class _Trial:
         self.contents = s.contents(self.batch, self.tokens, seed=9)
         if given:  # the caller's own mask may be all that makes the code causal
             open_ = {form.argument: form.slot() for form in given}
-            slots = tuple(open_.get(slot.name, slot) for slot in s.slots)
+            slots = tuple(
+                replace(open_.get(slot.name, slot), is_array=slot.is_array) for slot in s.slots
+            )
             lab = Lab(replace(s, slots=slots, causal=None), changes=lab.changes)
         is_causal = bool(lab.specimen.causal) or not bool(lab.influence.triu(1).any())
         self.is_causal = is_causal and not self.is_of_memory
@@ -147,16 +150,17 @@ class _Trial:
         extra = {form.argument: form.encode(keep)}
         run = self._run(self.contents, extra)
         rows, own = run.rows, self.lab.specimen.by_name(run.arguments)[form.argument]
-        if differs(extra[form.argument], own).any():
+        if differs(extra[form.argument], torch.as_tensor(own)).any():
             return Breach(f"The argument {form.argument} is changed in place.", extra=extra)
         if not rows.isfinite().all():
             count = int((~rows.isfinite()).any(-1).sum())
             says = f"Under a mask {count} of {rows.shape[0] * rows.shape[1]} rows are not finite."
             return Breach(says, kind="nan", extra=extra)
         says = self._moved(form, keep[:, 0], rows, extra) or self._returned(form, keep, run.result)
-        if says is None and not (at_start and not self._is_shift_invariant()):
-            says = self._alone(form, keep, rows)
         docs = " ".join(docstrings_of(self.lab.specimen.call)).lower()
+        is_free = not at_start or _EITHER_SIDE.search(docs) or self._is_shift_invariant()
+        if says is None and is_free:
+            says = self._alone(form, keep, rows)
         if says is None and form.axes in ("keys", "keys4") and not _ONE_SIDE.search(docs):
             other = self._keys(at_start=not at_start)
             extra = {form.argument: form.encode(other)}

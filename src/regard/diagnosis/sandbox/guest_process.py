@@ -37,7 +37,9 @@ from regard.errors import RegardError
 
 __all__ = ["main"]
 
-_IN_A_SHELL = "    In a shell: --example example.py:call, where call() returns those args and kwargs."
+_IN_A_SHELL = (
+    "    In a shell: --example example.py:call, where call() returns those args and kwargs."
+)
 
 
 def main() -> None:

@@ -14,6 +14,6 @@ class Attn(nn.Module):
     def forward(self, x):
         t = x.shape[1]
         i = torch.arange(t)
-        allowed = i[:, None] > i[None, :]
+        allowed = i[:, None] > i[None, :]  # <- causal-off-by-one
         allowed[0, 0] = True
         return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), attn_mask=allowed)  # <- causal-off-by-one

@@ -19,7 +19,7 @@ class Attention(nn.Module):
             k, v = torch.cat((past_key, k), -2), torch.cat((past_value, v), -2)
         present = (k, v)
         T, S = q.shape[-2], k.shape[-2]
-        keep = torch.tril(torch.ones(T, S))
+        keep = torch.tril(torch.ones(T, S))  # <- causal-top-left
         scores = q @ k.mT / q.shape[-1] ** 0.5
         scores = scores.masked_fill(keep == 0, float("-inf"))  # <- causal-top-left
         y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
