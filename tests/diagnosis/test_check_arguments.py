@@ -450,6 +450,16 @@ def test_flags_of_a_call_are_tried() -> None:
     assert report.read_as.endswith("with return_weights=True")
 
 
+def _with_other_flag(q: Tensor, k: Tensor, v: Tensor, sharp: bool = False) -> Tensor:
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return (scores * 9 if sharp else scores).softmax(-1) @ v
+
+
+def test_a_flag_that_was_not_set_is_noted() -> None:
+    report = regard.check(_with_other_flag)
+    assert (report.verdict, report.notes) == ("right", ("It was tried with sharp=False alone.",))
+
+
 def test_causal_sets_the_flag_of_a_modules_call() -> None:
     assert "causal" in regard.check(WithFlags, causal=True).read_as
     assert regard.check(HidesBelow(), causal=True).findings[0].name == "mask-inverted"

@@ -21,7 +21,12 @@ from regard.diagnosis.laws.mask_forms import takes_masks
 from regard.diagnosis.nested_attention import attentions_inside, running_attentions
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
-from regard.diagnosis.signature import definition_of, meaning_of, signature_of
+from regard.diagnosis.signature import (
+    definition_of,
+    is_tried_flag,
+    meaning_of,
+    signature_of,
+)
 from regard.diagnosis.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.verdicts import of_law, report_of
 
@@ -182,16 +187,13 @@ def _causal_flags(thing: Callable[..., Any]) -> list[str]:
     return [name for name in ("causal", "is_causal") if name in names]
 
 
-_RETURNS = re.compile(r"(return|need|output)_(attn|attentions?|weights|w|attn_weights)")
-
-
 def _with_flags(report: Report, code: Thing, causal: bool | None) -> Report:
     """Return the report on a call with a flag set, where that is wrong; else the report itself."""
     if report.verdict != "right" or is_installed(code.call):
         return report
     flags = _causal_flags(code.call)
     for name, parameter in signature_of(code.call).parameters.items():
-        is_known = name in flags or _RETURNS.fullmatch(name)
+        is_known = is_tried_flag(name) and "cache" not in name
         if not is_known or parameter.default is not False or name in code.options:
             continue
         with suppress(ValueError):  # it does not run with the flag alone

@@ -20,7 +20,7 @@ from regard.diagnosis.laws.tape import (
     place_of,
     tensors_in,
 )
-from regard.diagnosis.signature import is_cache, signature_of
+from regard.diagnosis.signature import is_cache, is_tried_flag, signature_of
 from regard.diagnosis.subject import is_installed
 
 __all__ = ["Pure", "Runs", "Samples"]
@@ -137,6 +137,10 @@ def _notes_on_arguments(s: Specimen) -> list[str]:
         notes.append(f"It was tried without {', '.join(left)}, as the example leaves out.")
     elif left:
         notes.append(f"It was tried without {', '.join(left)}: pass an example call to try that.")
+    flags = {n: p.default for n, p in parameters.items() if isinstance(p.default, bool)}
+    kept = [f"{n}={value}" for n, value in flags.items() if n not in tried and not is_tried_flag(n)]
+    if kept:
+        notes.append(f"It was tried with {', '.join(kept)} alone.")
     return notes
 
 
