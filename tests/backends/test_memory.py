@@ -10,7 +10,9 @@ from torch import Tensor
 import regard
 from cases import full_but
 from largest_tensor import LENGTH, MATRIX, MOST, inputs, largest
+from regard.backends.sweep import PlainBlocks, SweepTask
 from regard.reductions.products import TransposedOutput, Window
+from regard.scores.query_key import QueryKeyScores
 
 UNTIL = [(0, i + 1) for i in range(LENGTH)]  # they overlap as much as spans can
 REDUCTIONS: dict[str, Callable[[Tensor], regard.Reduction]] = {
@@ -46,6 +48,21 @@ masks = pytest.mark.parametrize(
     "mask", full_but(MASKS, "causal-and-padding", "scattered-documents")
 )
 reductions = pytest.mark.parametrize("reduction", full_but(REDUCTIONS, "window"))
+
+
+def test_the_sweep_takes_larger_blocks_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1, 1).expand(64, 16_384, 1)
+    A = regard.attend(x, x)
+
+    def boxes() -> list[int]:
+        task = SweepTask(A.source, None, (regard.Entropy(),), PlainBlocks())
+        return [box.numel for box in task.boxes]
+
+    on_cpu = boxes()
+    monkeypatch.setattr(QueryKeyScores, "device", property(lambda _: torch.device("cuda")))
+    on_gpu = boxes()
+    assert (max(on_cpu), max(on_gpu)) == (2**20, 2**25)
+    assert sum(on_cpu) == sum(on_gpu) == 64 * 16_384**2
 
 
 def test_all_reductions_of_one_pass_never_make_the_matrix() -> None:
