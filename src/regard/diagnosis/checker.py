@@ -140,7 +140,7 @@ def _check_means(call: Callable[..., Any], means: Mapping[str, str]) -> None:
 def _is_named_causal(thing: object, options: Mapping[str, Any]) -> bool:
     """Return True if the name of the code declares that it is causal."""
     name = getattr(definition_of(thing), "__name__", "")
-    said = re.search(r"(?<![a-z])[Cc]ausal", name) and not re.search(r"[Nn]on_?[Cc]ausal", name)
+    said = re.search(r"(?<![a-z])causal|Causal", name) and not re.search(r"[Nn]on_?[Cc]ausal", name)
     return bool(said) and not any(options.get(name) is False for name in ("causal", "is_causal"))
 
 

@@ -62,7 +62,7 @@ def example_specimens(
     name = getattr(thing, "__name__", type(thing).__name__)
     bound = _bound(name, thing, args, kwargs)
     roles = {a.name: a.role for a in arguments_of(thing, ())}
-    contents = _contents(bound, roles)
+    contents = [n for n in _contents(bound, roles) if n not in means]
     if not contents:
         raise ValueError(
             f"no argument of the example holds numbers of tokens; {name} takes {', '.join(bound)}."
@@ -91,6 +91,7 @@ def example_specimens(
             slot = _slot(key, value, key in contents, named.get(key), own, sizes, role)
             slot = _with_meaning(slot, role, means, docstrings_of(thing))
             slots.append(_with_all_rows(slot, tokens))
+        slots = _fullest_first(slots)
         specimen = _of_slots(name, thing, slots, sizes, _segments(bound, tokens), causal)
         is_shorter = is_query and first.shape != longest.shape
         alike = [n for n, t in zip(others, keys, strict=True) if tokens and t.ndim == first.ndim]
@@ -126,6 +127,23 @@ def _with_all_rows(slot: Slot, queries: int) -> Slot:
     rows = rows.to(value.dtype).expand(*value.shape[:-2], *rows.shape)
     value = torch.cat([rows, value], -2)
     return replace(slot, value=value, axes=(*slot.axes[:-2], "t", "t"))
+
+
+def _fullest_first(slots: list[Slot]) -> list[Slot]:
+    """Return the arguments with the samples first in which a mask hides the least."""
+    for mask in slots:
+        if mask.meaning in ("keeps", "hides") and mask.axes[:1] == ("b",):
+            shown = (mask.value != 0) == (mask.meaning == "keeps")
+            order = shown.flatten(1).sum(1).argsort(descending=True, stable=True)
+            return [
+                replace(slot, value=slot.value[order])
+                if slot.kind == "given"
+                and slot.axes[:1] == ("b",)
+                and len(slot.value) == len(order)
+                else slot
+                for slot in slots
+            ]
+    return slots
 
 
 def _without_chance(specimen: Specimen) -> Specimen:
@@ -192,6 +210,9 @@ def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
     plain = [n for n in own if not _NOT_CONTENT.search(n.lower())]
     named = [n for n in tensors if n in plain or roles.get(n) in (*qkv, "x", "memory")]
     floats = [n for n in named if tensors[n].is_floating_point() and tensors[n].ndim >= 2]
+    # Numbers for each pair of tokens, such as the edges of a graph, are those of no token.
+    pairs = {(*tensors[n].shape[:-1], tensors[n].shape[-2]) for n in floats[:1]}
+    floats = floats[:1] + [n for n in floats[1:] if tuple(tensors[n].shape) not in pairs]
     found = {roles.get(n) for n in floats}
     if {*qkv} <= found:
         return [n for n in floats if roles.get(n) in qkv]

@@ -5,6 +5,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ _PRODUCTS = ("mm", "bmm", "baddbmm", "addmm")
 _SOFTMAXES = ("_softmax", "_safe_softmax", "_log_softmax")
 _MASKING = ("masked_fill", "where", "add", "sub", "mul", "tril", "triu", "index_put", "fill")
 _COMPARISONS = ("ge", "gt", "le", "lt")
+_EXCHANGES = ("permute", "transpose", "t", "numpy_T")
 _TURNS = ("eq", "ne", "mul", "sub", "rsub", "bitwise_not", "logical_not")
 _FILLING = ("masked_fill", "where", "index_put", "fill")
 
@@ -177,8 +179,10 @@ class Lines:
         return next(made, self.masking())
 
     def bounding(self) -> int | None:
-        """Return the first comparison or triangle that a mask comes from."""
-        *_, number = (self.masking(), *self._made((*_COMPARISONS, "tril", "triu")))
+        """Return the first comparison or triangle that a mask comes from, as it stands."""
+        made = list(self._made((*_COMPARISONS, "tril", "triu", *_EXCHANGES)))
+        straight = takewhile(lambda n: self._steps[n].name not in _EXCHANGES, made)
+        *_, number = (self.masking(), *straight)
         return number
 
     def _made(self, names: Sequence[str]) -> Iterator[int]:

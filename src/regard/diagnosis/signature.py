@@ -176,8 +176,8 @@ def _settled(found: list[Argument]) -> list[Argument]:
 
 
 _SAYS = re.compile(
-    r"\b(?P<value>true|false|1s?|1\.0|0s?|0\.0|ones|zeros|nonzero)\b(?P<between>(?:\W+\w+){0,6}?)"
-    r"\W+(?P<act>hid|drop|pad|mask|ignor|forbid|block|exclud|disallow"
+    r"\b(?P<value>true|false|1s?|1\.0|0s?|0\.0|ones|zeros?|nonzero)\b(?P<between>(?:\W+\w+){0,6}?)"
+    r"\W+(?P<act>hid|drop|pad|mask|ignor|forbid|block|exclud|disallow|gets? no"
     r"|keep|kept|allow|real|word|attend|valid|visib|token|includ|use"
     r"|looks? at|sees\b|(?:may|can) (?:look|see)\b)",
     re.IGNORECASE,
@@ -191,7 +191,19 @@ _ADDED = re.compile(
     rf"[^.;]*(?:\band|\bor|,) {_LOW}|{_LOW}[^.;]*(?:\band|\bor|,) (?:0|zero)"
 )
 _HIGH = re.compile(r"(?i)\b(?:true|false|bool|boolean|1|1\.0|1s|ones|nonzero)\b")
-_HIDING = ("hid", "drop", "pad", "mask", "ignor", "forbid", "block", "exclud", "disallow")
+_HIDING = (
+    "hid",
+    "drop",
+    "pad",
+    "mask",
+    "ignor",
+    "forbid",
+    "block",
+    "exclud",
+    "disallow",
+    "get no",
+    "gets no",
+)
 
 
 def meaning_of(text: str) -> Meaning:

@@ -175,6 +175,8 @@ def _idle_part(
     if parameter.ndim < 2 or not names <= _READERS | _LOOKUPS:
         return None
     is_table = not names.isdisjoint(_LOOKUPS)
+    if is_table and (half := _idle_half(lab, name, grad)) is not None:
+        return half, ""
     for axis in range(is_table, parameter.ndim):
         idle = [not part.any() for part in grad.unbind(axis)]
         size = len(idle)
@@ -192,6 +194,29 @@ def _idle_part(
         role = ("query", "key", "value")[3 * first // size] if is_fused else ""
         return f"Number {words} of {size} along axis {axis}", role
     return None
+
+
+def _idle_half(lab: Lab, name: str, grad: Tensor) -> str | None:
+    """Return the rows of a table of distances that no number of tokens reads, in words.
+
+    It has a row for each distance to one side and to the other, and every token sees every token.
+    """
+    s, size = lab.specimen, len(grad)
+    reach = size // 2
+    used = grad.flatten(1).any(1)
+    before, after = used[:reach], used[size - reach :]
+    is_half = size % 2 and reach > 1 and bool(before.any()) != bool(after.any())
+    if not is_half or s.is_fixed or size > (s.most_tokens or _LONGEST) or not lab.influence.all():
+        return None
+    first = 0 if bool(after.any()) else size - reach
+    part = slice(first, first + reach)
+    longer = s.contents(1, size)
+    if not _rows_with_another(lab, longer, name, part, 100.0).equal(lab.run(longer).rows):
+        return None
+    return f"Number {first} to {first + reach - 1} of {size} along axis 0"
+
+
+_LONGEST = 65  # rows of a table that is tried with as many tokens
 
 
 def _gradients(

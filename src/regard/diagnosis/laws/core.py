@@ -371,7 +371,9 @@ def _planned(lab: Lab, run: Run, contents: Contents) -> _Plan:
         raise NotTried("No product of queries and keys was seen in it.")
     if found.exit is None and not lab.sees_rows:
         raise NotTried("Its output has no axis for the tokens.")
-    own = set(addresses(run.parameters))
+    values = lab.specimen.by_name(run.arguments)
+    given = tensors_in([values[slot.name] for slot in lab.specimen.slots if not slot.source])
+    own = {*addresses(run.parameters), *addresses([t for t in given if t.ndim == 1])}
     return replace(found, cuts=tuple(_behind_bias(run.steps, cut, own) for cut in found.cuts))
 
 

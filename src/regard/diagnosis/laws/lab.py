@@ -1,7 +1,7 @@
 """Runs of code under check: in float64, as copies, with the numbers of each token known."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -399,6 +399,8 @@ def _as_tensor(value: Any) -> Any:
         return torch.as_tensor(value)
     if hasattr(value, "to_tuple"):
         return value.to_tuple()
+    if is_dataclass(value) and not isinstance(value, type):
+        return tuple(vars(value).values())
     return value
 
 

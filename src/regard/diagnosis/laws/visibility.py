@@ -285,10 +285,12 @@ class Influence(Law):
                 f"Nothing says what {names} means: pass means={{{s.masks[0].name!r}: "
                 "'True keeps'} or 'True hides'."
             )
-        if s.causal or (s.causal is None and not bool((seen & allowed).triu(1).any())):
-            allowed = allowed & torch.ones_like(allowed).tril()
-        # A residual connection lets a token see itself; what hidden rows give does not count.
+        # What hidden rows give does not count.
         kept = (allowed.any(0) & allowed.any(1))[:, None]
+        if s.causal or (s.causal is None and not bool((seen & allowed & kept).triu(1).any())):
+            allowed = allowed & torch.ones_like(allowed).tril()
+            kept = kept & allowed.any(1)[:, None]
+        # A residual connection lets a token see itself.
         eye = torch.eye(len(seen), dtype=torch.bool)
         says = ""
         if bool((bad := seen & ~allowed & kept & ~eye).any()):
@@ -336,7 +338,8 @@ def _with_other_numbers(slot: Slot, batch: int, tokens: int) -> Tensor | float |
     if slot.kind != "given" or slot.meaning or _KEEPS_TOKENS.search(slot.name.lower()):
         return None
     table = slot.constant(batch, tokens)
-    if table.is_floating_point():
+    is_binary = bool(((table == 0) | (table == 1)).all())  # such as the edges of a graph
+    if table.is_floating_point() and not is_binary:
         return 1.5 * table if table.numel() > 1 and bool(table.any()) else None
     # Documents of equal lengths are the same in the opposite order.
     other = table.roll(1, slot.axes.index("t")) if "t" in slot.axes else table
