@@ -212,7 +212,8 @@ def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
     floats = [n for n in named if tensors[n].is_floating_point() and tensors[n].ndim >= 2]
     # Numbers for each pair of tokens, such as the edges of a graph, are those of no token.
     pairs = {(*tensors[n].shape[:-1], tensors[n].shape[-2]) for n in floats[:1]}
-    floats = floats[:1] + [n for n in floats[1:] if tuple(tensors[n].shape) not in pairs]
+    pairs -= {tuple(tensors[n].shape) for n in floats[:1]}
+    floats = [n for n in floats if tuple(tensors[n].shape) not in pairs]
     found = {roles.get(n) for n in floats}
     if {*qkv} <= found:
         return [n for n in floats if roles.get(n) in qkv]
