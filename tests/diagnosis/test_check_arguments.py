@@ -439,6 +439,16 @@ class Turned(WithFlags):
     turned = True
 
 
+class WeightsAlone(WithFlags):
+    def forward(self, x: Tensor, causal: bool = False, return_weights: bool = False) -> Any:
+        output, weights = super().forward(x, causal, return_weights=True)
+        return weights if return_weights else output
+
+
+def test_a_flag_that_asks_for_the_weights_alone_is_no_fault() -> None:
+    assert regard.check(WeightsAlone).verdict == "right"
+
+
 def test_flags_of_a_call_are_tried() -> None:
     assert regard.check(WithFlags).verdict == "right"
     report = regard.check(HidesBelow)

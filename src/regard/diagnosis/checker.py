@@ -15,7 +15,7 @@ from regard.diagnosis.examples import example_specimens
 from regard.diagnosis.isolation import undisturbed
 from regard.diagnosis.laws.cached import FILLED, has_filled_cache
 from regard.diagnosis.laws.judge import LAWS, Result, judged
-from regard.diagnosis.laws.lab import Lab
+from regard.diagnosis.laws.lab import Lab, as_tensors, differs
 from regard.diagnosis.laws.law import Breach
 from regard.diagnosis.laws.mask_forms import takes_masks
 from regard.diagnosis.nested_attention import attentions_inside, running_attentions
@@ -198,10 +198,23 @@ def _with_flags(report: Report, code: Thing, causal: bool | None) -> Report:
             continue
         with suppress(ValueError):  # it does not run with the flag alone
             call = replace(code, options={**code.options, name: True})
+            if name not in flags and not _gives_the_same(code, call, causal):
+                continue  # it may return the weights alone
             other = _report(call, True if name in flags else causal)
             if other.faults:
                 return replace(other, read_as=f"{other.read_as}, with {name}=True")
     return report
+
+
+def _gives_the_same(code: Thing, other: Thing, causal: bool | None) -> bool:
+    """Return True if two calls give the same first tensor."""
+    found: list[Tensor] = []
+    for thing in (code, other):
+        lab = Lab(next(specimens(thing, causal)))
+        s = lab.specimen
+        found.append(as_tensors(lab.run(s.contents(s.batch, s.tokens)).result)[0])
+    plain, flagged = found
+    return plain.shape == flagged.shape and not bool(differs(plain, flagged).any())
 
 
 def _refuse_masks(name: str, options: Mapping[str, Any]) -> None:
