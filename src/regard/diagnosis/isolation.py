@@ -34,7 +34,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (np.geterr, lambda known: np.seterr(**known)),
     (np.get_printoptions, lambda known: np.set_printoptions(**known)),
 )
-# Where people replace functions with their own.
+# People replace functions of these with their own.
 _PATCHED = (torch, F, nn, torch.Tensor, nn.Module, np)
 
 # Each check sets the default dtype, standard output and filters of warnings of the whole process.

@@ -285,7 +285,7 @@ class Influence(Law):
                 f"Nothing says what {names} means: pass means={{{s.masks[0].name!r}: "
                 "'True keeps'} or 'True hides'."
             )
-        # What hidden rows give does not count.
+        # Rows of hidden tokens do not count.
         kept = (allowed.any(0) & allowed.any(1))[:, None]
         if s.causal or (s.causal is None and not bool((seen & allowed & kept).triu(1).any())):
             allowed = allowed & torch.ones_like(allowed).tril()
