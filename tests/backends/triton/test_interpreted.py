@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="the kernels need triton: pip install 'rega
 
 from regard.backends.triton import naive
 from regard.backends.triton.launch import NARROW, Launch, pieces_of
-from regard.backends.triton.operands import Operands, operands
+from regard.backends.triton.operands import CellNumbers, Derivative, Operands, operands
 from regard.backends.triton.tile import Norms
 
 # Kernels compute with infinities where nothing is stored; NumPy warns where a GPU does not.
@@ -38,6 +38,10 @@ MASKS: dict[str, Callable[[], regard.Mask | None]] = {
     "documents": lambda: regard.Documents(_documents()) & regard.Causal(),
     "scattered-documents": lambda: regard.Documents([(key * key) % 5 for key in range(KV_LEN)]),
     "keep": lambda: regard.Keep(_random(2, Q_LEN, KV_LEN) & (torch.arange(Q_LEN) > 2)[:, None]),
+    "mask-mod": lambda: regard.MaskMod(
+        lambda b, h, q_idx, kv_idx: (q_idx * 7 + kv_idx * 3 + h) % 5 < 3
+    ),
+    "either": lambda: regard.SlidingWindow(5, 0) | regard.Padding([9]),
     "keep-and-window": lambda: regard.SlidingWindow(20, 0) & regard.Keep(_random(KV_LEN)),
     "rows": lambda: regard.masks.RowSlice(
         regard.Causal() & regard.Documents([key // 6 for key in range(KV_LEN)]), 3, Q_LEN + 4
@@ -116,28 +120,29 @@ KEY_SPANS = [(0, 37), (36, 37), (3, 20)]
 
 
 def _run_rows(x: Operands) -> dict[str, Tensor]:
-    found = Launch(x).rows(entropy=True, mass=True, largest=True)
-    return {name: x for name, x in found._asdict().items() if isinstance(x, Tensor)}
+    found = Launch(x).rows(entropy=True, mass=True)._asdict()
+    return {name: x for name, x in found.items() if isinstance(x, Tensor)}
 
 
 def _twin_rows(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
     found = naive.rows(x, dtype)._asdict()
-    return {"best": found.pop("key"), **found}
+    return {name: found[name] for name in ("logsumexp", "entropy", "mass")}
 
 
 def _norms(x: Operands) -> Norms:
     return Launch(x).rows().norms
 
 
-def _run_top(x: Operands) -> dict[str, Tensor]:
-    statistics = Launch(x).rows(k=5)
-    values, indices = Launch(x).top(statistics, 5)
-    return {"values": values, "indices": indices}
+def _top(k: int) -> Kernel:
+    def run(x: Operands) -> dict[str, Tensor]:
+        values, indices = Launch(x).top(Launch(x).rows(k=k), k)
+        return {"values": values, "indices": indices}
 
+    def twin(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
+        values, indices = naive.top(x, k, dtype)
+        return {"values": values, "indices": indices}
 
-def _twin_top(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
-    values, indices = naive.top(x, 5, dtype)
-    return {"values": values, "indices": indices}
+    return Kernel(run, twin)
 
 
 def _cells(rows: int, columns: int) -> Kernel:
@@ -160,6 +165,61 @@ def operand(x: Operands) -> Tensor:
     return wide.to(x.query.device, x.query.dtype).expand(x.shape[0], 1, Q_LEN, 3)
 
 
+def derivative(x: Operands) -> Derivative:
+    """A derivative by everything that a loss may depend on."""
+    drawn = torch.Generator().manual_seed(2)
+
+    def numbers(*size: int) -> Tensor:
+        return torch.randn(*x.shape[:2], *size, generator=drawn).to(x.query.device)
+
+    # A row before the first and between two, and columns that touch each other.
+    spans = torch.tensor([(2, 9), (11, 19)]), torch.tensor([(0, 5), (5, 33), (33, 37)])
+    places = (
+        torch.tensor([-1] * 2 + [0] * 7 + [-2] * 2 + [1] * 8 + [-3] * (Q_LEN - 19)),
+        torch.tensor([0] * 5 + [1] * 28 + [2] * 4 + [-4] * (KV_LEN - 37)),
+    )
+    return Derivative(
+        offset=numbers(Q_LEN),
+        slope=numbers(Q_LEN),
+        columns=numbers(KV_LEN),
+        grid=CellNumbers(
+            numbers(2, 3),
+            spans,
+            (places[0].int().to(x.query.device), places[1].int().to(x.query.device)),
+        ),
+        left=operand(x),
+        right=numbers(KV_LEN, 3).to(x.query.dtype),
+        keys=torch.stack([torch.randperm(KV_LEN, generator=drawn)[:2] for _ in range(Q_LEN)])
+        .expand(*x.shape[:2], Q_LEN, 2)
+        .to(x.query.device),
+        numbers=numbers(Q_LEN, 2),
+    )
+
+
+def _run_gradients(x: Operands) -> dict[str, Tensor]:
+    norms, of = _norms(x), derivative(x)
+    return {
+        "query": Launch(x).query_gradient(norms, of),
+        "key": Launch(x).key_gradient(norms, of),
+    }
+
+
+def _twin_gradients(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
+    return dict(zip(("query", "key"), naive.gradients(x, derivative(x), dtype), strict=True))
+
+
+def _run_row_products(x: Operands) -> dict[str, Tensor]:
+    norms, of = _norms(x), derivative(x)
+    sums, _ = Launch(x).row_products(norms, of, sums=True, products=False)
+    _, product = Launch(x).row_products(norms, of, sums=False, products=True)
+    assert sums is not None and product is not None
+    return {"sums": sums, "product": product}
+
+
+def _twin_row_products(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
+    return dict(zip(("sums", "product"), naive.row_products(x, derivative(x), dtype), strict=True))
+
+
 KERNELS = {
     "rows": Kernel(_run_rows, _twin_rows),
     "columns": Kernel(
@@ -171,7 +231,10 @@ KERNELS = {
         lambda x, dtype: {"product": naive.transposed_product(x, operand(x), dtype)},
     ),
     "pooled": _cells(3, 5),
-    "top": Kernel(_run_top, _twin_top),
+    "top": _top(5),
+    "top-1": _top(1),
+    "row-products": Kernel(_run_row_products, _twin_row_products),
+    "gradients": Kernel(_run_gradients, _twin_gradients),
 }
 GRIDS = {
     "one-cell": _cells(1, 1),
@@ -212,8 +275,8 @@ def assert_equal(kernel: Kernel, x: Operands) -> None:
             assert_as_good(x, found, exact[name], near)
             continue
         assert found.dtype == torch.float32
-        # A product rounds the weights to the dtype of its operand.
-        rounded = name == "product" and x.query.dtype != torch.float32
+        # A product rounds the weights, or their derivative, to the dtype of its operand.
+        rounded = name in ("product", "query", "key") and x.query.dtype != torch.float32
         budget = oracle.allowed_error(
             exact[name].cpu(),
             plain[name].cpu(),

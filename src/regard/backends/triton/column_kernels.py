@@ -1,37 +1,64 @@
-"""Column sums and transposed products, given the norms of the rows.
+"""Column sums, strips of them and transposed products, given the norms of the rows.
 
 A program has a tile of keys of one query head and reads the queries and their norms tile by tile.
-A weight is one exp2. The keys are the rows of its tile, so that most of a sum stays in one thread.
-Each key is summed by one program, in order and without atomics.
+A weight is one exp2. Each key is summed by one program, in order and without atomics.
 
 A tile of n keys x m queries costs 2 m n d FLOPs, m n exps, m (d + 2) numbers read and three
 operations for each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64. A transposed product,
 weights transposed @ operand, adds 2 m n w FLOPs and m w numbers read, w its width, and rounds the
 weights to the dtype of the operand, as a forward does: the floor is that of a forward.
+
+Strips are the column sums over a part of the rows, one part after another, so that the cells of a
+pooled map and the mass between spans of text come from the pass that column sums need.
 """
 
 # Inside a kernel everything is Triton's, which has no types of its own there.
-# pyright: basic, reportArgumentType=false
+# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 from regard.backends.triton.tile import (
     FAR,
-    allowed,
+    allowed_in_tile,
     document,
     kv_end_of,
     norms_of,
     queries_seen,
     scores,
     tile_of,
+    visit,
+    visits_of,
     weights_of,
 )
 
-__all__ = ["columns_kernel"]
+__all__ = ["Parts", "columns_kernel", "products_kernel"]
+
+
+class Parts(NamedTuple):
+    """The queries, cut into parts that follow each other; a tile meets two at most.
+
+    Attributes:
+        at: int32, (q_len,): the part that a query lies in; None: TILES tiles make a part.
+        stops: int32, (parts,): one past the last query of a part.
+    """
+
+    at: Any
+    stops: Any
 
 
 @triton.jit
+def _store(held, strips, kv_first, shape, BLOCK_N: tl.constexpr, STRIP: tl.constexpr):
+    """Join the sums of the threads, and store those of each strip of one part."""
+    place = kv_first // STRIP + tl.arange(0, BLOCK_N // STRIP)
+    mass = tl.sum(tl.reshape(tl.sum(held, 0), (BLOCK_N // STRIP, STRIP)), 1)
+    tl.store(strips + place, mass, mask=place < tl.cdiv(shape.kv_len, STRIP))
+
+
+# How many parts there are differs from text to text: such numbers take no kernels of their own.
+@triton.jit(do_not_specialize=["count"])
 def columns_kernel(
     query,
     key,
@@ -39,9 +66,104 @@ def columns_kernel(
     steps,
     bias,
     limits,
-    keep,
+    cells,
+    visits,
     norms,
-    sums,
+    parts,
+    count,
+    strips,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STRIP: tl.constexpr,
+    TILES: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Compute one tile of keys of one head; the longest columns of a causal matrix come first.
+
+    strips are zeros of (batch, num_heads, parts, kv_len / STRIP): of each part of the rows the
+    mass on STRIP keys.
+    """
+    tiles = tl.cdiv(shape.kv_len, BLOCK_N)
+    tile = tl.program_id(0) % tiles
+    kv_first = tile * BLOCK_N
+    batch = tl.program_id(0) // tiles // shape.num_heads
+    head = tl.program_id(0) // tiles % shape.num_heads
+    kv_idx = kv_first + tl.arange(0, BLOCK_N)
+    keys = tile_of(key, batch, head // GROUP, kv_first, shape.kv_len, HEAD_DIM, BLOCK_N)
+    kv_end = kv_end_of(limits, batch, head, shape)
+    start, stop, every_start, every_stop = queries_seen(
+        kv_first, kv_first + BLOCK_N - 1, kv_end, shape, limits, cells
+    )
+    of_key = kv_idx
+    if limits.first is not None:
+        of_key, its_stop = document(limits, batch, head, kv_idx, kv_idx < kv_end)
+        earliest = tl.min(tl.where(of_key < 0, FAR, of_key), 0)
+        start = tl.maximum(start, earliest - limits.shift)
+        stop = tl.minimum(stop, tl.max(its_stop, 0) - limits.shift)
+    held = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # each thread sums what it has of the columns
+    at = (batch * shape.num_heads + head).to(tl.int64)
+    row = at * shape.q_len
+    width = tl.cdiv(shape.kv_len, STRIP)
+    strips += at * count * width
+    part = -1 + 0 * start
+    visits_at, begin, end = visits_of(visits, batch, head, tile, start, stop, BLOCK_M)
+    for step in range(begin, end):
+        first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_M)
+        q_idx = first + tl.arange(0, BLOCK_M)
+        here = q_idx < shape.q_len
+        q = tile_of(query, batch, head, first, shape.q_len, HEAD_DIM, BLOCK_M)
+        x = scores(
+            q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
+        )
+        if edge:
+            of_query = q_idx
+            if limits.first is not None:
+                of_query, _ = document(limits, batch, head, q_idx + limits.shift, here)
+            seen = allowed_in_tile(
+                q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
+                head, shape, limits, cells, kv_first, BLOCK_N,
+            )  # fmt: skip
+            x = tl.where(seen & here[:, None], x, float("-inf"))
+        top, above = norms_of(norms, row + q_idx, here)
+        weights = weights_of(x, top[:, None], above[:, None], steps)
+        # In a row of NaN not even a score of -inf makes 0.
+        if edge | (bias.pointer is not None):
+            weights = tl.where(x == float("-inf"), 0.0, weights)
+        its_part = first // (BLOCK_M * TILES)
+        if parts.at is not None:
+            its_part = tl.load(parts.at + first)
+        if its_part != part:
+            if part >= 0:
+                _store(held, strips + part * width, kv_first, shape, BLOCK_N, STRIP)
+            held = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            part = its_part
+        if SPLITS:
+            boundary = tl.load(parts.stops + part)
+            if boundary < tl.minimum(first + BLOCK_M, shape.q_len):
+                held += tl.where(q_idx[:, None] < boundary, weights, 0.0)
+                _store(held, strips + part * width, kv_first, shape, BLOCK_N, STRIP)
+                held = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+                weights = tl.where(q_idx[:, None] < boundary, 0.0, weights)
+                part += 1
+        held += weights
+    if part >= 0:
+        _store(held, strips + part * width, kv_first, shape, BLOCK_N, STRIP)
+
+
+@triton.jit
+def products_kernel(
+    query,
+    key,
+    shape,
+    steps,
+    bias,
+    limits,
+    cells,
+    visits,
+    norms,
     operand,
     products,
     GROUP: tl.constexpr,
@@ -54,7 +176,7 @@ def columns_kernel(
 ):
     """Compute one tile of keys of one head; the longest columns of a causal matrix come first.
 
-    sums is (batch, num_heads, kv_len), products (batch, num_heads, kv_len, WIDTH); None: not asked.
+    products is (batch, num_heads, kv_len, WIDTH).
     """
     tiles = tl.cdiv(shape.kv_len, BLOCK_N)
     kv_first = tl.program_id(0) % tiles * BLOCK_N
@@ -64,7 +186,7 @@ def columns_kernel(
     keys = tile_of(key, batch, head // GROUP, kv_first, shape.kv_len, HEAD_DIM, BLOCK_N)
     kv_end = kv_end_of(limits, batch, head, shape)
     start, stop, every_start, every_stop = queries_seen(
-        kv_first, kv_first + BLOCK_N - 1, kv_end, shape, limits, keep
+        kv_first, kv_first + BLOCK_N - 1, kv_end, shape, limits, cells
     )
     of_key = kv_idx
     if limits.first is not None:
@@ -72,27 +194,26 @@ def columns_kernel(
         earliest = tl.min(tl.where(of_key < 0, FAR, of_key), 0)
         start = tl.maximum(start, earliest - limits.shift)
         stop = tl.minimum(stop, tl.max(its_stop, 0) - limits.shift)
-    # float32 would drift: a long text has a thousand tiles of queries.
-    total = tl.zeros((BLOCK_N,), tl.float64)
-    if products is not None:
-        WIDE: tl.constexpr = max(16, triton.next_power_of_2(WIDTH))
-        product = tl.zeros((BLOCK_N, WIDE), tl.float32)
+    WIDE: tl.constexpr = max(16, triton.next_power_of_2(WIDTH))
+    product = tl.zeros((BLOCK_N, WIDE), tl.float32)
     row = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len
-    for first in range(start // BLOCK_M * BLOCK_M, stop, BLOCK_M):
+    program = kv_first // BLOCK_N
+    visits_at, begin, end = visits_of(visits, batch, head, program, start, stop, BLOCK_M)
+    for step in range(begin, end):
+        first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_M)
         q_idx = first + tl.arange(0, BLOCK_M)
         here = q_idx < shape.q_len
         q = tile_of(query, batch, head, first, shape.q_len, HEAD_DIM, BLOCK_M)
         x = scores(
             keys, q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape, steps, bias, UPCAST
         )
-        edge = (first < every_start) | (first + BLOCK_M > every_stop)
         if edge:
             of_query = q_idx
             if limits.first is not None:
                 of_query, _ = document(limits, batch, head, q_idx + limits.shift, here)
-            seen = allowed(
+            seen = allowed_in_tile(
                 q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None], kv_end, batch,
-                head, shape, limits, keep,
+                head, shape, limits, cells, kv_first, BLOCK_N,
             )  # fmt: skip
             x = tl.where(seen & here[None, :], x, float("-inf"))
         top, above = norms_of(norms, row + q_idx, here)
@@ -100,21 +221,13 @@ def columns_kernel(
         # In a row of NaN not even a score of -inf makes 0.
         if edge | (bias.pointer is not None):
             weights = tl.where(x == float("-inf"), 0.0, weights)
-        if sums is not None:
-            total += tl.sum(weights, 1)
-        if products is not None:
-            values = tile_of(
-                operand, batch, head // OPERAND_GROUP, first, shape.q_len, WIDTH, BLOCK_M
-            )
-            weights = weights.to(values.dtype)
-            if UPCAST:
-                weights, values = weights.to(tl.float32), values.to(tl.float32)
-            product = tl.dot(weights, values, product, input_precision="ieee")
+        values = tile_of(operand, batch, head // OPERAND_GROUP, first, shape.q_len, WIDTH, BLOCK_M)
+        weights = weights.to(values.dtype)
+        if UPCAST:
+            weights, values = weights.to(tl.float32), values.to(tl.float32)
+        product = tl.dot(weights, values, product, input_precision="ieee")
     there = kv_idx < shape.kv_len
     at = (batch * shape.num_heads + head).to(tl.int64) * shape.kv_len + kv_idx
-    if sums is not None:
-        tl.store(sums + at, total, mask=there)
-    if products is not None:
-        d = tl.arange(0, WIDE)
-        into = products + at[:, None] * WIDTH + d[None, :]
-        tl.store(into, product, mask=there[:, None] & (d < WIDTH)[None, :])
+    d = tl.arange(0, WIDE)
+    into = products + at[:, None] * WIDTH + d[None, :]
+    tl.store(into, product, mask=there[:, None] & (d < WIDTH)[None, :])

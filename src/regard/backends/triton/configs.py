@@ -12,7 +12,16 @@ import torch
 
 __all__ = ["INTERPRETED", "Config", "Kernel", "config"]
 
-Kernel = Literal["rows", "columns", "products", "pooled", "top"]
+Kernel = Literal[
+    "rows",
+    "columns",
+    "products",
+    "pooled",
+    "top",
+    "row_products",
+    "query_gradient",
+    "key_gradient",
+]
 
 
 @dataclass(frozen=True)
@@ -43,51 +52,78 @@ def config(
     capability: tuple[int, int],
     k: int = 0,
     crowded: bool = False,
+    packed: bool = False,
 ) -> Config:
     """Return the config of a kernel.
 
     Args:
-        kernel: which one; "rows" and "top" have tiles of the same width for one question.
+        kernel: which one.
         head_dim: of query and key; of the operand of "products", where that is wider.
         dtype: of query and key; float32 where the operand of "products" is.
         capability: of the GPU.
         k: of the top-k that the row statistics and the top-k kernel keep in registers.
-        crowded: True if a bias, a bool mask or a softcap needs more reads or registers per score.
+        crowded: True if a bias or a softcap needs more reads or registers per score.
+        packed: True if the mask has bits, whose tiles are read one stage later.
     """
     hopper = capability[0] in (9, 10)  # 12, the consumers', has less than half the shared memory
-    if kernel == "products" and dtype == torch.float32:
-        if crowded:
-            return Config(16, 32 if head_dim <= 128 else 16, 8, 2)
-        return Config(64, 32, 8, 2) if head_dim <= 128 else Config(16, 32, 8, 1)
-    if kernel == "products" and head_dim > 128:
-        return Config(32, 64, 8, 2)
+    wide = head_dim > 128
+    if kernel == "top":
+        return Config(max(2, 64 // _power_of_2(k)), 16, 4, 1)
+    if kernel in ("query_gradient", "key_gradient"):
+        return _of_gradient(kernel, wide, dtype, hopper, crowded)
+    if kernel == "products":
+        return _of_products(wide, dtype, hopper, crowded)
     if dtype == torch.float32:
         # Multiplied by threads one by one: small tiles, so that operands fit in registers.
         if crowded:
-            return Config(16, 32, 4, 1) if kernel == "top" else Config(32, 32, 8, 1)
-        tall = head_dim <= 128 and kernel != "top"
-        return Config(64, 32, 4, 2) if tall else Config(32, 32, 4, 1)
-    if kernel == "products":
-        if crowded:
-            return Config(64, 64, 4, 2)
-        return Config(32, 128, 4, 2) if hopper else Config(64, 128, 8, 2)
+            return Config(32, 32, 8, 1)
+        return Config(32, 32, 4, 1) if wide else Config(64, 32, 4, 2)
     if crowded:
-        # Hopper's matrix units take 64 rows of the first operand, which are the keys in columns.
-        queries, keys = (32, 64) if kernel == "columns" else (64, 32)
-        return Config(queries, keys, 4 if kernel == "top" else 8, 2)
-    if hopper and head_dim <= 128 and k <= 16:
-        # Several programs on a multiprocessor: the exps of one beside the product of another.
-        if kernel == "rows":
-            return Config(64, 128, 4, 3) if head_dim <= 64 else Config(128, 64, 8, 3)
-        width = 128 if head_dim <= 64 and kernel == "top" else 64
-        return Config(64 if kernel == "pooled" else 128, width, 4, 3)
+        # Hopper's matrix units take 64 rows of the first operand.
+        return Config(64, 32, 8, 2)
+    if kernel in ("columns", "row_products"):
+        if wide or not hopper:
+            return Config(64, 64, 4, 2)
+        return Config(64, 128 if kernel == "columns" else 64, 4, 3)
     if k > 16:
         return Config(64, 64, 4 if hopper else 8, 2)
-    width = 128 if head_dim <= 128 else 64
-    if kernel == "top":
-        return Config(128, width, 8, 2) if hopper else Config(32, width, 4, 2)
-    if kernel == "pooled":
+    if wide or not hopper:
         return Config(128, 64, 8, 2)
-    if head_dim > 128 or not hopper:
-        return Config(128, width, 8, 2)
-    return Config(128, width, 8, 3)
+    if kernel == "pooled":
+        return Config(64, 64, 4, 3)
+    if packed:
+        return Config(64, 64, 4, 4)
+    if head_dim <= 64:
+        return Config(64, 128, 4, 3)
+    return Config(128, 128, 8, 2) if k <= 1 else Config(128, 64, 8, 3)
+
+
+def _of_products(wide: bool, dtype: torch.dtype, hopper: bool, crowded: bool) -> Config:
+    """Return the config of a kernel that multiplies weights with an operand."""
+    if dtype == torch.float32:
+        if crowded:
+            return Config(16, 16 if wide else 32, 8, 2)
+        return Config(16, 32, 8, 1) if wide else Config(64, 32, 8, 2)
+    if wide:
+        return Config(32, 64, 8, 2)
+    if crowded:
+        return Config(64, 64, 4, 2)
+    return Config(32, 128, 4, 2) if hopper else Config(64, 128, 8, 2)
+
+
+def _of_gradient(
+    kernel: Kernel, wide: bool, dtype: torch.dtype, hopper: bool, crowded: bool
+) -> Config:
+    """Return the config of a kernel that keeps a tile of gradients, as wide as head_dim."""
+    by_rows = kernel == "query_gradient"
+    if dtype == torch.float32:
+        return Config(16, 16, 4, 1) if wide else Config(32, 32, 8, 1)
+    if wide:
+        return Config(64, 32, 8, 1) if by_rows else Config(32, 64, 8, 1)
+    if crowded or not hopper:
+        return Config(64, 32, 4, 2) if by_rows else Config(32, 64, 4, 2)
+    return Config(64, 64, 4, 2) if by_rows else Config(128, 64, 4, 2)
+
+
+def _power_of_2(least: int) -> int:
+    return 1 << (least - 1).bit_length()

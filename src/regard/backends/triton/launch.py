@@ -1,10 +1,10 @@
 """Kernel launches: the grid of programs and the kernel arguments for a set of operands."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from math import e, log2
+from math import e, log, log2
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -12,18 +12,34 @@ import triton  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
 from regard.backends.triton import column_kernels as columns
+from regard.backends.triton import gradient_kernels as gradients
 from regard.backends.triton import pool_kernels as pooled
 from regard.backends.triton import row_kernels as rows
 from regard.backends.triton import tile
 from regard.backends.triton import top_k_kernels as top
 from regard.backends.triton.configs import INTERPRETED, Config, Kernel, config
-from regard.backends.triton.operands import Operands, Plane
+from regard.backends.triton.gradient_kernels import Grid, Sparse, Terms
+from regard.backends.triton.operands import Derivative, Operands, Plane
+from regard.backends.triton.packed_mask import CELL
 
-__all__ = ["Launch", "RowStatistics", "interpreted", "pieces_of"]
+__all__ = [
+    "STRIPS",
+    "Launch",
+    "RowStatistics",
+    "interpreted",
+    "joined_parts",
+    "parts_of",
+    "pieces_of",
+    "spans_between",
+]
 
 # Slot widths besides a whole tile. More widths would waste less of each slot, but each pair of a
 # row width and a column width is one launch and one kernel to compile.
 NARROW = (2, 8, 32)
+STRIPS = (1, 32)  # keys of a strip; each width is one more kernel to compile
+GROUPED: int = cast(Any, rows.GROUPED).value
+# A thread sums the weights of a part's tiles in float32, which drifts where they are many.
+LEAST_TILES, MOST_PARTS = 16, 16
 
 
 class RowStatistics(NamedTuple):
@@ -34,21 +50,18 @@ class RowStatistics(NamedTuple):
         norms: the row maximum and log of the sum, which the other passes need.
         entropy: in nats, float32.
         mass: the sum of the weights, float32.
-        value: the largest weight, float32.
-        best: its key, int64.
         tiles: int32, (batch, num_heads, q_len, slots): the tiles with the largest scores, an input
-            of ``Launch.top``.
-        least: a score that the k largest are not below, likewise.
+            of ``Launch.top``; of one slot the group of keys.
+        maxima: (batch, num_heads, q_len, slots, groups): of the groups in these tiles, likewise;
+            None for one slot.
     """
 
     logsumexp: Tensor
     norms: tile.Norms
     entropy: Tensor | None
     mass: Tensor | None
-    value: Tensor | None
-    best: Tensor | None
     tiles: Tensor | None
-    least: Tensor | None
+    maxima: Tensor | None
 
 
 class _Group(NamedTuple):
@@ -78,32 +91,28 @@ class Launch:
 
     given: Operands
 
-    def rows(
-        self, *, entropy: bool = False, mass: bool = False, largest: bool = False, k: int = 0
-    ) -> RowStatistics:
+    def rows(self, *, entropy: bool = False, mass: bool = False, k: int = 0) -> RowStatistics:
         """Compute the logsumexp of each row, and the statistics requested.
 
         Args:
             entropy: also compute the entropy of each row.
             mass: also compute the sum of the weights of each row.
-            largest: also compute the largest weight and its key.
             k: if not 0, also list the tiles that a following ``top`` with this k needs.
         """
         size = self.given.shape[:-1]
         slots = _power_of_2(k) if k else 0
+        chosen = self._config("rows", k)
+        groups = chosen.block_n // GROUPED
         found = RowStatistics(
             self._empty(size),
             tile.Norms(self._empty(size), self._empty(size)),
             self._empty(size) if entropy else None,
             self._empty(size) if mass else None,
-            self._empty(size) if largest else None,
-            self._empty(size, torch.int64) if largest else None,
             self._empty((*size, slots), torch.int32) if k else None,
-            self._empty(size) if k else None,
+            self._empty((*size, slots, groups)) if k > 1 else None,
         )
-        chosen = self._config("rows", k)
-        answers = rows.RowAnswers(*found)
-        extra = (self.given.sink, answers, k)
+        visits = self._visits(chosen, packed_rows=True)
+        extra = (visits, self.given.sink, rows.RowAnswers(*found), k)
         self._run(rows.rows_kernel, self._row_tiles(chosen), extra, chosen, K=slots)
         return found
 
@@ -112,17 +121,60 @@ class Launch:
         assert found.tiles is not None
         size = (*self.given.shape[:-1], k)
         values, indices = self._empty(size), self._empty(size, torch.int64)
-        # The listed tiles have the width of the first pass.
-        chosen = replace(self._config("top", k), block_n=self._config("rows", k).block_n)
-        extra = (found.norms, found.tiles, found.least, values, indices, k)
-        self._run(top.top_kernel, self._row_tiles(chosen), extra, chosen, K=found.tiles.shape[-1])
+        chosen = self._config("top", k)
+        extra = (found.norms, found.tiles, found.maxima, values, indices, k)
+        groups = 1 if found.maxima is None else found.maxima.shape[-1]
+        sizes = {"K": found.tiles.shape[-1], "GROUPS": groups}
+        self._run(top.top_kernel, self._row_tiles(chosen), extra, chosen, **sizes)
         return values, indices
 
     def column_sums(self, norms: tile.Norms) -> Tensor:
-        """Return the sum of the weights of each key, (batch, num_heads, kv_len)."""
-        sums = self._empty((*self.given.shape[:2], self.given.shape[-1]))
-        self._columns(norms, sums, None, None)
-        return sums
+        """Return the sum of the weights of each key, float32, (batch, num_heads, kv_len)."""
+        tiles = _ceil(self.given.shape[-2], self._config("columns").block_m)
+        of_part = max(LEAST_TILES, _ceil(tiles, MOST_PARTS))
+        parts = columns.Parts(None, None), _ceil(tiles, of_part)
+        return joined_parts(self._columns(norms, *parts, 1, TILES=of_part, SPLITS=False))
+
+    def strips(self, norms: tile.Norms, parts: Tensor, strip: int) -> Tensor:
+        """Return the mass of parts of the rows on strips of keys.
+
+        Args:
+            norms: the norms of the rows.
+            parts: (start, stop) of each part, which together are all rows, in their order; none is
+                shorter than ``shortest_part``; int64, (parts, 2), on the CPU.
+            strip: keys of a strip, one of STRIPS.
+
+        Returns:
+            float32, (batch, num_heads, parts, strips).
+        """
+        stops = parts[:, 1].contiguous()
+        at = torch.searchsorted(stops, torch.arange(self.given.shape[-2], device="cpu"), right=True)
+        device = self.given.query.device
+        of_rows = columns.Parts(at.int().to(device), stops.int().to(device))
+        splits = bool((stops[:-1] % self._config("columns").block_m).any())
+        return self._columns(norms, of_rows, len(parts), strip, TILES=1, SPLITS=splits)
+
+    def _columns(
+        self, norms: tile.Norms, parts: columns.Parts, count: int, strip: int, **sizes: int
+    ) -> Tensor:
+        *leading, _, kv_len = self.given.shape
+        chosen = self._config("columns")
+        size = (*leading, count, _ceil(kv_len, strip))
+        strips = torch.zeros(size, device=self.given.query.device)
+        programs = _ceil(kv_len, chosen.block_n) * strips.shape[:2].numel()
+        extra = (self._visits(chosen, by_keys=True), norms, parts, count, strips)
+        self._run(columns.columns_kernel, programs, extra, chosen, STRIP=strip, **sizes)
+        return strips
+
+    @property
+    def shortest_part(self) -> int:
+        """The fewest rows of a part: a tile meets two at most."""
+        return self._config("columns").block_m
+
+    @property
+    def longest_part(self) -> int:
+        """The most rows of a part: a thread sums their weights in float32."""
+        return self._config("columns").block_m * LEAST_TILES
 
     def transposed_product(self, norms: tile.Norms, operand: Tensor) -> Tensor:
         """Return weights.mT @ operand, float32, (batch, num_heads, kv_len, width).
@@ -133,7 +185,11 @@ class Launch:
         """
         size = (*self.given.shape[:2], self.given.shape[-1], operand.shape[-1])
         products = self._empty(size)
-        self._columns(norms, None, operand, products)
+        chosen = self._config("products", operand=operand)
+        programs = _ceil(size[-2], chosen.block_n) * products.shape[:2].numel()
+        sizes = {"OPERAND_GROUP": size[1] // operand.shape[1], "WIDTH": size[-1]}
+        extra = (self._visits(chosen, by_keys=True), norms, _tokens(operand), products)
+        self._run(columns.products_kernel, programs, extra, chosen, **sizes)
         return products
 
     def spans(self, norms: tile.Norms, of_rows: Tensor, of_columns: Tensor) -> Tensor:
@@ -159,36 +215,122 @@ class Launch:
             sizes = {"ROW_SLOT": row_slot, "COLUMN_SLOT": column_slot}
             extra = (norms, *pieces, *map(len, pieces), sums, count, width)
             self._run(pooled.pooled_kernel, tiles * batch * num_heads, extra, chosen, **sizes)
-        return sums if count == height else self._joined(sums, down.first)
+        return sums if count == height else self._joined(sums, down.first[:-1], down.first[1:])
 
-    def _joined(self, sums: Tensor, first: Tensor) -> Tensor:
+    def added(self, strips: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+        """Return the sums of parts and strips, (batch, num_heads, row spans, column spans).
+
+        Args:
+            strips: (batch, num_heads, parts, strips), contiguous.
+            of_rows: the first part of each row span, and one past its last; int64, (spans, 2).
+            of_columns: the first strip of each column span, and one past its last, likewise.
+        """
+        *leading, parts, width = strips.shape
+        found = self._empty((*leading, parts, len(of_columns)))
+        begins, ends = of_columns.int().T.contiguous().to(strips.device)
+        with torch.cuda.device_of(strips):
+            cast(Any, pooled.added_kernel)[(found.numel(),)](
+                strips, begins, ends, found, len(of_columns), width, BLOCK=128
+            )
+        return self._joined(found, *of_rows.int().T.contiguous())
+
+    def _joined(self, sums: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
         """Add the pieces of each span of queries."""
-        batch, num_heads, count, width = sums.shape
-        height = len(first) - 1
-        answers = self._empty((batch, num_heads, height, width))
-        first = first.to(sums.device, non_blocking=True)
+        *leading, count, width = sums.shape
+        answers = self._empty((*leading, len(begins), width))
+        begins, ends = (each.to(sums.device, non_blocking=True) for each in (begins, ends))
         kernel = cast(Any, pooled.joined_kernel)
         with torch.cuda.device_of(sums):
-            programs = batch * num_heads * height
-            kernel[(programs,)](sums, first, answers, count, height, width, BLOCK=128)
+            programs = answers.shape[:-1].numel()
+            kernel[(programs,)](sums, begins, ends, answers, count, len(begins), width, BLOCK=128)
         return answers
 
-    def _columns(
-        self,
-        norms: tile.Norms,
-        sums: Tensor | None,
-        operand: Tensor | None,
-        products: Tensor | None,
-    ) -> None:
-        batch, num_heads, _, kv_len = self.given.shape
-        width = 1 if operand is None else operand.shape[-1]
-        chosen = self._config("columns" if operand is None else "products", operand=operand)
-        programs = _ceil(kv_len, chosen.block_n) * batch * num_heads
-        tokens = None if operand is None else _tokens(operand)
-        group = 1 if operand is None else num_heads // operand.shape[1]
-        sizes = {"OPERAND_GROUP": group, "WIDTH": width}
-        extra = (norms, sums, tokens, products)
-        self._run(columns.columns_kernel, programs, extra, chosen, **sizes)
+    def row_products(
+        self, norms: tile.Norms, derivative: Derivative, *, sums: bool, products: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the row sums of W G, of columns and grid, and the product W @ right.
+
+        Args:
+            norms: the norms of the rows.
+            derivative: of a loss by the weights.
+            sums: whether the row sums are needed, (batch, num_heads, q_len).
+            products: whether the product is needed, (batch, num_heads, q_len, width).
+        """
+        size = self.given.shape[:-1]
+        right = derivative.right if products else None
+        width = 1 if right is None else right.shape[-1]
+        total = self._empty(size) if sums else None
+        product = self._empty((*size, width)) if products else None
+        chosen = self._config("row_products" if right is None else "products", operand=right)
+        programs = _ceil(size[-1], chosen.block_m) * size[0] * size[1]
+        extra = (self._visits(chosen), norms, _terms(derivative), total, product)
+        sizes = {"WIDTH": width, "MET": _cells_met(derivative, 1, chosen.block_n)}
+        self._run(gradients.row_products_kernel, programs, extra, chosen, **sizes)
+        return total, product
+
+    def query_gradient(self, norms: tile.Norms, derivative: Derivative) -> Tensor:
+        """Return the gradient of the query of the operands, float32."""
+        found = self._empty(self.given.query.shape)
+        chosen = self._config("query_gradient", operand=derivative.left)
+        sparse = Sparse(None, None, None, None)
+        if derivative.keys is not None and derivative.numbers is not None:
+            keys = derivative.keys.clamp(min=0).int().contiguous()
+            sparse = Sparse(keys, derivative.numbers.contiguous(), None, None)
+        extra = (self._visits(chosen), norms, _terms(derivative), sparse, found)
+        programs = _ceil(found.shape[-2], chosen.block_m) * found.shape[:2].numel()
+        sizes = self._gradient_sizes(derivative, 1, chosen.block_n)
+        self._run(gradients.query_gradient_kernel, programs, extra, chosen, **sizes)
+        return found
+
+    def key_gradient(self, norms: tile.Norms, derivative: Derivative) -> Tensor:
+        """Return the gradient of the key of the operands, float32."""
+        found = self._empty(self.given.key.shape)
+        chosen = self._config("key_gradient", operand=derivative.left)
+        sparse = self._sorted(derivative, chosen.block_n)
+        extra = (self._visits(chosen, by_keys=True), norms, _terms(derivative), sparse, found)
+        programs = _ceil(found.shape[-2], chosen.block_n) * found.shape[:2].numel()
+        sizes = self._gradient_sizes(derivative, 0, chosen.block_m)
+        self._run(gradients.key_gradient_kernel, programs, extra, chosen, **sizes)
+        return found
+
+    def _gradient_sizes(self, derivative: Derivative, axis: int, block: int) -> dict[str, int]:
+        left, keys = derivative.left, derivative.keys
+        return {
+            "WIDTH": 1 if left is None else left.shape[-1],
+            "LEFT_GROUP": 1 if left is None else self.given.shape[1] // left.shape[1],
+            "COUNT": 1 if keys is None else keys.shape[-1],
+            "MET": _cells_met(derivative, axis, block),
+        }
+
+    def _sorted(self, derivative: Derivative, block_n: int) -> Sparse:
+        """Return the sparse derivative of each key head, sorted by key; of equal keys by row."""
+        if derivative.keys is None or derivative.numbers is None:
+            return Sparse(None, None, None, None)
+        batch, num_heads, q_len, kv_len = self.given.shape
+        count, group = derivative.keys.shape[-1], self.given.group
+        size = (batch, num_heads // group, group * q_len * count)
+        keys = derivative.keys.clamp(min=0).reshape(size).int()
+        keys, order = keys.sort(dim=-1, stable=True)
+        numbers = derivative.numbers.reshape(size).gather(-1, order)
+        edges = torch.arange(_ceil(kv_len, block_n) + 1, dtype=torch.int32, device=keys.device)
+        edges = (edges * block_n).expand(*size[:2], -1).contiguous()
+        first = torch.searchsorted(keys, edges, out_int32=True)
+        return Sparse(keys, numbers, (order // count).int(), first)
+
+    def _visits(
+        self, chosen: Config, *, packed_rows: bool = False, by_keys: bool = False
+    ) -> tile.Visits:
+        """Return the tiles that each program reads, where the mask has bits."""
+        packed = self.given.limits.packed
+        if packed is None:
+            return tile.Visits(None, None, 0, 0, 0)
+        height, width = chosen.block_m, chosen.block_n
+        if by_keys:
+            lists = packed.by_keys(height, width)
+        else:
+            lists = packed.by_rows(height, width, self.given.group if packed_rows else 1)
+        strides = _broadcast_strides(lists.counts)
+        return tile.Visits(*lists, *strides, lists.entries.shape[-1])
 
     @cached_property
     def _arguments(self) -> tuple[Any, ...]:
@@ -197,7 +339,8 @@ class Launch:
         _, num_heads, q_len, kv_len = given.shape
         usual = given.bias is None and given.softcap is None
         to_bits = (given.scale if usual else 1.0) * log2(e)
-        keep = None if limits.keep is None else Plane(limits.keep.view(torch.uint8), False)
+        slots = None if limits.packed is None else limits.packed.slots
+        words = None if limits.packed is None else limits.packed.words
         return (
             _tokens(given.query),
             _tokens(given.key),
@@ -214,7 +357,7 @@ class Launch:
                 *_strides(limits.first),
                 limits.shift,
             ),
-            _plane(keep, q_len),
+            tile.Cells(slots, words, *_broadcast_strides(slots), _ceil(kv_len, CELL)),
         )
 
     def _config(self, kernel: Kernel, k: int = 0, operand: Tensor | None = None) -> Config:
@@ -222,13 +365,14 @@ class Launch:
             return INTERPRETED
         query = self.given.query
         capability = torch.cuda.get_device_capability(query.device)
-        more = (self.given.bias, self.given.softcap, self.given.limits.keep)
+        more = (self.given.bias, self.given.softcap)
         crowded = any(each is not None for each in more)
         widest, dtype = query.shape[-1], query.dtype
         if operand is not None:
             widest = max(widest, operand.shape[-1])
             dtype = operand.dtype if operand.dtype == torch.float32 else dtype
-        return config(kernel, widest, dtype, capability, k=k, crowded=crowded)
+        packed = self.given.limits.packed is not None
+        return config(kernel, widest, dtype, capability, k=k, crowded=crowded, packed=packed)
 
     def _row_tiles(self, chosen: Config) -> int:
         batch, num_heads, q_len, _ = self.given.shape
@@ -269,9 +413,51 @@ class Launch:
         return pieces.table[:, [0, 1, into, 4]].to(self.given.query.device, non_blocking=True)
 
 
+def joined_parts(strips: Tensor) -> Tensor:
+    """Return the column sums of strips of one key, (batch, num_heads, kv_len)."""
+    return strips.sum(-2, dtype=torch.float64).float()
+
+
 def _strides(tensor: Tensor | None) -> tuple[int, int]:
     """Return the strides of the batch and the heads."""
     return (0, 0) if tensor is None else (tensor.stride(0), tensor.stride(1))
+
+
+def _broadcast_strides(tensor: Tensor | None) -> tuple[int, int]:
+    """Return the strides of the batch and the heads; 0 where all entries share one."""
+    batch, heads = _strides(tensor)
+    if tensor is None:
+        return batch, heads
+    return batch * (tensor.shape[0] > 1), heads * (tensor.shape[1] > 1)
+
+
+def _terms(derivative: Derivative) -> Terms:
+    """Return the derivative as the kernels read it."""
+    grid, left, right = derivative.grid, derivative.left, derivative.right
+    slope = derivative.slope
+    none = tile.Tokens(None, 0, 0, 0)
+    return Terms(
+        None if slope is None else slope * log(2),  # the kernels' logarithms are in bits
+        derivative.offset,
+        derivative.columns,
+        Grid(None, None, None, 0, 0)
+        if grid is None
+        else Grid(grid.numbers, *grid.places, *grid.numbers.shape[-2:]),
+        none if left is None else _tokens(left),
+        none if right is None else _tokens(right),
+    )
+
+
+def _cells_met(derivative: Derivative, axis: int, block: int) -> int:
+    """Return how many cells of the grid a tile of this many tokens meets: 1, 2, or 0 for more."""
+    if derivative.grid is None:
+        return 1
+    spans, length = derivative.grid.spans[axis], len(derivative.grid.places[axis])
+    if not bool((spans[spans < length] % block).any()):
+        return 1
+    edges = torch.cat((spans[:, 0], spans[-1:, 1]))
+    covers = torch.equal(spans[1:, 0], spans[:-1, 1]) and edges[0] == 0 and edges[-1] == length
+    return 2 if covers and int(edges.diff().min()) >= block - 1 else 0
 
 
 def _tokens(tensor: Tensor) -> tile.Tokens:
@@ -293,6 +479,26 @@ def _ceil(number: int, step: int) -> int:
 
 def _power_of_2(least: int) -> int:
     return 1 << (least - 1).bit_length()
+
+
+def spans_between(edges: Tensor) -> Tensor:
+    """Return the (start, stop) of the spans that lie between positions, int64, (spans, 2)."""
+    rising = cast(Tensor, torch.unique(edges))
+    return torch.stack((rising[:-1], rising[1:]), -1)
+
+
+def parts_of(spans: Tensor, most: int) -> Tensor:
+    """Cut spans that follow each other into parts of nearly equal length, in their order.
+
+    Args:
+        spans: (start, stop), int64, (spans, 2).
+        most: the largest number of tokens in a part.
+
+    Returns:
+        (start, stop) of each part, int64, (parts, 2).
+    """
+    start = pieces_of(spans, most).table[:, 0].long().sort().values
+    return torch.stack((start, torch.cat((start[1:], spans[-1:, 1]))), -1)
 
 
 def pieces_of(spans: Tensor, block: int) -> _Pieces:

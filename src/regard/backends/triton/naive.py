@@ -9,18 +9,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.backends.triton.operands import Limits, Operands, Plane
+from regard.backends.triton.operands import Derivative, Limits, Operands, Plane
+from regard.backends.triton.packed_mask import CELL, WHOLE, PackedMask
 
 __all__ = [
     "Rows",
     "Spans",
     "allowed",
     "column_sums",
+    "derivative_by_weights",
+    "gradients",
+    "row_products",
     "rows",
     "scores",
     "spans",
     "top",
     "transposed_product",
+    "unpacked",
     "weights",
 ]
 
@@ -54,9 +59,79 @@ def allowed(limits: Limits, shape: torch.Size) -> Tensor:
         position = q_idx + limits.shift
         first = limits.first.cpu()
         found &= (position >= 0) & (first[..., position.clamp(min=0)] == first[..., None, :])
-    if limits.keep is not None:
-        found &= limits.keep.cpu()
+    if limits.packed is not None:
+        found &= unpacked(limits.packed)
     return found
+
+
+def derivative_by_weights(
+    given: Operands, of: Derivative, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Return what a derivative says of each weight: G, and the numbers of its row."""
+    of_all = weights(given, dtype)
+    found = of.offset.to(dtype)[..., None] + torch.zeros_like(of_all)
+    if of.slope is not None:
+        found = found + of.slope.to(dtype)[..., None] * of_all.clamp(min=2.0**-200).log()
+    return found + _of_places(given, of, dtype) + _of_product(given, of, dtype)
+
+
+def _of_places(given: Operands, of: Derivative, dtype: torch.dtype) -> Tensor:
+    found = torch.zeros(given.shape, dtype=dtype, device=given.query.device)
+    if of.columns is not None:
+        found = found + of.columns.to(dtype)[..., None, :]
+    if of.grid is not None:
+        rows, columns = (each.long() for each in of.grid.places)
+        numbers = of.grid.numbers.to(dtype)
+        cells = numbers[..., rows.clamp(min=0), :][..., columns.clamp(min=0)]
+        found = found + cells * (rows >= 0)[:, None] * (columns >= 0)
+    return found
+
+
+def _of_product(given: Operands, of: Derivative, dtype: torch.dtype) -> Tensor:
+    if of.left is None or of.right is None:
+        return torch.zeros((), dtype=dtype, device=given.query.device)
+    left = of.left.to(dtype).repeat_interleave(given.shape[1] // of.left.shape[1], 1)
+    return left @ of.right.to(dtype).mT
+
+
+def row_products(
+    given: Operands, of: Derivative, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Compute what ``row_products_kernel`` does: row sums of W G, and the product W @ right."""
+    of_all = weights(given, dtype)
+    assert of.right is not None
+    return (of_all * _of_places(given, of, dtype)).sum(-1), of_all @ of.right.to(dtype)
+
+
+def gradients(
+    given: Operands, of: Derivative, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Compute what the gradient kernels do: the gradients of query and key."""
+    by_score = weights(given, dtype) * derivative_by_weights(given, of, dtype)
+    if given.softcap is not None:
+        of_all = scores(given, dtype)
+        of_all = of_all.masked_fill(of_all == -torch.inf, 0)
+        by_score = by_score * (1 - (of_all / given.softcap).square())
+    if of.keys is not None and of.numbers is not None:
+        at = of.keys.clamp(min=0)
+        by_score = by_score.scatter_add(-1, at, of.numbers.to(dtype) * (of.keys >= 0))
+    query, key = given.query.to(dtype), given.key.to(dtype)
+    of_query = given.scale * by_score @ key.repeat_interleave(given.group, 1)
+    of_key = given.scale * by_score.mT @ query
+    groups = (given.shape[0], key.shape[1], given.group, *key.shape[-2:])
+    return of_query, of_key.reshape(groups).sum(2)
+
+
+def unpacked(packed: PackedMask) -> Tensor:
+    """Return the bits of a packed mask, (batch or 1, num_heads or 1, q_len, kv_len), on the CPU."""
+    slots, words = packed.slots.cpu(), packed.words.cpu()
+    bits = (words[..., None] >> torch.arange(32, device="cpu")) & 1  # (places, CELL, CELL / 32, 32)
+    kinds = torch.zeros(2, CELL, CELL, dtype=torch.bool, device="cpu")
+    kinds[WHOLE] = True
+    cells = torch.cat((bits.bool().view(-1, CELL, CELL), kinds))[slots]
+    found = cells.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+    q_len, kv_len = packed.lengths
+    return found[..., :q_len, :kv_len]
 
 
 def scores(given: Operands, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -3,15 +3,26 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from regard.masks import And, Causal, Documents, Keep, Mask, Padding, RowSlice, SlidingWindow
+from regard.backends.triton.packed_mask import PackedMask, pack
+from regard.masks import And, Causal, Documents, Mask, Padding, RowSlice, SlidingWindow
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
-__all__ = ["Limits", "Operands", "Plane", "operands", "refused"]
+__all__ = [
+    "CellNumbers",
+    "Derivative",
+    "Limits",
+    "Operands",
+    "Plane",
+    "operands",
+    "query_factor",
+    "refused",
+]
 
 AXES = 4  # batch, num_heads, tokens, head_dim
 # With a smaller scale, the unscaled products could overflow float32, or the scale underflow.
@@ -42,7 +53,7 @@ class Limits:
         first: the first key of the document of each key, (batch, num_heads, kv_len).
         stop: one past the last key of that document, of the same shape.
         shift: the position of the first query on the axis of the keys.
-        keep: True = may attend, (batch, num_heads, q_len, kv_len).
+        packed: the whole mask as bits; then no other limit is set.
     """
 
     low: int | None = None
@@ -51,7 +62,7 @@ class Limits:
     first: Tensor | None = None
     stop: Tensor | None = None
     shift: int = 0
-    keep: Tensor | None = None
+    packed: PackedMask | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +98,47 @@ class Operands:
         return self.query.shape[1] // self.key.shape[1]
 
 
+class CellNumbers(NamedTuple):
+    """A number for each cell of a grid over the matrix.
+
+    Attributes:
+        numbers: float32, (batch, num_heads, height, width), contiguous.
+        spans: (start, stop) of its rows in queries, and of its columns in keys; int64, (spans, 2),
+            on the CPU, disjoint and rising.
+        places: int32, (q_len,) and (kv_len,): the row or the column of each token; -1 - n where it
+            lies in none, with n the next one.
+    """
+
+    numbers: Tensor
+    spans: tuple[Tensor, Tensor]
+    places: tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Derivative:
+    """The derivative of a loss by the weights and the scores; float32, None: the term is 0.
+
+    Attributes:
+        offset: for each row, (batch, num_heads, q_len).
+        slope: for each row, times the natural logarithm of a weight.
+        columns: for each key, (batch, num_heads, kv_len).
+        grid: for each cell.
+        left: (batch, heads, q_len, width), heads may be grouped; the last stride is 1.
+        right: (batch, num_heads, kv_len, width), of the same dtype; times ``left``.
+        keys: int64, (batch, num_heads, q_len, count): keys of single scores; below 0: none.
+        numbers: the derivatives by these scores; 0 where there is none.
+    """
+
+    offset: Tensor
+    slope: Tensor | None = None
+    columns: Tensor | None = None
+    grid: CellNumbers | None = None
+    left: Tensor | None = None
+    right: Tensor | None = None
+    keys: Tensor | None = None
+    numbers: Tensor | None = None
+
+
 class _Leaf(NamedTuple):
     """A mask that is no combination, and the rows it is applied to, within a taller matrix."""
 
@@ -109,28 +161,24 @@ def _leaves(mask: Mask | None, start: int, q_len: int) -> Iterator[_Leaf]:
             yield _Leaf(mask, start, q_len)
 
 
-def refused(source: Scores, mask: Mask | None) -> str | None:
-    """Return why no kernel can compute these scores and this mask, as a clause, or None."""
+def refused(source: Scores) -> str | None:
+    """Return why no kernel can compute these scores, as a clause, or None."""
     if not isinstance(source, QueryKeyScores):
         return "Triton kernels start from query and key, not from scores"
     if source.score_mod is not None:
         return "no Triton kernel has a score_mod"
     if len(source.shape) > AXES:
         return f"Triton kernels have one batch axis, and the matrix has {len(source.shape) - 3}"
-    leaves = list(_leaves(mask, 0, source.shape[-2]))
-    known = (Causal, SlidingWindow, Padding, Documents, Keep)
-    for kind in (Documents, Keep):
-        if sum(isinstance(leaf.mask, kind) for leaf in leaves) > 1:
-            return f"no Triton kernel joins several masks {kind.__name__}"
-    for leaf in leaves:
-        if not isinstance(leaf.mask, known):
-            return f"no Triton kernel has the mask {leaf.mask.text}"
-        if isinstance(leaf.mask, Keep) and leaf != (leaf.mask, 0, source.shape[-2]):
-            return f"no Triton kernel has the mask {leaf.mask.text} of other rows"
-        by_head = isinstance(leaf.mask, Padding | Documents) and _differs_by_head(leaf.mask)
-        if by_head and source.group > 1:
-            return "no Triton kernel has lengths or documents for each of the heads of a group"
     return None
+
+
+def _has_limits(mask: Mask | None, q_len: int, group: int) -> bool:
+    """Return True if limits by position are the whole mask, so that no bits are needed."""
+    masks = [leaf.mask for leaf in _leaves(mask, 0, q_len)]
+    by_position = all(isinstance(m, Causal | SlidingWindow | Padding | Documents) for m in masks)
+    documents = sum(isinstance(m, Documents) for m in masks)
+    by_head = any(isinstance(m, Padding | Documents) and _differs_by_head(m) for m in masks)
+    return by_position and documents <= 1 and not (by_head and group > 1)
 
 
 def _differs_by_head(mask: Mask) -> bool:
@@ -138,13 +186,22 @@ def _differs_by_head(mask: Mask) -> bool:
     return tensor.ndim > 2 and tensor.shape[-3] > 1
 
 
+# The bits of a matrix's mask, evaluated on first use and freed with its scores. Another matrix
+# evaluates its own, since what a mask_mod reads may have changed.
+_PACKED: "WeakKeyDictionary[Scores, tuple[Mask, PackedMask]]" = WeakKeyDictionary()
+
+
+def _packed_mask(source: QueryKeyScores, mask: Mask) -> PackedMask:
+    if source not in _PACKED or _PACKED[source][0] is not mask:
+        _PACKED[source] = mask, pack(mask, source.shape, source.device)
+    return _PACKED[source][1]
+
+
 def operands(source: QueryKeyScores, mask: Mask | None) -> Operands:
-    """Return the operands for scores and a mask that ``refused`` accepts."""
+    """Return the operands for scores that ``refused`` accepts, and a mask."""
     query, key, scale = _four(source.query), _four(source.key), source.scale
-    if scale < 0:
-        query, scale = -query, -scale
-    if scale < LEAST_SCALE:
-        query, scale = query * scale, 1.0
+    if (factor := query_factor(source)) != 1:
+        query, scale = query * factor, scale / factor if abs(factor) == 1 else 1.0
     shape = torch.Size((*query.shape[:-1], key.shape[-2]))
     sink = source.sink_bias
     return Operands(
@@ -154,8 +211,15 @@ def operands(source: QueryKeyScores, mask: Mask | None) -> Operands:
         source.softcap,
         _bias(source, shape),
         None if sink is None else _four(sink)[..., 0, 0].float().expand(shape[:2]).contiguous(),
-        _limits(mask, source.shape, shape),
+        _limits(source, mask, shape),
     )
+
+
+def query_factor(source: QueryKeyScores) -> float:
+    """Return the factor of the query that keeps the scale of the kernels above 0 and not tiny."""
+    if abs(source.scale) < LEAST_SCALE:
+        return source.scale
+    return -1.0 if source.scale < 0 else 1.0
 
 
 def _four(tensor: Tensor) -> Tensor:
@@ -183,17 +247,19 @@ def _reached(limit: int, shape: torch.Size) -> int:
     return min(max(limit, -shape[-2]), shape[-1])
 
 
-def _limits(mask: Mask | None, given: torch.Size, shape: torch.Size) -> Limits:
+def _limits(source: QueryKeyScores, mask: Mask | None, shape: torch.Size) -> Limits:
+    if mask is not None and not _has_limits(mask, shape[-2], source.group):
+        return Limits(packed=_packed_mask(source, mask))
     lows: list[int] = []
     highs: list[int] = []
     lengths: list[Tensor] = []
-    first = stop = keep = None
+    first = stop = None
     shift = 0
     kv_len = shape[-1]
     for leaf, start, q_len in _leaves(mask, 0, shape[-2]):
         match leaf:
             case Causal() | SlidingWindow():
-                low, high = leaf.limits(torch.Size((*given[:-2], q_len, kv_len)))
+                low, high = leaf.limits(torch.Size((*source.shape[:-2], q_len, kv_len)))
                 lows += [] if low is None else [low + start]
                 highs.append(high + start)
             case Padding():
@@ -203,10 +269,8 @@ def _limits(mask: Mask | None, given: torch.Size, shape: torch.Size) -> Limits:
                 first = reach[..., 0].contiguous().expand(*shape[:2], kv_len)
                 stop = (-reach[..., 1]).expand(*shape[:2], kv_len)
                 shift = kv_len - q_len + start
-            case Keep():
-                keep = _four(leaf.mask).expand(shape)
             case _:
-                raise AssertionError(f"{leaf.text} is refused")
+                raise AssertionError(f"{leaf.text} has no limits by position")
     return Limits(
         _reached(max(lows), shape) if lows else None,
         _reached(min(highs), shape) if highs else None,
@@ -214,5 +278,4 @@ def _limits(mask: Mask | None, given: torch.Size, shape: torch.Size) -> Limits:
         first,
         stop,
         shift,
-        keep,
     )

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from regard.backends.triton.tile import (
     FAR,
-    allowed,
+    allowed_at,
     document,
     keys_seen,
     kv_end_of,
@@ -33,7 +33,7 @@ from regard.backends.triton.tile import (
     weights_of,
 )
 
-__all__ = ["joined_kernel", "pooled_kernel"]
+__all__ = ["added_kernel", "joined_kernel", "pooled_kernel"]
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def pooled_kernel(
     steps,
     bias,
     limits,
-    keep,
+    cells,
     norms,
     rows,
     columns,
@@ -104,7 +104,7 @@ def pooled_kernel(
     q = rows_of(query, batch, head + 0 * q_idx, q_idx, here, HEAD_DIM)
     kv_end = kv_end_of(limits, batch, head, shape)
     q_first, q_last = tl.min(tl.where(here, q_idx, FAR), 0), tl.max(tl.where(here, q_idx, -1), 0)
-    start, stop, every_start, every_stop = keys_seen(q_first, q_last, kv_end, limits, keep)
+    start, stop, every_start, every_stop = keys_seen(q_first, q_last, kv_end, limits, cells)
     of_query = q_idx
     if limits.first is not None:
         of_query, its_stop = document(limits, batch, head, q_idx + limits.shift, here)
@@ -141,9 +141,9 @@ def pooled_kernel(
             of_key = kv_idx
             if limits.first is not None:
                 of_key, _ = document(limits, batch, head, kv_idx, there & (kv_idx < kv_end))
-            seen = allowed(
+            seen = allowed_at(
                 q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
-                head, shape, limits, keep,
+                head, shape, limits, cells,
             )  # fmt: skip
             x = tl.where(seen & here[:, None] & there[None, :], x, float("-inf"))
         weights = weights_of(x, top[:, None], above[:, None], steps)
@@ -169,17 +169,32 @@ def pooled_kernel(
 
 
 @triton.jit(do_not_specialize=["pieces", "spans", "width"])
-def joined_kernel(sums, first, answers, pieces, spans, width, BLOCK: tl.constexpr):
+def joined_kernel(sums, begins, ends, answers, pieces, spans, width, BLOCK: tl.constexpr):
     """Add the pieces of one span of queries of one head, in order and in float64.
 
     sums is (batch, num_heads, pieces, width), answers (batch, num_heads, spans, width); the pieces
-    of span i are first[i] to first[i + 1].
+    of span i are begins[i] to ends[i].
     """
     at, span = (tl.program_id(0) // spans).to(tl.int64), tl.program_id(0) % spans
-    begin, end = tl.load(first + span), tl.load(first + span + 1)
+    begin, end = tl.load(begins + span), tl.load(ends + span)
     for start in range(0, width, BLOCK):
         column = start + tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK,), tl.float64)
         for piece in range(begin, end):
             total += tl.load(sums + (at * pieces + piece) * width + column, mask=column < width)
         tl.store(answers + (at * spans + span) * width + column, total, mask=column < width)
+
+
+@triton.jit(do_not_specialize=["spans", "width"])
+def added_kernel(sums, begins, ends, answers, spans, width, BLOCK: tl.constexpr):
+    """Add the strips of one span of keys in one row, in float64.
+
+    sums is (rows, width), answers (rows, spans); the strips of span i are begins[i] to ends[i].
+    """
+    row, span = (tl.program_id(0) // spans).to(tl.int64), tl.program_id(0) % spans
+    begin, end = tl.load(begins + span), tl.load(ends + span)
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(begin, end, BLOCK):
+        strip = start + tl.arange(0, BLOCK)
+        total += tl.load(sums + row * width + strip, mask=strip < end, other=0.0)
+    tl.store(answers + row * spans + span, tl.sum(total, 0))

@@ -27,18 +27,21 @@ from regard.backends.triton.tile import (
     LN2,
     LOG2E,
     Norms,
-    allowed,
+    allowed_in_tile,
     document,
     keys_seen,
     kv_end_of,
     packed_rows,
     rows_of,
     scores,
-    tile_of,
+    tokens_of,
+    visit,
+    visits_of,
 )
 
-__all__ = ["RowAnswers", "listed", "rows_kernel"]
+__all__ = ["GROUPED", "RowAnswers", "rows_kernel"]
 
+GROUPED = tl.constexpr(8)  # keys of a group
 # In bits; in float32 2^-200 is 0, and a product of either with 0 is 0.
 LEAST, MOST = tl.constexpr(-200.0), tl.constexpr(1e9)
 
@@ -51,31 +54,27 @@ class RowAnswers(NamedTuple):
         norms: the row maximum and the log of the sum, of the same shape.
         entropy: in nats, of the same shape.
         mass: the sum of the weights.
-        value: the largest weight.
-        index: int64, its key.
-        tiles: int32, the tiles with the k largest maxima, (batch, num_heads, q_len, K), in no
-            order; negative where there are fewer. Of equal maxima the lower tiles stay.
-        least: the smallest of those k maxima, at most the k-th largest score; -inf where there are
-            fewer tiles.
+        tiles: int32, the tiles of BLOCK_N keys with the k largest maxima, (batch, num_heads, q_len,
+            K), in no order; negative where there are fewer. Of equal maxima the lower tiles stay.
+            Without ``maxima`` the one group of GROUPED keys with the largest maximum.
+        maxima: of each of these tiles those of its groups of GROUPED keys, (batch, num_heads,
+            q_len, K, BLOCK_N / GROUPED).
     """
 
     lse: Any
     norms: Norms
     entropy: Any
     mass: Any
-    value: Any
-    index: Any
     tiles: Any
-    least: Any
+    maxima: Any
 
 
 @triton.jit
-def listed(best, place, values, places):
-    """Insert a candidate into each row's list, in place of the last of its smallest values."""
+def _slot_for(best, values, tiles):
+    """Return True at the place of each row's list that a tile takes: the last of the smallest."""
     least = tl.min(values, 1)
-    last = tl.max(tl.where(values == least[:, None], places, -FAR), 1)
-    slot = (best > least)[:, None] & (places == last[:, None])
-    return tl.where(slot, best[:, None], values), tl.where(slot, place, places)
+    last = tl.max(tl.where(values == least[:, None], tiles, -FAR), 1)
+    return (best > least)[:, None] & (tiles == last[:, None])
 
 
 @triton.jit
@@ -86,7 +85,8 @@ def rows_kernel(
     steps,
     bias,
     limits,
-    keep,
+    cells,
+    visits,
     sink,
     answers,
     k,
@@ -103,7 +103,7 @@ def rows_kernel(
     kv_end = kv_end_of(limits, batch, kv_head * GROUP, shape)
     q_last = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, shape.q_len - 1)
     start, stop, every_start, every_stop = keys_seen(
-        tile * BLOCK_M // GROUP, q_last, kv_end, limits, keep
+        tile * BLOCK_M // GROUP, q_last, kv_end, limits, cells
     )
     of_query = q_idx
     if limits.first is not None:
@@ -114,33 +114,53 @@ def rows_kernel(
     top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     expected = tl.zeros((BLOCK_M,), tl.float32)
-    index = tl.full((BLOCK_M,), -1, tl.int32)
+    # A thread has columns that lie eight apart: with this order each group is in one thread.
+    column = tl.arange(0, BLOCK_N)
     if answers.tiles is not None:
         slots = tl.arange(0, K)[None, :] + tl.zeros((BLOCK_M, 1), tl.int32)
-        maxima = tl.where(slots < k, float("-inf"), float("inf"))
-        best_tiles = -1 - slots
-    for first in range(start // BLOCK_N * BLOCK_N, stop, BLOCK_N):
-        kv_idx = first + tl.arange(0, BLOCK_N)
-        keys = tile_of(key, batch, kv_head, first, shape.kv_len, HEAD_DIM, BLOCK_N)
+        values = tl.where(slots < k, float("-inf"), float("inf"))
+        tiles = -1 - slots
+        at = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len + q_idx
+        PART: tl.constexpr = min(64, BLOCK_N)
+        EIGHTH: tl.constexpr = PART // GROUPED
+        column = column // PART * PART + column % EIGHTH * GROUPED + column % PART // EIGHTH
+    visits_at, begin, end = visits_of(visits, batch, kv_head, tile, start, stop, BLOCK_N)
+    for step in range(begin, end):
+        first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_N)
+        kv_idx = first + column
+        keys = tokens_of(key, batch, kv_head, first, column, shape.kv_len, HEAD_DIM)
         x = scores(
             q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head[:, None], shape, steps, bias,
             UPCAST,
         )  # fmt: skip
-        if (first < every_start) | (first + BLOCK_N > every_stop):
+        if edge:
             of_key = kv_idx
             if limits.first is not None:
                 of_key, _ = document(limits, batch, kv_head * GROUP, kv_idx, kv_idx < kv_end)
-            seen = allowed(
+            seen = allowed_in_tile(
                 q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
-                head[:, None], shape, limits, keep,
+                head[:, None], shape, limits, cells, first, BLOCK_N,
             )  # fmt: skip
             x = tl.where(seen, x, float("-inf"))
-        best = tl.max(x, 1)
-        if answers.index is not None:
-            place = tl.min(tl.where(x == best[:, None], kv_idx[None, :], FAR), 1)
-            index = tl.where(best > top, place, index)
         if answers.tiles is not None:
-            maxima, best_tiles = listed(best, first // BLOCK_N, maxima, best_tiles)
+            maxima = tl.max(tl.reshape(x, (BLOCK_M, BLOCK_N // PART, GROUPED, EIGHTH)), 2)
+            maxima = tl.reshape(maxima, (BLOCK_M, BLOCK_N // GROUPED))
+            best = tl.max(maxima, 1)
+            numbers = first // GROUPED + tl.arange(0, BLOCK_N // GROUPED)[None, :]
+        if answers.tiles is not None and answers.maxima is None:
+            group = tl.min(tl.where(maxima == best[:, None], numbers, FAR), 1)
+            tiles = tl.where((best > top)[:, None], group[:, None], tiles)
+        elif answers.tiles is not None:
+            slot = _slot_for(best, values, tiles)
+            values = tl.where(slot, best[:, None], values)
+            tiles = tl.where(slot, first // BLOCK_N, tiles)
+            # The maxima of a tile that later leaves the list are written over.
+            place = tl.max(tl.where(slot, slots, -1), 1)
+            into = answers.maxima + (at * K + place)[:, None] * (BLOCK_N // GROUPED)
+            into += tl.arange(0, BLOCK_N // GROUPED)[None, :]
+            tl.store(into, maxima, mask=(here & (place >= 0))[:, None])
+        else:
+            best = tl.max(x, 1)
         higher = tl.maximum(top, best)
         # An infinite score stays infinite, and so do the sum and the logsumexp.
         from_here = tl.where(tl.abs(higher) == float("inf"), 0.0, higher)
@@ -184,11 +204,6 @@ def rows_kernel(
         tl.store(answers.entropy + at, entropy, mask=here)
     if answers.mass is not None:
         tl.store(answers.mass + at, share, mask=here)
-    if answers.value is not None:
-        none = empty | (above != above)
-        tl.store(answers.value + at, tl.where(empty, 0.0, tl.exp2(-above)), mask=here)
-        tl.store(answers.index + at, tl.where(none, -1, index).to(tl.int64), mask=here)
     if answers.tiles is not None:
         into = answers.tiles + at[:, None] * K + tl.arange(0, K)[None, :]
-        tl.store(into, best_tiles, mask=here[:, None])
-        tl.store(answers.least + at, tl.min(maxima, 1), mask=here)
+        tl.store(into, tiles, mask=here[:, None])

@@ -16,7 +16,7 @@ are int32.
 """
 
 # Inside a kernel everything is Triton's, which has no types of its own there.
-# pyright: basic, reportArgumentType=false
+# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from typing import Any, NamedTuple
 
@@ -24,33 +24,43 @@ import triton
 import triton.language as tl
 
 __all__ = [
+    "CELL",
     "FAR",
+    "HIDDEN",
     "LN2",
     "LOG2E",
+    "WHOLE",
+    "Cells",
     "Limits",
     "Norms",
     "Plane",
     "Shape",
     "Steps",
     "Tokens",
-    "allowed",
+    "Visits",
+    "allowed_at",
+    "allowed_in_tile",
     "document",
     "keys_seen",
     "kv_end_of",
     "norms_of",
     "packed_rows",
-    "product_by_parts",
     "queries_seen",
     "rows_of",
     "scores",
     "stepped",
     "tile_of",
+    "tokens_of",
+    "visit",
+    "visits_of",
     "weights_of",
 ]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 FAR = tl.constexpr(2**30)  # beyond every position
+CELL = tl.constexpr(64)  # tokens on each side of a cell of a packed mask
+WHOLE, HIDDEN = tl.constexpr(-1), tl.constexpr(-2)  # cells without bits
 
 
 class Tokens(NamedTuple):
@@ -127,13 +137,56 @@ class Limits(NamedTuple):
     shift: int
 
 
+class Cells(NamedTuple):
+    """A mask as bits, of square cells of queries and keys; see ``cells.py``.
+
+    Attributes:
+        slots: int32, (batch, num_heads, row cells, column cells): the place of a cell's bits in
+            ``words``, or WHOLE or HIDDEN; None: the limits are the whole mask.
+        words: int32, (slots, CELL, CELL / 32): one bit for each key.
+        batch: stride of slots; 0 where all batch entries share them.
+        head: likewise.
+        width: the number of column cells.
+    """
+
+    slots: Any
+    words: Any
+    batch: int
+    head: int
+    width: int
+
+
+class Visits(NamedTuple):
+    """The tiles that a program reads, where cells hide others.
+
+    Attributes:
+        entries: int32, (batch, heads, programs, width): twice the number of a tile, plus 1 where
+            the bits of its cells decide; None: a range of tiles.
+        counts: int32, (batch, heads, programs): how many.
+        batch: stride of counts; 0 where all batch entries share them.
+        head: likewise.
+        width: the number of all tiles.
+    """
+
+    entries: Any
+    counts: Any
+    batch: int
+    head: int
+    width: int
+
+
 @triton.jit
 def tile_of(tokens, batch, head, start, count, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
     """Load BLOCK tokens of one head from ``start`` on, (BLOCK, BLOCK_D); 0 from ``count`` on."""
+    return tokens_of(tokens, batch, head, start, tl.arange(0, BLOCK), count, HEAD_DIM)
+
+
+@triton.jit
+def tokens_of(tokens, batch, head, start, i, count, HEAD_DIM: tl.constexpr):
+    """Load the tokens ``start`` + i of one head, (entries of i, BLOCK_D); 0 from ``count`` on."""
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
     base = batch.to(tl.int64) * tokens.batch + head.to(tl.int64) * tokens.head
     base += tl.cast(start, tl.int64) * tokens.token
-    i = tl.arange(0, BLOCK)
     d = tl.arange(0, BLOCK_D)
     pointers = tokens.pointer + base + (i[:, None] * tokens.token + d[None, :])
     here = (start + i < count)[:, None]
@@ -202,29 +255,6 @@ def scores(left, right, q_idx, kv_idx, batch, head, shape, steps, bias, UPCAST: 
 
 
 @triton.jit
-def product_by_parts(
-    query, key, batch, head, kv_head, q_idx, kv_idx, shape, HEAD_DIM: tl.constexpr
-):
-    """Compute query @ key.T in float32, reading a few dimensions at a time.
-
-    Tensor cores do not multiply float32 exactly, so threads multiply in registers, and these cannot
-    hold both whole operands next to a long epilogue.
-    """
-    x = tl.zeros((q_idx.shape[0], kv_idx.shape[0]), tl.float32)
-    for start in range(0, HEAD_DIM, 16):
-        d = start + tl.arange(0, 16)
-        here = d < HEAD_DIM
-        row = head.to(tl.int64) * query.head + q_idx.to(tl.int64) * query.token
-        pointers = query.pointer + batch.to(tl.int64) * query.batch + row[:, None] + d[None, :]
-        q = tl.load(pointers, mask=(q_idx < shape.q_len)[:, None] & here[None, :], other=0.0)
-        column = kv_head.to(tl.int64) * key.head + kv_idx.to(tl.int64) * key.token
-        pointers = key.pointer + batch.to(tl.int64) * key.batch + column[None, :] + d[:, None]
-        k = tl.load(pointers, mask=(kv_idx < shape.kv_len)[None, :] & here[:, None], other=0.0)
-        x = tl.dot(q, k, x, input_precision="ieee")
-    return x
-
-
-@triton.jit
 def stepped(x, q_idx, kv_idx, batch, head, shape, steps, bias):
     """Apply scale, bias and softcap to query · key; times ``to_bits`` the scores are in bits."""
     if bias.pointer is not None or steps.softcap is not None:
@@ -237,8 +267,8 @@ def stepped(x, q_idx, kv_idx, batch, head, shape, steps, bias):
 
 
 @triton.jit
-def allowed(q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, keep):
-    """Return True where a query may attend to a key; of_query and of_key are their documents."""
+def allowed(q_idx, kv_idx, of_query, of_key, kv_end, limits):
+    """Return True where limits let a query attend to a key; of_query and of_key are documents."""
     found = kv_idx < kv_end
     if limits.low is not None:
         found = found & (kv_idx - q_idx >= limits.low)
@@ -246,8 +276,52 @@ def allowed(q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits,
         found = found & (kv_idx - q_idx <= limits.high)
     if limits.first is not None:
         found = found & (of_query == of_key)
-    if keep.pointer is not None:
-        found = found & (_of_plane(keep, batch, head, q_idx, kv_idx, shape, 0) != 0)
+    return found
+
+
+@triton.jit
+def _bits(cells, batch, head, q_idx, kv_idx, here):
+    """Load the words of a packed mask that hold the bits of these queries and keys."""
+    at = batch.to(tl.int64) * cells.batch + head.to(tl.int64) * cells.head
+    at = at + q_idx // CELL * cells.width + kv_idx // CELL
+    slot = tl.load(cells.slots + at, mask=here, other=HIDDEN)
+    at = slot.to(tl.int64) * (CELL * CELL // 32) + q_idx % CELL * (CELL // 32)
+    word = tl.load(cells.words + at + kv_idx % CELL // 32, mask=slot >= 0, other=-1)
+    return tl.where(slot == HIDDEN, 0, word)
+
+
+@triton.jit
+def allowed_at(q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, cells):
+    """Return True where the mask lets a query attend to a key, for any queries and keys."""
+    if cells.slots is not None:
+        here = (q_idx < shape.q_len) & (kv_idx < shape.kv_len)
+        word = _bits(cells, batch, head, q_idx, kv_idx, here)
+        found = (word >> (kv_idx % 32)) & 1 != 0
+    else:
+        found = allowed(q_idx, kv_idx, of_query, of_key, kv_end, limits)
+    return found
+
+
+@triton.jit
+def allowed_in_tile(
+    q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, cells, first,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Return True where the mask lets a query attend to a key of the tile that starts at ``first``.
+
+    q_idx and head have an axis of length 1 for the keys, kv_idx one for the queries. A word has the
+    bits of 32 keys, so it is loaded once for each query.
+    """
+    if cells.slots is not None:
+        found = (q_idx < 0) & (kv_idx < 0)
+        for place in tl.static_range(BLOCK_N // 32):
+            start = first + 32 * place
+            here = (q_idx < shape.q_len) & (start < shape.kv_len)
+            word = _bits(cells, batch, head, q_idx, start + 0 * q_idx, here)
+            bit = (word >> (kv_idx % 32)) & 1 != 0
+            found = found | (bit & (kv_idx // 32 == start // 32))
+    else:
+        found = allowed(q_idx, kv_idx, of_query, of_key, kv_end, limits)
     return found
 
 
@@ -271,7 +345,7 @@ def kv_end_of(limits, batch, head, shape):
 
 
 @triton.jit
-def keys_seen(q_first, q_last, kv_end, limits, keep):
+def keys_seen(q_first, q_last, kv_end, limits, cells):
     """Return the range of keys visible to any, and to all, of a range of queries.
 
     The callers narrow the first range by documents.
@@ -284,13 +358,13 @@ def keys_seen(q_first, q_last, kv_end, limits, keep):
     if limits.high is not None:
         some_stop = tl.minimum(some_stop, q_last + limits.high + 1)
         every_stop = tl.minimum(every_stop, q_first + limits.high + 1)
-    if limits.first is not None or keep.pointer is not None:
+    if limits.first is not None or cells.slots is not None:
         every_start, every_stop = 0 * q_first + FAR, 0 * q_first
     return some_start, some_stop, every_start, every_stop
 
 
 @triton.jit
-def queries_seen(kv_first, kv_last, kv_end, shape, limits, keep):
+def queries_seen(kv_first, kv_last, kv_end, shape, limits, cells):
     """Return the range of queries that see any, and that see all, of a range of keys."""
     some_start, some_stop = 0 * kv_first, shape.q_len + 0 * kv_first
     every_start, every_stop = some_start, some_stop
@@ -302,9 +376,30 @@ def queries_seen(kv_first, kv_last, kv_end, shape, limits, keep):
         every_start = tl.maximum(every_start, kv_last - limits.high)
     some_stop = tl.where(kv_first < kv_end, some_stop, 0)
     every_stop = tl.where(kv_last < kv_end, every_stop, 0)
-    if limits.first is not None or keep.pointer is not None:
+    if limits.first is not None or cells.slots is not None:
         every_start, every_stop = 0 * kv_first + FAR, 0 * kv_first
     return some_start, some_stop, every_start, every_stop
+
+
+@triton.jit
+def visits_of(visits, batch, head, program, start, stop, BLOCK: tl.constexpr):
+    """Return the place of a program's list, and the range of its tiles or of that list."""
+    at = batch.to(tl.int64) * visits.batch + head.to(tl.int64) * visits.head + program
+    begin, end = start // BLOCK, tl.cdiv(stop, BLOCK)
+    if visits.entries is not None:
+        begin, end = 0 * begin, tl.load(visits.counts + at) + 0 * end
+    return at * visits.width, begin, end
+
+
+@triton.jit
+def visit(visits, at, step, every_start, every_stop, BLOCK: tl.constexpr):
+    """Return the first token of the tile of one step, and True if the mask must be asked in it."""
+    first = step * BLOCK
+    edge = (first < every_start) | (first + BLOCK > every_stop)
+    if visits.entries is not None:
+        entry = tl.load(visits.entries + at + step)
+        first, edge = entry // 2 * BLOCK, entry % 2 != 0
+    return first, edge
 
 
 @triton.jit

@@ -1,17 +1,14 @@
-"""The k largest weights of each row: the second of two passes, over the best tiles alone.
+"""The k largest weights of each row: the second of two passes, over the best groups of keys alone.
 
-The first pass, ``rows_kernel``, lists for each row the k tiles with the largest maxima. The k
-largest scores lie in those tiles: where one lay outside, each of the k maxima would come before it.
-Equal maxima are ordered by tile as equal scores are by key, so ties go to the lowest index. This
-pass computes the listed tiles again and moves what is larger than the least of a row's list into
-it, one score of each row at a time. The list starts with the least of the k maxima, a little
-lowered, so that few scores are moved that later ones push out. A pass that computes scores more
-than that below the first pass would miss some: it starts again, without that bound.
+The first pass, ``rows_kernel``, lists for each row the k tiles with the largest maxima, and the
+maxima of the groups of GROUPED neighbouring keys in these tiles. The k largest scores lie in the k
+groups with the largest maxima: where one lay outside, each of the k maxima would come before it.
+The same holds for the groups and their tiles. Equal maxima are ordered by group as equal scores are
+by key, so ties go to the lowest index. This pass computes the scores of the k best groups again.
 
-A tile that some row lists costs 2 m n d FLOPs, n d numbers read, and about eight operations for
-each score and each round; there is one round more than the most scores that a row takes from it.
-No exps but k for a row. Floor: another 0.5 of a forward where all tiles are listed by some row; in
-real attention neighbouring rows list the same few.
+A row reads k GROUPED keys, mostly from L2, and takes 2 k GROUPED d operations on its threads: rows
+list different keys, which a matrix unit could not share. Each of k rounds takes five operations for
+each score. Floor: the bytes from L2, 2 GROUPED k d for each row in 16 bits.
 """
 
 # Inside a kernel everything is Triton's, which has no types of its own there.
@@ -20,38 +17,62 @@ real attention neighbouring rows list the same few.
 import triton
 import triton.language as tl
 
-from regard.backends.triton.row_kernels import listed
+from regard.backends.triton.row_kernels import GROUPED
 from regard.backends.triton.tile import (
     FAR,
-    allowed,
+    allowed_at,
     document,
     kv_end_of,
     norms_of,
     packed_rows,
-    product_by_parts,
-    rows_of,
-    scores,
     stepped,
-    tile_of,
     weights_of,
 )
 
 __all__ = ["top_kernel"]
 
-LOWERED = tl.constexpr(2.0**-12)  # as a part of the score
-SMALL = tl.constexpr(2.0**-64)  # where that is 0
+AT_ONCE = tl.constexpr(16)  # dimensions
 
 
 @triton.jit
-def _moved(x, kv_idx, best_scores, best_keys):
-    """Move the scores of a tile that are larger than the least of a row's list into it."""
-    best = tl.max(x, 1)
-    while tl.max((best > tl.min(best_scores, 1)).to(tl.int32), 0) > 0:
-        place = tl.min(tl.where(x == best[:, None], kv_idx[None, :], FAR), 1)
-        best_scores, best_keys = listed(best, place[:, None], best_scores, best_keys)
-        x = tl.where(kv_idx[None, :] == place[:, None], float("-inf"), x)
-        best = tl.max(x, 1)
-    return best_scores, best_keys
+def _products(query, key, batch, head, kv_head, q_idx, kv_idx, here, there, HEAD_DIM: tl.constexpr):
+    """Compute query · key of some keys of each row, (rows, keys), in float32."""
+    of_query = head.to(tl.int64) * query.head + q_idx.to(tl.int64) * query.token
+    of_query += batch.to(tl.int64) * query.batch
+    of_key = kv_head.to(tl.int64) * key.head + kv_idx.to(tl.int64) * key.token
+    of_key += batch.to(tl.int64) * key.batch
+    x = tl.zeros(kv_idx.shape, tl.float32)
+    for start in range(0, HEAD_DIM, AT_ONCE):
+        d = start + tl.arange(0, AT_ONCE)
+        inside = d < HEAD_DIM
+        mask = here[:, None] & inside[None, :]
+        q = tl.load(query.pointer + of_query[:, None] + d[None, :], mask=mask, other=0.0)
+        mask = there[:, :, None] & inside[None, None, :]
+        k = tl.load(key.pointer + of_key[:, :, None] + d[None, None, :], mask=mask, other=0.0)
+        x += tl.sum(q.to(tl.float32)[:, None, :] * k.to(tl.float32), 2)
+    return x
+
+
+@triton.jit
+def _best_groups(
+    tiles, maxima, at, here, k, K: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """Return the k groups with the largest maxima for each key of a list, (BLOCK_M, K GROUPED)."""
+    listed = tl.arange(0, K * GROUPS)[None, :]
+    tile = tl.load(tiles + at[:, None] * K + listed // GROUPS, mask=here[:, None], other=-1)
+    exists = here[:, None] & (tile >= 0)
+    into = at[:, None] * (K * GROUPS) + listed
+    best_of = tl.load(maxima + into, mask=exists, other=float("-inf"))
+    number = tile * GROUPS + listed % GROUPS
+    slot = tl.arange(0, K * GROUPED)[None, :] // GROUPED
+    groups = -1 + 0 * slot + tl.zeros((BLOCK_M, 1), tl.int32)
+    for rank in range(k):
+        best = tl.max(best_of, 1)
+        group = tl.min(tl.where(best_of == best[:, None], number, FAR), 1)
+        best_of = tl.where(number == group[:, None], float("-inf"), best_of)
+        found = (best > float("-inf"))[:, None] & (slot == rank)
+        groups = tl.where(found, group[:, None], groups)
+    return groups
 
 
 @triton.jit
@@ -62,88 +83,50 @@ def top_kernel(
     steps,
     bias,
     limits,
-    keep,
+    cells,
     norms,
     tiles,
-    least,
+    maxima,
     values,
     indices,
     k,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     K: tl.constexpr,
-    UPCAST: tl.constexpr,
+    GROUPS: tl.constexpr,
+    UPCAST: tl.constexpr,  # noqa: ARG001 - every kernel is launched with it
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # noqa: ARG001 - likewise
 ):
-    """Compute one tile of packed rows, with the tiles and the BLOCK_N of the first pass."""
+    """Compute one tile of packed rows, of K listed tiles with GROUPS groups each."""
     _tile, batch, kv_head, q_idx, head, here = packed_rows(shape, GROUP, BLOCK_M)
-    BY_PARTS: tl.constexpr = query.pointer.dtype.element_ty == tl.float32
-    if not BY_PARTS:
-        q = rows_of(query, batch, head, q_idx, here, HEAD_DIM)
     kv_end = kv_end_of(limits, batch, kv_head * GROUP, shape)
-    of_query = q_idx
-    if limits.first is not None:
-        of_query, _stop = document(limits, batch, kv_head * GROUP, q_idx + limits.shift, here)
     at = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len + q_idx
     top, above = norms_of(norms, at, here)
-    slots = tl.arange(0, K)[None, :] + tl.zeros((BLOCK_M, 1), tl.int32)
-    candidates = tl.load(tiles + at[:, None] * K + slots, mask=here[:, None], other=-1)
-    first_tile = tl.min(tl.min(tl.where(candidates < 0, FAR, candidates), 1), 0)
-    last_tile = tl.max(tl.max(candidates, 1), 0)
-    bound = tl.load(least + at, mask=here, other=float("-inf"))
-    bound -= tl.abs(bound) * LOWERED + SMALL
-    # A row with NaN or inf has no answer to wait for.
-    bound = tl.where((bound > float("-inf")) & (above == above), bound, float("-inf"))
-    best_scores = tl.zeros((BLOCK_M, K), tl.float32)
-    best_keys = slots
-    missing = 1
-    while missing > 0:
-        best_scores = tl.where(slots < k, bound[:, None], float("inf"))
-        best_keys = -1 - slots
-        for number in range(first_tile, last_tile + 1):
-            lists = tl.max((candidates == number).to(tl.int32), 1)
-            if tl.max(lists, 0) > 0:
-                kv_idx = number * BLOCK_N + tl.arange(0, BLOCK_N)
-                if BY_PARTS:
-                    x = product_by_parts(
-                        query, key, batch, head, kv_head, q_idx, kv_idx, shape, HEAD_DIM
-                    )
-                    x = stepped(
-                        x, q_idx[:, None], kv_idx[None, :], batch, head[:, None], shape, steps, bias
-                    )
-                else:
-                    keys = tile_of(
-                        key, batch, kv_head, number * BLOCK_N, shape.kv_len, HEAD_DIM, BLOCK_N
-                    )
-                    x = scores(
-                        q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head[:, None], shape,
-                        steps, bias, UPCAST,
-                    )  # fmt: skip
-                of_key = kv_idx
-                if limits.first is not None:
-                    of_key, _ = document(limits, batch, kv_head * GROUP, kv_idx, kv_idx < kv_end)
-                seen = allowed(
-                    q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end,
-                    batch, head[:, None], shape, limits, keep,
-                )  # fmt: skip
-                x = tl.where(seen & (lists > 0)[:, None], x, float("-inf"))
-                best_scores, best_keys = _moved(x, kv_idx, best_scores, best_keys)
-        lacking = (best_keys < 0) & (slots < k) & (bound > float("-inf"))[:, None]
-        missing = tl.max(tl.max(lacking.to(tl.int32), 1), 0)
-        bound = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-
-    best_scores = tl.where(slots < k, best_scores, float("-inf"))
-    ranks = tl.zeros((BLOCK_M, K), tl.int32)
-    for other in range(K):
-        score = tl.sum(tl.where(slots == other, best_scores, 0.0), 1)[:, None]
-        its_key = tl.sum(tl.where(slots == other, best_keys, 0), 1)[:, None]
-        before = (score == best_scores) & (its_key < best_keys)
-        ranks += ((score > best_scores) | before).to(tl.int32)
-    weights = weights_of(best_scores, top[:, None], above[:, None], steps)
-    found = (best_keys >= 0) & (above == above)[:, None]
-    into = at[:, None] * k + ranks
-    stored = here[:, None] & (ranks < k)
-    nothing = tl.where(above == above, 0.0, above)[:, None]  # NaN in a row with NaN or inf
-    tl.store(values + into, tl.where(found, weights, nothing), mask=stored)
-    tl.store(indices + into, tl.where(found, best_keys, -1).to(tl.int64), mask=stored)
+    if maxima is None:
+        group = tl.load(tiles + at, mask=here, other=-1)[:, None] + tl.zeros((1, GROUPED), tl.int32)
+    else:
+        group = _best_groups(tiles, maxima, at, here, k, K, GROUPS, BLOCK_M)
+    kv_idx = group * GROUPED + tl.arange(0, K * GROUPED)[None, :] % GROUPED
+    kv_idx = tl.where(group < 0, 0, kv_idx)
+    there = (group >= 0) & (kv_idx < kv_end)
+    x = _products(query, key, batch, head, kv_head, q_idx, kv_idx, here, there, HEAD_DIM)
+    x = stepped(x, q_idx[:, None], kv_idx, batch, head[:, None], shape, steps, bias)
+    of_query, of_key = q_idx[:, None], kv_idx
+    if limits.first is not None:
+        position = q_idx[:, None] + limits.shift
+        of_query, _ = document(limits, batch, kv_head * GROUP, position, here[:, None])
+        of_key, _ = document(limits, batch, kv_head * GROUP, kv_idx, there)
+    seen = allowed_at(
+        q_idx[:, None], kv_idx, of_query, of_key, kv_end, batch, head[:, None], shape, limits, cells
+    )
+    x = tl.where(seen & there, x, float("-inf"))
+    for rank in range(k):
+        best = tl.max(x, 1)
+        place = tl.min(tl.where(x == best[:, None], kv_idx, FAR), 1)
+        x = tl.where(kv_idx == place[:, None], float("-inf"), x)
+        weights = weights_of(best, top, above, steps)
+        found = (best > float("-inf")) & (above == above)
+        nothing = tl.where(above == above, 0.0, above)  # NaN in a row with NaN or inf
+        tl.store(values + at * k + rank, tl.where(found, weights, nothing), mask=here)
+        tl.store(indices + at * k + rank, tl.where(found, place, -1).to(tl.int64), mask=here)

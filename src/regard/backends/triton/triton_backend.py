@@ -6,27 +6,28 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
 from subprocess import CalledProcessError
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
 
-from regard.backends.autograd_limits import only_backward
+from regard.backends.autograd_limits import first_only, only_backward
 from regard.backends.backend import Backend, Unavailable
 from regard.backends.sdpa import Sdpa
-from regard.backends.triton.operands import operands, refused
+from regard.backends.triton.operands import operands, query_factor, refused
 from regard.errors import check_operand, dtype_text
 from regard.masks import Mask
 from regard.reductions.products import Output, TransposedOutput
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp
 from regard.reductions.sums import Pool, Segments, Sum
-from regard.reductions.top_k import Top, TopK
+from regard.reductions.top_k import TopK
 from regard.scores.autocast import without_autocast
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
 if TYPE_CHECKING:
+    from regard.backends.triton.derivatives import Derivatives
     from regard.backends.triton.launch import Launch, RowStatistics
 
 __all__ = ["Triton", "unavailable_reason", "warn_once"]
@@ -35,6 +36,8 @@ MAX_K = 64
 MAX_HEAD_DIM = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_CAPABILITY = (8, 0)
+MOST_STRIPS = 2**26  # numbers between two passes: 256 MiB
+MOST_GROUPS = 16  # of keys in a tile, whose maxima a top-k keeps
 LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: it makes the most pieces
 ANSWERED = (LogSumExp, Entropy, Sum, TopK, Pool, Segments, TransposedOutput)
 # What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
@@ -50,8 +53,9 @@ class Triton(Backend):
     """Every statistic of rows and columns in one pass over tiles that never leave the registers.
 
     The rows are read once for all questions about them; questions about the columns, of cells
-    and of the largest weights takes one more pass each, given their norms. ``Output`` beside
-    them goes to the fused kernels. Answers have no gradients.
+    and of the largest weights take one more pass each, given their norms. ``Output`` beside
+    them goes to the fused kernels. The gradient of any of them is one pass over rows and one over
+    keys.
 
     Attributes:
         instead: what answers, with a warning, where a GPU has too little memory, or nothing to
@@ -68,7 +72,7 @@ class Triton(Backend):
     ) -> str | None:
         return (
             _reductions_refusal(source, mask, reductions)
-            or refused(source, mask)
+            or refused(source)
             or unavailable_reason(source)
         )
 
@@ -143,9 +147,11 @@ def _reductions_refusal(
             lack := _operand_refusal(reduction.operand)
         ):
             return lack
-    tensors = [*source.tensors, *(tensor for r in reductions for tensor in r.tensors)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return "Triton kernels have no gradients"
+    if isinstance(source, QueryKeyScores) and torch.is_grad_enabled():
+        positions = source.position_bias.tensors if source.position_bias is not None else ()
+        biases = [each for each in (source.bias, *positions) if each is not None]
+        if any(bias.requires_grad for bias in biases):
+            return "no Triton kernel has the gradient of a bias"
     return None
 
 
@@ -161,7 +167,8 @@ def _operand_refusal(operand: Tensor) -> str | None:
 def _between(reductions: Sequence[Reduction], shape: torch.Size) -> int:
     """Return the bytes that one pass stores for the next: tile lists, and sums of span pieces."""
     most = max((r.k for r in reductions if isinstance(r, TopK)), default=0)
-    numbers = [shape[:-1].numel() * (1 + (1 << (most - 1).bit_length())) if most else 0]
+    listed = 1 << (most - 1).bit_length() if most else 0
+    numbers = [shape[:-1].numel() * listed * (1 + MOST_GROUPS * (listed > 1))]
     for reduction in reductions:
         if isinstance(reduction, Pool | Segments):
             down, across = _spans(reduction, shape)
@@ -188,30 +195,57 @@ def _answer_all(
         # applied late.
         outside: Any = torch.compiler.disable(_answer_all, reason=_NO_GRAPH)
         return outside(source, mask, reductions)
-    from regard.backends.triton.launch import Launch  # imports triton
-
-    _Plain.apply(*source.tensors)
     for reduction in reductions:
         if not isinstance(reduction, Output):
             _buffers(reduction, source)
-    with torch.no_grad(), without_autocast(source.device):
-        request = _Request(source, mask, Launch(operands(source, mask)), tuple(reductions))
-        return tuple(request.answer(reduction) for reduction in reductions)
+    kernels = tuple(r for r in reductions if not isinstance(r, Output))
+    request = _Request(source, mask, kernels)
+    raw = iter(cast(tuple[Tensor, ...], _Answers.apply(request, *request.tensors)))
+    answers: list[Any] = []
+    for reduction in reductions:
+        if isinstance(reduction, Output):
+            answers.append(_FUSED.reduce(source, mask, [reduction])[0])
+        else:
+            sums = tuple(next(raw) for _ in range(2 if isinstance(reduction, TopK) else 1))
+            answers.append(reduction.finish(sums, source.shape))
+    return tuple(answers)
 
 
-class _Plain(torch.autograd.Function):
-    """A no-op that rejects the wrappers of torch.func, which a kernel cannot read."""
+class _Answers(torch.autograd.Function):
+    """The answers of kernels, with a gradient by kernels."""
 
     @staticmethod
-    def forward(*tensors: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return tensors[0].new_zeros(0)
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        request: "_Request", *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        if any(tensor is not own for tensor, own in zip(tensors, request.tensors, strict=True)):
+            only_backward()  # torch.func unwraps the tensors, so they are other objects
+        with without_autocast(request.source.device):
+            return request.forward()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        request, *tensors = inputs
+        ctx.request = request
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(*(each for each in output if not each.is_floating_point()))
+        ctx.set_materialize_grads(False)
 
     vmap: Any = staticmethod(only_backward)
     jvp: Any = staticmethod(only_backward)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        tensors: tuple[Tensor, ...] = ctx.saved_tensors  # detects changes in place
+        request: _Request = ctx.request
+        with torch.no_grad(), without_autocast(request.source.device):
+            totals = request.backward(grad_outputs)
+        return None, *(
+            first_only(totals[id(tensor)].to(tensor.dtype), tensors) if needed else None
+            for tensor, needed in zip(tensors, ctx.needs_input_grad[1:], strict=True)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,16 +254,26 @@ class _Request:
 
     source: QueryKeyScores
     mask: Mask | None
-    launch: "Launch"
     reductions: tuple[Reduction, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors that gradients flow to, each once."""
+        extra = [tensor for reduction in self.reductions for tensor in reduction.tensors]
+        return tuple({id(each): each for each in (*self.source.tensors, *extra)}.values())
+
+    @cached_property
+    def launch(self) -> "Launch":
+        from regard.backends.triton.launch import Launch  # imports triton
+
+        return Launch(operands(self.source, self.mask))
 
     @cached_property
     def rows(self) -> "RowStatistics":
         return self.launch.rows(
             entropy=Entropy() in self.reductions,
-            mass=Sum(-1) in self.reductions,
-            largest=self.largest_k == 1,
-            k=self.largest_k if self.largest_k > 1 else 0,
+            mass=Sum(-1) in self.reductions or self.source.sink_bias is not None,
+            k=self.largest_k,
         )
 
     @cached_property
@@ -240,45 +284,193 @@ class _Request:
     @cached_property
     def largest(self) -> tuple[Tensor, Tensor]:
         """The largest weights and their keys, (batch, num_heads, q_len, largest_k)."""
-        if self.largest_k == 1:  # the pass over the rows finds one
-            assert self.rows.value is not None
-            assert self.rows.best is not None
-            return self.rows.value[..., None], self.rows.best[..., None]
         return self.launch.top(self.rows, self.largest_k)
 
     @cached_property
     def column_sums(self) -> Tensor:
+        if self.grids is not None and self.grids.strip == 1:
+            from regard.backends.triton.launch import joined_parts  # imports triton
+
+            return joined_parts(self.grids.strips)
         return self.launch.column_sums(self.rows.norms)
 
-    def answer(self, reduction: Reduction) -> Any:
-        """Return the answer of one reduction, with the axes of the matrix."""
-        shape = self.source.shape
+    @cached_property
+    def grids(self) -> "_Grids | None":
+        """The mass of all pooled maps and segments by one pass over the columns, if that can be."""
+        grids = [r for r in self.reductions if isinstance(r, Pool | Segments)]
+        if not grids:
+            return None
+        sums = Sum(-2) in self.reductions
+        return _Grids.by_strips(self.launch, self.rows, grids, sums=sums)
+
+    def _mass(self, reduction: Pool | Segments) -> Tensor:
+        down, across = _spans(reduction, self.source.shape)
+        if self.grids is not None:
+            return self.grids.mass(self.launch, down, across)
+        return self.launch.spans(self.rows.norms, down, across)
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """Return what ``finish`` of each reduction takes, with the axes of the matrix."""
+        raw: list[Tensor] = []
+        for reduction in self.reductions:
+            for answer in self._raw(reduction):
+                assert answer is not None
+                # A copy, because two outputs of one function must not share memory.
+                shared = any(answer.data_ptr() == each.data_ptr() for each in raw)
+                answer = answer.clone() if shared else answer
+                raw.append(answer.reshape(*self.source.shape[:-2], *answer.shape[2:]))
+        return tuple(raw)
+
+    def _raw(self, reduction: Reduction) -> Sequence[Tensor | None]:
+        """Return the sums of one reduction, with four axes or three."""
         match reduction:
             case LogSumExp():
-                return self._shaped(self.rows.logsumexp)
+                return (self.rows.logsumexp,)
             case Entropy():
-                return self._shaped(self.rows.entropy)
+                return (self.rows.entropy,)
             case Sum(dim=-1):
-                return self._shaped(self.rows.mass)
+                return (self.rows.mass,)
             case Sum():
-                return self._shaped(self.column_sums)
+                return (self.column_sums,)
             case TopK(k):
-                return Top(*(self._shaped(each[..., :k]) for each in self.largest))
+                return tuple(each[..., :k].contiguous() for each in self.largest)
             case TransposedOutput(operand):
-                product = self.launch.transposed_product(
-                    self.rows.norms, _four_axes(operand, self.launch.given.shape)
-                )
-                return reduction.finish((self._shaped(product),), shape)
+                across = _four_axes(operand, self.launch.given.shape)
+                return (self.launch.transposed_product(self.rows.norms, across),)
             case Pool() | Segments():
-                down, across = _spans(reduction, shape)
-                mass = self.launch.spans(self.rows.norms, down, across)
-                return reduction.finish((self._shaped(mass),), shape)
+                return (self._mass(reduction),)
             case _:
-                return _FUSED.reduce(self.source, self.mask, [reduction])[0]
+                raise AssertionError(f"{reduction} is refused")
 
-    def _shaped(self, tensor: Tensor | None) -> Tensor:
-        assert tensor is not None
-        return tensor.reshape(*self.source.shape[:-2], *tensor.shape[2:])
+    def backward(self, arriving: Sequence[Tensor | None]) -> dict[int, Tensor]:
+        """Return the gradient of each tensor by its id, from those of the answers."""
+        from regard.backends.triton.derivatives import Derivatives
+
+        of_answers = iter(arriving)
+        derivatives = Derivatives(self.launch, self.rows)
+        for reduction in self.reductions:
+            numbers = next(of_answers)
+            if isinstance(reduction, TopK):
+                next(of_answers)  # of the indices
+            if numbers is None:
+                continue
+            # What arrives may be one number that is repeated; kernels read neighbours in memory.
+            numbers = numbers.contiguous()
+            numbers = numbers.view(*self.launch.given.shape[:2], *self._last_axes(numbers))
+            match reduction:
+                case LogSumExp():
+                    derivatives.add_logsumexp(numbers)
+                case Entropy():
+                    derivatives.add_entropy(numbers)
+                case Sum(dim=-1):
+                    derivatives.add_row_sums(numbers)
+                case Sum():
+                    derivatives.add_column_sums(numbers)
+                case TopK(k):
+                    values, keys = (each[..., :k] for each in self.largest)
+                    derivatives.add_weights(keys, values, numbers)
+                case TransposedOutput(operand):
+                    across = _four_axes(operand, self.launch.given.shape)
+                    derivatives.add_product(id(operand), across, numbers)
+                case Pool() | Segments():
+                    derivatives.add_grid(*_spans(reduction, self.source.shape), numbers)
+                case _:
+                    raise AssertionError(f"{reduction} is refused")
+        return self._with_axes(derivatives)
+
+    def _last_axes(self, numbers: Tensor) -> torch.Size:
+        return numbers.shape[len(self.source.shape) - 2 :]
+
+    def _with_axes(self, derivatives: "Derivatives") -> dict[int, Tensor]:
+        """Return the gradients by id, in the shapes of the tensors."""
+        source = self.source
+        found: dict[int, Tensor] = {}
+        factor = query_factor(source)
+        found[id(source.query)] = (derivatives.query_gradient() * factor).view(source.query.shape)
+        key = derivatives.key_gradient().view(source.key.shape)
+        found[id(source.key)] = found.get(id(source.key), 0) + key  # one tensor may be both
+        if source.sink_bias is not None:
+            of_sink = derivatives.sink_gradient().reshape(*source.shape[:-2], 1, 1)
+            found[id(source.sink_bias)] = of_sink.sum_to_size(source.sink_bias.shape)
+        for name, gradient in derivatives.operand_gradients():
+            operand = next(t for t in self.tensors if id(t) == name)
+            gradient = gradient.reshape(*source.shape[:-1], gradient.shape[-1])
+            gradient = gradient.squeeze(-1) if operand.ndim == 1 else gradient
+            found[name] = found.get(name, 0) + _grouped(gradient, operand.shape)
+        return found
+
+
+class _Grids(NamedTuple):
+    """The mass of parts of the rows on strips of keys, from which all grids are added up.
+
+    Attributes:
+        parts: (start, stop) of the queries of each part, (parts, 2), on the CPU.
+        strip: keys of a strip.
+        strips: (batch, num_heads, parts, strips).
+    """
+
+    parts: Tensor
+    strip: int
+    strips: Tensor
+
+    @classmethod
+    def by_strips(
+        cls,
+        launch: "Launch",
+        rows: "RowStatistics",
+        grids: Sequence[Pool | Segments],
+        *,
+        sums: bool,
+    ) -> "_Grids | None":
+        """Run the pass; return None where parts are too short, or the strips too many.
+
+        Args:
+            launch: of the matrix.
+            rows: its row statistics.
+            grids: whose mass is asked.
+            sums: whether the column sums are asked, too; strips of one key give them.
+        """
+        from regard.backends.triton.launch import (  # imports triton
+            STRIPS,
+            parts_of,
+            spans_between,
+        )
+
+        *leading, q_len, kv_len = launch.given.shape
+        spans = [_spans(grid, launch.given.shape) for grid in grids]
+        all_rows = torch.tensor([0, q_len], device="cpu")
+        parts = spans_between(torch.cat((all_rows, *(down.flatten() for down, _ in spans))))
+        if int(parts.diff().min()) < launch.shortest_part:
+            return None
+        parts = parts_of(parts, launch.longest_part)
+        columns = torch.cat([across.flatten() for _, across in spans])
+        whole = [n for n in STRIPS if not bool((columns[columns < kv_len] % n).any())]
+
+        def count(strip: int) -> int:
+            return torch.Size(leading).numel() * len(parts) * -(-kv_len // strip)
+
+        strip = 1 if sums and count(1) <= MOST_STRIPS else max(whole)
+        if count(strip) > MOST_STRIPS:
+            return None
+        return cls(parts, strip, launch.strips(rows.norms, parts, strip))
+
+    def mass(self, launch: "Launch", down: Tensor, across: Tensor) -> Tensor:
+        """Return the mass of each span of queries on each span of keys."""
+        begins = torch.searchsorted(self.parts[:, 0].contiguous(), down[:, 0].contiguous())
+        ends = torch.searchsorted(self.parts[:, 1].contiguous(), down[:, 1].contiguous()) + 1
+        columns = -(-across // self.strip)  # only the end of the keys lies inside a strip
+        return launch.added(self.strips, torch.stack((begins, ends), -1), columns)
+
+
+def _grouped(gradient: Tensor, shape: torch.Size) -> Tensor:
+    """Sum a gradient of (..., num_heads, q_len, width) over what the operand's axes share."""
+    if len(shape) == 1:
+        return gradient.reshape(-1, shape[0]).sum(0)
+    if len(shape) > 2 and 1 < shape[-3] < gradient.shape[-3]:
+        *batch, heads, length, width = gradient.shape
+        groups = (*batch, shape[-3], heads // shape[-3], length, width)
+        gradient = gradient.reshape(groups).sum(-3)
+    return gradient.sum_to_size(shape)
 
 
 def _four_axes(operand: Tensor, shape: torch.Size) -> Tensor:

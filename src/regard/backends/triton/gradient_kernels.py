@@ -1,0 +1,512 @@
+"""The gradient of every statistic, given the norms of the rows: by rows, and by keys.
+
+Let W be the weights and G the derivative of a loss by W. Then the derivative by the scores is
+
+    dS = W (G - D) + u W + sparse    D the sum of W G over a row, u the derivative by the logsumexp
+
+    G = -a (log W + 1)     entropy, a the derivative by it
+      + b                  sums of rows
+      + c_j                sums of columns
+      + P[r(i), c(j)]      cells: pooled maps and segments
+      + x_i · y_j          products: the transposed matrix times x, y the derivative by it
+
+All that depends on the row alone is one number, ``offset``: u + b - a - D. The k largest weights
+and the largest score add a few numbers to each row; they are the sparse part. The query's gradient
+is scale · dS @ key, the key's scale · dSᵀ @ query. dS is computed once for each of them, so that no
+program adds to what another one writes: no atomics, and the same bits from run to run.
+
+A tile of m queries x n keys costs 4 m n d FLOPs, twice those of its scores, m n exps, d numbers
+read for each token of the other side and about four operations for each score. Both kernels
+together cost the products of two forwards; a fused backward of an output costs those of 2.5.
+
+Source: the derivative of the softmax, recomputed as in FlashAttention-2 (Dao 2023, Algorithm 2).
+The terms of G are ours; docs/engine.md derives them, and the tests compare them with float64.
+"""
+
+# Inside a kernel everything is Triton's, which has no types of its own there.
+# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from regard.backends.triton.tile import (
+    FAR,
+    Tokens,
+    allowed_in_tile,
+    document,
+    keys_seen,
+    kv_end_of,
+    norms_of,
+    queries_seen,
+    rows_of,
+    scores,
+    tile_of,
+    visit,
+    visits_of,
+)
+
+__all__ = [
+    "Grid",
+    "Sparse",
+    "Terms",
+    "key_gradient_kernel",
+    "query_gradient_kernel",
+    "row_products_kernel",
+]
+
+LEAST = tl.constexpr(-200.0)  # in bits; in float32 2^-200 is 0
+
+
+class Grid(NamedTuple):
+    """A number for each cell of a grid over the matrix, float32.
+
+    Attributes:
+        numbers: (batch, num_heads, height, width); None: there is no grid.
+        rows: int32, (q_len,): the row of the grid that a query lies in; -1 - n in none, with n the
+            row of the next query that lies in one.
+        columns: int32, (kv_len,): the column that a key lies in, likewise.
+        height: the number of rows of the grid.
+        width: the number of its columns.
+    """
+
+    numbers: Any
+    rows: Any
+    columns: Any
+    height: int
+    width: int
+
+
+class Terms(NamedTuple):
+    """The derivative of a loss by the weights, each float32; None: the term is 0.
+
+    Attributes:
+        slope: times log2 of the weight, (batch, num_heads, q_len).
+        offset: a number for each row, of the same shape.
+        columns: a number for each key, (batch, num_heads, kv_len).
+        grid: a number for each cell.
+        left: (batch, heads, q_len, width), heads may be grouped; times ``right``.
+        right: (batch, num_heads, kv_len, width).
+    """
+
+    slope: Any
+    offset: Any
+    columns: Any
+    grid: Grid
+    left: Tokens
+    right: Tokens
+
+
+class Sparse(NamedTuple):
+    """The derivative of a loss by a few scores of each row.
+
+    Attributes:
+        keys: int32, by row (batch, num_heads, q_len, COUNT), or sorted (batch, kv_heads, entries).
+        numbers: float32, of the same shape; None: there are none.
+        rows: int32, of sorted entries the head of the group times q_len, plus the query.
+        first: int32, (batch, kv_heads, tiles of keys + 1): the first sorted entry of each tile.
+    """
+
+    keys: Any
+    numbers: Any
+    rows: Any
+    first: Any
+
+
+@triton.jit
+def _weights(x, top, above, steps, CHECKED: tl.constexpr):
+    """Return weights, and their logarithms in bits."""
+    bits = (x - top) * steps.to_bits - above
+    weights = tl.exp2(bits)
+    if CHECKED:  # in a row of NaN not even a score of -inf makes 0
+        weights = tl.where(x == float("-inf"), 0.0, weights)
+    return weights, bits
+
+
+@triton.jit
+def _cell_of(places, token, here):
+    """Return the row or the column of a grid that each token lies in; below 0: in none."""
+    return tl.load(places + token, mask=here, other=-1)
+
+
+@triton.jit
+def _with_grid(found, numbers, kept_at, kept, read, of_first, of_last, stride, MET: tl.constexpr):
+    """Add the numbers of the cells of a tile.
+
+    ``kept`` are the cells of the tokens that the program keeps, and kept_at where their numbers
+    stand; ``read`` those of the other tokens, a stride apart, with that of the first and the last.
+    MET is how many cells those lie in: 1, 2 that touch each other, or 0 for any number.
+    """
+    if MET == 0:
+        start = tl.where(of_first < 0, -1 - of_first, of_first)
+        end = tl.where(of_last < 0, -1 - of_last, of_last + 1)
+        for cell in range(start, end):
+            number = tl.load(numbers + kept_at + cell * stride, mask=kept >= 0, other=0.0)
+            found += tl.where(read == cell, number, 0.0)
+    else:
+        there = (kept >= 0) & (of_first >= 0)
+        number = tl.load(numbers + kept_at + of_first * stride, mask=there, other=0.0)
+        if MET == 2:
+            last = tl.load(numbers + kept_at + of_last * stride, mask=there, other=0.0)
+            found += tl.where(read == of_first, number, last)
+        else:
+            found += number
+    return found
+
+
+@triton.jit
+def _numbers_of(pointer, at, here):
+    """Load one number for each token; 0 without a pointer."""
+    found = tl.zeros(at.shape, tl.float32)
+    if pointer is not None:
+        found = tl.load(pointer + at, mask=here, other=0.0)
+    return found
+
+
+@triton.jit
+def _of_scores(x, weights, by_weight, steps):
+    """Return the derivative by scale · query · key, from that by the weights."""
+    found = weights * by_weight
+    if steps.softcap is not None:
+        capped = tl.where(x == float("-inf"), 0.0, x) / steps.softcap
+        found = found * (1.0 - capped * capped)
+    return found
+
+
+@triton.jit
+def row_products_kernel(
+    query,
+    key,
+    shape,
+    steps,
+    bias,
+    limits,
+    cells,
+    visits,
+    norms,
+    terms,
+    sums,
+    products,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MET: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Compute, of one tile of queries of one head, the row sums of W G and the product W @ right.
+
+    Of G only columns and cells are summed: (batch, num_heads, q_len). The product has the shape
+    (batch, num_heads, q_len, WIDTH). None: not asked.
+    """
+    tiles = tl.cdiv(shape.q_len, BLOCK_M)
+    tile = tiles - 1 - tl.program_id(0) % tiles
+    batch = tl.program_id(0) // tiles // shape.num_heads
+    head = tl.program_id(0) // tiles % shape.num_heads
+    q_idx = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    here = q_idx < shape.q_len
+    q = tile_of(query, batch, head, tile * BLOCK_M, shape.q_len, HEAD_DIM, BLOCK_M)
+    kv_end = kv_end_of(limits, batch, head, shape)
+    q_last = tl.minimum(tile * BLOCK_M + BLOCK_M, shape.q_len) - 1
+    start, stop, every_start, every_stop = keys_seen(tile * BLOCK_M, q_last, kv_end, limits, cells)
+    of_query = q_idx
+    if limits.first is not None:
+        of_query, its_stop = document(limits, batch, head, q_idx + limits.shift, here)
+        start = tl.maximum(start, tl.min(tl.where(of_query < 0, FAR, of_query), 0))
+        stop = tl.minimum(stop, tl.max(its_stop, 0))
+    at = (batch * shape.num_heads + head).to(tl.int64)
+    top, above = norms_of(norms, at * shape.q_len + q_idx, here)
+    if terms.grid.numbers is not None:
+        kept = _cell_of(terms.grid.rows, q_idx, here)
+        numbers = terms.grid.numbers + at * terms.grid.height * terms.grid.width
+        kept_at = kept * terms.grid.width
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    if products is not None:
+        WIDE: tl.constexpr = max(16, triton.next_power_of_2(WIDTH))
+        product = tl.zeros((BLOCK_M, WIDE), tl.float32)
+    visits_at, begin, end = visits_of(visits, batch, head, tile, start, stop, BLOCK_N)
+    for step in range(begin, end):
+        first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_N)
+        kv_idx = first + tl.arange(0, BLOCK_N)
+        keys = tile_of(key, batch, head // GROUP, first, shape.kv_len, HEAD_DIM, BLOCK_N)
+        x = scores(
+            q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
+        )
+        if edge:
+            of_key = kv_idx
+            if limits.first is not None:
+                of_key, _ = document(limits, batch, head, kv_idx, kv_idx < kv_end)
+            seen = allowed_in_tile(
+                q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
+                head, shape, limits, cells, first, BLOCK_N,
+            )  # fmt: skip
+            x = tl.where(seen, x, float("-inf"))
+        weights, _ = _weights(x, top[:, None], above[:, None], steps, True)
+        if sums is not None:
+            by_weight = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            if terms.columns is not None:
+                there = kv_idx < shape.kv_len
+                column = tl.load(terms.columns + at * shape.kv_len + kv_idx, mask=there, other=0.0)
+                by_weight += column[None, :]
+            if terms.grid.numbers is not None:
+                read = _cell_of(terms.grid.columns, kv_idx, kv_idx < shape.kv_len)
+                of_first = tl.load(terms.grid.columns + first)
+                last = tl.minimum(first + BLOCK_N, shape.kv_len) - 1
+                of_last = tl.load(terms.grid.columns + last)
+                by_weight = _with_grid(
+                    by_weight, numbers, kept_at[:, None], kept[:, None], read[None, :], of_first,
+                    of_last, 1, MET,
+                )  # fmt: skip
+            total += tl.sum(weights * by_weight, 1)
+        if products is not None:
+            values = tile_of(terms.right, batch, head, first, shape.kv_len, WIDTH, BLOCK_N)
+            weights = weights.to(values.dtype)
+            if UPCAST:
+                weights, values = weights.to(tl.float32), values.to(tl.float32)
+            product = tl.dot(weights, values, product, input_precision="ieee")
+    if sums is not None:
+        tl.store(sums + at * shape.q_len + q_idx, total, mask=here)
+    if products is not None:
+        d = tl.arange(0, WIDE)
+        into = products + (at * shape.q_len + q_idx)[:, None] * WIDTH + d[None, :]
+        tl.store(into, product, mask=here[:, None] & (d < WIDTH)[None, :])
+
+
+@triton.jit
+def query_gradient_kernel(
+    query,
+    key,
+    shape,
+    steps,
+    bias,
+    limits,
+    cells,
+    visits,
+    norms,
+    terms,
+    sparse,
+    gradient,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MET: tl.constexpr,
+    LEFT_GROUP: tl.constexpr,
+    COUNT: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Compute the gradient of one tile of queries of one head; the longest rows come first."""
+    tiles = tl.cdiv(shape.q_len, BLOCK_M)
+    tile = tiles - 1 - tl.program_id(0) % tiles
+    batch = tl.program_id(0) // tiles // shape.num_heads
+    head = tl.program_id(0) // tiles % shape.num_heads
+    q_idx = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    here = q_idx < shape.q_len
+    q = tile_of(query, batch, head, tile * BLOCK_M, shape.q_len, HEAD_DIM, BLOCK_M)
+    kv_end = kv_end_of(limits, batch, head, shape)
+    q_last = tl.minimum(tile * BLOCK_M + BLOCK_M, shape.q_len) - 1
+    start, stop, every_start, every_stop = keys_seen(tile * BLOCK_M, q_last, kv_end, limits, cells)
+    of_query = q_idx
+    if limits.first is not None:
+        of_query, its_stop = document(limits, batch, head, q_idx + limits.shift, here)
+        start = tl.maximum(start, tl.min(tl.where(of_query < 0, FAR, of_query), 0))
+        stop = tl.minimum(stop, tl.max(its_stop, 0))
+    at = (batch * shape.num_heads + head).to(tl.int64)
+    row = at * shape.q_len + q_idx
+    top, above = norms_of(norms, row, here)
+    offset = tl.load(terms.offset + row, mask=here, other=0.0)
+    slope = _numbers_of(terms.slope, row, here)
+    if terms.left.pointer is not None:
+        left = tile_of(
+            terms.left, batch, head // LEFT_GROUP, tile * BLOCK_M, shape.q_len, WIDTH, BLOCK_M
+        )
+        if UPCAST:
+            left = left.to(tl.float32)
+    if terms.grid.numbers is not None:
+        kept = _cell_of(terms.grid.rows, q_idx, here)
+        numbers = terms.grid.numbers + at * terms.grid.height * terms.grid.width
+        kept_at = kept * terms.grid.width
+    total = tl.zeros((BLOCK_M, q.shape[1]), tl.float32)
+    visits_at, begin, end = visits_of(visits, batch, head, tile, start, stop, BLOCK_N)
+    for step in range(begin, end):
+        first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_N)
+        kv_idx = first + tl.arange(0, BLOCK_N)
+        keys = tile_of(key, batch, head // GROUP, first, shape.kv_len, HEAD_DIM, BLOCK_N)
+        x = scores(
+            q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
+        )
+        if edge:
+            of_key = kv_idx
+            if limits.first is not None:
+                of_key, _ = document(limits, batch, head, kv_idx, kv_idx < kv_end)
+            seen = allowed_in_tile(
+                q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
+                head, shape, limits, cells, first, BLOCK_N,
+            )  # fmt: skip
+            x = tl.where(seen, x, float("-inf"))
+        weights, bits = _weights(x, top[:, None], above[:, None], steps, bias.pointer is not None)
+        by_weight = offset[:, None] + tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        if terms.slope is not None:
+            by_weight += slope[:, None] * tl.maximum(bits, LEAST)
+        if terms.columns is not None:
+            there = kv_idx < shape.kv_len
+            column = tl.load(terms.columns + at * shape.kv_len + kv_idx, mask=there, other=0.0)
+            by_weight += column[None, :]
+        if terms.grid.numbers is not None:
+            read = _cell_of(terms.grid.columns, kv_idx, kv_idx < shape.kv_len)
+            of_first = tl.load(terms.grid.columns + first)
+            of_last = tl.load(terms.grid.columns + tl.minimum(first + BLOCK_N, shape.kv_len) - 1)
+            by_weight = _with_grid(
+                by_weight, numbers, kept_at[:, None], kept[:, None], read[None, :], of_first,
+                of_last, 1, MET,
+            )  # fmt: skip
+        if terms.left.pointer is not None:
+            right = tile_of(terms.right, batch, head, first, shape.kv_len, WIDTH, BLOCK_N)
+            if UPCAST:
+                right = right.to(tl.float32)
+            by_weight += tl.dot(left, right.T, input_precision="ieee")
+        by_score = _of_scores(x, weights, by_weight, steps).to(keys.dtype)
+        if UPCAST:
+            by_score, keys = by_score.to(tl.float32), keys.to(tl.float32)
+        total = tl.dot(by_score, keys, total, input_precision="ieee")
+    if sparse.numbers is not None:
+        for place in range(COUNT):
+            its_key = tl.load(sparse.keys + row * COUNT + place, mask=here, other=0)
+            number = tl.load(sparse.numbers + row * COUNT + place, mask=here, other=0.0)
+            keys = rows_of(key, batch, head // GROUP + 0 * its_key, its_key, here, HEAD_DIM)
+            total += number[:, None] * keys.to(tl.float32)
+    d = tl.arange(0, q.shape[1])
+    into = gradient + row[:, None] * HEAD_DIM + d[None, :]
+    stored = here[:, None] & (d < HEAD_DIM)[None, :]
+    tl.store(into, total * steps.scale, mask=stored)
+
+
+@triton.jit
+def key_gradient_kernel(
+    query,
+    key,
+    shape,
+    steps,
+    bias,
+    limits,
+    cells,
+    visits,
+    norms,
+    terms,
+    sparse,
+    gradient,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MET: tl.constexpr,
+    LEFT_GROUP: tl.constexpr,
+    COUNT: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Compute the gradient of one tile of keys, of all heads that share them."""
+    tiles = tl.cdiv(shape.kv_len, BLOCK_N)
+    tile = tl.program_id(0) % tiles
+    kv_heads = shape.num_heads // GROUP
+    batch = tl.program_id(0) // tiles // kv_heads
+    kv_head = tl.program_id(0) // tiles % kv_heads
+    kv_first = tile * BLOCK_N
+    kv_idx = kv_first + tl.arange(0, BLOCK_N)
+    there = kv_idx < shape.kv_len
+    keys = tile_of(key, batch, kv_head, kv_first, shape.kv_len, HEAD_DIM, BLOCK_N)
+    total = tl.zeros((BLOCK_N, keys.shape[1]), tl.float32)
+    for member in range(GROUP):
+        head = kv_head * GROUP + member
+        kv_end = kv_end_of(limits, batch, head, shape)
+        start, stop, every_start, every_stop = queries_seen(
+            kv_first, kv_first + BLOCK_N - 1, kv_end, shape, limits, cells
+        )
+        of_key = kv_idx
+        if limits.first is not None:
+            of_key, its_stop = document(limits, batch, head, kv_idx, kv_idx < kv_end)
+            earliest = tl.min(tl.where(of_key < 0, FAR, of_key), 0)
+            start = tl.maximum(start, earliest - limits.shift)
+            stop = tl.minimum(stop, tl.max(its_stop, 0) - limits.shift)
+        at = (batch * shape.num_heads + head).to(tl.int64)
+        column = _numbers_of(terms.columns, at * shape.kv_len + kv_idx, there)
+        if terms.grid.numbers is not None:
+            kept = _cell_of(terms.grid.columns, kv_idx, there)
+            numbers = terms.grid.numbers + at * terms.grid.height * terms.grid.width
+        if terms.left.pointer is not None:
+            right = tile_of(terms.right, batch, head, kv_first, shape.kv_len, WIDTH, BLOCK_N)
+            if UPCAST:
+                right = right.to(tl.float32)
+        visits_at, begin, end = visits_of(visits, batch, head, tile, start, stop, BLOCK_M)
+        for step in range(begin, end):
+            first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_M)
+            q_idx = first + tl.arange(0, BLOCK_M)
+            here = q_idx < shape.q_len
+            q = tile_of(query, batch, head, first, shape.q_len, HEAD_DIM, BLOCK_M)
+            x = scores(
+                keys, q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape, steps, bias, UPCAST
+            )
+            if edge:
+                of_query = q_idx
+                if limits.first is not None:
+                    of_query, _ = document(limits, batch, head, q_idx + limits.shift, here)
+                seen = allowed_in_tile(
+                    q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None], kv_end,
+                    batch, head, shape, limits, cells, kv_first, BLOCK_N,
+                )  # fmt: skip
+                x = tl.where(seen & here[None, :], x, float("-inf"))
+            row = at * shape.q_len + q_idx
+            top, above = norms_of(norms, row, here)
+            weights, bits = _weights(
+                x, top[None, :], above[None, :], steps, bias.pointer is not None
+            )
+            offset = tl.load(terms.offset + row, mask=here, other=0.0)
+            by_weight = offset[None, :] + tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            if terms.slope is not None:
+                slope = tl.load(terms.slope + row, mask=here, other=0.0)
+                by_weight += slope[None, :] * tl.maximum(bits, LEAST)
+            if terms.columns is not None:
+                by_weight += column[:, None]
+            if terms.grid.numbers is not None:
+                read = _cell_of(terms.grid.rows, q_idx, here)
+                of_first = tl.load(terms.grid.rows + first)
+                of_last = tl.load(terms.grid.rows + tl.minimum(first + BLOCK_M, shape.q_len) - 1)
+                by_weight = _with_grid(
+                    by_weight, numbers, kept[:, None], kept[:, None], read[None, :], of_first,
+                    of_last, terms.grid.width, MET,
+                )  # fmt: skip
+            if terms.left.pointer is not None:
+                left = tile_of(
+                    terms.left, batch, head // LEFT_GROUP, first, shape.q_len, WIDTH, BLOCK_M
+                )
+                if UPCAST:
+                    left = left.to(tl.float32)
+                by_weight += tl.dot(right, left.T, input_precision="ieee")
+            by_score = _of_scores(x, weights, by_weight, steps).to(q.dtype)
+            if UPCAST:
+                by_score, q = by_score.to(tl.float32), q.to(tl.float32)
+            total = tl.dot(by_score, q, total, input_precision="ieee")
+    at = (batch * kv_heads + kv_head).to(tl.int64)
+    if sparse.numbers is not None:
+        entries = at * shape.q_len * GROUP * COUNT
+        begin = tl.load(sparse.first + at * (tiles + 1) + tile)
+        end = tl.load(sparse.first + at * (tiles + 1) + tile + 1)
+        for first in range(begin, end, BLOCK_M):
+            entry = first + tl.arange(0, BLOCK_M)
+            exists = entry < end
+            its_key = tl.load(sparse.keys + entries + entry, mask=exists, other=-1)
+            number = tl.load(sparse.numbers + entries + entry, mask=exists, other=0.0)
+            its_row = tl.load(sparse.rows + entries + entry, mask=exists, other=0)
+            head = kv_head * GROUP + its_row // shape.q_len
+            q = rows_of(query, batch, head, its_row % shape.q_len, exists, HEAD_DIM)
+            by_score = tl.where(its_key[None, :] == kv_idx[:, None], number[None, :], 0.0)
+            by_score = by_score.to(q.dtype)
+            if UPCAST:
+                by_score, q = by_score.to(tl.float32), q.to(tl.float32)
+            total = tl.dot(by_score, q, total, input_precision="ieee")
+    d = tl.arange(0, keys.shape[1])
+    into = gradient + (at * shape.kv_len + kv_idx)[:, None] * HEAD_DIM + d[None, :]
+    tl.store(into, total * steps.scale, mask=there[:, None] & (d < HEAD_DIM)[None, :])

@@ -1,0 +1,168 @@
+"""Masks as bits, in square cells of queries and keys, for kernels that skip cells.
+
+A mask that has no limits by position is evaluated once for a matrix, some rows at a time. A cell in
+which no query may attend to a key is skipped, one in which all may attend to all needs no bits, and
+only the others keep them: a bit for each pair of a query and a key.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.masks import Mask
+from regard.scores.box import Box
+
+__all__ = ["CELL", "HIDDEN", "WHOLE", "PackedMask", "TileLists", "pack"]
+
+CELL = 64  # tokens on each side of a cell
+WHOLE, HIDDEN = -1, -2  # cells without bits
+_NUMBERS_AT_ONCE = 2**26  # of a byte each, and as many bytes three times over for their bits
+_GATHER_BITS = 0x0102040810204080  # bit i of the highest byte of the product is byte i
+
+
+class TileLists(NamedTuple):
+    """The tiles that each program reads, with their numbers rising.
+
+    Attributes:
+        entries: int32, (batch or 1, heads or 1, programs, tiles): twice the number of a tile, plus
+            1 where the bits of its cells decide; those after ``counts`` mean nothing.
+        counts: int32, (batch or 1, heads or 1, programs).
+    """
+
+    entries: Tensor
+    counts: Tensor
+
+
+_Name = tuple[
+    str, int, int, int
+]  # whose tiles are listed, rows and keys of a tile, heads of a group
+
+
+@dataclass(frozen=True, eq=False)
+class PackedMask:
+    """The bits of a mask.
+
+    Attributes:
+        slots: int32, (batch or 1, num_heads or 1, row cells, column cells): the place of the bits
+            of a cell in ``words``, WHOLE or HIDDEN.
+        words: int32, (places, CELL, CELL / 32): bit i of a word is the i-th of its 32 keys.
+        lengths: q_len and kv_len.
+    """
+
+    slots: Tensor
+    words: Tensor
+    lengths: tuple[int, int]
+    _lists: dict[_Name, TileLists] = field(default_factory=dict[_Name, TileLists], repr=False)
+
+    def by_rows(self, height: int, width: int, group: int = 1) -> TileLists:
+        """List the tiles of keys for each tile of rows.
+
+        Args:
+            height: rows of a tile: of all heads of a group, packed, where group is above 1.
+            width: keys of a tile.
+            group: how many query heads share a key head.
+        """
+
+        def rows() -> Tensor:
+            first, stop = _tiles(self.lengths[0] * group, height)
+            return torch.stack((first // group, (stop - 1) // group + 1))
+
+        return self._listed(("rows", height, width, group), rows, width, group)
+
+    def by_keys(self, height: int, width: int) -> TileLists:
+        """List the tiles of ``height`` queries for each tile of ``width`` keys."""
+        return self._listed(
+            ("keys", height, width, 1), lambda: _tiles(self.lengths[0], height), width, 1
+        )
+
+    def _listed(self, name: _Name, rows: Callable[[], Tensor], width: int, group: int) -> TileLists:
+        if name not in self._lists:
+            columns = _tiles(self.lengths[1], width)
+            self._lists[name] = self._list(rows(), columns, group, turned=name[0] == "keys")
+        return self._lists[name]
+
+    def _list(self, rows: Tensor, columns: Tensor, group: int, *, turned: bool) -> TileLists:
+        slots = self.slots
+        some, every = slots != HIDDEN, slots == WHOLE
+        if group > 1 and slots.shape[1] > 1:
+            some = _unflattened(some, 1, (-1, group)).any(2)
+            every = _unflattened(every, 1, (-1, group)).all(2)
+        for axis, tiles in ((-2, rows), (-1, columns)):
+            some, every = (
+                _of_tiles(some, axis, tiles).any(axis),
+                _of_tiles(every, axis, tiles).all(axis),
+            )
+        if turned:
+            some, every = some.mT, every.mT
+        order = some.logical_not().byte().sort(dim=-1, stable=True).indices
+        partial = every.logical_not().gather(-1, order)
+        entries = (2 * order + partial).int().contiguous()
+        return TileLists(entries, some.sum(-1, dtype=torch.int32).contiguous())
+
+
+def _tiles(length: int, size: int) -> Tensor:
+    """Return the first and one past the last token of each tile, (2, tiles)."""
+    starts = torch.arange(0, length, size, device="cpu")
+    return torch.stack((starts, (starts + size).clamp(max=length)))
+
+
+def _of_tiles(flags: Tensor, axis: int, tiles: Tensor) -> Tensor:
+    """Return the flags of the cells of each tile, with an axis of cells before ``axis``'s place.
+
+    The new axis stands at ``axis``; tiles that meet fewer cells repeat their last one.
+    """
+    first, last = tiles[0] // CELL, (tiles[1] - 1) // CELL
+    cells = first + torch.arange(int((last - first).max()) + 1, device="cpu")[:, None]
+    index = torch.minimum(cells, last).to(flags.device)  # (cells of a tile, tiles)
+    taken = flags.index_select(axis, index.flatten())
+    return _unflattened(taken, axis, index.shape).transpose(axis, axis - 1)
+
+
+def _unflattened(tensor: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
+    return cast(Any, tensor).unflatten(axis, sizes)  # PyTorch leaves its type open
+
+
+def pack(mask: Mask, shape: torch.Size, device: torch.device) -> PackedMask:
+    """Evaluate a mask that is bound to a matrix of this shape, of at most four axes."""
+    *leading, q_len, kv_len = shape
+    probe = mask.block(
+        Box(tuple(slice(0, n) for n in leading), slice(0, 1), slice(0, 1)), shape, device
+    )
+    varied = [max(1, n) for n in (1,) * (len(shape) - probe.ndim) + probe.shape[:-2]]
+    across = -(-kv_len // CELL)
+    height = max(1, _NUMBERS_AT_ONCE // (across * CELL * CELL)) * CELL
+    slots: list[Tensor] = []
+    words: list[Tensor] = []
+    count = 0
+    for part in product(*(range(n) for n in varied)):
+        for start in range(0, q_len, height):
+            rows = slice(start, min(start + height, q_len))
+            box = Box(tuple(slice(at, at + 1) for at in part), rows, slice(0, kv_len))
+            bits = _bits(mask.block(box, shape, device), rows.stop - start, kv_len)
+            some, every = (bits != 0).any(-1).any(-1), (bits == -1).all(-1).all(-1)
+            partial = some & ~every
+            words.append(bits[partial])
+            numbers = partial.flatten().cumsum(0).view_as(partial) - 1 + count
+            count += len(words[-1])
+            placed = torch.where(every, WHOLE, torch.where(some, numbers, HIDDEN))
+            slots.append(placed.int())
+    size = (1, 1, *varied)[-2:]
+    of_all = torch.cat(slots).view(*size, -1, across)
+    return PackedMask(of_all, torch.cat(words), (q_len, kv_len))
+
+
+def _bits(allowed: Tensor, rows: int, kv_len: int) -> Tensor:
+    """Return a mask as int32 words, (row cells, column cells, CELL, CELL / 32)."""
+    flags = allowed.expand(*allowed.shape[:-2], rows, kv_len).reshape(rows, kv_len)
+    flags = pad(flags, (0, -kv_len % CELL, 0, -rows % CELL))
+    eights = (
+        flags.view(torch.int64) if flags.is_contiguous() else flags.contiguous().view(torch.int64)
+    )
+    packed = ((eights * _GATHER_BITS) >> 56).to(torch.uint8).view(torch.int32)
+    cells = packed.view(-1, CELL, packed.shape[-1] * 32 // CELL, CELL // 32)
+    return cells.transpose(1, 2)

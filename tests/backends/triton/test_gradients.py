@@ -1,0 +1,279 @@
+"""backend="triton": gradients of every answer equal those of the dense matrix in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+
+pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
+
+from regard.backends.triton import triton_backend as backend
+from regard.backends.triton.packed_mask import pack
+from regard.reductions.products import TransposedOutput
+
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN slice) encountered")
+
+Q_LEN, KV_LEN = 37, 70
+Asked = Callable[[Tensor], tuple[regard.Reduction, ...]]
+SPANS = [(0, 10), (5, 30), (31, 37)]
+
+# Of an operand for each query: what a loss is made of.
+LOSSES: dict[str, Asked] = {
+    "logsumexp": lambda _: (regard.LogSumExp(),),
+    "entropy": lambda _: (regard.Entropy(),),
+    "row-sums": lambda _: (regard.Sum(-1),),
+    "column-sums": lambda _: (regard.Sum(-2),),
+    "pool": lambda _: (regard.Pool(2, 3),),
+    "cells-of-one": lambda _: (regard.Pool(Q_LEN, KV_LEN),),
+    "segments": lambda _: (regard.Segments(SPANS, [(0, 9), (3, 40), (69, 70)]),),
+    "top-1": lambda _: (regard.TopK(1),),
+    "top-3": lambda _: (regard.TopK(3),),
+    "transposed": lambda x: (TransposedOutput(x),),
+    "two-grids": lambda _: (regard.Pool(2, 2), regard.Pool(3, 5), regard.Sum(-2)),
+    "two-products": lambda x: (TransposedOutput(x), TransposedOutput(x * 2)),
+    "all": lambda x: (
+        regard.LogSumExp(),
+        regard.Entropy(),
+        regard.Sum(-1),
+        regard.Sum(-2),
+        regard.TopK(2),
+        regard.Pool(2, 3),
+        TransposedOutput(x),
+    ),
+}
+MASKS: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "causal": regard.Causal,
+    "mask-mod": lambda: lambda b, h, q_idx, kv_idx: (q_idx * 7 + kv_idx * 3 + h) % 5 < 3,
+    "either": lambda: regard.SlidingWindow(5, 0) | regard.Padding([9, 0]),
+    "not": lambda: ~regard.Causal(),
+    "documents-by-head": lambda: regard.Documents(
+        torch.stack([torch.arange(KV_LEN) // n for n in (7, 11, 20, 70)])
+    ),
+}
+STEPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": lambda: {},
+    "softcap": lambda: {"softcap": 1.5, "scale": -2.0},
+    "sinks": lambda: {"sink_bias": torch.tensor([0.3, -2.0, 1.0, 0.0])},
+    "alibi": lambda: {"bias": regard.ALiBi(torch.tensor([0.5, 0.03, 0.1, 0.2]))},
+    "scale-0": lambda: {"scale": 0.0},
+    "scale-tiny": lambda: {"scale": 2.0**-70},
+}
+
+
+def gradients(
+    asked: Asked, mask: Any, steps: dict[str, Any], name: str, device: torch.device
+) -> list[Tensor]:
+    """Those of query, key, the operand and a sink, of a loss of random numbers."""
+    drawn = torch.Generator().manual_seed(4)
+    dtype = torch.float64 if name == "dense" else torch.float32
+
+    def leaf(*size: int) -> Tensor:
+        numbers = torch.randn(size, generator=drawn)
+        return numbers.to(device, dtype).requires_grad_()
+
+    query, key, operand = leaf(2, 4, Q_LEN, 8), leaf(2, 2, KV_LEN, 8), leaf(2, 4, Q_LEN, 3)
+    leaves = [query, key, operand]
+    if "sink_bias" in steps:
+        steps = {**steps, "sink_bias": steps["sink_bias"].to(device, dtype).requires_grad_()}
+        leaves.append(steps["sink_bias"])
+    questions = asked(operand)
+    answers = regard.attend(query, key, mask=mask, **steps).reduce(*questions, backend=name)
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    for answer in answers if len(questions) > 1 else (answers,):
+        numbers = answer.values if isinstance(answer, regard.Top) else answer
+        shares = torch.randn(numbers.shape, generator=drawn).to(device)
+        loss = loss + (numbers.masked_fill(numbers == -torch.inf, 0).double() * shares).sum()
+    found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)]
+
+
+def assert_exact(asked: Asked, mask: Any, steps: dict[str, Any], device: torch.device) -> None:
+    found = gradients(asked, mask, steps, "triton", device)
+    exact = gradients(asked, mask, steps, "dense", device)
+    for one, other in zip(found, exact, strict=True):
+        size = float(other.abs().max())
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=4e-6 * max(size, 1e-30))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_of_an_answer_equals_the_dense_one(name: str, device: torch.device) -> None:
+    assert_exact(LOSSES[name], regard.Causal(), {}, device)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_gradient_stays_inside_any_mask(mask: str, device: torch.device) -> None:
+    made = MASKS[mask]()
+    made = made.map(lambda x: x.to(device)) if isinstance(made, regard.Mask) else made
+    assert_exact(LOSSES["all"], made, {}, device)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_gradient_goes_through_every_step_of_a_score(steps: str, device: torch.device) -> None:
+    made = STEPS[steps]()
+    if isinstance(bias := made.get("bias"), regard.ALiBi):
+        made["bias"] = regard.ALiBi(bias.slopes.to(device))
+    assert_exact(LOSSES["all"], regard.Causal(), made, device)
+
+
+def test_one_number_for_all_is_read_for_each(device: torch.device) -> None:
+    """A sum over an answer sends one number that is repeated without memory of its own."""
+    query = torch.randn(1, 2, 40, 8, device=device, requires_grad=True)
+    key = torch.randn(1, 2, 70, 8, device=device, requires_grad=True)
+    A = regard.attend(query, key)
+    for reduction in (regard.Pool(1, 2), regard.Segments([(0, 9)]), regard.TopK(2)):
+        by_backend: list[tuple[Tensor, ...]] = []
+        for name in ("triton", "sweep"):
+            answer = A.reduce(reduction, backend=name)
+            answer = answer.values if isinstance(answer, regard.Top) else answer[..., :1]
+            by_backend.append(torch.autograd.grad(answer.sum(), (query, key)))
+        torch.testing.assert_close(*by_backend, atol=1e-6, rtol=1e-4)
+
+
+def test_a_tensor_that_is_query_and_key_gets_both_gradients(device: torch.device) -> None:
+    x = torch.randn(1, 2, 20, 8, device=device, requires_grad=True)
+    found, exact = (
+        torch.autograd.grad(
+            regard.attend(x, x, mask=regard.Causal()).reduce(regard.Entropy(), backend=name).sum(),
+            x,
+        )
+        for name in ("triton", "sweep")
+    )
+    torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-4)
+
+
+def test_two_runs_give_the_same_gradient(device: torch.device) -> None:
+    runs = [gradients(LOSSES["all"], regard.Causal(), {}, "triton", device) for _ in range(2)]
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+def test_a_tensor_that_changes_before_backward_is_an_error(interpreted: None) -> None:
+    query = torch.randn(5, 4, requires_grad=True)
+    key = torch.randn(5, 4)
+    entropy = regard.attend(query, key).reduce(regard.Entropy(), backend="triton")
+    key.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        entropy.sum().backward()
+
+
+def test_a_gradient_is_differentiated_once(interpreted: None) -> None:
+    query = torch.randn(5, 4, requires_grad=True)
+    entropy = regard.attend(query, query).reduce(regard.Entropy(), backend="triton")
+    (gradient,) = torch.autograd.grad(entropy.sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated twice"):
+        gradient.sum().backward()
+
+
+def test_an_output_beside_a_statistic_has_its_own_gradient(interpreted: None) -> None:
+    query, key, value = (torch.randn(2, 9, 4, requires_grad=True) for _ in range(3))
+    A = regard.attend(query, key, mask=regard.Causal())
+    by_backend: list[tuple[Tensor, ...]] = []
+    for name in ("triton", "sweep"):
+        output, entropy = A.reduce(regard.Output(value), regard.Entropy(), backend=name)
+        loss = output.square().sum() + entropy.sum()
+        by_backend.append(torch.autograd.grad(loss, (query, key, value)))
+    torch.testing.assert_close(*by_backend, atol=1e-5, rtol=1e-4)
+
+
+# Masks as bits
+
+
+def test_a_mask_is_evaluated_once_for_a_matrix(
+    interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed: list[object] = []
+
+    def counted(*args: Any) -> Any:
+        packed.append(args)
+        return pack(*args)
+
+    monkeypatch.setattr("regard.backends.triton.operands.pack", counted)
+    x = torch.randn(1, 2, 20, 8)
+    allowed = torch.rand(20, 20) < 0.5
+    A = regard.attend(x, x, mask=allowed)
+    for reduction in (regard.Entropy(), regard.Sum(-2)):
+        A.reduce(reduction, backend="triton")
+    assert len(packed) == 1
+    before = A.reduce(regard.LogSumExp(), backend="triton")
+    # Another matrix evaluates what is true then, whatever object or memory it stands in.
+    allowed.fill_(True)
+    other = regard.attend(x, x, mask=allowed)
+    after = other.reduce(regard.LogSumExp(), backend="triton")
+    assert len(packed) == 2
+    torch.testing.assert_close(after, regard.attend(x, x).logsumexp())
+    assert not torch.equal(before, after)
+
+
+def test_the_bits_of_a_matrix_are_freed_with_it(interpreted: None) -> None:
+    from regard.backends.triton import operands
+
+    x = torch.randn(1, 2, 20, 8)
+    A = regard.attend(x, x, mask=torch.rand(20, 20) < 0.5)
+    A.reduce(regard.Entropy(), backend="triton")
+    held = len(operands._PACKED)
+    del A
+    assert len(operands._PACKED) == held - 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "kinds"),
+    [
+        pytest.param(regard.Causal(), "1000 2100 2210", id="causal"),
+        pytest.param(~regard.Causal(), "1222 0122 0012", id="future"),
+        pytest.param(regard.SlidingWindow(63, 0), "1000 1100 0110", id="window"),
+        pytest.param(regard.Keep(torch.ones(256).bool()), "2222 2222 2222", id="all"),
+        pytest.param(regard.Keep(torch.zeros(256).bool()), "0000 0000 0000", id="none"),
+    ],
+)
+def test_a_cell_without_bits_is_whole_or_hidden(mask: regard.Mask, kinds: str) -> None:
+    shape = torch.Size((192, 256))
+    aligned = regard.masks.RowSlice(mask, 0, 256)  # so that cells lie on the diagonal
+    packed = pack(aligned.bind(shape, torch.device("cpu")), shape, torch.device("cpu"))
+    found = packed.slots.clamp(min=-2).where(packed.slots < 0, 1).where(packed.slots != -1, 2)
+    found = found.where(packed.slots != -2, 0)
+    assert " ".join("".join(map(str, row)) for row in found[0, 0].tolist()) == kinds
+    assert len(packed.words) == kinds.count("1")
+
+
+def test_bits_are_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.backends.triton import naive, packed_mask
+
+    monkeypatch.setattr(packed_mask, "_NUMBERS_AT_ONCE", 64 * 200)  # strips of one row of cells
+    drawn = torch.rand(2, 3, 150, 200) < 0.5
+    for allowed in (drawn, drawn[:1], drawn[:, :1], drawn[0, 0], drawn[0, 0, :1]):
+        shape, device = torch.Size((2, 3, 150, 200)), torch.device("cpu")
+        packed = pack(regard.Keep(allowed).bind(shape, device), shape, device)
+        assert torch.equal(naive.unpacked(packed).expand(shape), allowed.expand(shape))
+
+
+def test_a_gradient_that_fills_the_memory_is_an_error_of_its_own(
+    interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.backends.triton.launch import Launch
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Launch, "query_gradient", full)
+    query = torch.randn(5, 4, requires_grad=True)
+    entropy = regard.attend(query, query.detach()).reduce(regard.Entropy(), backend="triton")
+    with pytest.raises(torch.OutOfMemoryError):
+        entropy.sum().backward()
+    backend.warn_once.cache_clear()
+    answered = backend.Triton(instead=backend_sweep())
+    A = regard.attend(query, query.detach())
+    (entropy,) = answered.reduce(A.source, A.mask, [regard.Entropy()])
+    with pytest.warns(RuntimeWarning, match="the memory of the GPU is full"):
+        (found,) = torch.autograd.grad(entropy.sum(), query)
+    (exact,) = torch.autograd.grad(A.reduce(regard.Entropy(), backend="sweep").sum(), query)
+    torch.testing.assert_close(found, exact)
+
+
+def backend_sweep() -> Any:
+    from regard.backends.sweep import Sweep
+
+    return Sweep()
