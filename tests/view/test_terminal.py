@@ -229,6 +229,12 @@ def test_the_overview_of_a_part_of_a_model_has_the_numbers_of_its_layers_and_hea
     assert "L23H7  self            puts 100 % of its attention on the token itself" in lines
 
 
+def test_a_module_that_ran_twice_has_two_rows() -> None:
+    heads = [Head(2, number, "self", 0.9, {"uniform": 0.0}) for number in (0, 1, 0, 1)]
+    lines = [line.plain.rstrip() for line in overview(heads, 80)]
+    assert lines.count("layer 2  O█  O█") == 2
+
+
 def test_heads_apart_keep_their_numbers_in_narrow_cells() -> None:
     numbers = [Head(0, number, "self", 0.9, {"uniform": 0.0}) for number in (3, 7, 12, 13, 14, 15)]
     lines = [line.plain.rstrip() for line in overview(numbers, 22)]

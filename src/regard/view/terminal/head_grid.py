@@ -85,9 +85,8 @@ class HeadsView:
 
 def overview(heads: Sequence[Head], width: int) -> list[Text]:
     """Return a cell for each head, a line for each layer, and an explanation of the letters."""
-    at = {(head.layer, head.head): head for head in heads}
-    layers, columns = (sorted(set(numbers)) for numbers in zip(*at, strict=True))
-    margin = len(f"layer {layers[-1]}") + 2
+    layers, columns = _layer_rows(heads), sorted({head.head for head in heads})
+    margin = len(f"layer {layers[-1][0]}") + 2
     cell = next((n for n in (4, 3, 2) if len(columns) * n <= width - margin), 1)
     fitting = (width - margin) // cell
     scale = "" if cell == 1 else "the bar: ▁ attention spread evenly, █ all on one token"
@@ -96,13 +95,29 @@ def overview(heads: Sequence[Head], width: int) -> list[Text]:
     for start in range(0, len(columns), fitting):
         part = columns[start : start + fitting]
         lines.append(Text(" " * margin + _numbers(part, set(columns), cell), QUIET))
-        for layer in layers:
+        for layer, row in layers:
             line = Text(f"layer {layer}".ljust(margin), QUIET)
             for number in part:
-                _cell(line, at.get((layer, number)), cell)
+                _cell(line, row.get(number), cell)
             lines.append(line)
     lines.append(Text(""))
     return lines + _legend(heads, width)
+
+
+def _layer_rows(heads: Sequence[Head]) -> list[tuple[int, dict[int, Head]]]:
+    """Return the number of each layer with its heads, by their numbers.
+
+    A module that ran twice has two rows.
+    """
+    rows: list[tuple[int, dict[int, Head]]] = []
+    for head in heads:
+        alike = (row for layer, row in rows if layer == head.layer and head.head not in row)
+        row = next(alike, None)
+        if row is None:
+            row = dict[int, Head]()
+            rows.append((head.layer, row))
+        row[head.head] = head
+    return sorted(rows, key=lambda each: each[0])
 
 
 def _numbers(part: Sequence[int], columns: set[int], cell: int) -> str:
