@@ -423,6 +423,11 @@ QUESTIONS: dict[str, Question] = {
     "logsumexp": Question(
         lambda _: regard.LogSumExp(), lambda d, _: oracle.logsumexp(d), kind="nats"
     ),
+    "max-score": Question(
+        lambda _: regard.MaxScore(),
+        lambda d, _: oracle.max_score(d),
+        kind="nats",
+    ),
     "entropy": Question(
         lambda _: regard.Entropy(),
         lambda d, _: oracle.entropy(d),

@@ -187,6 +187,11 @@ def logsumexp(dense: Dense) -> Tensor:
     return torch.where(empty, -torch.inf, of_keys)
 
 
+def max_score(dense: Dense) -> Tensor:
+    empty = dense.masked.all(-1)
+    return torch.where(empty, -torch.inf, dense.scores.amax(-1))
+
+
 def entropy(dense: Dense) -> Tensor:
     return torch.special.entr(dense.weights).sum(-1)
 

@@ -279,6 +279,7 @@ def layers(A: regard.AttentionMatrix) -> regard.Rollout:
 
 ASKED: dict[str, OfReduction | OfMatrix] = {
     "logsumexp": OfReduction(lambda _: regard.LogSumExp(), lambda d, *_: oracle.logsumexp(d)),
+    "max-score": OfReduction(lambda _: regard.MaxScore(), lambda d, *_: oracle.max_score(d)),
     "entropy": OfReduction(lambda _: regard.Entropy(), lambda d, *_: oracle.entropy(d)),
     "topk": OfReduction(lambda _: regard.TopK(3), lambda d, *_: oracle.topk(d, 3)),
     "topk-all": OfReduction(lambda _: regard.TopK(LENGTH), lambda d, *_: oracle.topk(d, LENGTH)),

@@ -34,7 +34,7 @@ from regard.recording.recording import Recording
 from regard.reductions.block import Block
 from regard.reductions.products import Output
 from regard.reductions.reduction import Contribution, Reduction
-from regard.reductions.row_statistics import Entropy, LogSumExp
+from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Top, TopK
 from regard.scores.position_bias import ALiBi, Bias, T5Bias
@@ -62,6 +62,7 @@ __all__ = [
     "LogSumExp",
     "Mask",
     "MaskMod",
+    "MaxScore",
     "Output",
     "Padding",
     "Pool",

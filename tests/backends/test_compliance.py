@@ -21,6 +21,7 @@ from compliance import assert_answers, assert_gradients, of_regard, with_gradien
 from regard.backends import sweep as blocks
 from regard.backends.choose import BACKENDS
 from regard.backends.cpu import cpu_backend
+from regard.backends.cpu.requested_statistics import RequestedStatistics
 
 # How large blocks are made: (numbers in a block, fewest rows, most rows).
 BLOCKS = {
@@ -154,8 +155,20 @@ def test_gradients_of_the_compiled_kernels_equal_those_of_the_oracle(
     case: Case, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_backend, "TILE", tile)
-    names = [name for name in COMPILED[case.name] if name in DIFFERENTIABLE and name != "output"]
-    assert_gradients(case, names, "cpu")
+    names = [name for name in COMPILED[case.name] if name in DIFFERENTIABLE]
+    compiled = [
+        name
+        for name in names
+        if RequestedStatistics.by([QUESTIONS[name].ask(case.inputs)]).has_gradients
+    ]
+    assert {"logsumexp", "sum-queries"} <= {*compiled}
+    assert_gradients(case, compiled, "cpu")
+
+
+@parametrised([case for case in CHOSEN if case.name in COMPILED and case.dtype == torch.float32])
+def test_a_gradient_without_a_compiled_kernel_equals_that_of_the_oracle(case: Case) -> None:
+    for names in (["max-score"], ["max-score", "logsumexp", "transposed-output"]):
+        assert_gradients(case, names, "cpu")
 
 
 # Gradients.

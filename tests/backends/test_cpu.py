@@ -128,6 +128,23 @@ def test_a_block_with_nan_follows_the_rules_of_the_sweep(
         torch.testing.assert_close(found[3], expected[3], **options)
 
 
+@pytest.mark.usefixtures("only_compiled")
+def test_the_largest_score_needs_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, add_tile = matrix(heads=2, mask=regard.Causal()), fused_block.kernels.add_tile
+    tiles: list[Any] = []
+
+    def counted(*numbers: Any) -> None:
+        tiles.append(numbers)
+        add_tile(*numbers)
+
+    monkeypatch.setattr(fused_block.kernels, "add_tile", counted)
+    A.reduce(regard.LogSumExp(), backend="cpu")
+    alone = len(tiles)
+    _, largest = A.reduce(regard.LogSumExp(), regard.MaxScore(), backend="cpu")
+    assert len(tiles) == 2 * alone
+    torch.testing.assert_close(largest, A.scores.to_dense().amax(-1))
+
+
 @pytest.mark.parametrize("rise", [0.0, 1_000.0, 3_000.0, 6_000.0, 1e9, 3e38])
 @pytest.mark.parametrize("low", [-2_000.0, -4_000.0, -1e4, -1e9, -3e38])
 def test_keys_are_counted_as_the_maximum_rises(

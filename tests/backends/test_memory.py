@@ -17,6 +17,7 @@ from regard.scores.query_key import QueryKeyScores
 UNTIL = [(0, i + 1) for i in range(LENGTH)]  # they overlap as much as spans can
 REDUCTIONS: dict[str, Callable[[Tensor], regard.Reduction]] = {
     "logsumexp": lambda _: regard.LogSumExp(),
+    "max-score": lambda _: regard.MaxScore(),
     "entropy": lambda _: regard.Entropy(),
     "topk": lambda _: regard.TopK(8),
     "sum-keys": lambda _: regard.Sum(-1),

@@ -44,6 +44,7 @@ MASKS = {
 }
 ASKED = {
     "logsumexp": regard.LogSumExp(),
+    "max score": regard.MaxScore(),
     "entropy": regard.Entropy(),
     "sum of rows": regard.Sum(-1),
     "sum of columns": regard.Sum(-2),

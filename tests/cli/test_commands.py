@@ -511,6 +511,13 @@ def test_a_page_opens_at_a_place_that_is_there(run: Run, recorded: str, place: l
     assert not Path("attention.html").exists()
 
 
+def test_a_page_of_a_part_opens_at_the_number_in_the_model(run: Run, bert: str) -> None:
+    run("record", TEXT, "-m", bert, "-o", "part.safetensors", "--layers", "1", "--heads", "1")
+    assert run("page", "part.safetensors", "--layer", "1", "--head", "1")[0] == 0
+    code, _, err = run("page", "part.safetensors", "--layer", "0")
+    assert (code, err) == (2, "regard: layer is 0; this recording has only layer 1.\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -19,6 +19,7 @@ REMEDY_OF_MEMORY = (
     "or pass limit=None to to_dense()."
 )
 REMEDY_OF_REDUCE = "    Pass for example regard.Entropy(), regard.TopK(8)."
+REMEDY_OF_AMAX = "    Use max() for all axes, or amax((-2, -1)) and then amax over the other axes."
 SPANS = "    Give (start, stop) pairs with 0 <= start < stop <= q_len = 7."
 
 
@@ -156,6 +157,23 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         MemoryError,
         "backend='dense' would make (65536, 65536) float64 = 32.0 GiB; the limit is 4.0 GiB.\n"
         + REMEDY_OF_MEMORY,
+    ),
+    "scores-over-the-queries": (
+        lambda: A.scores.amax(-2),
+        ValueError,
+        "dim is -2; the scores have shape (2, 6, 7, 5), and amax() is over the keys, dim=-1, or "
+        "over queries and keys, dim=(-2, -1).\n" + REMEDY_OF_AMAX,
+    ),
+    "scores-over-all-axes": (
+        lambda: A.scores.amax((0, 1, 2, 3)),
+        ValueError,
+        "dim is (0, 1, 2, 3); the scores have shape (2, 6, 7, 5), and amax() is over the keys, "
+        "dim=-1, or over queries and keys, dim=(-2, -1).\n" + REMEDY_OF_AMAX,
+    ),
+    "scores-over-an-axis-that-is-no-number": (
+        lambda: A.scores.amax("keys"),
+        TypeError,
+        "dim is a str; it must be a whole number.\n    Pass an int, for example dim=1.",
     ),
     "no-reductions": (
         A.reduce,

@@ -1,6 +1,7 @@
 """AttentionMatrix as an object: parts, views, products, doors, text; nothing computed unasked."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -204,6 +205,42 @@ def test_a_matrix_has_the_attributes_of_a_tensor() -> None:
 
 def test_scores_have_the_shape_of_the_matrix() -> None:
     assert A.scores.shape == A.shape
+
+
+DENSE_SCORES = oracle.attend(
+    QUERY, KEY, allowed=oracle.causal(7, 5) & oracle.padding([5, 3], (2, 6, 7, 5))
+).scores
+LARGEST: dict[str, Callable[[Any], Tensor]] = {
+    "query": lambda scores: scores.amax(-1),
+    "query-counted-from-the-first-axis": lambda scores: scores.amax(3),
+    "query-in-a-list": lambda scores: scores.amax([-1]),
+    "head": lambda scores: scores.amax((-2, -1)),
+    "head-counted-from-the-first-axis": lambda scores: scores.amax((3, 2)),
+    "matrix": lambda scores: scores.max(),
+}
+
+
+@pytest.mark.parametrize("ask", LARGEST.values(), ids=LARGEST)
+def test_the_largest_scores_are_those_of_the_dense_scores(ask: Callable[[Any], Tensor]) -> None:
+    torch.testing.assert_close(ask(A.scores), ask(DENSE_SCORES), **TIGHT)
+
+
+@pytest.mark.parametrize("backend", ["dense", "sweep", "cpu"])
+def test_keys_that_share_the_largest_score_share_its_gradient(backend: str) -> None:
+    scores = torch.tensor([[2.0, 2.0, 1.0], [2.0, 2.0, 9.0], [3.0, 1.0, 1.0]], requires_grad=True)
+    matrix = regard.AttentionMatrix.from_scores(scores, mask=regard.Causal())
+    (slope,) = torch.autograd.grad(matrix.reduce(regard.MaxScore(), backend=backend).sum(), scores)
+    assert slope.tolist() == [[1, 0, 0], [0.5, 0.5, 0], [1, 0, 0]]
+
+
+def test_the_gradient_of_the_largest_score_of_a_head_reaches_its_query_and_its_key() -> None:
+    query, key = (torch.tensor([[[1.0], [2.0]], [[4.0], [3.0]]]).requires_grad_() for _ in "qk")
+    largest = regard.attend(query, key, scale=1.0).scores.amax((-2, -1))
+    largest.sum().backward()
+    assert largest.tolist() == [4, 16]
+    for tensor in (query, key):
+        assert tensor.grad is not None
+        assert tensor.grad.tolist() == [[[0], [2]], [[4], [0]]]
 
 
 def test_to_another_dtype_rounds_the_inputs() -> None:

@@ -49,6 +49,7 @@ def layer(device: str, made: Callable[[], nn.Module]) -> Any:
 
 ASKED: dict[str, Callable[[regard.AttentionMatrix], Any]] = {
     "logsumexp": lambda A: A.logsumexp(),
+    "max score": lambda A: A.scores.amax((-2, -1)),
     "entropy": lambda A: A.entropy(),
     "topk": lambda A: A.topk(3),
     "max": lambda A: A.max(),

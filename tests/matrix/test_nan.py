@@ -175,6 +175,8 @@ EMPTY = regard.attend(torch.randn(3, 2), torch.randn(3, 2), mask=torch.tensor([F
         pytest.param(lambda m: m.sum(-1), torch.zeros(3), id="sum-keys"),
         pytest.param(lambda m: m.sum(-2), torch.zeros(3), id="sum-queries"),
         pytest.param(lambda m: m.pool(2, 2), torch.zeros(2, 2), id="pool"),
+        pytest.param(lambda m: m.scores.amax(-1), torch.full((3,), -math.inf), id="max-score"),
+        pytest.param(lambda m: m.scores.max(), torch.tensor(-math.inf), id="max-score-of-all"),
         pytest.param(lambda m: m.scores[...], torch.full((3, 3), -math.inf), id="scores"),
     ],
 )
@@ -184,7 +186,7 @@ def test_a_row_with_nothing_to_attend_to_has_one_convention(
     assert torch.equal(ask(EMPTY), expected)
 
 
-@pytest.mark.parametrize("name", ["logsumexp", "entropy", "sum-queries", "output"])
+@pytest.mark.parametrize("name", ["logsumexp", "max-score", "entropy", "sum-queries", "output"])
 def test_gradients_of_rows_with_nothing_to_attend_to_are_0(name: str) -> None:
     x = inputs(4)
     query = x.query.clone().requires_grad_()

@@ -166,6 +166,7 @@ VIEWS: dict[str, View] = {
         sums=True,
     ),
     "diagonal": View(lambda A: A.diagonal(), lambda d: oracle.diagonal(d, 0)),
+    "max-score": View(lambda A: A.scores.amax(-1), oracle.max_score),
     "entropy": View(lambda A: A.entropy(), oracle.entropy, sums=True),
     "top-k": View(
         at_top_keys,

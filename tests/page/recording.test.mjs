@@ -3,6 +3,7 @@ import { test } from "node:test";
 import { deflateSync } from "node:zlib";
 import { blocksOf, coarsest, errorOf, meansOf } from "../../src/regard/view/web/data/block_means";
 import { Damaged, fromBase64, readRecording, unpack, unpackBytes } from "../../src/regard/view/web/data/payload";
+import { headsName } from "../../src/regard/view/web/map/compare";
 import { smallMap } from "../../src/regard/view/web/map/small";
 import { blockAt, missing, strongestBlocks } from "../../src/regard/view/web/text/block_words";
 import { sorted } from "../../src/regard/view/web/views/heads_view";
@@ -38,6 +39,16 @@ test("of two recordings each layer says which it is of", () => {
     ["a", "b"],
   );
   assert.deepEqual(read.opened, [0, null]);
+});
+
+test("layers and heads have their numbers in the model", () => {
+  const part = layer({ place: 23, head_numbers: [3, 7] });
+  const { layers } = readRecording(JSON.stringify({ ...WHOLE, layers: [part, layer({ place: 24 })] }));
+  const heads = [0, 1].flatMap((at) => [0, 1].map((head) => headsName({ layer: at, head }, layers)));
+  assert.deepEqual(heads, ["layer 23 head 3", "layer 23 head 7", "layer 24 head 0", "layer 24 head 1"]);
+  const other = { first: 1, title: "b", query_tokens: null, key_tokens: null, one_text: false };
+  const two = readRecording(JSON.stringify({ ...WHOLE, layers: [part, part], other })).layers;
+  assert.equal(headsName({ layer: 1, head: 1 }, two), "layer 23′ head 7 (b)");
 });
 
 const DAMAGES = {

@@ -20,6 +20,7 @@ TINY = 2e-15
 BY_HAND = {
     "weights": (DENSE.weights, [[P, 1 - P, 0], [THIRD, THIRD, THIRD], [0, 0, 0]]),
     "logsumexp": (oracle.logsumexp(DENSE), [math.log(1 + math.e), 3 + math.log(3), -math.inf]),
+    "max-score": (oracle.max_score(DENSE), [1, 3, -math.inf]),
     "entropy": (
         oracle.entropy(DENSE),
         [-P * math.log(P) - (1 - P) * math.log(1 - P), math.log(3), 0],
@@ -58,6 +59,7 @@ BAD_VALUE = torch.tensor([[1.0, INF], [2.0, 1.0], [NAN, NAN]], dtype=torch.float
 BY_HAND |= {
     "special-weights": (SPECIAL.weights, [[NAN, NAN, 0], [NAN, NAN, 0], [0.5, 0.5, 0], [0, 0, 0]]),
     "special-logsumexp": (oracle.logsumexp(SPECIAL), [INF, NAN, math.log(2), -INF]),
+    "special-max-score": (oracle.max_score(SPECIAL), [INF, NAN, 0, -INF]),
     "special-entropy": (oracle.entropy(SPECIAL), [NAN, NAN, math.log(2), 0]),
     "special-topk-values": (
         oracle.topk(SPECIAL, 2).values,

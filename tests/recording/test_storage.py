@@ -181,6 +181,7 @@ def test_more_tokens_than_the_gap_at_the_beginning_holds_move_the_data(tmp_path:
 REDUCTIONS = [
     regard.Entropy(),
     regard.LogSumExp(),
+    regard.MaxScore(),
     regard.TopK(1),
     regard.TopK(2),
     regard.Sum(-1),

@@ -17,6 +17,7 @@ import torch
 
 import regard
 from pages import FOLDER, Blocks, blocks_of, layers_of, numbers_of, unpacked
+from regard.recording.layers import Origin
 from regard.view.export import page_file
 from regard.view.export import page_template as template
 from regard.view.export.page_file import write_page
@@ -48,6 +49,14 @@ def recorded(
         key = torch.randn(1, kv_heads, tokens, dim)
         matrices[f"layer.{layer}"] = regard.attend(query, key, **options)
     return regard.Recording(matrices, model="a model")
+
+
+def test_a_part_of_a_model_keeps_the_numbers_of_its_layers_and_heads(tmp_path: Path) -> None:
+    seen = regard.Recording({})
+    seen.add("layer.5", recorded()[0])
+    seen.add("layer.23", recorded()[0], origin=Origin(23, (3, 7)))
+    named = [(each["place"], each["head_numbers"]) for each in layers_of(blocks_of(seen, tmp_path))]
+    assert named == [(0, None), (23, [3, 7])]
 
 
 def test_query_and_key_are_in_the_file_bit_for_bit(tmp_path: Path) -> None:

@@ -9,8 +9,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import regard
+from regard.analysis.head_kinds import Head
+from regard.recording.layers import Origin
 from regard.text.escaping import visible
 from regard.text.token_labels import labels
+from regard.view.terminal.head_grid import overview
 from regard.view.terminal.share_grid import share_lines
 from regard.view.terminal.summary import Selection, Summary, summarise
 from regard.view.terminal.terminal_view import TerminalView
@@ -200,6 +203,56 @@ def test_the_overview_has_a_cell_for_each_head_with_its_kind() -> None:
     assert "p previous token 1   n next token 1   o self 1   u uniform 1" in lines
     assert "L0H0  previous token  puts 100 % of its attention on the token before" in lines
     assert "L0H3  uniform         has 100 % of the entropy of even attention" in lines
+
+
+def part_of_a_model(**heads: tuple[int, ...]) -> regard.Recording:
+    """A recording of layers with the given heads, ``l23=(3, 7)``; they attend to one token each."""
+    n = 5
+    tokens = [regard.Token(f" {word}") for word in "abcde"]
+    seen = regard.Recording({}, query_tokens=tokens)
+    for name, numbers in heads.items():
+        shifts = [torch.eye(n).roll(shift, -1) for shift in (-1, 0, 1)][: len(numbers)]
+        matrix = regard.AttentionMatrix.from_weights(torch.stack(shifts)[None])
+        seen.add(name, matrix, origin=Origin(int(name[1:]), numbers))
+    return seen
+
+
+def test_the_overview_of_a_part_of_a_model_has_the_numbers_of_its_layers_and_heads() -> None:
+    lines = printed(summarise(part_of_a_model(l5=(7,), l23=(3, 7))))
+    start = lines.index("          3   7")
+    assert lines[start : start + 4] == [
+        "          3   7",
+        "layer 5       P█",
+        "layer 23  P█  O█",
+        "",
+    ]
+    assert "L23H7  self            puts 100 % of its attention on the token itself" in lines
+
+
+def test_a_module_that_ran_twice_has_two_rows() -> None:
+    heads = [Head(2, number, "self", 0.9, {"uniform": 0.0}) for number in (0, 1, 0, 1)]
+    lines = [line.plain.rstrip() for line in overview(heads, 80)]
+    assert lines.count("layer 2  O█  O█") == 2
+
+
+def test_heads_apart_keep_their_numbers_in_narrow_cells() -> None:
+    numbers = [Head(0, number, "self", 0.9, {"uniform": 0.0}) for number in (3, 7, 12, 13, 14, 15)]
+    lines = [line.plain.rstrip() for line in overview(numbers, 22)]
+    row = lines.index("layer 0  O█O█O█O█O█O█")
+    assert lines[row - 1] == "         3 7 12    15"
+
+
+def test_a_layer_and_a_head_of_a_part_are_chosen_by_their_numbers_in_the_model() -> None:
+    seen = part_of_a_model(l5=(7,), l23=(3, 7))
+    summary = summarise(seen, selection=Selection(23, 7))
+    assert [row.top[0].token for row in summary.rows] == [0, 1, 2, 3, 4]
+    assert "Where each token looks   head 7 of layer 23" in printed(summary)
+    with pytest.raises(ValueError, match=r"^layer is 0; this recording has layers 5, 23\.$"):
+        summarise(seen, selection=Selection(0))
+    with pytest.raises(
+        ValueError, match=r"^head is 0; layer 23 of this recording has heads 3, 7\.$"
+    ):
+        summarise(seen, selection=Selection(23, 0))
 
 
 @pytest.mark.parametrize("heads", [12, 40, 100])

@@ -11,6 +11,7 @@ from regard.cli.options import Open, Run, open_recording
 from regard.cli.output_files import check_output, page_line, show_page
 from regard.cli.progress import progress
 from regard.recording.file_reader import verify as verify_file
+from regard.recording.layers import recorded_indices
 from regard.text.escaping import visible
 from regard.view.export.page_file import write_page
 
@@ -40,7 +41,8 @@ def page(
     seen = open_recording(run)
     with progress() as report:
         writing = partial(report, f"writing {output}")
-        write_page(seen, output, title=visible(seen.model), opened=(layer, head), progress=writing)
+        opened = recorded_indices(seen.layers, layer, head)
+        write_page(seen, output, title=visible(seen.model), opened=opened, progress=writing)
     sys.stdout.write(f"{page_line(output)}\n")
     if open_page:
         show_page(output)

@@ -14,6 +14,7 @@ from regard.cli.options import AsJson, Open, RecordOptions, Text, with_options
 from regard.cli.output_files import check_output, page_line, show_page, write_json
 from regard.cli.progress import progress
 from regard.models.trials import repetition
+from regard.recording.layers import recorded_indices
 from regard.text.escaping import visible
 from regard.view.export.page_file import write_page
 from regard.view.terminal.summary import Selection, Summary, summarise
@@ -80,7 +81,7 @@ def see(
                 seen,
                 page,
                 title=visible(shorten(words, 60, placeholder=" …")),
-                opened=(layer, head),
+                opened=recorded_indices(seen.layers, layer, head),
                 heads=summary.heads,
                 progress=partial(report, f"writing {page}"),
             )

@@ -1,5 +1,6 @@
 """The attention matrix: its parts, its products, and its reductions."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -33,7 +34,7 @@ from regard.matrix.linear_map import LinearMap, times_batches
 from regard.matrix.notebook_hook import notebook_bundle
 from regard.reductions.products import Output, TransposedOutput, Window, scores_at
 from regard.reductions.reduction import Reduction, check_reductions
-from regard.reductions.row_statistics import Entropy, LogSumExp
+from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Top, TopK
 from regard.scores.autocast import as_autocast
@@ -460,6 +461,36 @@ class ScoreMatrix:
         """Return a part of the scores as a tensor."""
         return self._part(parse_index(key, self.shape), "these scores", DENSE_LIMIT)
 
+    def amax(self, dim: int | Sequence[int]) -> Tensor:
+        """Compute the largest score of each query or of each head, as ``Tensor.amax`` does.
+
+        Only keys that a query may attend to count; see ``MaxScore``. Scores that share the maximum
+        share its gradient evenly: first the queries of a head, then the keys of a query.
+
+        Args:
+            dim: -1 for each query, (..., num_heads, q_len), or (-2, -1) for each head,
+                (..., num_heads).
+
+        Raises:
+            TypeError: dim is not a whole number or a tuple of whole numbers.
+            ValueError: dim names other axes.
+
+        Example:
+            >>> import torch, regard
+            >>> x = torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])  # two heads of two tokens
+            >>> A = regard.attend(x, x, mask=regard.Causal())
+            >>> A.scores.amax((-2, -1))
+            tensor([ 4., 16.])
+        """
+        per_head = self._is_per_head(dim)
+        rows = cast(Tensor, self._matrix.reduce(MaxScore()))
+        return rows.amax(-1) if per_head else rows
+
+    def max(self) -> Tensor:
+        """Compute the largest score of the whole matrix, a tensor without axes; see ``amax``."""
+        rows = self.amax(-1)
+        return rows.amax(tuple(range(rows.ndim)))  # without dims, DTensors give NaN gradients
+
     def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return all scores as a tensor.
 
@@ -474,6 +505,20 @@ class ScoreMatrix:
     def __repr__(self) -> str:
         """Return a description; nothing is computed."""
         return f"ScoreMatrix(of {self._matrix!r})"
+
+    def _is_per_head(self, dim: int | Sequence[int]) -> bool:
+        """Return True for the last two axes, False for the last one."""
+        ndim = self._matrix.ndim
+        dims = dim if isinstance(dim, tuple | list) else (dim,)
+        axes = [check_whole("dim", each) for each in dims]
+        last = [axis - ndim if axis >= 0 else axis for axis in axes]
+        if sorted(last) not in ([-1], [-2, -1]):
+            raise ValueError(
+                f"dim is {dim}; the scores have shape {shape_text(self.shape)}, and amax() is over "
+                "the keys, dim=-1, or over queries and keys, dim=(-2, -1).\n"
+                "    Use max() for all axes, or amax((-2, -1)) and then amax over the other axes."
+            )
+        return len(last) == 2
 
     def _part(self, asked: ParsedIndex, what: str, limit: int | None) -> Tensor:
         part = self._matrix[(*asked.leading, ...)]

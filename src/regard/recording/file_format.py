@@ -40,7 +40,7 @@ from regard.masks.mask import fits
 from regard.masks.recognise import allowed_rows, recognised_rows
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import Entropy, LogSumExp, NormalizedEntropy
+from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Top, TopK, fitting, padded
 from regard.scores.autocast import without_autocast
@@ -82,6 +82,7 @@ _REDUCTIONS: dict[str, tuple[type[Reduction], tuple[str, ...]]] = {
     "Diagonal": (Diagonal, ("offset",)),
     "Entropy": (Entropy, ()),
     "LogSumExp": (LogSumExp, ()),
+    "MaxScore": (MaxScore, ()),
     "Pool": (Pool, ("rows_wanted", "columns_wanted")),
     "Spread": (NormalizedEntropy, ()),
     "Sum": (Sum, ("dim",)),

@@ -26,6 +26,7 @@ __all__ = [
     "asked_of",
     "layer_at",
     "one_text",
+    "recorded_indices",
     "shape_of_all",
     "tokens_of_rows",
 ]
@@ -396,6 +397,46 @@ def layer_at(layers: Sequence[Layer], which: str | int) -> Layer:
             return layer
     known = ", ".join(layer.name for layer in layers[:3]) + (", ..." if len(layers) > 3 else "")
     raise KeyError(f"layer is {which!r}; this recording has {known or 'no layers yet'}")
+
+
+def recorded_indices(
+    layers: Sequence[Layer],
+    layer: int | None,
+    head: int | None,
+    owner: str = "this recording",
+) -> tuple[int | None, int | None]:
+    """Return the indices in a recording of a layer and a head with these numbers in the model.
+
+    Args:
+        layers: the layers of the recording.
+        layer: the index of a layer in the model; None for none.
+        head: the index of a head in that layer of the model, or in the first layer; None for none.
+        owner: what has the layers, for messages.
+
+    Raises:
+        ValueError: the layer or the head was not recorded.
+    """
+    index = None
+    if layer is not None:
+        places = [each.place(at) for at, each in enumerate(layers)]
+        index = _index_of("layer", layer, places, owner)
+    if head is None:
+        return index, None
+    chosen = layers[index or 0]
+    count = chosen.shape[-3] if len(chosen.shape) > 2 else 1
+    of = f"layer {chosen.place(index or 0)} of {owner}"
+    return index, _index_of("head", head, [chosen.head(at) for at in range(count)], of)
+
+
+def _index_of(name: str, number: int, numbers: list[int], owner: str) -> int:
+    if number in numbers:
+        return numbers.index(number)
+    text = f"{name}s {', '.join(map(str, numbers))}"
+    if len(numbers) == 1:
+        text = f"only {name} {numbers[0]}"
+    elif numbers == list(range(len(numbers))):
+        text = f"{name}s 0 to {numbers[-1]}"
+    raise ValueError(f"{name} is {number}; {owner} has {text}.")
 
 
 def tokens_of_rows(

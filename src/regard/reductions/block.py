@@ -58,6 +58,11 @@ class RowStatistics(ABC):
 
     @property
     @abstractmethod
+    def largest_score(self) -> Tensor:
+        """The largest score of each row, (..., rows): ``maximum`` with its gradients."""
+
+    @property
+    @abstractmethod
     def log_normalizer(self) -> Tensor:
         """logsumexp - maximum of each row, (..., rows), in nats.
 
@@ -168,6 +173,7 @@ class Block(RowStatistics):
             scores = scores.masked_fill(~mask.block(box, self.shape, source.device), -torch.inf)
         self.maximum = scores.detach().amax(-1, keepdim=True)
         self._empty = self.maximum == -torch.inf
+        self._raw_scores = scores
         self._undefined = ~(self._empty | (self._largest_logit < torch.inf))
         if reads_without_sync(scores) and bool(self._undefined.any()):
             seen = self._undefined & (scores.detach() != -torch.inf)
@@ -240,6 +246,12 @@ class Block(RowStatistics):
         # exp takes up to 100 times as long near underflow, where it adds nothing.
         least = self._reference.new_full((), 0.9 * log(torch.finfo(self._dtype).tiny))
         return torch.logsumexp(torch.maximum(self.shifted, least), -1, keepdim=True)
+
+    @property
+    def largest_score(self) -> Tensor:
+        # amax would send the gradient of a row without keys to its masked keys.
+        largest = self._raw_scores.amax(-1, keepdim=True)
+        return largest.masked_fill(self._empty, -torch.inf).squeeze(-1)
 
     @property
     def log_normalizer(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Statistics of each row: logsumexp and entropy."""
+"""Statistics of each row: logsumexp, largest score and entropy."""
 
 from dataclasses import dataclass
 from typing import final
@@ -6,7 +6,7 @@ from typing import final
 from regard.reductions.block import RowStatistics
 from regard.reductions.reduction import Contribution, RowStatistic
 
-__all__ = ["Entropy", "LogSumExp", "NormalizedEntropy"]
+__all__ = ["Entropy", "LogSumExp", "MaxScore", "NormalizedEntropy"]
 
 
 @final
@@ -24,6 +24,29 @@ class LogSumExp(RowStatistic):
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         return (Contribution(block.box.at_rows, block.logsumexp),)
+
+
+@final
+@dataclass(frozen=True)
+class MaxScore(RowStatistic):
+    """The largest score of each query, over the keys that it may attend to.
+
+    Scores are the numbers before the softmax, after scale, bias, score_mod, softcap and mask. A
+    sink_bias is not a score. The answer has shape (..., num_heads, q_len). It is -inf for a query
+    with no key to attend to, and NaN if one of the scores is NaN.
+
+    The gradient flows to the largest score. As in ``torch.amax``, keys that share the largest score
+    share the gradient evenly.
+
+    Example:
+        >>> import torch, regard
+        >>> query, key = torch.tensor([[2.0]]), torch.tensor([[1.0], [3.0]])
+        >>> regard.attend(query, key).reduce(regard.MaxScore())
+        tensor([6.])
+    """
+
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
+        return (Contribution(block.box.at_rows, block.largest_score),)
 
 
 @final

@@ -50,6 +50,9 @@ class Longest(regard.Reduction):
 
 QUESTIONS = {
     "logsumexp": lambda A: A.logsumexp(),
+    "max-score": lambda A: A.scores.amax(-1),
+    "max-score-of-heads": lambda A: A.scores.amax((-2, -1)),
+    "max-score-of-all": lambda A: A.scores.max(),
     "entropy": lambda A: A.entropy(),
     "topk": lambda A: A.topk(4),
     "sum-1": lambda A: A.sum(-1),
@@ -65,7 +68,7 @@ QUESTIONS = {
     "transposed": None,
 }
 FEW = ("logsumexp", "topk", "sum-2", "diagonal+3", "product")
-BY_ROWS = {"logsumexp", "entropy", "topk", "product"}
+BY_ROWS = {"logsumexp", "max-score", "entropy", "topk", "product"}
 
 
 def wave(score, b, h, q, k):

@@ -576,6 +576,10 @@ class FusedBlock(RowStatistics):
         return Picks(np.concatenate(columns, 1), np.concatenate(weights, 1), diagonals)
 
     @property
+    def largest_score(self) -> Tensor:
+        return self.maximum.squeeze(-1)  # blocks with gradients of it are plain ones
+
+    @property
     def log_normalizer(self) -> Tensor:
         return self._answers[0]
 

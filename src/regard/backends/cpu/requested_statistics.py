@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.reductions.divergences import Divergence
 from regard.reductions.products import Output, TransposedOutput, Window
 from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import NormalizedEntropy
+from regard.reductions.row_statistics import MaxScore, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Sum, SumsOfRows
 from regard.reductions.top_k import TopK
 from regard.scores.box import Index
@@ -31,6 +31,7 @@ class RequestedStatistics(NamedTuple):
         offsets: the offset of each ``Diagonal``.
         divergences: the divergences from other matrices.
         keys: whether the visible keys of each row are counted.
+        largest_score: whether the largest score of each row is read.
         alone: whether no more than one reduction reads them.
     """
 
@@ -42,6 +43,7 @@ class RequestedStatistics(NamedTuple):
     offsets: tuple[int, ...]
     divergences: tuple[Divergence, ...]
     keys: bool
+    largest_score: bool
     alone: bool
 
     @property
@@ -53,7 +55,7 @@ class RequestedStatistics(NamedTuple):
     def has_gradients(self) -> bool:
         """True if a compiled kernel gives all gradients."""
         products = self.values or self.operands or self.windows
-        return not products and (self.alone or not self.divergences)
+        return not products and not self.largest_score and (self.alone or not self.divergences)
 
     @classmethod
     def by(cls, reductions: Sequence[Reduction]) -> "RequestedStatistics":
@@ -68,6 +70,7 @@ class RequestedStatistics(NamedTuple):
             tuple({each.offset for each in reductions if isinstance(each, Diagonal)}),
             tuple(each for each in reductions if isinstance(each, Divergence)),
             any(isinstance(each, NormalizedEntropy) for each in reductions),
+            any(isinstance(each, MaxScore) for each in reductions),
             len(reductions) <= 1,
         )
 

@@ -41,7 +41,7 @@ from regard.masks import Mask
 from regard.masks.row_slice import row_slice_of
 from regard.reductions.products import Output, TransposedOutput, Window
 from regard.reductions.reduction import Reduction, rounded
-from regard.reductions.row_statistics import Entropy, LogSumExp, NormalizedEntropy
+from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Top, TopK
 from regard.scores.box import Index, broadcast_index
@@ -51,7 +51,7 @@ from regard.scores.score_source import Scores, accumulation_dtype
 __all__ = ["Distributed"]
 
 # Their answers have one entry per query, (..., num_heads, q_len, ...).
-_ROWS = (LogSumExp, Entropy, NormalizedEntropy, TopK, Output)
+_ROWS = (LogSumExp, MaxScore, Entropy, NormalizedEntropy, TopK, Output)
 # Their answers begin with batch axes and heads.
 _LEADING = (Sum, Pool, Segments, Diagonal, Window, TransposedOutput)
 

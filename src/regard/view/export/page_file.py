@@ -88,7 +88,8 @@ def write_page(
         recording: what was seen.
         path: the file to write; one that exists is replaced only once the new one is complete.
         title: what stands at the top.
-        opened: places of the layer and the head that it shows first; the first ones for None.
+        opened: indices in the recording of the layer and the head to show first; None for the
+            first ones.
         layers: names or places of the layers to hold, all of them when left out. The others keep
             their small map.
         heads: the kinds of heads, from ``classify``; computed when left out.

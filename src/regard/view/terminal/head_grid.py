@@ -85,37 +85,59 @@ class HeadsView:
 
 def overview(heads: Sequence[Head], width: int) -> list[Text]:
     """Return a cell for each head, a line for each layer, and an explanation of the letters."""
-    layers = [
-        [head for head in heads if head.layer == layer]
-        for layer in range(1 + max(head.layer for head in heads))
-    ]
-    widest = max(len(layer) for layer in layers)
-    margin = len(f"layer {len(layers) - 1}") + 2
-    cell = next((n for n in (4, 3, 2) if widest * n <= width - margin), 1)
+    layers, columns = _layer_rows(heads), sorted({head.head for head in heads})
+    margin = len(f"layer {layers[-1][0]}") + 2
+    cell = next((n for n in (4, 3, 2) if len(columns) * n <= width - margin), 1)
     fitting = (width - margin) // cell
     scale = "" if cell == 1 else "the bar: ▁ attention spread evenly, █ all on one token"
     lines = hanging(Text().append("What the heads do", "bold").append("   "), scale, width)
     lines.append(Text(""))
-    for start in range(0, widest, fitting):
-        part = range(start, min(start + fitting, widest))
-        lines.append(Text(_numbers(part, cell, margin), QUIET))
-        for number, layer in enumerate(layers):
-            line = Text(f"layer {number}".ljust(margin), QUIET)
-            for head in layer[part.start : part.stop]:
-                _cell(line, head, cell)
+    for start in range(0, len(columns), fitting):
+        part = columns[start : start + fitting]
+        lines.append(Text(" " * margin + _numbers(part, set(columns), cell), QUIET))
+        for layer, row in layers:
+            line = Text(f"layer {layer}".ljust(margin), QUIET)
+            for number in part:
+                _cell(line, row.get(number), cell)
             lines.append(line)
     lines.append(Text(""))
     return lines + _legend(heads, width)
 
 
-def _numbers(part: range, cell: int, margin: int) -> str:
-    step = 1 if cell > 2 else 5
-    marks = [str(head).ljust(cell * step) for head in part if head % step == 0]
-    before = " " * (margin + cell * (-part.start % step))
-    return before + "".join(marks)
+def _layer_rows(heads: Sequence[Head]) -> list[tuple[int, dict[int, Head]]]:
+    """Return the number of each layer with its heads, by their numbers.
+
+    A module that ran twice has two rows.
+    """
+    rows: list[tuple[int, dict[int, Head]]] = []
+    for head in heads:
+        alike = (row for layer, row in rows if layer == head.layer and head.head not in row)
+        row = next(alike, None)
+        if row is None:
+            row = dict[int, Head]()
+            rows.append((head.layer, row))
+        row[head.head] = head
+    return sorted(rows, key=lambda each: each[0])
 
 
-def _cell(line: Text, head: Head, cell: int) -> None:
+def _numbers(part: Sequence[int], columns: set[int], cell: int) -> str:
+    """Return the numbers of heads over their cells; in narrow cells only where they fit.
+
+    Narrow cells have the multiples of 5, and the first number after a gap.
+    """
+    step, line = (1 if cell > 2 else 5), ""
+    for place, number in enumerate(part):
+        is_marked = number % step == 0 or number - 1 not in columns
+        if is_marked and (not line or len(line) < cell * place):
+            line = line.ljust(cell * place) + str(number)
+    return line
+
+
+def _cell(line: Text, head: Head | None, cell: int) -> None:
+    """Append the cell of a head; an empty one if the recording lacks it."""
+    if head is None:
+        line.append(" " * cell)
+        return
     colour = _COLOURS[head.kind]
     line.append(head.letter, f"bold {colour}" if head.letter.isupper() else colour)
     if cell > 1:

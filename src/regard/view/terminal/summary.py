@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.analysis.head_classes import Trial, classify
 from regard.analysis.head_kinds import Head
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.layers import Layer
+from regard.recording.layers import Layer, recorded_indices
 from regard.recording.recording import Recording
 from regard.reductions.products import Window
 from regard.text.tokens import Token
@@ -29,8 +29,8 @@ class Selection:
     """The heads to average.
 
     Attributes:
-        layer: its place, from 0; None for all layers.
-        head: its place in the layer, from 0; None for all heads.
+        layer: its index in the model, from 0; None for all layers.
+        head: its index in that layer of the model, from 0; None for all heads.
 
     Raises:
         ValueError: a head without a layer.
@@ -160,22 +160,13 @@ def _one_text(layer: Layer) -> AttentionMatrix:
 
 def _selected(recording: Recording, selection: Selection) -> list[AttentionMatrix]:
     """Return the layers to average, each with its selected heads."""
-    layer, head = selection.layer, selection.head
     matrices = [_one_text(layer) for layer in recording.layers]
+    model = recording.model or "this recording"
+    layer, head = recorded_indices(recording.layers, selection.layer, selection.head, model)
     if layer is None:
         return matrices
-    model = recording.model or "this recording"
-    matrix = matrices[_checked("layer", layer, len(matrices), model)]
-    if head is None:
-        return [matrix]
-    place = _checked("head", head, matrix.shape[0], f"layer {layer} of {model}")
-    return [matrix[place : place + 1]]
-
-
-def _checked(name: str, place: int, count: int, owner: str) -> int:
-    if not 0 <= place < count:
-        raise ValueError(f"{name} is {place}; {owner} has {name}s 0 to {count - 1}.")
-    return place
+    matrix = matrices[layer]
+    return [matrix] if head is None else [matrix[head : head + 1]]
 
 
 def _sinks(tokens: Sequence[Token], heads: Sequence[Head]) -> tuple[int, ...]:

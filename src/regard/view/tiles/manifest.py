@@ -44,6 +44,8 @@ class PageLayer:
     num_heads: int
     q_len: int
     kv_len: int
+    place: int = 0
+    head_numbers: tuple[int, ...] | None = None
     overview: dict[str, Any] | None = None
     heads: list[dict[str, Any] | None] | None = None
     kind: Literal["map", "query-key", "weights", "pyramid", "live"] = "map"
@@ -89,9 +91,11 @@ def head_records(heads: Iterable[Head | None]) -> list[dict[str, Any] | None]:
 def live_layers(recording: Recording) -> list[PageLayer]:
     """Each layer, for a host that answers every question itself; nothing is computed."""
     layers: list[PageLayer] = []
-    for name in recording:
-        num_heads, q_len, kv_len = first_sequence(recording[name]).shape
-        layers.append(PageLayer(name, num_heads, q_len, kv_len, kind="live"))
+    for index, layer in enumerate(recording.layers):
+        num_heads, q_len, kv_len = first_sequence(layer.whole()).shape
+        numbers = None if layer.origin is None else layer.origin.heads
+        place = layer.place(index)
+        layers.append(PageLayer(layer.name, num_heads, q_len, kv_len, place, numbers, kind="live"))
     return layers
 
 

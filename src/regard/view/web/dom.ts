@@ -26,8 +26,9 @@ export function element<Tag extends keyof HTMLElementTagNameMap>(
 
 /** Gives a list so many numbers to choose from, from 0. */
 export function offerNumbers(select: HTMLSelectElement, count: number, name: (at: number) => string = String) {
-  if (select.childElementCount !== count)
-    select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(name(i), String(i))));
+  const names = Array.from({ length: count }, (_, i) => name(i));
+  const offered = Array.from(select.options, ({ text }) => text);
+  if (offered.join() !== names.join()) select.replaceChildren(...names.map((text, i) => new Option(text, String(i))));
 }
 
 export function svgElement<Name extends keyof SVGElementTagNameMap>(

@@ -4,7 +4,7 @@
  */
 
 import { engine, type Answer } from "./engine";
-import { Damaged, type LayerInfo } from "./payload";
+import { Damaged, layerName, type LayerInfo } from "./payload";
 import type { Host, Question } from "./source";
 import { Waiting } from "./waiting";
 
@@ -24,16 +24,15 @@ export class Client implements Host {
 
   async ask(question: Question, signal: AbortSignal) {
     const { layer } = question;
+    const name = layerName(this.layers, layer);
     this.load(layer);
     if (this.taken.has(layer))
       throw new Damaged(
-        `Layer ${layer} is not in this copy: a browser saved it from an open page. Open the file itself to see the whole.`,
+        `Layer ${name} is not in this copy: a browser saved it from an open page. Open the file itself to see the whole.`,
       );
     const answer = await this.waiting.ask(question, signal);
     if (answer.damage === undefined) return answer;
-    throw new Damaged(
-      `Layer ${layer} of this file is damaged: ${answer.damage} Write the file again to see the whole.`,
-    );
+    throw new Damaged(`Layer ${name} of this file is damaged: ${answer.damage} Write the file again to see the whole.`);
   }
 
   /** Hands over a layer the first time it is needed. */

@@ -21,6 +21,8 @@ export interface SmallNumbers {
 
 export interface LayerInfo {
   name: string;
+  place?: number; // the index of the layer in the model
+  head_numbers?: number[] | null; // the index in the model of each head; null: all heads were recorded
   // Where the page has two recordings: the title of its own, and its number there, with a prime in the second.
   of?: string;
   label?: string;
@@ -100,8 +102,22 @@ export function readRecording(text: string | null | undefined): Recording {
   if (!raw.other) return { ...raw, opened, ...readTexts(raw) };
   const { first, title } = raw.other;
   for (const [i, layer] of raw.layers.entries())
-    Object.assign(layer, i < first ? { of: raw.title, label: `${i}` } : { of: title, label: `${i - first}′` });
+    Object.assign(layer, i < first ? { of: raw.title } : { of: title }, { label: layerLabel(layer, i, first) });
   return { ...raw, opened, ...readTexts(raw), other: { ...raw.other, ...readTexts(raw.other) } };
+}
+
+function layerLabel({ place }: LayerInfo, index: number, first: number): string {
+  return index < first ? `${place ?? index}` : `${place ?? index - first}′`;
+}
+
+/** @returns the number of a layer in the model; of the second recording with a prime */
+export function layerName(layers: LayerInfo[], layer: number): string {
+  return layers[layer].label ?? String(layers[layer].place ?? layer);
+}
+
+/** @returns the number of a head in the model */
+export function headNumber(layers: LayerInfo[], { layer, head }: { layer: number; head: number }): number {
+  return layers[layer].head_numbers?.[head] ?? head;
 }
 
 function readTexts(raw: any): Pick<Recording, "query_tokens" | "key_tokens"> {

@@ -1,5 +1,6 @@
 /** The Save menu: what the open view shows as PNG, on paper, or its numbers as CSV. */
 
+import { headNumber, layerName } from "../data/payload";
 import { byId, context2d, element } from "../dom";
 import type { Page as Whole, Shared } from "../main";
 import { drawLegend } from "../map/legend";
@@ -135,12 +136,18 @@ export class SaveMenu {
   /** @returns letters, digits and dashes only, whatever the title says */
   private name(): string {
     const { view, layer, head } = this.page.store.state;
+    const { layers } = this.page.recording;
+    const place = layers[layer].label === undefined ? layerName(layers, layer) : layer;
     const title = this.page.recording.title
       .normalize("NFKD")
       .replace(/[^A-Za-z0-9]+/g, "-")
       .replace(/^-+|-+$/g, "")
       .slice(0, 40);
-    return [title || "attention", view, ...(view === "overview" ? [] : [`layer-${layer}-head-${head}`])].join("-");
+    return [
+      title || "attention",
+      view,
+      ...(view === "overview" ? [] : [`layer-${place}-head-${headNumber(layers, { layer, head })}`]),
+    ].join("-");
   }
 }
 

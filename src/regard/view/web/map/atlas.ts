@@ -1,5 +1,6 @@
 /** The map view: one map, or two side by side, and what chooses their heads. */
 
+import { headNumber, layerName } from "../data/payload";
 import { byId, offerNumbers } from "../dom";
 import { fitted, type Picture } from "../export/picture";
 import type { Page as Whole, Shared } from "../main";
@@ -7,7 +8,7 @@ import { grouped } from "../maths/numbers";
 import type { State } from "../state";
 import { ceilingOf } from "./ceiling";
 import { cellTable } from "./cells";
-import { beside, headline, layerName, shown } from "./compare";
+import { beside, headline, shown } from "./compare";
 import { MapView } from "./map";
 import { followMinimap } from "./minimap";
 import { followPointer } from "./travel";
@@ -65,7 +66,7 @@ export class Atlas {
     chosen.hidden = state.compare === "alone" || this.page.recording.other !== undefined;
     if (chosen.hidden) return;
     const [layer, head] = state.with.split(".").map(Number);
-    offerNumbers(this.withHead, layers[layer].num_heads);
+    offerNumbers(this.withHead, layers[layer].num_heads, (at) => String(headNumber(layers, { layer, head: at })));
     [this.withLayer.value, this.withHead.value] = [String(layer), String(head)];
   }
 

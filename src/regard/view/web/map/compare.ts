@@ -5,7 +5,7 @@
  * one of the other recording.
  */
 
-import type { LayerInfo, Recording } from "../data/payload";
+import { headNumber, layerName, type LayerInfo, type Recording } from "../data/payload";
 import type { Which } from "../data/source";
 import type { State } from "../state";
 import { visible } from "../text/tokens";
@@ -110,15 +110,10 @@ export function headline(which: Which, layers: LayerInfo[]): string {
   return `${name[0].toUpperCase()}${name.slice(1)}${which.hidden ? ", without sinks" : ""}`;
 }
 
-/** @returns the number of a layer; of the second recording with a prime */
-export function layerName(layers: LayerInfo[], layer: number): string {
-  return layers[layer].label ?? String(layer);
-}
-
 /** @returns with its recording, where there are two */
-function headName({ layer, head }: Head, layers: LayerInfo[]): string {
-  const { of } = layers[layer];
-  return `layer ${layerName(layers, layer)} head ${head}${of === undefined ? "" : ` (${visible(of)})`}`;
+function headName(one: Head, layers: LayerInfo[]): string {
+  const { of } = layers[one.layer];
+  return `layer ${layerName(layers, one.layer)} head ${headNumber(layers, one)}${of === undefined ? "" : ` (${visible(of)})`}`;
 }
 
 /**

@@ -1,9 +1,10 @@
 /** The layers x heads grid of small maps: always there, the way to move. */
 
+import { headNumber, layerName } from "../data/payload";
 import { context2d, element, sharpened } from "../dom";
 import type { Page as Whole, Shared } from "../main";
 import { moving } from "../views/keys";
-import { areSeveral, chosenHeads, layerName, withHead } from "./compare";
+import { areSeveral, chosenHeads, withHead } from "./compare";
 import { darkest } from "./legend";
 import { headPicture } from "./small";
 
@@ -70,7 +71,7 @@ export class Overview {
     const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
     const fitted = this.page.store.state.scale === "fit" ? ` · ${darkest(this.page.gridCeiling)}` : "";
     const adds = areSeveral(this.page.store.state) ? "Press a map to add its head or take it away. " : "";
-    this.caption.textContent = `${adds}${this.pointed ? "Open" : "Open now:"} layer ${layerName(this.layers, layer)}, head ${head}${missing}${fitted}`;
+    this.caption.textContent = `${adds}${this.pointed ? "Open" : "Open now:"} layer ${layerName(this.layers, layer)}, head ${headNumber(this.layers, { layer, head })}${missing}${fitted}`;
     this.canvas.setAttribute("aria-label", `Small maps of every head. ${this.caption.textContent}. Arrow keys move.`);
   }
 
@@ -98,13 +99,21 @@ export class Overview {
     const every = this.step >= 18 ? 1 : this.step >= 13 ? 2 : 4;
     context.textAlign = "center";
     for (let head = 0; head < this.heads; head += every) {
-      context.fillText(String(head), this.left + (head + 0.5) * this.step - this.gap / 2, 8);
+      context.fillText(this.column(head), this.left + (head + 0.5) * this.step - this.gap / 2, 8);
     }
     context.textAlign = "right";
     for (let layer = 0; layer < this.layers.length; layer += this.step >= 13 ? 1 : 2) {
       const middle = this.top + (layer + 0.5) * this.step - this.gap / 2;
       context.fillText(layerName(this.layers, layer), this.left - 7, middle);
     }
+  }
+
+  /** @returns the number of the heads in a column; "" where it differs between layers */
+  private column(head: number): string {
+    const numbers = this.layers.flatMap(({ num_heads }, layer) =>
+      head < num_heads ? [headNumber(this.layers, { layer, head })] : [],
+    );
+    return numbers.every((number) => number === numbers[0]) ? String(numbers[0]) : "";
   }
 
   private tile(context: CanvasRenderingContext2D, layer: number, head: number) {

@@ -87,13 +87,13 @@ export function meansNotes(info: LayerInfo, layer: number): string[] {
 /** A cell of a small map, where there is nothing finer. */
 export function blockSentence(
   { rows, columns, shares }: SmallMap,
-  { q_len, kv_len, label }: LayerInfo,
+  { q_len, kv_len, label, place, head_numbers }: LayerInfo,
   { head, layer }: { head: number; layer: number },
   { query, key }: { query: number; key: number },
 ): string {
   const [row, column] = [block(query, q_len, rows), block(key, kv_len, columns)];
   const value = shares[(head * rows + row.at) * columns + column.at];
-  return `Of ${row.name}, about ${share(value)} of the attention goes to ${column.name} (small map), layer ${label ?? layer} head ${head}.`;
+  return `Of ${row.name}, about ${share(value)} of the attention goes to ${column.name} (small map), layer ${label ?? place ?? layer} head ${head_numbers?.[head] ?? head}.`;
 }
 
 function block(position: number, length: number, cells: number) {

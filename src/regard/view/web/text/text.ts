@@ -4,11 +4,12 @@
  * or of cross-attention face each other; few tokens have lines between them.
  */
 
+import { headNumber, layerName } from "../data/payload";
 import { Latest } from "../data/waiting";
 import { choice, element } from "../dom";
 import type { Page as Whole, Shared } from "../main";
 import type { Axis } from "../map/axes";
-import { areSeveral, chosenHeads, layerName, shown, withHead, type Head } from "../map/compare";
+import { areSeveral, chosenHeads, shown, withHead, type Head } from "../map/compare";
 import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
 import type { Cell, State } from "../state";
@@ -311,14 +312,15 @@ export class TextView {
     const buttons = all.map(({ layer, head }) => {
       const place = chosen.findIndex((one) => one.layer === layer && one.head === head);
       const isOpen = state.heads === "one" && head === state.head;
+      const number = headNumber(layers, { layer, head });
       const style = place >= 0 && this.isColoured(state) ? `background: ${COLOURS[place]}` : "";
       const properties = {
         type: "button",
         "aria-pressed": place >= 0 || isOpen,
-        title: `Layer ${layerName(layers, layer)}, head ${head}: show or hide its lines`,
+        title: `Layer ${layerName(layers, layer)}, head ${number}: show or hide its lines`,
         onclick: () => this.page.store.set({ heads: withHead(this.page.store.state, { layer, head }) }),
       };
-      const name = layer === state.layer ? `H${head}` : `L${layerName(layers, layer)}H${head}`;
+      const name = layer === state.layer ? `H${number}` : `L${layerName(layers, layer)}H${number}`;
       return element("button", properties, element("span", { className: "patch", style }), name);
     });
     const label = element("span", { className: "label" }, linesText(chosen.length, few));

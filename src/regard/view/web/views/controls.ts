@@ -1,8 +1,9 @@
 /** The bar and the stage's head: words to press, each showing the state it changes. */
 
+import { headNumber, layerName } from "../data/payload";
 import { byId, offerNumbers } from "../dom";
 import type { Page as Whole, Shared } from "../main";
-import { areSeveral, layerName } from "../map/compare";
+import { areSeveral } from "../map/compare";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";
 import type { State } from "../state";
@@ -104,8 +105,9 @@ export class Controls {
   }
 
   show(state: State) {
-    const info = this.page.recording.layers[state.layer];
-    offerNumbers(this.head, info.num_heads);
+    const { layers } = this.page.recording;
+    const info = layers[state.layer];
+    offerNumbers(this.head, info.num_heads, (head) => String(headNumber(layers, { layer: state.layer, head })));
     this.layer.value = String(state.layer);
     this.head.value = String(state.head);
     byId("layer-name").textContent = visible(info.name);

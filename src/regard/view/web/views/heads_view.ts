@@ -1,10 +1,9 @@
 /** All heads at once: a small map of each with its kind, in layers or sorted. */
 
-import type { HeadKind } from "../data/payload";
+import { headNumber, layerName, type HeadKind } from "../data/payload";
 import { element } from "../dom";
 import { fitted, type Pen, type Picture } from "../export/picture";
 import type { Page as Whole, Shared } from "../main";
-import { layerName } from "../map/compare";
 import { headPicture } from "../map/small";
 import { counted, share } from "../maths/numbers";
 import type { State } from "../state";
@@ -131,7 +130,7 @@ export class HeadsView {
   private words({ layer, head, kind }: Tile) {
     const shown = shownFor(this.page.store.state.sort);
     return {
-      name: this.inLayers ? `H${head}` : `L${this.nameOf(layer)}H${head}`,
+      name: `${this.inLayers ? "" : `L${this.nameOf(layer)}`}H${this.numberOf({ layer, head })}`,
       score: kind && (shown !== "score" || kind.kind !== "mixed") ? whole(kind[shown]) : "",
       kind: kind?.kind ?? "",
     };
@@ -140,7 +139,11 @@ export class HeadsView {
   private row(tiles: Tile[]): HTMLElement {
     const buttons = tiles.map((tile) => {
       const spans = Object.entries(this.words(tile)).map(([className, text]) => element("span", { className }, text));
-      const properties = { type: "button", tabIndex: -1, "aria-label": described(tile, this.nameOf(tile.layer)) };
+      const properties = {
+        type: "button",
+        tabIndex: -1,
+        "aria-label": described(tile.kind, `layer ${this.nameOf(tile.layer)} head ${this.numberOf(tile)}`),
+      };
       const button = element("button", properties, element("canvas"), ...spans);
       this.tileOf.set(button, tile);
       this.seen.observe(button);
@@ -184,7 +187,7 @@ export class HeadsView {
     const tile = button && this.tileOf.get(button);
     this.details.hidden = !tile;
     if (!tile) return;
-    this.details.textContent = described(tile, this.nameOf(tile.layer));
+    this.details.textContent = described(tile.kind, `layer ${this.nameOf(tile.layer)} head ${this.numberOf(tile)}`);
     const [box, pane] = [button.getBoundingClientRect(), this.pane.getBoundingClientRect()];
     const left = Math.min(box.left - pane.left, pane.width - this.details.offsetWidth);
     this.details.style.left = `${Math.max(0, left)}px`;
@@ -254,10 +257,15 @@ export class HeadsView {
     return layerName(this.page.recording.layers, layer);
   }
 
+  private numberOf(tile: Pick<Tile, "layer" | "head">): number {
+    return headNumber(this.page.recording.layers, tile);
+  }
+
   table(): Table {
+    const { layers } = this.page.recording;
     const rows = this.tiles.map(({ layer, head, kind }) => [
-      this.page.recording.layers[layer].label ?? layer,
-      head,
+      layers[layer].label ?? layers[layer].place ?? layer,
+      this.numberOf({ layer, head }),
       ...(kind ? [kind.kind, kind.score, kind.entropy, kind.sink] : kind === null ? [NO_KIND] : []),
     ]);
     return [["layer", "head", "kind", "score", "entropy", "sink"], ...rows];
@@ -282,8 +290,7 @@ function shownFor(sort: State["sort"]): "score" | "entropy" | "sink" {
 }
 
 /** @returns a sentence for who cannot see the map */
-function described({ head, kind }: Tile, layer: string): string {
-  const name = `layer ${layer} head ${head}`;
+function described(kind: Tile["kind"], name: string): string {
   if (!kind) return kind === null ? `${name}, ${NO_KIND}` : name;
   const parts = [
     kind.kind === "mixed" ? "" : `score ${share(kind.score)}`,

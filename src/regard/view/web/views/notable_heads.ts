@@ -1,8 +1,8 @@
 /** The heads that stand out, and what the open one does: words for somebody who sees the page first. */
 
+import { headNumber, layerName } from "../data/payload";
 import { byId, element } from "../dom";
 import type { Page as Whole, Shared } from "../main";
-import { layerName } from "../map/compare";
 import type { State } from "../state";
 import { doing, introduced, notableHeads } from "./opening";
 
@@ -31,7 +31,7 @@ export class NotableHeads {
     const isMoved = layer !== this.page.store.fresh.layer || head !== this.page.store.fresh.head;
     if (isMoved) this.isLate = false;
     if (isMoved || !best || (best.layer === layer && best.head === head)) return;
-    const text = `Open layer ${layerName(this.layers, best.layer)}, head ${best.head}, which stands out most: ${best.kind.kind}`;
+    const text = `Open layer ${layerName(this.layers, best.layer)}, head ${headNumber(this.layers, best)}, which stands out most: ${best.kind.kind}`;
     const onclick = () => this.page.openHead(best.layer, best.head);
     this.sentence.append(" ", element("button", { type: "button", className: "offer", onclick }, text));
   }
@@ -43,7 +43,11 @@ export class NotableHeads {
     const list = this.pane.querySelector("ul") as HTMLElement;
     list.replaceChildren(
       ...found.map(({ layer, head, kind }) => {
-        const name = element("span", {}, `L${layerName(this.layers, layer)}H${head}`);
+        const name = element(
+          "span",
+          {},
+          `L${layerName(this.layers, layer)}H${headNumber(this.layers, { layer, head })}`,
+        );
         const onclick = () => this.page.openHead(layer, head);
         const properties = { type: "button", "data-head": `${layer}.${head}`, title: doing(kind), onclick };
         const button = element("button", properties, name, ` ${kind.kind} ${Math.round(100 * kind.score)}\u202f%`);
@@ -56,7 +60,8 @@ export class NotableHeads {
   show({ layer, head, heads, compare }: State) {
     const kind = this.layers[layer].heads?.[head];
     const isOne = heads === "one" && compare !== "difference";
-    this.sentence.textContent = kind && isOne ? introduced({ layer: layerName(this.layers, layer), head, kind }) : "";
+    const names = { layer: layerName(this.layers, layer), head: headNumber(this.layers, { layer, head }) };
+    this.sentence.textContent = kind && isOne ? introduced({ ...names, kind }) : "";
     if (!this.isKnown()) this.sentence.textContent = this.page.isGathering ? SEARCHING : "";
     else if (isOne && this.isLate) this.offer(layer, head);
     for (const button of this.pane.querySelectorAll("button") as NodeListOf<HTMLElement>)

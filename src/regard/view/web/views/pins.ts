@@ -4,10 +4,9 @@
  */
 
 import { isWhole } from "../data/block_means";
-import type { LayerInfo } from "../data/payload";
+import { headNumber, layerName, type LayerInfo } from "../data/payload";
 import { byId, element } from "../dom";
 import type { Page as Whole, Shared } from "../main";
-import { layerName } from "../map/compare";
 import { share } from "../maths/numbers";
 import { named } from "../text/tokens";
 
@@ -85,7 +84,8 @@ export class Pins {
   private line(pin: Pin) {
     const { layer, head, query, key } = pin;
     const { queries, keys } = this.page.axes(layer);
-    const name = `L${layerName(this.page.recording.layers, layer)}H${head} ${named(queries[query], 16)} → ${named(keys[key], 16)}`;
+    const { layers } = this.page.recording;
+    const name = `L${layerName(layers, layer)}H${headNumber(layers, pin)} ${named(queries[query], 16)} → ${named(keys[key], 16)}`;
     const open = () => this.page.store.set({ layer, head, heads: "one", query, key, hover: null });
     const go = element("button", { type: "button", title: `Query ${query}, key ${key}`, onclick: open }, name);
     const value = element("span", { className: "value" });
