@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import regard
 from live_memory import LiveMemory
 from regard.backends import sdpa_tiling as forms
+from regard.backends.recomputed import recomputed
 from regard.matrix.weighted_sums import WeightedSum
 from regard.reductions.divergences import CrossEntropy, JensenShannon, KullbackLeibler
 from regard.reductions.products import Output, TransposedOutput, Window
@@ -294,6 +295,31 @@ class OfModule(RowStatistic):
         return (Contribution(block.box.at_rows, block.logsumexp * weight.square().sum(-1)),)
 
 
+@dataclass(frozen=True, eq=False)
+class Beside(RowStatistic):
+    """A reduction that reads the scores of another matrix."""
+
+    matrix: regard.AttentionMatrix
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.matrix.source.tensors
+
+    def update(self, block: regard.Block) -> tuple[Contribution, ...]:
+        beside = block.aligned_block(self.matrix.source, None, block.box.columns)
+        return (Contribution(block.box.at_rows, (block.weights * beside.weights).sum(-1)),)
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["other-matrix", "same-matrix"])
+def test_a_matrix_inside_a_reduction_gets_its_gradient(same: bool) -> None:
+    query, key, x = leaves = made()
+    A = regard.attend(query, key)
+    B = A if same else regard.attend(query, x)
+    found = gradients(A.reduce(Beside(B)).sin().sum(), leaves)
+    expected = gradients((A.to_dense() * B.to_dense()).sum(-1).sin().sum(), leaves)
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_tensor_inside_a_module_gets_its_gradient() -> None:
     leaves = made()
     module = torch.nn.Linear(3, LENGTH)
@@ -323,3 +349,41 @@ def test_a_tensor_of_a_second_matrix_that_changed_is_noticed(changed: str) -> No
         tensors[changed].zero_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         answer.backward()
+
+
+# The function behind all of these.
+
+
+def squares(x: Tensor, y: Tensor, packed: list[Tensor]) -> tuple[Tensor, ...]:
+    """Return the sum of the squares of x, x again, and y; and the number of numbers of x."""
+    saved: list[Tensor] = []
+
+    def run() -> list[Tensor]:
+        saved.append(torch.full((2,), 2.0))
+        return [(2 * x.square() + y.square()).sum(), torch.tensor(x.numel())]
+
+    def pull_back(plan: Any, saved: Any, gradients: Any) -> list[Tensor | None]:
+        (x, (y,)), (gradient, none) = plan, gradients
+        assert none is None
+        assert not torch.is_grad_enabled()
+        packed.extend((x, y))
+        two = saved[0][0]
+        of_y = gradient * two * y if y.requires_grad else None
+        return [gradient * two * x, of_y, gradient * two * x]
+
+    return recomputed(run, pull_back, (x, [y]), [x, y, x], saved)
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["one-leaf", "two-leaves"])
+def test_pull_back_gets_leaves_and_what_run_has_saved(both: bool) -> None:
+    x = torch.arange(3.0).requires_grad_()
+    y = torch.arange(3.0, 6.0).requires_grad_(both)
+    plan: list[Tensor] = []
+    total, count = squares(x, y, plan)
+    assert count == 3
+    assert not count.requires_grad
+    total.backward()
+    torch.testing.assert_close(x.grad, 4 * x.detach())
+    torch.testing.assert_close(y.grad, 2 * y.detach() if both else None)
+    assert [tensor.requires_grad for tensor in plan] == [True, both]
+    assert all(tensor.is_leaf for tensor in plan)

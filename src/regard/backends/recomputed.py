@@ -49,15 +49,15 @@ def recomputed(
     if not torch.is_grad_enabled():
         plan = cast(P, None)
     template, inputs = split(plan, tensors)
-    by_id = {id(tensor): place for place, tensor in enumerate(inputs)}
+    by_id = {id(tensor): index for index, tensor in enumerate(inputs)}
 
     def run_checked(*arguments: Tensor) -> tuple[Tensor, ...]:
         if any(argument is not tensor for argument, tensor in zip(arguments, inputs, strict=True)):
             only_backward()  # torch.func unwraps the tensors, so they are other objects
         return tuple(run())
 
-    places = [by_id[id(tensor)] for tensor in tensors]
-    arguments = (run_checked, pull_back, template, places, saved, *inputs)
+    indices = [by_id[id(tensor)] for tensor in tensors]
+    arguments = (run_checked, pull_back, template, indices, saved, *inputs)
     return cast(tuple[Tensor, ...], _Recomputed.apply(*arguments))
 
 
@@ -70,7 +70,7 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.pull_back, ctx.template, ctx.places, saved, *tensors = inputs
+        _, ctx.pull_back, ctx.template, ctx.indices, saved, *tensors = inputs
         # Saving also detects tensors that change in place before backward.
         ctx.save_for_backward(*tensors, *saved)
         ctx.mark_non_differentiable(*(each for each in output if not each.is_floating_point()))
@@ -87,18 +87,18 @@ class _Recomputed(torch.autograd.Function):
         needed: tuple[bool, ...] = ctx.needs_input_grad[5:]
         inputs, saved = tensors[: len(needed)], tensors[len(needed) :]
         pairs = list(zip(inputs, needed, strict=True))
-        plan = ctx.template.filled([x.detach().requires_grad_(wanted) for x, wanted in pairs])
+        plan = ctx.template.filled([x.detach().requires_grad_(is_needed) for x, is_needed in pairs])
         sums: dict[int, Tensor] = {}
         with torch.no_grad():
             gradients = ctx.pull_back(plan, saved, grad_outputs)
-            for place, gradient in zip(ctx.places, gradients, strict=True):
+            for index, gradient in zip(ctx.indices, gradients, strict=True):
                 if gradient is not None:
-                    gradient = gradient.to(inputs[place].dtype)
-                    sums[place] = sums[place] + gradient if place in sums else gradient
+                    gradient = gradient.to(inputs[index].dtype)
+                    sums[index] = sums[index] + gradient if index in sums else gradient
         of_inputs = (
-            first_only(sums[place] if place in sums else torch.zeros_like(x), inputs)
-            if wanted
+            first_only(sums[index] if index in sums else torch.zeros_like(x), inputs)
+            if is_needed
             else None
-            for place, (x, wanted) in enumerate(pairs)
+            for index, (x, is_needed) in enumerate(pairs)
         )
         return *(None,) * 5, *of_inputs

@@ -126,19 +126,19 @@ def _part(tensor: Tensor, index: Index) -> Tensor:
 def _pull_back(calls: Sequence[Call], product: Product, arriving: Tensor) -> list[Tensor | None]:
     """Return the gradients of query, key and value; each call is repeated, so no mask is stored."""
     tensors = product.tensors
-    needed = [place for place in range(3) if tensors[place].requires_grad]
+    needed = [index for index in range(3) if tensors[index].requires_grad]
     dtype = accumulation_dtype(product.source.dtype)
-    totals = {place: torch.zeros_like(tensors[place], dtype=dtype) for place in needed}
+    totals = {index: torch.zeros_like(tensors[index], dtype=dtype) for index in needed}
     for call in calls:
         places = product.places(call.box)
         leaves = Parts(*(_part(t.detach(), at) for t, at in zip(tensors, places, strict=True)))
-        wanted = [leaves[place].requires_grad_() for place in needed]
+        inputs = [leaves[index].requires_grad_() for index in needed]
         with torch.enable_grad():
             output = product.attend(call, leaves)
-        found = torch.autograd.grad(output, wanted, arriving[call.box.at_rows])
-        for place, gradient in zip(needed, found, strict=True):
-            totals[place][places[place]] += gradient
-    return [totals.get(place) for place in range(3)]
+        gradients = torch.autograd.grad(output, inputs, arriving[call.box.at_rows])
+        for index, gradient in zip(needed, gradients, strict=True):
+            totals[index][places[index]] += gradient
+    return [totals.get(index) for index in range(3)]
 
 
 def fused_attention(

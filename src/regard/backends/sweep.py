@@ -249,9 +249,9 @@ class SweepTask:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors that gradients flow to, each once."""
+        """All tensors that gradients flow to; some may occur several times."""
         extra = [tensor for reduction in self.reductions for tensor in reduction.tensors]
-        return tuple(dict.fromkeys((*self.source.tensors, *extra)))
+        return (*self.source.tensors, *extra)
 
     @property
     def threaded(self) -> bool:
@@ -328,7 +328,10 @@ class SweepTask:
     def pull_back(
         self, gradients: list[tuple[Tensor | None, ...]], saved: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """Return the gradients of ``tensors``, None for zeros, given those of the buffers."""
+        """Return the gradients of ``tensors``, None for zeros, given those of the buffers.
+
+        Of a tensor that occurs several times, the last one has the gradient.
+        """
         dtype = accumulation_dtype(self.source.dtype)
         boxes = self._boxes_of(self.blocks.size(self.source, keeps_scores=not saved))
         totals: dict[int, Tensor] = {}

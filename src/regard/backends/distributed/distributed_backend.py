@@ -190,14 +190,14 @@ class Distributed(Backend):
         ) -> list[Tensor | None]:
             with torch.enable_grad():
                 pairs = zip(run(plan), gradients, strict=True)
-            graded = [(x, by) for x, by in pairs if x.requires_grad and by is not None]
-            torch.autograd.backward([x for x, _ in graded], [by for _, by in graded])
+            graded = [(x, slope) for x, slope in pairs if x.requires_grad and slope is not None]
+            torch.autograd.backward([x for x, _ in graded], [slope for _, slope in graded])
             return [leaf.grad for leaf in tensors(plan)]
 
         plan = (part, mask, tuple(reductions))
-        found = iter(recomputed(lambda: run(plan), pull_back, plan, tensors(plan)))
+        answers = iter(recomputed(lambda: run(plan), pull_back, plan, tensors(plan)))
         return tuple(
-            Top(next(found), next(found)) if isinstance(asked, TopK) else next(found)
+            Top(next(answers), next(answers)) if isinstance(asked, TopK) else next(answers)
             for asked in reductions
         )
 
