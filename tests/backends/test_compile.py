@@ -9,6 +9,7 @@ from torch import Tensor
 
 import regard
 from cases import full_but
+from regard.backends import sdpa_tiling
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -115,6 +116,36 @@ def test_a_long_sequence_compiles_no_more_than_the_graphs_on_both_sides(name: st
     torch.compile(FUNCTIONS[name], backend=counted)(*inputs(601))
     # Before, after, and between checks: not one for each of the blocks.
     assert len(graphs) <= 4
+
+
+def tiled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return torch.matmul(regard.attend(query, key, mask=regard.SlidingWindow(3000, 2)), value)
+
+
+def scores(query: Tensor, key: Tensor, _: Tensor) -> Tensor:
+    return regard.attend(query, key).scores[..., 2:9:3, :4]
+
+
+@pytest.mark.parametrize("function", [tiled, scores])
+def test_other_tensors_of_the_same_shapes_compile_nothing_again(
+    function: Function, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdpa_tiling, "SMALL", 0)
+    monkeypatch.setattr(sdpa_tiling, "MIN_TILE", 4)
+    monkeypatch.setattr(sdpa_tiling, "MAX_TILE", 4)
+    graphs: list[object] = []
+
+    def counted(graph: torch.fx.GraphModule, _: object) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(function, backend=counted)
+    counts: list[int] = []
+    for _ in range(3):
+        given = [x.detach().clone().requires_grad_() for x in inputs(11)]
+        assert_same(with_gradients(compiled, given), with_gradients(function, given))
+        counts.append(len(graphs))
+    assert counts[0] == counts[-1]
 
 
 def test_a_square_product_is_not_taken_for_one_from_the_left() -> None:

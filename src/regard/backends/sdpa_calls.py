@@ -1,14 +1,14 @@
 """Calls of PyTorch's fused attention, each on one box of the matrix."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.backends.autograd_limits import first_only, only_backward
+from regard.backends.autograd_limits import only_backward
+from regard.backends.recomputed import recomputed
 from regard.masks import Mask
 from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, Index, broadcast_index
@@ -40,8 +40,7 @@ class Parts(NamedTuple):
     value: Any
 
 
-@dataclass(frozen=True, eq=False)
-class Product:
+class Product(NamedTuple):
     """weights @ value.
 
     Attributes:
@@ -69,6 +68,10 @@ class Product:
         of_keys = (*kv_leading(box.leading, self.source.group), box.columns)
         return Parts(box.at_rows, of_keys, of_keys)
 
+    def rows(self, call: Call) -> Tensor:
+        """Compute the rows of one call, (..., rows, value_dim)."""
+        return self.attend(call, Parts(*map(_part, self.tensors, self.places(call.box))))
+
     def attend(self, call: Call, parts: Parts) -> Tensor:
         """Compute the rows of one call, (..., rows, value_dim), from its query, key and value."""
         scale, extra = self.source.scale, self.extra(call)
@@ -95,11 +98,23 @@ def in_one_call(product: Product) -> Tensor:
 
 def in_calls(product: Product, calls: Sequence[Call]) -> Tensor:
     """Compute weights @ value, (..., q_len, value_dim), by calls that cover every row once."""
-    if len(calls) > 1:
-        return cast(Tensor, _Recompute.apply(product, calls, *product.tensors))
-    (call,) = calls
-    places = product.places(call.box)
-    return product.attend(call, Parts(*map(_part, product.tensors, places)))
+    if len(calls) == 1:
+        return product.rows(calls[0])
+
+    def run() -> list[Tensor]:
+        output = product.value.new_empty((*product.shape[:-1], product.value.shape[-1]))
+        for call in calls:
+            output[call.box.at_rows] = product.rows(call)
+        return [output]
+
+    def pull_back(
+        product: Product, _: Sequence[Tensor], gradients: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        (arriving,) = gradients
+        return [None] * 3 if arriving is None else _pull_back(calls, product, arriving)
+
+    (output,) = recomputed(run, pull_back, product, product.tensors)
+    return output
 
 
 def _part(tensor: Tensor, index: Index) -> Tensor:
@@ -108,59 +123,22 @@ def _part(tensor: Tensor, index: Index) -> Tensor:
     return tensor if all(item == slice(0, n) for item, n in pairs) else tensor[index]
 
 
-class _Recompute(torch.autograd.Function):
-    """Many calls whose backward pass repeats each call, so that no mask is stored."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        product: Product, calls: Sequence[Call], *tensors: Tensor
-    ) -> Tensor:
-        if any(given is not own for given, own in zip(tensors, product.tensors, strict=True)):
-            only_backward()  # torch.func passes unwrapped tensors
-        value = product.value
-        output = value.new_empty((*product.shape[:-1], value.shape[-1]))
-        for call in calls:
-            parts = Parts(*map(_part, product.tensors, product.places(call.box)))
-            output[call.box.at_rows] = product.attend(call, parts)
-        return output
-
-    @staticmethod
-    def setup_context(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, inputs: tuple[Any, ...], _output: Any
-    ) -> None:
-        product = cast(Product, inputs[0])
-        ctx.product, ctx.calls, *tensors = inputs
-        bias = () if product.source.bias is None else (product.source.bias,)
-        of_mask = () if product.mask is None else product.mask.tensors
-        # Saving detects tensors that change in place before backward.
-        ctx.save_for_backward(*tensors, *bias, *of_mask)
-
-    vmap: Any = staticmethod(only_backward)
-    jvp: Any = staticmethod(only_backward)
-
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Any
-    ) -> tuple[Tensor | None, ...]:
-        tensors = Parts(*ctx.saved_tensors[:3])
-        product: Product = ctx.product
-        needed = [place for place in range(3) if ctx.needs_input_grad[2 + place]]
-        dtype = accumulation_dtype(product.source.dtype)
-        totals = {place: torch.zeros_like(tensors[place], dtype=dtype) for place in needed}
-        arriving = grad_outputs[0].detach()
-        for call in ctx.calls:
-            places = product.places(call.box)
-            leaves = Parts(*(_part(t.detach(), at) for t, at in zip(tensors, places, strict=True)))
-            wanted = [leaves[place].requires_grad_() for place in needed]
-            with torch.enable_grad():
-                output = product.attend(call, leaves)
-            found = torch.autograd.grad(output, wanted, arriving[call.box.at_rows])
-            for place, gradient in zip(needed, found, strict=True):
-                totals[place][places[place]] += gradient
-        of_tensors: list[Tensor | None] = [None, None, None]
-        for place, total in totals.items():
-            of_tensors[place] = first_only(total.to(tensors[place].dtype), tensors)
-        return None, None, *of_tensors
+def _pull_back(calls: Sequence[Call], product: Product, arriving: Tensor) -> list[Tensor | None]:
+    """Return the gradients of query, key and value; each call is repeated, so no mask is stored."""
+    tensors = product.tensors
+    needed = [index for index in range(3) if tensors[index].requires_grad]
+    dtype = accumulation_dtype(product.source.dtype)
+    totals = {index: torch.zeros_like(tensors[index], dtype=dtype) for index in needed}
+    for call in calls:
+        places = product.places(call.box)
+        leaves = Parts(*(_part(t.detach(), at) for t, at in zip(tensors, places, strict=True)))
+        inputs = [leaves[index].requires_grad_() for index in needed]
+        with torch.enable_grad():
+            output = product.attend(call, leaves)
+        gradients = torch.autograd.grad(output, inputs, arriving[call.box.at_rows])
+        for index, gradient in zip(needed, gradients, strict=True):
+            totals[index][places[index]] += gradient
+    return [totals.get(index) for index in range(3)]
 
 
 def fused_attention(

@@ -10,15 +10,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
 
-from regard.backends.autograd_limits import first_only, only_backward
 from regard.backends.backend import Backend
 from regard.backends.parallel import map_in_order
+from regard.backends.recomputed import recomputed
 from regard.errors import count_text
 from regard.masks import Mask
 from regard.reductions.block import Block, RowStatistics
@@ -85,9 +85,25 @@ def sweep(of: "SweepTask") -> tuple[Any, ...]:
 
 def fill_buffers(of: "SweepTask") -> list[tuple[Tensor, ...]]:
     """Compute the differentiable sums of each reduction, before ``finish``."""
-    buffers = of.start()
-    sums = iter(cast(tuple[Tensor, ...], _Recompute.apply(of, buffers, *of.tensors)))
-    return [tuple(next(sums) for _ in each) for each in buffers]
+    buffers, saved = of.start(), of.blocks.rows_to_save(of)
+    counts, blocks, within = [len(sums) for sums in buffers], of.blocks, of.within
+
+    def run() -> list[Tensor]:
+        of.fill(buffers, saved)
+        return [total for sums in buffers for total in sums]
+
+    def pull_back(
+        plan: tuple[Scores, Mask | None, tuple[Reduction, ...]],
+        saved: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        arriving = iter(gradients)
+        grouped = [tuple(islice(arriving, count)) for count in counts]
+        return SweepTask(*plan, blocks, within).pull_back(grouped, saved)
+
+    plan = (of.source, of.mask, of.reductions)
+    sums = iter(recomputed(run, pull_back, plan, of.tensors, saved))
+    return [tuple(islice(sums, count)) for count in counts]
 
 
 class BlockSize(NamedTuple):
@@ -181,24 +197,34 @@ class Blocks(ABC):
     """A kind of block: how large its blocks are, and how they are made."""
 
     @abstractmethod
-    def size(self, source: Scores, *, graded: bool) -> BlockSize:
-        """Return how large the blocks of a matrix are, without or with gradients."""
+    def size(self, source: Scores, *, keeps_scores: bool) -> BlockSize:
+        """Return how large the blocks are, also if each keeps all its scores for its gradients."""
 
     @abstractmethod
-    def of_thread(self, of: "SweepTask") -> NewBlock:
-        """Return a function that makes the blocks of one thread; its blocks may share memory."""
+    def rows_to_save(self, of: "SweepTask") -> tuple[Tensor, ...]:
+        """Return memory for what the blocks of the forward pass leave for the backward pass."""
+
+    @abstractmethod
+    def of_thread(self, of: "SweepTask", saved: Sequence[Tensor]) -> NewBlock:
+        """Return a function that makes the blocks of one thread; its blocks may share memory.
+
+        ``saved`` is the result of ``rows_to_save``.
+        """
 
 
 @final
 class PlainBlocks(Blocks):
     """Blocks in plain PyTorch."""
 
-    def size(self, source: Scores, *, graded: bool) -> BlockSize:
+    def size(self, source: Scores, *, keeps_scores: bool) -> BlockSize:
         if source.device.type == "cuda":
             return BlockSize(GPU_BLOCK_SIZE, GPU_BLOCK_SIZE, GPU_MAX_ROWS)
         return BlockSize(BLOCK_SIZE, BLOCK_SIZE, MAX_ROWS)
 
-    def of_thread(self, of: "SweepTask") -> NewBlock:
+    def rows_to_save(self, of: "SweepTask") -> tuple[Tensor, ...]:
+        return ()
+
+    def of_thread(self, of: "SweepTask", saved: Sequence[Tensor]) -> NewBlock:
         return partial(Block, of.source, of.mask)
 
 
@@ -223,10 +249,9 @@ class SweepTask:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors that gradients flow to, each once."""
+        """All tensors that gradients flow to; some may occur several times."""
         extra = [tensor for reduction in self.reductions for tensor in reduction.tensors]
-        unique = {id(tensor): tensor for tensor in (*self.source.tensors, *extra)}
-        return tuple(unique.values())
+        return (*self.source.tensors, *extra)
 
     @property
     def threaded(self) -> bool:
@@ -237,7 +262,7 @@ class SweepTask:
     @cached_property
     def boxes(self) -> list[Box]:
         """The boxes of all blocks of the forward pass."""
-        return self._boxes_of(self.blocks.size(self.source, graded=False))
+        return self._boxes_of(self.blocks.size(self.source, keeps_scores=False))
 
     def _boxes_of(self, size: BlockSize) -> list[Box]:
         ranges = [reduction.rows(self.source.shape[-2]) for reduction in self.reductions]
@@ -276,11 +301,11 @@ class SweepTask:
         dtype = accumulation_dtype(self.source.dtype)
         return [reduction.start(shape, dtype, device) for reduction in self.reductions]
 
-    def fill(self, buffers: list[tuple[Tensor, ...]]) -> None:
+    def fill(self, buffers: list[tuple[Tensor, ...]], saved: Sequence[Tensor]) -> None:
         """Accumulate the contributions of all blocks."""
 
         def worker() -> Callable[[Box], list[Sequence[Contribution]]]:
-            new_block = self.blocks.of_thread(self)
+            new_block = self.blocks.of_thread(self, saved)
 
             def answer(box: Box) -> list[Sequence[Contribution]]:
                 with torch.no_grad(), without_autocast(self.source.device):
@@ -300,14 +325,19 @@ class SweepTask:
 
         map_in_order(self.boxes, worker, take, threaded=self.threaded)
 
-    def pull_back(self, gradients: list[tuple[Tensor | None, ...]]) -> dict[int, Tensor]:
-        """Return the gradients of ``tensors``, keyed by index, given those of the buffers."""
+    def pull_back(
+        self, gradients: list[tuple[Tensor | None, ...]], saved: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Return the gradients of ``tensors``, None for zeros, given those of the buffers.
+
+        Of a tensor that occurs several times, the last one has the gradient.
+        """
         dtype = accumulation_dtype(self.source.dtype)
-        boxes = self._boxes_of(self.blocks.size(self.source, graded=True))
+        boxes = self._boxes_of(self.blocks.size(self.source, keeps_scores=not saved))
         totals: dict[int, Tensor] = {}
 
         def worker() -> Callable[[Box], list[tuple[int, Index, Tensor]]]:
-            new_block = self.blocks.of_thread(self)
+            new_block = self.blocks.of_thread(self, saved)
 
             def answer(box: Box) -> list[tuple[int, Index, Tensor]]:
                 leaves = _Leaves(self.tensors)
@@ -335,7 +365,7 @@ class SweepTask:
                     broadcast_index(totals[place], index).add_(gradient)
 
         map_in_order(boxes, worker, take, threaded=self.threaded)
-        return totals
+        return [totals.get(place) for place in range(len(self.tensors))]
 
 
 def _zeros(shape: torch.Size, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -369,44 +399,3 @@ class _Leaves:
         found = torch.autograd.grad(values, cuts, arriving, allow_unused=True)
         pairs = zip(self._taken, cast(tuple[Tensor | None, ...], found), strict=True)
         return [(place, index, grad) for (place, index, _), grad in pairs if grad is not None]
-
-
-class _Recompute(torch.autograd.Function):
-    """A sweep whose backward pass is a second sweep."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        sweep: SweepTask, buffers: list[tuple[Tensor, ...]], *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        if any(given is not own for given, own in zip(tensors, sweep.tensors, strict=True)):
-            only_backward()  # torch.func unwraps the tensors, so they are other objects
-        sweep.fill(buffers)
-        return tuple(total for sums in buffers for total in sums)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        sweep, buffers, *tensors = inputs
-        ctx.sweep, ctx.counts = sweep, [len(sums) for sums in buffers]
-        # Saving detects inputs and masks that change in place before backward.
-        ctx.save_for_backward(*tensors, *([] if sweep.mask is None else sweep.mask.tensors))
-        ctx.mark_non_differentiable(*(total for total in output if not total.is_floating_point()))
-        ctx.set_materialize_grads(False)
-
-    vmap: Any = staticmethod(only_backward)
-    jvp: Any = staticmethod(only_backward)
-
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Any
-    ) -> tuple[Tensor | None, ...]:
-        saved: tuple[Tensor, ...] = ctx.saved_tensors
-        tensors = saved[: len(ctx.needs_input_grad) - 2]
-        arriving = iter(grad_outputs)
-        grouped = [tuple(next(arriving) for _ in range(count)) for count in ctx.counts]
-        totals = ctx.sweep.pull_back(grouped)
-        gradients: list[Tensor | None] = []
-        for place, tensor in enumerate(tensors):
-            total = totals.get(place)
-            found = torch.zeros_like(tensor) if total is None else total.to(tensor.dtype)
-            gradients.append(first_only(found, tensors) if tensor.requires_grad else None)
-        return None, None, *gradients

@@ -1,6 +1,7 @@
 """Products with the matrix, and windows of it, as reductions."""
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, cast, final
 
@@ -13,6 +14,7 @@ from regard.masks import Mask
 from regard.reductions.block import RowStatistics
 from regard.reductions.masked_product import operand_width
 from regard.reductions.reduction import Contribution, Reduction
+from regard.reductions.template import split
 from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, cut_whole
 from regard.scores.score_source import Scores
@@ -22,6 +24,7 @@ __all__ = ["Output", "TransposedOutput", "Window", "intersect", "scores_at"]
 _SCORES_AT_ONCE = 2**21
 # If the step between rows is at least this, rows are computed one at a time, not as a range.
 _FAR_APART = 64
+_NO_GRAPH = "regard computes scores again for their gradients"
 
 
 @final
@@ -174,7 +177,8 @@ def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: ran
     row_size = prod(shape[:-2]) * (columns.stop - columns.start) * at_rows.step
     height = max(1, _SCORES_AT_ONCE // row_size) if at_rows.step < _FAR_APART else 1
 
-    def part(rows: range) -> Tensor:
+    def part(rows: range, masked: tuple[Scores, Mask | None]) -> Tensor:
+        source, mask = masked
         box = Box(leading, slice(rows[0], rows[-1] + 1), columns)
         with without_autocast(source.device):
             scores = source.block(box, cut_whole)
@@ -183,11 +187,20 @@ def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: ran
             scores = scores.masked_fill(~allowed, -torch.inf)
         return scores[..., :: rows.step, :: at_columns.step].to(source.dtype)
 
-    def recomputed(rows: range) -> Tensor:
-        # Autograd would store the skipped rows, too, so the backward pass recomputes the part.
-        return cast(Any, checkpoint)(part, rows, use_reentrant=False, preserve_rng_state=False)
+    parts = [at_rows[first : first + height] for first in range(0, len(at_rows), height)]
+    masked = (source, mask)
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in source.tensors):
+        # checkpoint loads PyTorch's compiler, which is slow
+        return torch.cat([part(rows, masked) for rows in parts], -2)
+    if torch.compiler.is_compiling():
+        # Graphs would depend on the identity of each tensor.
+        outside: Any = torch.compiler.disable(scores_at, reason=_NO_GRAPH)
+        return outside(source, mask, at_rows, at_columns)
+    template, tensors = split(masked)
 
-    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in source.tensors)
-    compute = recomputed if wanted else part  # checkpoint loads PyTorch's compiler, which is slow
-    starts = range(0, len(at_rows), height)
-    return torch.cat([compute(at_rows[first : first + height]) for first in starts], -2)
+    def filled(rows: range, *tensors: Tensor) -> Tensor:
+        return part(rows, template.filled(tensors))
+
+    # Autograd would store the skipped rows, too, so the backward pass recomputes each part.
+    recomputed = partial(cast(Any, checkpoint), use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([recomputed(filled, rows, *tensors) for rows in parts], -2)

@@ -110,7 +110,11 @@ class Reduction(ABC):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The reduction's own tensors that gradients flow to; read them with ``block.part``."""
+        """The reduction's own tensors that gradients flow to; read them with ``block.part``.
+
+        Keep them in attributes, or in lists, tuples and dicts there. Then a checkpoint frees them,
+        and ``saved_tensors_hooks`` move them.
+        """
         return ()
 
     @property

@@ -8,9 +8,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.utils.checkpoint import checkpoint
 
 import regard
+from live_memory import LiveMemory
 from ranks import run_ranks
+from regard.backends.distributed import distributed_backend
 
 RANKS = Path(__file__).with_name("sharded_ranks.py")
 
@@ -161,3 +164,27 @@ def test_explain_says_what_travels(spread: Distribute) -> None:
         "96 bytes of memory."
     )
     assert "and reduces 96 bytes of sums" in regard.explain(A, regard.Sum(-2)).how
+
+
+def test_keys_that_are_gathered_again_leave_all_tensors_to_autograd(
+    spread: Distribute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed_backend, "KEPT_BYTES", 0)
+    leaves = [spread(torch.randn(2, 6, 4)).requires_grad_() for _ in range(3)]
+
+    def answer(*given: DTensor) -> torch.Tensor:
+        query, key, value = (2 * x for x in given)
+        A = regard.attend(query, key, mask=torch.ones(6, dtype=torch.bool), rows="zigzag")
+        asked = regard.Entropy(), regard.TopK(2), regard.Output(value), regard.Sum(-2)
+        entropy, top, output, received = A.reduce(*asked)
+        parts = (entropy, top.values, output, received.square())
+        return sum((part.to_local().sin().sum() for part in parts), torch.zeros(()))
+
+    def gradients(total: torch.Tensor) -> list[torch.Tensor]:
+        return [x.to_local() for x in torch.autograd.grad(total, leaves)]
+
+    expected = gradients(answer(*leaves))
+    with LiveMemory() as memory:
+        total = checkpoint(answer, *leaves, use_reentrant=False)
+    assert not memory.operations(2 * 6 * 4)
+    assert all(map(torch.equal, gradients(total), expected))

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from torch import Tensor
 
 from regard.backends.backend import Backend, Unavailable
 from regard.backends.sweep import Blocks, BlockSize, NewBlock, SweepTask, sweep
@@ -20,7 +21,7 @@ from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
 if TYPE_CHECKING:
-    from regard.backends.cpu.requested_statistics import RequestedStatistics, SavedRows
+    from regard.backends.cpu.requested_statistics import RequestedStatistics
 
 __all__ = ["Cpu"]
 
@@ -76,45 +77,42 @@ class Cpu(Backend):
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
-        blocks = _FusedBlocks(saves=torch.is_grad_enabled())
-        return sweep(SweepTask(source, mask, tuple(reductions), blocks))
+        return sweep(SweepTask(source, mask, tuple(reductions), _FusedBlocks()))
 
 
 @final
 class _FusedBlocks(Blocks):
-    """Blocks in strips of rows, and strips in tiles of columns.
+    """Blocks in strips of rows, and strips in tiles of columns."""
 
-    Args:
-        saves: whether the forward pass saves numbers of each row for a backward pass.
-    """
-
-    def __init__(self, *, saves: bool = False) -> None:
-        self._saves = saves
-        self._saved: SavedRows | None = None
-
-    def size(self, source: Scores, *, graded: bool) -> BlockSize:
+    def size(self, source: Scores, *, keeps_scores: bool) -> BlockSize:
         together, shape = STRIP * TILE, source.shape
-        if graded and self._saved is None:  # all scores of a block are kept
+        if keeps_scores:
             return BlockSize(together, KEPT, STRIP)
         # Many strips are less overhead, many blocks keep all threads busy.
         strips = max(1, min(_MOST_STRIPS, shape[:-1].numel() // (_FEWEST_BLOCKS * STRIP)))
         return BlockSize(together, strips * STRIP * shape[-1], strips * STRIP)
 
-    def of_thread(self, of: SweepTask) -> NewBlock:
+    def rows_to_save(self, of: SweepTask) -> tuple[Tensor, ...]:
+        from regard.backends.cpu.requested_statistics import RequestedStatistics, unsaved_rows
+
+        requested = RequestedStatistics.by(of.reductions)
+        saves = torch.is_grad_enabled() and _has_short_gradient(of, requested)
+        return unsaved_rows(of.source.shape, requested) if saves else ()
+
+    def of_thread(self, of: SweepTask, saved: Sequence[Tensor]) -> NewBlock:
         # Numba takes a moment to start, so it is imported when the first block is needed.
         from regard.backends.cpu.fused_block import FusedBlock, NotFiniteError, Workspace
         from regard.backends.cpu.requested_statistics import RequestedStatistics, SavedRows
 
         requested = RequestedStatistics.by(of.reductions)
         workspace = Workspace(STRIP, TILE, KEPT)
-        if self._saves and self._saved is None and _has_short_gradient(of, requested):
-            self._saved = SavedRows(of.source.shape, requested)
+        rows = SavedRows(saved) if saved else None
 
         def block(box: Box, cut: Cut) -> RowStatistics:
             if torch.is_grad_enabled() and not requested.has_gradients:
                 return Block(of.source, of.mask, box, cut)
             try:
-                return FusedBlock(of.source, of.mask, box, cut, requested, workspace, self._saved)
+                return FusedBlock(of.source, of.mask, box, cut, requested, workspace, rows)
             except NotFiniteError:
                 return Block(of.source, of.mask, box, cut)
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from regard.reductions.sums import Diagonal, Sum, SumsOfRows
 from regard.reductions.top_k import TopK
 from regard.scores.box import Index
 
-__all__ = ["RequestedStatistics", "SavedRows"]
+__all__ = ["RequestedStatistics", "SavedRows", "unsaved_rows"]
 
 
 class RequestedStatistics(NamedTuple):
@@ -75,22 +74,26 @@ class RequestedStatistics(NamedTuple):
         )
 
 
+def unsaved_rows(shape: torch.Size, requested: RequestedStatistics) -> tuple[Tensor, ...]:
+    """Return memory for ``SavedRows``; a running number of NaN marks rows that no block saved."""
+    rows = shape[:-1]
+    return (
+        torch.full((*rows, 3), torch.nan, dtype=torch.float64, device="cpu"),
+        torch.empty(*rows, 2, dtype=torch.float64, device="cpu"),
+        torch.empty(*rows, requested.k, dtype=torch.int64, device="cpu"),
+        torch.empty(*rows, len(requested.offsets), dtype=torch.float32, device="cpu"),
+    )
+
+
 class SavedRows:
     """Numbers of all rows of a matrix that the forward pass leaves for the backward pass.
 
     Args:
-        shape: of the matrix, (..., num_heads, q_len, kv_len).
-        requested: the statistics.
+        tensors: running numbers, keys, largest scores and diagonals, each (..., q_len, n).
     """
 
-    def __init__(self, shape: torch.Size, requested: RequestedStatistics) -> None:
-        rows = shape[:-1]
-        self._arrays = (
-            np.full((*rows, 3), np.nan),
-            np.empty((*rows, 2)),
-            np.empty((*rows, requested.k), np.int64),
-            np.empty((*rows, len(requested.offsets)), np.float32),
-        )
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._arrays = [tensor.numpy() for tensor in tensors]
 
     def write(self, index: Index, *numbers: Any) -> None:
         """Save the running numbers of some rows, their keys, largest scores and diagonals."""

@@ -22,12 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard.backends.backend import Backend
-from regard.backends.distributed.regathering import recomputed
 from regard.backends.distributed.sharded_scores import (
     RowsOfWhole,
     ShardedScores,
     parts_by_head,
 )
+from regard.backends.recomputed import recomputed
 from regard.backends.sweep import PlainBlocks, SweepTask, fill_buffers
 from regard.errors import (
     RegardError,
@@ -43,6 +43,7 @@ from regard.reductions.products import Output, TransposedOutput, Window
 from regard.reductions.reduction import Reduction, rounded
 from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
+from regard.reductions.template import map_tensors, stand_in
 from regard.reductions.top_k import Top, TopK
 from regard.scores.box import Index, broadcast_index
 from regard.scores.query_key import QueryKeyScores
@@ -64,6 +65,7 @@ KEPT_BYTES = 2**30
 _DESCRIPTION_BYTES = 1024
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+_Plan = tuple[QueryKeyScores, Mask | None, Sequence[Reduction]]
 _Choose = Callable[[Scores, Mask | None, Sequence[Reduction], None], Backend]
 
 
@@ -170,19 +172,32 @@ class Distributed(Backend):
         mask: Mask | None,
         reductions: Sequence[Reduction],
     ) -> tuple[Any, ...]:
-        """Return the same as ``_local``; the backward pass gathers and computes again."""
-        given = (*part.tensors, *_operands(reductions))
+        """Return the same as ``_local``; the backward pass gathers and computes again.
 
-        def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            now = dict(zip(map(id, given), tensors, strict=True))
-            asked = [_with_operand(each, lambda operand: now[id(operand)]) for each in reductions]
-            own = part.map(lambda tensor: now[id(tensor)])
-            answers = self._local(sharded, own, mask, asked)
-            return tuple(x for each in answers for x in (each if isinstance(each, Top) else [each]))
+        All ranks must call it in one order, because each waits for the others.
+        """
+        form = sharded.map(_stand_in)  # the graph must not hold the tensors of this rank
 
-        found = iter(recomputed(run, given))
+        def run(plan: _Plan) -> list[Tensor]:
+            answers = self._local(form, *plan)
+            return [x for each in answers for x in (each if isinstance(each, Top) else [each])]
+
+        def tensors(plan: _Plan) -> list[Tensor]:
+            return list(dict.fromkeys((*plan[0].tensors, *_operands(plan[2]))))
+
+        def pull_back(
+            plan: _Plan, _: Sequence[Tensor], gradients: Sequence[Tensor | None]
+        ) -> list[Tensor | None]:
+            with torch.enable_grad():
+                pairs = zip(run(plan), gradients, strict=True)
+            graded = [(x, slope) for x, slope in pairs if x.requires_grad and slope is not None]
+            torch.autograd.backward([x for x, _ in graded], [slope for _, slope in graded])
+            return [leaf.grad for leaf in tensors(plan)]
+
+        plan = (part, mask, tuple(reductions))
+        answers = iter(recomputed(lambda: run(plan), pull_back, plan, tensors(plan)))
         return tuple(
-            Top(next(found), next(found)) if isinstance(asked, TopK) else next(found)
+            Top(next(answers), next(answers)) if isinstance(asked, TopK) else next(answers)
             for asked in reductions
         )
 
@@ -195,7 +210,7 @@ class Distributed(Backend):
     ) -> tuple[Any, ...]:
         """Return the part of each answer that this rank's rows give."""
         runs = sharded.runs(replace(part, key=sharded.gathered(part.key)))
-        local = [_with_operand(asked, sharded.gathered) for asked in reductions]
+        local = [map_tensors(asked, sharded.gathered) for asked in reductions]
         by_rows = [asked for asked in local if isinstance(asked, _ROWS)]
         summed = [asked for asked in local if not isinstance(asked, _ROWS)]
         rows = iter(self._by_rows(sharded, runs, mask, by_rows) if by_rows else ())
@@ -217,6 +232,16 @@ class Distributed(Backend):
         return [
             _side_by_side(pieces, sharded.query.ndim - 2) for pieces in zip(*found, strict=True)
         ]
+
+
+def _stand_in(tensor: Any) -> Tensor:
+    """Return a tensor, or DTensor, of the same form that has memory for one number."""
+    from torch.distributed.tensor import DTensor
+
+    if not is_sharded(tensor):
+        return stand_in(tensor)
+    mesh, places, local = tensor.device_mesh, tensor.placements, stand_in(tensor.to_local())
+    return DTensor.from_local(local, mesh, places, run_check=False)
 
 
 def _head_count(sharded: ShardedScores, reductions: Sequence[Reduction]) -> int:
@@ -257,8 +282,10 @@ def _device_memory(device: torch.device) -> int | None:
 def _by_head(asked: Reduction, count: int) -> list[Reduction]:
     """Return a reduction for each key head, with this rank's part of the operand."""
     operand = _operand(asked)
-    parts = [None] * count if operand is None else parts_by_head(operand, count)
-    return [_with_operand(asked, lambda _, part=part: part) for part in parts]
+    if operand is None:
+        return [asked] * count
+    parts = parts_by_head(operand, count)
+    return [map_tensors(asked, lambda _, part=part: part) for part in parts]
 
 
 def _mask_of_heads(mask: Mask | None, index: Index) -> Mask | None:
@@ -280,14 +307,14 @@ def _joined(sharded: ShardedScores, asked: Reduction, pieces: Sequence[Any]) -> 
     rows = Shard(len(sharded.shape) - 2) if isinstance(asked, _ROWS) else Replicate()
 
     def placed(local: Any) -> Any:
-        if isinstance(local, Top):
-            return Top(*map(placed, local))
         if not isinstance(local, Tensor):
             return local
         mesh = sharded.query.device_mesh
         return DTensor.from_local(local, mesh, sharded.placed(rows), run_check=False)
 
-    return placed(_side_by_side(pieces, len(sharded.shape) - 3))
+    answer = _side_by_side(pieces, len(sharded.shape) - 3)
+    # If ``placed`` called itself, it would keep the query until Python looks for cycles.
+    return Top(*map(placed, answer)) if isinstance(answer, Top) else placed(answer)
 
 
 def _summed(
@@ -337,12 +364,6 @@ def _operand(asked: Reduction) -> Any:
 
 def _operands(reductions: Sequence[Reduction]) -> list[Any]:
     return [x for x in map(_operand, reductions) if x is not None]
-
-
-def _with_operand(asked: Reduction, function: Callable[[Any], Any]) -> Reduction:
-    """Return the reduction with the function applied to its operand."""
-    operand = _operand(asked)
-    return asked if operand is None else cast(Any, type(asked))(function(operand))
 
 
 def _described(asked: Reduction) -> str:
