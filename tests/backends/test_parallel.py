@@ -1,5 +1,6 @@
 """Blocks on several threads: the same numbers, the errors of a thread, nothing left behind."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -100,6 +101,40 @@ def test_an_error_while_taking_is_raised(threads: int) -> None:
 
     with pytest.raises(ZeroDivisionError, match="item 0"):
         map_in_order(range(10**6), lambda: lambda item: item, take, threaded=True)
+
+
+@pytest.mark.usefixtures("small_blocks", "threads")
+@pytest.mark.parametrize("backend", ["sweep", "cpu"])
+def test_an_error_before_the_first_block_of_a_thread_is_raised(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("no thread")
+
+    monkeypatch.setattr(parallel, "_start_thread", fail)
+    x = torch.randn(1100, 4)
+    with pytest.raises(ZeroDivisionError, match="no thread"):
+        regard.attend(x, x).reduce(regard.Entropy(), backend=backend)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("first_failure", [1, 2])
+def test_a_thread_that_cannot_start_is_an_error(
+    first_failure: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, count = threading.Thread.start, itertools.count(1)
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name.startswith("regard") and next(count) >= first_failure:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    # A thread that answered all items by itself would need no other one.
+    slow = CalledOnThreads(lambda _: time.sleep(0.05))
+    x = torch.randn(37, 4)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        regard.attend(x, x).reduce(slow, backend="sweep")
 
 
 def test_nothing_is_left_behind(threads: int) -> None:
