@@ -70,6 +70,8 @@ def per_sequence(
 class _Lengths(Mask):
     """A mask that needs a number of keys for each sequence."""
 
+    thread_safe = True
+
     lengths: Tensor
     _counted: ClassVar[str]
 

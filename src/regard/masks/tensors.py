@@ -16,6 +16,8 @@ __all__ = ["Drop", "Keep"]
 class _BoolTensor(Mask):
     """A mask that is a bool tensor, whose key bounds are unknown."""
 
+    thread_safe = True
+
     mask: Tensor
 
     def __post_init__(self) -> None:

@@ -42,7 +42,6 @@ class Divergence(Reduction):
         needs_keys_of_a: True if the divergence is infinite where B masks a key that A does not.
     """
 
-    thread_safe = True
     of_b_alone: ClassVar[float]
     needs_keys_of_a: ClassVar[bool]
 
@@ -94,6 +93,10 @@ class Divergence(Reduction):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.source.tensors
+
+    @property
+    def runs_on_threads(self) -> bool:
+        return self.source.runs_on_threads and (self.mask is None or self.mask.runs_on_threads)
 
     @property
     def group(self) -> int:
