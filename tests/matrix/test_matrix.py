@@ -286,6 +286,32 @@ def test_from_weights_gives_the_weights_back(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, weights, atol=0, rtol=torch.finfo(dtype).eps + 20 * eps)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("keys", [1, 7, 300, 20_000])
+@pytest.mark.parametrize("sharp", [0.0, 1.0, 10.0])
+def test_from_weights_takes_every_softmax_in_its_dtype(
+    sharp: float, keys: int, dtype: torch.dtype
+) -> None:
+    scores = torch.randn(2, 4, 9, keys, generator=torch.Generator().manual_seed(0)) * sharp
+    powers = (scores - scores.amax(-1, keepdim=True)).to(dtype).exp()
+    by_hand = powers / powers.sum(-1, keepdim=True)  # rounds three times
+    for weights in (scores.softmax(-1).to(dtype), by_hand, by_hand.mean(1, keepdim=True)):
+        regard.AttentionMatrix.from_weights(weights)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wrong"),
+    [(torch.bfloat16, 1.02), (torch.float16, 1.003), (torch.float32, 1.00001)],
+    ids=str,
+)
+def test_from_weights_refuses_a_sum_that_rounding_does_not_explain(
+    dtype: torch.dtype, wrong: float
+) -> None:
+    weights = (torch.full((1, 64), 1 / 64) * wrong).to(dtype)
+    with pytest.raises(ValueError, match="each row must sum to 1"):
+        regard.AttentionMatrix.from_weights(weights)
+
+
 def test_from_weights_keeps_the_dtype_of_the_weights() -> None:
     assert regard.AttentionMatrix.from_weights(torch.eye(2).half()).dtype == torch.float16
 
