@@ -120,7 +120,8 @@ class Padding(_Lengths):
     Args:
         lengths: the number of real keys, one for every entry of the matrix's first axis, or one
             number for all. The first axis is the batch of (batch, num_heads, q_len, kv_len), and
-            the heads of (num_heads, q_len, kv_len).
+            the heads of (num_heads, q_len, kv_len). ``attend`` copies them: later changes of the
+            tensor do not matter.
 
     Raises:
         TypeError: lengths are not whole numbers.

@@ -152,8 +152,6 @@ class AttentionMatrix(LinearMap):
 
     Attributes:
         source: the source of the scores.
-        mask: the mask, bound to the shape of the matrix; prints as a drawing if it is small. None
-            if every query may attend to every key.
 
     Example:
         >>> import torch, regard
@@ -166,7 +164,8 @@ class AttentionMatrix(LinearMap):
 
     def __init__(self, source: Scores, mask: Mask | None = None) -> None:
         self.source = source
-        self.mask = None if mask is None else mask.of_matrix(source.shape, source.device)
+        self._mask = None if mask is None else mask.of_matrix(source.shape, source.device)
+        self._changes = [] if mask is None else _changes_of(mask.tensors)
 
     @classmethod
     def from_scores(cls, scores: Tensor, *, mask: "MaskLike | None" = None) -> "AttentionMatrix":
@@ -218,6 +217,24 @@ class AttentionMatrix(LinearMap):
         """
         check_nothing_added(mask, bias)
         return cls(GivenScores(check_weights(weights), are_weights=True))
+
+    @property
+    def mask(self) -> Mask | None:
+        """The mask, bound to the shape of the matrix; prints as a drawing if it is small.
+
+        None if every query may attend to every key.
+
+        Raises:
+            RuntimeError: a tensor of the mask was changed in place after the matrix was made.
+        """
+        # A copy of each mask would take as much memory as a part of the matrix.
+        if any(tensor._version > changes for tensor, changes in self._changes):
+            raise RuntimeError(
+                f"a tensor of the mask {cast(Mask, self._mask).text} was changed in place after "
+                "the matrix was made; the answer would be that of another mask.\n"
+                "    Pass mask.clone(), or make the matrix again."
+            )
+        return self._mask
 
     @property
     def shape(self) -> torch.Size:
@@ -499,6 +516,13 @@ def check_attention_matrix(name: str, matrix: object) -> AttentionMatrix:
 
 def _bound(mask: "MaskLike | None", source: Scores) -> Mask | None:
     return None if mask is None else as_mask(mask).bind(source.shape, source.device)
+
+
+def _changes_of(tensors: list[Tensor]) -> list[tuple[Tensor, int]]:
+    """Return each tensor with how often it was changed in place, as far as PyTorch counts that."""
+    if torch.compiler.is_compiling():
+        return []
+    return [(each, each._version) for each in tensors if not each.is_inference()]
 
 
 def _check_size(what: str, part: AttentionMatrix, asked: ParsedIndex, limit: int | None) -> None:
