@@ -305,22 +305,33 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "weights-that-sum-to-2": (
         lambda: regard.AttentionMatrix.from_weights(torch.tensor([[0.5, 0.5], [1.0, 1.0]])),
         ValueError,
-        "weights has row (1,) with the sum 2; weights must be at least 0 and each row must sum to "
-        "1 (or be all 0).\n"
+        "weights (2, 2) has row (1,) with the sum 2; weights must be at least 0 and each row must "
+        "sum to 1 within 1.3e-06, for float32, or be all 0.\n"
+        "    Divide each row by its sum, or pass what went into the softmax to from_scores.",
+    ),
+    "weights-with-the-largest-error-last": (
+        lambda: regard.AttentionMatrix.from_weights(
+            torch.tensor([[[0.5, 0.515], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.546875]]]).bfloat16()
+        ),
+        ValueError,
+        "weights (2, 2, 2) has row (1, 1) with the sum 1.04688; weights must be at least 0 and "
+        "each row must sum to 1 within 0.012, for bfloat16, or be all 0.\n"
         "    Divide each row by its sum, or pass what went into the softmax to from_scores.",
     ),
     "weights-below-0": (
         lambda: regard.AttentionMatrix.from_weights(torch.tensor([[1.5, -0.5]])),
         ValueError,
-        "weights has row (0,) with the number -0.5; weights must be at least 0 and each row must "
-        "sum to 1 (or be all 0).\n"
+        "weights (1, 2) has row (0,) with the number -0.5; weights must be at least 0 and each row "
+        "must sum to 1 within 1.3e-06, for float32, or be all 0.\n"
         "    Divide each row by its sum, or pass what went into the softmax to from_scores.",
     ),
     "softmax-over-the-queries": (
-        lambda: regard.AttentionMatrix.from_weights(torch.tensor([[0.9, 0.8], [0.1, 0.2]])),
+        lambda: regard.AttentionMatrix.from_weights(
+            torch.tensor([[0.9, 0.8, 0.9], [0.1, 0.2, 0.1]])
+        ),
         ValueError,
-        "weights has row (0,) with the sum 1.7; weights must be at least 0 and each row must sum "
-        "to 1 (or be all 0).\n"
+        "weights (2, 3) has row (0,) with the sum 2.6; weights must be at least 0 and each row "
+        "must sum to 1 within 1.4e-06, for float32, or be all 0.\n"
         "    Its columns sum to 1: the softmax ran over the queries. Pass weights.mT.",
     ),
 }

@@ -58,6 +58,7 @@ DIVERGENCES: dict[str, tuple[Between, Callable[[oracle.Dense, oracle.Dense], Ten
     "cross_entropy": (regard.cross_entropy, dense_cross_entropy),
     "js": (regard.js, dense_js),
 }
+REDUCTIONS = {"kl": KullbackLeibler, "cross_entropy": CrossEntropy, "js": JensenShannon}
 divergences = pytest.mark.parametrize("name", DIVERGENCES)
 
 
@@ -297,17 +298,59 @@ def test_a_detached_teacher_gets_no_gradient() -> None:
     assert key.grad is None
 
 
-def test_kl_that_rounding_takes_below_0_keeps_its_gradient() -> None:
-    scores = torch.randn(20, 10, generator=torch.Generator().manual_seed(0))
-    moved = scores + 1e-4 * torch.randn(20, 10, generator=torch.Generator().manual_seed(1))
+CLOSE = {  # mask of A, mask of B, how far apart the scores are, with sinks
+    "plain": ("none", "none", 1e-3, False),
+    "causal": ("causal", "causal", 1e-3, False),
+    "closer": ("none", "none", 1e-5, False),
+    "masks-differ": ("causal", "none", 1e-3, False),
+    "sinks": ("causal", "causal", 1e-2, True),
+}
 
-    def of(*both: Tensor) -> Tensor:
-        return regard.kl(*map(regard.AttentionMatrix.from_scores, both))
 
-    assert bool((of(scores, moved) == 0).any())
-    (found,) = oracle.gradients(lambda moved: of(scores, moved).sum(), [moved])
-    (right,) = oracle.gradients(lambda moved: of(scores.double(), moved).sum(), [moved.double()])
-    oracle.assert_close(found, right, 0.05 * float(right.abs().max()))
+@pytest.mark.parametrize("backend", ["sweep", "cpu", "dense"])
+@pytest.mark.parametrize("name", ["kl", "js"])
+@in_turn(case=CLOSE)
+def test_close_matrices_have_the_relative_error_of_the_difference_of_their_scores(
+    name: str, case: tuple[str, str, float, bool], backend: str
+) -> None:
+    *masks, apart, has_sinks = case
+    shape = torch.Size((2, 3, 33, 70))
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator)
+
+    query, key, moved = normal(2, 3, 33, 5), normal(2, 3, 70, 5), normal(2, 3, 70, 5)
+    inputs = [query, key, query, key + apart * moved]
+    sink = normal(3) if has_sinks else None
+    sinks = [sink, None if sink is None else sink + apart]
+
+    def of_regard(*inputs: Tensor) -> Tensor:
+        a, b = (
+            regard.attend(*both, mask=MASKS[mask][0](shape), sink_bias=sink)
+            for both, mask, sink in zip((inputs[:2], inputs[2:]), masks, sinks, strict=True)
+        )
+        return a.reduce(REDUCTIONS[name](b.source, b.mask), backend=backend)
+
+    def definition(*inputs: Tensor) -> Tensor:
+        a, b = (
+            oracle.attend(*both, allowed=MASKS[mask][1](shape), sink_bias=oracle.double(sink))
+            for both, mask, sink in zip((inputs[:2], inputs[2:]), masks, sinks, strict=True)
+        )
+        return DIVERGENCES[name][1](a, b)
+
+    doubles = [tensor.double() for tensor in inputs]
+    found, exact = of_regard(*inputs), definition(*doubles)
+    # Scores below 10 have an error of about 1e-6, and so have their differences.
+    relative = 1e-6 / apart * (1 + exact.abs().mean() / exact.abs())
+    of_masses = 4 * torch.finfo(torch.float32).eps if has_sinks else 0  # both sums of weights
+    assert bool(((found - exact).abs() <= relative * exact.abs() + of_masses).all())
+    assert has_sinks or bool((found >= 0).all())
+    pairs = zip(
+        oracle.gradients(of_regard, inputs), oracle.gradients(definition, doubles), strict=True
+    )
+    for actual, right in pairs:
+        oracle.assert_close(actual, right, 1e-6 / apart * oracle.largest(right))
 
 
 # Conventions.

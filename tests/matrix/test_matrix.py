@@ -1,5 +1,6 @@
 """AttentionMatrix as an object: parts, views, products, doors, text; nothing computed unasked."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -278,6 +279,67 @@ def test_inputs_changed_in_place_before_the_backward_pass_are_noticed() -> None:
         entropy.sum().backward()
 
 
+MASKS_OF_TENSORS: dict[str, Callable[[Tensor], Any]] = {
+    "keep": regard.Keep,
+    "tensor": lambda tensor: tensor,
+    "rows": lambda tensor: regard.masks.RowSlice(regard.Keep(tensor), 0, 3),
+    "joined": lambda tensor: regard.Causal() & ~regard.Keep(tensor),
+}
+ANSWERS: dict[str, Callable[[regard.AttentionMatrix], object]] = {
+    "entropy": lambda A: A.entropy(),
+    "product": lambda A: A @ torch.ones(3, 1),
+    "row": lambda A: A[0],
+    "dense": lambda A: A.to_dense(),
+    "scores": lambda A: A.scores[:, :],
+    "kl": lambda A: regard.kl(regard.attend(torch.zeros(3, 1), torch.zeros(3, 1)), A),
+    "part": lambda A: A[:].entropy(),
+    "detached": lambda A: A.detach().entropy(),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("mask", MASKS_OF_TENSORS)
+def test_a_mask_tensor_that_changed_in_place_is_an_error_for_every_answer(
+    mask: str, name: str
+) -> None:
+    x, allowed = torch.zeros(3, 1), torch.tensor([[True, False, True]] * 3)
+    A = regard.attend(x, x, mask=MASKS_OF_TENSORS[mask](allowed))
+    ANSWERS[name](A)
+    allowed[:, 0] = False
+    with pytest.raises(RuntimeError, match="was changed in place after the matrix was made"):
+        ANSWERS[name](A)
+    ANSWERS[name](regard.attend(x, x, mask=MASKS_OF_TENSORS[mask](allowed)))
+
+
+@pytest.mark.parametrize(
+    ("mask", "tensor"),
+    [
+        pytest.param(regard.Padding, torch.tensor(2), id="padding"),
+        pytest.param(regard.PrefixLM, torch.tensor(2), id="prefix"),
+        pytest.param(regard.Documents, torch.tensor([0, 0, 1]), id="documents"),
+        pytest.param(regard.Drop, torch.tensor([False, False, True]), id="drop"),
+    ],
+)
+def test_a_mask_that_copies_its_tensor_keeps_its_answer(
+    mask: Callable[[Tensor], regard.Mask], tensor: Tensor
+) -> None:
+    x, given = torch.zeros(3, 1), tensor.clone()
+    A = regard.attend(x, x, mask=mask(given))
+    expected = A.to_dense()
+    given.fill_(1)
+    assert torch.equal(A.to_dense(), expected)
+    assert not torch.equal(regard.attend(x, x, mask=mask(given)).to_dense(), expected)
+
+
+def test_a_copy_of_a_matrix_has_a_mask_of_its_own() -> None:
+    x, allowed = torch.zeros(3, 1), torch.ones(3, dtype=torch.bool)
+    allowed[1] = False
+    A = regard.attend(x, x, mask=allowed)
+    copied, expected = copy.deepcopy(A), A.to_dense()
+    allowed.zero_()
+    assert torch.equal(copied.to_dense(), expected)
+
+
 # Other doors.
 
 
@@ -321,6 +383,32 @@ def test_from_weights_gives_the_weights_back(dtype: torch.dtype) -> None:
     # The sum of rounded weights is not quite 1, and log w is rounded relative to its size, 20.
     eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     torch.testing.assert_close(found, weights, atol=0, rtol=torch.finfo(dtype).eps + 20 * eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("keys", [1, 7, 300, 20_000])
+@pytest.mark.parametrize("sharp", [0.0, 1.0, 10.0])
+def test_from_weights_takes_every_softmax_in_its_dtype(
+    sharp: float, keys: int, dtype: torch.dtype
+) -> None:
+    scores = torch.randn(2, 4, 9, keys, generator=torch.Generator().manual_seed(0)) * sharp
+    powers = (scores - scores.amax(-1, keepdim=True)).to(dtype).exp()
+    by_hand = powers / powers.sum(-1, keepdim=True)  # rounds three times
+    for weights in (scores.softmax(-1).to(dtype), by_hand, by_hand.mean(1, keepdim=True)):
+        regard.AttentionMatrix.from_weights(weights)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wrong"),
+    [(torch.bfloat16, 1.02), (torch.float16, 1.003), (torch.float32, 1.00001)],
+    ids=str,
+)
+def test_from_weights_refuses_a_sum_that_rounding_does_not_explain(
+    dtype: torch.dtype, wrong: float
+) -> None:
+    weights = (torch.full((1, 64), 1 / 64) * wrong).to(dtype)
+    with pytest.raises(ValueError, match="each row must sum to 1"):
+        regard.AttentionMatrix.from_weights(weights)
 
 
 def test_from_weights_keeps_the_dtype_of_the_weights() -> None:

@@ -15,7 +15,7 @@ from regard.scores.given_scores import GivenScores
 from regard.scores.score_source import Scores
 
 ROOTS = {"regard.Reduction": regard.Reduction, "Scores": Scores, "regard.Bias": regard.Bias,
-         "Backend": Backend}  # fmt: skip
+         "regard.Mask": regard.Mask, "Backend": Backend}  # fmt: skip
 
 
 def built_in(root: type) -> Iterator[type]:
@@ -46,6 +46,7 @@ def test_every_concrete_class_of_the_package_is_final(root: type, all_modules: N
         pytest.param(regard.Output, "an Output", "regard.Reduction", id="reduction"),
         pytest.param(GivenScores, "a GivenScores", "Scores", id="scores"),
         pytest.param(regard.ALiBi, "an ALiBi", "regard.Bias", id="bias"),
+        pytest.param(regard.Causal, "a Causal", "regard.Mask", id="mask"),
         pytest.param(Sweep, "a Sweep", "Backend", id="backend"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 
@@ -306,6 +307,23 @@ def test_steps_are_those_of_the_library(case: Case) -> None:
 
 def numbers(cells: Sequence[float | None]) -> Tensor:
     return torch.tensor([-torch.inf if cell is None else cell for cell in cells])
+
+
+@pytest.mark.parametrize("sinks", [None, torch.zeros(2)], ids=["without", "with sinks"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_sampled_map_of_few_queries_has_the_means_of_all_of_them(
+    dtype: torch.dtype, sinks: Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(2, 150, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with Answers(recording(regard.attend(x, x, sink_bias=sinks))) as answers:
+        exact = answers.overview(0)
+        monkeypatch.setattr("regard.view.tiles.page_answers._MOST_CELLS", 10)
+        sampled = answers.overview(0)
+    assert sampled.pop("sampled") == 1
+    assert (sampled["rows"], sampled["columns"]) == (exact["rows"], exact["columns"])
+    assert sampled["maximum"] == pytest.approx(exact["maximum"], rel=torch.finfo(dtype).eps)
+    shades = [torch.tensor([*b64decode(each["levels"])]) for each in (sampled, exact)]
+    assert_close(*shades, within=1)
 
 
 def test_the_strongest_keys_come_first_and_equal_ones_in_order() -> None:

@@ -57,16 +57,20 @@ def map_in_order(
     order = _Order(waiting, take, threads)
 
     def work(answer: Callable[[Item], Answer]) -> None:
+        _start_thread()
         with torch.inference_mode(inference):
             order.work(answer)
 
-    with one_thread(), ThreadPoolExecutor(threads, "regard", _start_thread) as pool:
+    with one_thread(), ThreadPoolExecutor(threads, "regard") as pool:
         try:
-            wait([pool.submit(work, each) for each in workers])
+            running = [pool.submit(work, each) for each in workers]
+            wait(running)
         finally:  # an interrupt reaches the calling thread alone
             order.end = 0
     if order.error is not None:
         raise order.error
+    for each in running:
+        each.result()  # raises an error outside of the items
 
 
 class _Order(Generic[Item, Answer]):

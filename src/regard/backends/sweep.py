@@ -256,8 +256,8 @@ class SweepTask:
     @property
     def threaded(self) -> bool:
         """True if several blocks may be computed at once, each on a thread of its own."""
-        safe = all(reduction.thread_safe for reduction in self.reductions)
-        return safe and self.source.device.type == "cpu"
+        parts = (self.source, *(() if self.mask is None else (self.mask,)), *self.reductions)
+        return self.source.device.type == "cpu" and all(part.runs_on_threads for part in parts)
 
     @cached_property
     def boxes(self) -> list[Box]:

@@ -310,29 +310,47 @@ def check_weights(weights: object) -> Tensor:
 
     Raises:
         TypeError: they are not a floating tensor.
-        ValueError: a row breaks the rule; the message names the first such row, and its sum or its
-            negative weight.
+        ValueError: a row breaks the rule; the message names the row with the least negative weight,
+            or the row whose sum is furthest from 1.
     """
     tensor = check_tensor("weights", weights, "(..., num_heads, q_len, kv_len)")
     if tensor.is_meta:
         return tensor
-    sums = tensor.detach().sum(-1, dtype=torch.float64)
-    tolerance = 8 * torch.finfo(tensor.dtype).eps + 1e-6
-    wrong = ((sums - 1).abs() > tolerance) & (sums != 0)  # a sum of NaN is neither
-    wrong |= tensor.detach().amin(-1) < 0
-    if not wrong.any():
+    numbers, tolerance = tensor.detach(), _sum_tolerance(tensor)
+    least, sums = numbers.amin(-1), numbers.sum(-1, dtype=torch.float64)
+    error = (sums - 1).abs().masked_fill(sums == 0, 0).nan_to_num(nan=0)  # NaN is allowed
+    if bool((least < 0).any()):
+        wrong = least.nan_to_num(nan=0).argmin()
+        came = f"the number {least.flatten()[wrong].item():.6g}"
+    elif bool((error > tolerance).any()):
+        wrong = error.argmax()
+        came = f"the sum {sums.flatten()[wrong].item():.6g}"
+    else:
         return tensor
-    first = tuple(int(i) for i in wrong.nonzero()[0])
-    columns = tensor.detach().sum(-2, dtype=torch.float64)
+    row = tuple(int(i) for i in torch.unravel_index(wrong, sums.shape))
+    columns = numbers.sum(-2, dtype=torch.float64)
     remedy = "Divide each row by its sum, or pass what went into the softmax to from_scores."
     if bool(((columns - 1).abs() <= tolerance).all()):
         remedy = "Its columns sum to 1: the softmax ran over the queries. Pass weights.mT."
-    least = float(tensor.detach()[first].min())
-    came = f"the number {least:.6g}" if least < 0 else f"the sum {float(sums[first]):.6g}"
     raise ValueError(
-        f"weights has row {first} with {came}; "
-        f"weights must be at least 0 and each row must sum to 1 (or be all 0).\n    {remedy}"
+        f"weights {shape_text(tensor.shape)} has row {row} with {came}; weights must be at least 0 "
+        f"and each row must sum to 1 within {tolerance:.2g}, for {dtype_text(tensor.dtype)}, "
+        f"or be all 0.\n    {remedy}"
     )
+
+
+def _sum_tolerance(weights: Tensor) -> float:
+    """Return how far the sum of a row of weights may be from 1.
+
+    Rounding changes each weight, and so their sum, by at most eps / 2 of itself, and a subnormal
+    weight by half of the smallest number. Three roundings are allowed: of the sum of a softmax, of
+    its quotient, and of a mean over heads. The sum itself has the error of a random walk in the
+    dtype of statistics. Longer decimals than 1e-6 are not required.
+    """
+    info, keys = torch.finfo(weights.dtype), weights.shape[-1]
+    accumulated = torch.finfo(torch.promote_types(weights.dtype, torch.float32)).eps
+    of_weights = 1.5 * info.eps + keys * info.tiny * info.eps / 2
+    return of_weights + keys**0.5 * accumulated + 1e-6
 
 
 def check_nothing_added(mask: object, bias: object) -> None:

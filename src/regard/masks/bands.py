@@ -63,6 +63,8 @@ class Causal(Band):
                 [0.3333, 0.3333, 0.3333]])
     """
 
+    thread_safe = True
+
     align: Literal["bottom-right", "top-left"] = "bottom-right"
 
     def __post_init__(self) -> None:
@@ -105,6 +107,8 @@ class SlidingWindow(Band):
                 [0.5000, 0.5000, 0.0000],
                 [0.0000, 0.5000, 0.5000]])
     """
+
+    thread_safe = True
 
     left: int
     right: int

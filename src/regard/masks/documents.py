@@ -45,6 +45,8 @@ class Documents(Mask):
                 [0.0000, 0.0000, 0.5000, 0.5000]])
     """
 
+    thread_safe = True
+
     ids: Tensor
 
     def __init__(self, ids: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> None:

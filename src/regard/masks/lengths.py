@@ -70,6 +70,8 @@ def per_sequence(
 class _Lengths(Mask):
     """A mask that needs a number of keys for each sequence."""
 
+    thread_safe = True
+
     lengths: Tensor
     _counted: ClassVar[str]
 
@@ -118,7 +120,8 @@ class Padding(_Lengths):
     Args:
         lengths: the number of real keys, one for every entry of the matrix's first axis, or one
             number for all. The first axis is the batch of (batch, num_heads, q_len, kv_len), and
-            the heads of (num_heads, q_len, kv_len).
+            the heads of (num_heads, q_len, kv_len). ``attend`` copies them: later changes of the
+            tensor do not matter.
 
     Raises:
         TypeError: lengths are not whole numbers.

@@ -10,7 +10,7 @@ as with a KV cache. ``Causal(align="top-left")`` and ``MaskMod`` count from the 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, cast, final
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from regard.errors import (
     DENSE_LIMIT,
+    check_bases,
     check_count,
     check_memory,
     check_whole,
@@ -135,7 +136,12 @@ class Mask(ABC):
     Masks combine with ``&``, ``|`` and ``~``. A subclass is a frozen dataclass whose fields hold
     its tensors and the masks that it combines.
 
+    The methods run on the calling thread. On a CPU they can run on several threads at once, which
+    is faster: set ``thread_safe = True`` in the subclass. ``allows`` and ``key_bounds`` must then
+    change only local variables.
+
     Attributes:
+        thread_safe: True if the methods may run on several threads at once; False by default.
         shape: the shape of the matrix, for the mask of a matrix (``A.mask``); otherwise None.
         device: the device of that matrix; otherwise None.
 
@@ -153,8 +159,15 @@ class Mask(ABC):
         ■ ■ ■ ■
     """
 
+    thread_safe: ClassVar[bool] = False
+
     shape: torch.Size | None = field(default=None, init=False, compare=False)
     device: torch.device | None = field(default=None, init=False, compare=False)
+
+    def __init_subclass__(cls) -> None:
+        """Refuse to subclass a final class."""
+        super().__init_subclass__()
+        check_bases(cls, "regard.Mask")
 
     @abstractmethod
     def bind(self, shape: torch.Size, device: torch.device) -> "Mask":
@@ -211,8 +224,7 @@ class Mask(ABC):
                 return value.map(function)
             return function(value) if isinstance(value, Tensor) else value
 
-        names = [each.name for each in fields(self) if each.init]
-        return self._copy({name: changed(getattr(self, name)) for name in names})
+        return self._copy({name: changed(value) for name, value in self._fields().items()})
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -220,6 +232,12 @@ class Mask(ABC):
         found: list[Tensor] = []
         self.map(lambda tensor: found.append(tensor) or tensor)
         return found
+
+    @property
+    def runs_on_threads(self) -> bool:
+        """True if this mask and all masks that it combines are thread-safe."""
+        masks = [value for value in self._fields().values() if isinstance(value, Mask)]
+        return self.thread_safe and all(mask.runs_on_threads for mask in masks)
 
     def of_matrix(self, shape: torch.Size, device: torch.device) -> Self:
         """Return the bound mask with the shape and the device of its matrix."""
@@ -343,6 +361,10 @@ class Mask(ABC):
         title = f"{q_len} x {kv_len}{first}: queries down, keys across, ■ may attend"
         drawn = (" ".join("■" if may else "□" for may in row) for row in rows)
         return "\n".join((self.text, title, *drawn))
+
+    def _fields(self) -> dict[str, object]:
+        """Return the arguments of the mask by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
     def _copy(self, values: dict[str, object]) -> Self:
         """Return a mask of the same class with these attributes."""
@@ -519,6 +541,8 @@ class And(Mask):
         Causal() & SlidingWindow(2, 2)
     """
 
+    thread_safe = True
+
     first: Mask
     second: Mask
 
@@ -549,6 +573,8 @@ class Or(Mask):
         >>> regard.Causal() | regard.Padding(3)
         Causal() | Padding(3)
     """
+
+    thread_safe = True
 
     first: Mask
     second: Mask
@@ -582,6 +608,8 @@ class Not(Mask):
         >>> ~regard.Causal()
         ~Causal()
     """
+
+    thread_safe = True
 
     mask: Mask
 

@@ -41,6 +41,8 @@ class RowSlice(Mask):
                 [ True,  True,  True, False]])
     """
 
+    thread_safe = True
+
     mask: Mask
     start: int
     q_len: int

@@ -16,6 +16,8 @@ __all__ = ["Drop", "Keep"]
 class _BoolTensor(Mask):
     """A mask that is a bool tensor, whose key bounds are unknown."""
 
+    thread_safe = True
+
     mask: Tensor
 
     def __post_init__(self) -> None:
@@ -39,7 +41,9 @@ class Keep(_BoolTensor):
     Args:
         mask: bool, broadcastable to (..., num_heads, q_len, kv_len). For padding of shape
             (batch, kv_len) pass ``mask[:, None, None, :]``. A mask without the two extra axes is
-            read as (q_len, kv_len), and if batch = q_len no error shows the mistake.
+            read as (q_len, kv_len), and if batch = q_len no error shows the mistake. The tensor is
+            not copied: a matrix raises an error if it was changed in place after ``attend``.
+            PyTorch does not count changes in inference mode and through NumPy.
 
     Raises:
         TypeError: mask is not a bool tensor.

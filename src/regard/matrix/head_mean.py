@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.errors import DENSE_LIMIT, check_memory
 from regard.matrix.indexing import parse_index
 from regard.matrix.linear_map import LinearMap
+from regard.scores.score_source import accumulation_dtype
 
 if TYPE_CHECKING:
     from regard.matrix.attention_matrix import AttentionMatrix
@@ -59,7 +60,9 @@ class HeadMean(LinearMap):
 
     def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
         check_memory("to_dense()", self.shape, self.dtype, limit)
-        total, num_heads = torch.zeros((), device=self.device), self.of.shape[-3]
+        # A tensor without axes would leave the sum in the dtype of the weights.
+        wide, num_heads = accumulation_dtype(self.dtype), self.of.shape[-3]
+        total = torch.zeros(self.shape, dtype=wide, device=self.device)
         for head in range(num_heads):
             one: Any = self.of[(*(slice(None),) * (self.of.ndim - 3), head)]
             total = total + one.to_dense(limit=limit)

@@ -78,13 +78,15 @@ class WeightedSum(Reduction):
         weight: a floating tensor that broadcasts to the matrix, or a callable.
     """
 
-    thread_safe = True
-
     weight: Tensor | WeightOf
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.weight,) if isinstance(self.weight, Tensor) else ()
+
+    @property
+    def runs_on_threads(self) -> bool:
+        return isinstance(self.weight, Tensor)
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device

@@ -370,7 +370,7 @@ def _problem(content: Any, shape: torch.Size) -> str | None:
         try:
             check_weights(source.values)
         except ValueError as error:
-            return _reason(error).removeprefix("weights has ")
+            return _reason(error).partition(" has ")[2]
     return None
 
 

@@ -1,13 +1,14 @@
 """Divergences between the rows of two matrices, in one pass over both.
 
-They are computed from scores and logsumexps, not from the logarithms of weights: the logarithm of a
-weight that underflows to 0 is still finite.
+They are sums of terms that are never negative, so that a small divergence does not cancel. The
+terms are computed from scores and logsumexps, not from the logarithms of weights: the logarithm of
+a weight that underflows to 0 is still finite.
 """
 
 from abc import abstractmethod
 from dataclasses import dataclass
 from math import log
-from typing import cast, final
+from typing import ClassVar, cast, final
 
 import torch
 from torch import Tensor
@@ -21,8 +22,11 @@ from regard.scores.score_source import Scores, lowest_score, reads_without_sync
 __all__ = ["CrossEntropy", "Divergence", "JensenShannon", "KullbackLeibler"]
 
 _LOG_2 = log(2)
-# This many numbers stay in the cache, where a dozen passes over them cost little.
-_NUMBERS_AT_ONCE = 2**16
+# exp(x) counts as infinite beside 1 + x, also in float64.
+_FAR = 50
+# A dozen passes over this many numbers cost little: they stay in the cache of a CPU, or keep a GPU
+# busy.
+_NUMBERS_AT_ONCE, _GPU_NUMBERS_AT_ONCE = 2**16, 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,30 +36,67 @@ class Divergence(Reduction):
     Args:
         source: the scores of B.
         mask: the mask of B.
+
+    Attributes:
+        of_b_alone: the term of a key with weight 0 in A and 1 in B.
+        needs_keys_of_a: True if the divergence is infinite where B masks a key that A does not.
     """
 
-    thread_safe = True
+    of_b_alone: ClassVar[float]
+    needs_keys_of_a: ClassVar[bool]
 
     source: Scores
     mask: Mask | None
 
     @abstractmethod
-    def sums(self, own: Block, other: Block) -> tuple[Tensor, Tensor]:
-        """Return the two sums over the keys that ``combine`` needs, each (..., rows).
+    def terms(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        """Return the term of each key from its weights p in A and q in B, and log(q) - log(p).
 
-        The columns of ``other`` include those of ``own`` and all keys that the rows of ``other``
-        may attend to.
+        No term is below 0, apart from rounding.
         """
 
     @abstractmethod
-    def combine(
-        self, own: RowStatistics, other: RowStatistics, sums: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """Return the divergence of each row, (..., rows), from the sums and both normalizers."""
+    def combine(self, a: RowStatistics, b: RowStatistics, total: Tensor) -> Tensor:
+        """Return the divergence of each row, (..., rows).
+
+        Args:
+            a: the rows of A.
+            b: the rows of B.
+            total: the sum of the terms over all keys, (..., rows), or inf: ``needs_keys_of_a``.
+        """
+
+    def total(self, a: Block, b: Block) -> Tensor:
+        """Return the sum of the terms over all keys, (..., rows), or inf: ``needs_keys_of_a``.
+
+        The columns of ``b`` include those of ``a`` and all keys that the rows of ``b`` may attend
+        to.
+        """
+        inside, *outside = _columns_in(a, b)
+        apart = (b.log_normalizer - a.log_normalizer)[..., None]
+        keys = (a.weights, b.weights[..., inside], a.shifted, b.shifted[..., inside])
+        numbers = _NUMBERS_AT_ONCE if reads_without_sync(apart) else _GPU_NUMBERS_AT_ONCE
+        height = max(1, numbers // a.shifted[..., 0, :].numel())
+        strips = [cast(tuple[Tensor, ...], each.split(height, -2)) for each in (*keys, apart)]
+        sums = (
+            self.terms(p, q, b_shifted - a_shifted - shift).sum(-1)
+            for p, q, a_shifted, b_shifted, shift in zip(*strips, strict=True)
+        )
+        total = torch.cat(list(sums), -1)
+        for columns in outside:
+            if columns.start < columns.stop:
+                total = total + self.of_b_alone * b.weights[..., columns].sum(-1)
+        if self.needs_keys_of_a and _may_mask(b, inside):
+            hidden = (a.allowed & ~b.allowed[..., inside]).any(-1)
+            total = total.masked_fill(hidden & ~total.isnan(), torch.inf)
+        return total
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.source.tensors
+
+    @property
+    def runs_on_threads(self) -> bool:
+        return self.source.runs_on_threads and (self.mask is None or self.mask.runs_on_threads)
 
     @property
     def group(self) -> int:
@@ -76,8 +117,8 @@ class Divergence(Reduction):
     def update(self, block: Block) -> tuple[Contribution, ...]:
         numbers = block.divergence(self)
         if numbers is None:
-            other = block.aligned_block(self.source, self.mask, self.columns(block.box))
-            numbers = self.combine(block, other, self.sums(block, other))
+            b = block.aligned_block(self.source, self.mask, self.columns(block.box))
+            numbers = self.combine(block, b, self.total(block, b))
         return (Contribution(block.box.at_rows, numbers),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
@@ -87,90 +128,70 @@ class Divergence(Reduction):
 class _Crossed(Divergence):
     """Divergences with logarithms of B's weights: inf where B masks a key that A does not.
 
-    The sums are the mean of B's scores, shifted by their maximum, under A's weights; and how many
-    of A's keys B masks.
+    With x = log(q) - log(p), the sum of ``p (exp(x) - 1 - x)`` over all keys is ``-sum(p x)``, the
+    divergence, plus the sum of q minus the sum of p. Both sums are 1 without a sink.
     """
 
-    def sums(self, own: Block, other: Block) -> tuple[Tensor, Tensor]:
-        inside, _ = _columns_in(own, other)
-        below = other.shifted[..., inside].to(own.weights.dtype)
-        mean = cast(Tensor, torch.linalg.vecdot(own.weights, below))
-        # On the CPU one cheap pass replaces three if ``other`` masks no key.
-        lowest = lowest_score(below.dtype)
-        if reads_without_sync(below) and bool(other.shifted.detach().amin() > lowest):
-            return mean, torch.zeros_like(mean)
-        return mean, (own.allowed & ~other.allowed[..., inside]).sum(-1)
+    of_b_alone = 1.0
+    needs_keys_of_a = True
+
+    def terms(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        near = x.clamp(max=_FAR)  # exp(x) may overflow
+        return torch.where(x > near, q, p * (near.expm1() - near))
+
+    def _relative_entropy(self, a: RowStatistics, b: RowStatistics, total: Tensor) -> Tensor:
+        """Return the sum of ``-p x`` of each row; any number where ``total`` is infinite."""
+        numbers = total + (a.row_sum - b.row_sum)
+        is_empty = (a.maximum == -torch.inf).squeeze(-1)
+        numbers = numbers.masked_fill(is_empty & ~numbers.isnan(), 0)
+        # With a sink the weights sum to less than 1, and the true divergence can be negative.
+        return _within(numbers, torch.where(a.row_sum == 1, 0.0, -torch.inf))
 
 
 @final
 class CrossEntropy(_Crossed):
     """The reduction behind ``regard.cross_entropy``."""
 
-    def combine(
-        self, own: RowStatistics, other: RowStatistics, sums: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        mean, hidden = sums
-        return _inf_where(hidden, other.log_normalizer * own.row_sum - mean)
+    def combine(self, a: RowStatistics, b: RowStatistics, total: Tensor) -> Tensor:
+        entropy = a.log_normalizer * a.row_sum - a.mean_shifted
+        numbers = self._relative_entropy(a, b, total) + entropy
+        return numbers.masked_fill(total == torch.inf, torch.inf)
 
 
 @final
 class KullbackLeibler(_Crossed):
     """The reduction behind ``regard.kl``."""
 
-    def combine(
-        self, own: RowStatistics, other: RowStatistics, sums: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        mean, hidden = sums
-        entropy = own.log_normalizer * own.row_sum - own.mean_shifted
-        numbers = other.log_normalizer * own.row_sum - mean - entropy
-        # With a sink the weights sum to less than 1, and the true divergence can be negative.
-        least = torch.where(own.row_sum == 1, 0.0, -torch.inf)
-        return _inf_where(hidden, _within(numbers, least))
+    def combine(self, a: RowStatistics, b: RowStatistics, total: Tensor) -> Tensor:
+        numbers = self._relative_entropy(a, b, total)
+        return numbers.masked_fill(total == torch.inf, torch.inf)
 
 
 @final
 class JensenShannon(Divergence):
     """The reduction behind ``regard.js``.
 
-    Let p and q be the weights of a key, m the larger one, and r = exp(-x) the ratio of the smaller
-    to the larger. The key adds ``m ((1 + r) (log 2 - log(1 + r)) - x r) / 2``. No part of it
-    overflows or cancels. The sums are those of the keys in A's block, without the factor 1/2; and
-    the sum of B's weights at all other keys.
+    With p and q the weights of a key, m their mean, x = log(q) - log(p) and t = tanh(x / 2), the
+    key adds ``m (x t + log(1 - t^2)) / 2``. If p and q are far apart, 1 - t^2 cancels. With r the
+    ratio of the smaller to the larger, the key then adds half of the larger times
+    ``(1 + r) (log 2 - log(1 + r)) + r log(r)``. The terms are those numbers without the factor 1/2.
     """
 
-    def sums(self, own: Block, other: Block) -> tuple[Tensor, Tensor]:
-        inside, outside = _columns_in(own, other)
-        shift = (other.log_normalizer - own.log_normalizer)[..., None]
-        pairs = (own.weights, other.weights[..., inside], own.shifted, other.shifted[..., inside])
-        height = max(1, _NUMBERS_AT_ONCE // own.shifted[..., 0, :].numel())
-        total = torch.cat(
-            [
-                _twice_js(*(tensor[..., first : first + height, :] for tensor in (*pairs, shift)))
-                for first in range(0, shift.shape[-2], height)
-            ],
-            -1,
-        )
-        first, last = (other.weights[..., columns].sum(-1) for columns in outside)
-        return total, first + last
+    of_b_alone = _LOG_2
+    needs_keys_of_a = False
 
-    def combine(
-        self, own: RowStatistics, other: RowStatistics, sums: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        total, outside = sums
-        numbers = (total + _LOG_2 * outside) / 2
+    def terms(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        near = x.clamp(-1, 1)
+        slope = (near / 2).tanh()
+        of_near = (p + q) / 2 * (near * slope + (-slope.square()).log1p())
+        apart = x.abs()
+        ratio = (-apart).exp()
+        of_far = (1 + ratio) * (_LOG_2 - ratio.log1p()) - apart * ratio
+        return torch.where(x == near, of_near, torch.maximum(p, q) * of_far)
+
+    def combine(self, a: RowStatistics, b: RowStatistics, total: Tensor) -> Tensor:
+        numbers = total / 2
         return _within(numbers, numbers.new_zeros(()), numbers.new_full((), _LOG_2))
-
-
-def _twice_js(p: Tensor, q: Tensor, p_below: Tensor, q_below: Tensor, shift: Tensor) -> Tensor:
-    apart = (p_below - q_below + shift).abs()
-    ratio = (-apart).exp()
-    of_larger = (1 + ratio) * (_LOG_2 - ratio.log1p()) - apart * ratio
-    return cast(Tensor, torch.linalg.vecdot(torch.maximum(p, q), of_larger))
-
-
-def _inf_where(hidden: Tensor, numbers: Tensor) -> Tensor:
-    """Return the numbers, with inf for rows with a hidden key."""
-    return numbers.masked_fill((hidden > 0) & ~numbers.isnan(), torch.inf)
 
 
 def _within(numbers: Tensor, low: Tensor, high: Tensor | None = None) -> Tensor:
@@ -178,8 +199,16 @@ def _within(numbers: Tensor, low: Tensor, high: Tensor | None = None) -> Tensor:
     return numbers + (numbers.clamp(low, high) - numbers).detach()
 
 
-def _columns_in(own: Block, other: Block) -> tuple[slice, tuple[slice, slice]]:
-    """Return slices of the columns of ``other``: those of ``own``, and those on either side."""
-    start = own.box.columns.start - other.box.columns.start
-    stop = own.box.columns.stop - other.box.columns.start
-    return slice(start, stop), (slice(0, start), slice(stop, None))
+def _may_mask(block: Block, columns: slice) -> bool:
+    """Return False if a block masks no key in these columns, as far as one fast pass finds out."""
+    shifted = block.shifted.detach()[..., columns]
+    # The minimum may be NaN.
+    return not (reads_without_sync(shifted) and shifted.amin().item() > lowest_score(shifted.dtype))
+
+
+def _columns_in(a: Block, b: Block) -> tuple[slice, slice, slice]:
+    """Return slices of the columns of ``b``: those of ``a``, and those on either side."""
+    start = a.box.columns.start - b.box.columns.start
+    stop = a.box.columns.stop - b.box.columns.start
+    width = b.box.columns.stop - b.box.columns.start
+    return slice(start, stop), slice(0, start), slice(stop, width)

@@ -118,6 +118,11 @@ class Reduction(ABC):
         return ()
 
     @property
+    def runs_on_threads(self) -> bool:
+        """True if ``update`` is thread-safe, and so are the arguments of a regard reduction."""
+        return self.thread_safe
+
+    @property
     def group(self) -> int:
         """Group size: a block holds whole groups of heads or lies inside one.
 

@@ -36,6 +36,10 @@ class GivenScores(Scores):
         return (self.values,)
 
     @property
+    def runs_on_threads(self) -> bool:
+        return True
+
+    @property
     def facts(self) -> list[str]:
         return [f"from given {'weights' if self.are_weights else 'scores'}"]
 

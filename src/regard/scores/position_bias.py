@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import log
-from typing import final
+from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,13 @@ class Bias(ABC):
     A bias costs one addition for each score: the numbers of all distances are computed once for
     a block, in O(length) time, and copied along the diagonals.
 
+    ``along`` runs on the calling thread. On a CPU it can run on several threads at once, which is
+    faster: set ``thread_safe = True`` in the subclass. ``along`` must then change only local
+    variables.
+
+    Attributes:
+        thread_safe: True if ``along`` may run on several threads at once; False by default.
+
     Example:
         >>> import torch, regard
         >>> class LogDistance(regard.Bias):
@@ -49,6 +56,8 @@ class Bias(ABC):
         >>> regard.attend(x, x, bias=LogDistance())[0]
         tensor([0.5455, 0.2727, 0.1818])
     """
+
+    thread_safe: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Refuse to subclass a final class."""
@@ -80,6 +89,11 @@ class Bias(ABC):
             part: returns the part of a tensor of the bias that belongs to the heads of a block, in
                 the dtype of the scores.
         """
+
+    @property
+    def runs_on_threads(self) -> bool:
+        """True if the bias is thread-safe."""
+        return self.thread_safe
 
     def block(
         self, box: Box, shape: torch.Size, device: torch.device, part: Callable[[Tensor], Tensor]
@@ -140,6 +154,8 @@ class ALiBi(Bias):
         Length Extrapolation", section 3; for a num_heads that is not a power of two, footnote 8
         and the authors' ``get_slopes``.
     """
+
+    thread_safe = True
 
     slopes: Tensor
 
@@ -226,6 +242,8 @@ class T5Bias(Bias):
         ``T5Attention._relative_position_bucket`` of transformers repeats.
     """
 
+    thread_safe = True
+
     table: Tensor
     bidirectional: bool = True
     max_distance: int = 128
@@ -306,6 +324,10 @@ class MovedBias(Bias):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.bias.tensors
+
+    @property
+    def runs_on_threads(self) -> bool:
+        return self.bias.runs_on_threads
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Bias:
         return MovedBias(self.bias.map(function), self.by)

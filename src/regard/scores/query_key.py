@@ -99,6 +99,11 @@ class QueryKeyScores(Scores):
         return facts
 
     @property
+    def runs_on_threads(self) -> bool:
+        positions = self.position_bias is None or self.position_bias.runs_on_threads
+        return positions and self.score_mod is None
+
+    @property
     def plain(self) -> bool:
         """True if the scores are scale · query·key, plus at most a bias tensor."""
         more = (self.position_bias, self.score_mod, self.softcap, self.sink_bias)

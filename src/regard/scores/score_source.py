@@ -116,6 +116,11 @@ class Scores(ABC):
         """The parts of the matrix's repr that describe the scores, such as ``scale=0.5``."""
 
     @property
+    def runs_on_threads(self) -> bool:
+        """True if ``block`` may run on several threads at once: it calls no function of a user."""
+        return False
+
+    @property
     def group(self) -> int:
         """Group size: a block holds whole groups of heads or lies inside one."""
         return 1

@@ -150,8 +150,8 @@ class FusedBlock(RowStatistics):
             NotFiniteError: a number is NaN or infinite; ``Block`` has rules for such numbers.
         """
         graded = torch.is_grad_enabled()
-        if graded and requested.divergences:  # both matrices then have the same columns
-            box = box._replace(columns=requested.divergences[0].columns(box))
+        for each in requested.divergences:  # all matrices have the same columns
+            box = box._replace(columns=each.columns(box))
         self.shape, self.box, self._cut = source.shape, box, cut
         self._source, self._mask = source, mask
         self._requested, self._workspace = requested, workspace
@@ -311,21 +311,16 @@ class FusedBlock(RowStatistics):
 
     def _diverge(self, of: Divergence) -> Tensor:
         """Return the divergence of each row from the same row of another matrix, (..., rows)."""
-        box = self.box._replace(columns=of.columns(self.box))
         workspace = self._workspace.spare
-        other = FusedBlock(of.source, of.mask, box, self._cut, _NOTHING, workspace)
+        other = FusedBlock(of.source, of.mask, self.box, self._cut, _NOTHING, workspace)
         symmetric = isinstance(of, JensenShannon)
-        add = kernels.jensen_shannon if symmetric else kernels.cross
-        sums = np.zeros((len(self._rows), 2))
+        add = kernels.jensen_shannon if symmetric else kernels.relative_entropy
+        totals = np.zeros(len(self._rows))
         for at, own, beside in self._pairs(other):
-            add(own, beside, self._norms[at], other._norms[at], sums[at])
-        first, second = (self._of_rows(sums[:, [place]]).squeeze(-1) for place in range(2))
+            add(own, beside, self._norms[at], other._norms[at], totals[at])
         with torch.no_grad():
-            if symmetric:
-                outside = (other.row_sum - second).clamp(min=0)
-                complete = self._graded or (self._mask is None and box == self.box)
-                second = torch.zeros_like(outside) if complete else outside
-            numbers = of.combine(self, other, (first, second))
+            total = self._of_rows(totals[:, None]).squeeze(-1)
+            numbers = of.combine(self, other, total)
         if self._graded:
             return with_divergence_gradients(of, numbers, self._graded_rows, other._graded_rows)
         return numbers
@@ -338,9 +333,15 @@ class FusedBlock(RowStatistics):
         for own, beside in zip(self._graded, other._graded, strict=True):
             yield slice(None), own.raw, beside.raw
         for strip in [] if self._graded else self._strips:
-            for tile in self._tiles_of(strip):
-                own = self._masked(tile)[1]
-                beside = other._masked(tile._replace(has_hidden=other._mask is not None))[1]
+            both = [tile.columns for each in (self, other) for tile in each._tiles_of(strip)]
+            if not both:
+                continue
+            columns = slice(min(each.start for each in both), max(each.stop for each in both))
+            for part in _tiles(columns, self.box.columns, self._workspace.tile):
+                own, beside = (
+                    each._masked(_Place(strip, part, has_hidden=each._mask is not None))[1]
+                    for each in (self, other)
+                )
                 yield self._rows_at(strip), own, beside
 
     @property

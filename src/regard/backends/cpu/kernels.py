@@ -34,7 +34,6 @@ __all__ = [
     "TOTAL",
     "add_tile",
     "count_keys",
-    "cross",
     "expect",
     "finish_rows",
     "hide_outside",
@@ -42,6 +41,7 @@ __all__ = [
     "pull_back",
     "pull_back_cross",
     "pull_back_jensen_shannon",
+    "relative_entropy",
     "scores_and_columns",
     "sum_columns",
 ]
@@ -69,6 +69,10 @@ _LEAST = _f(-87.0)
 _ZERO, _ONE, _TWO = _f(0), _f(1), _f(2)
 _LN_2 = _f(math.log(2))
 _A3, _A5, _A7, _A9, _A11, _A13 = (_f(1 / n) for n in range(3, 15, 2))  # of the series of atanh
+# Taylor coefficients of exp(x), and of x t + log(1 - t^2) for t = tanh(x / 2).
+_E2, _E3, _E4, _E5, _E6, _E7, _E8, _E9, _E10 = (_f(1 / math.factorial(n)) for n in range(2, 11))
+_T2, _T4, _T6, _T8 = _f(1 / 4), _f(-1 / 32), _f(1 / 288), _f(-17 / 46080)
+_T10, _T12, _T14 = _f(31 / 806400), _f(-691 / 174182400), _f(5461 / 13412044800)
 _FAR = _f(-1e30)  # less than the logarithm of any weight that counts
 _NO_SCORE = _f(-np.inf)
 _LOWEST = np.finfo(np.float32).min
@@ -519,34 +523,48 @@ def _factor(reference, norms):
 
 
 @_summing
-def cross(own, other, own_norms, other_norms, sums):
-    """Add the sums of ``CrossEntropy`` and ``KullbackLeibler`` over a tile of two matrices.
+def relative_entropy(own, other, own_norms, other_norms, totals):
+    """Add the terms of ``CrossEntropy`` and ``KullbackLeibler`` over a tile of two matrices.
 
     Args:
         own: (rows, columns), float32, the scores of the first matrix; -inf where masked.
         other: (rows, columns), float32, those of the second.
         own_norms: (rows, 6), float64, as ``finish_rows`` writes them.
         other_norms: the same of the second matrix.
-        sums: (rows, 2), float64: weight * (score of the second - its maximum), and the number of
-            keys that only the second masks.
+        totals: (rows,), float64; infinite if only the second matrix masks a key.
     """
     height, width = own.shape
     for r in range(height):
         maximum, reference = _f(own_norms[r, REFERENCE]), _f(other_norms[r, REFERENCE])
-        inverse = math.exp(-own_norms[r, NORMALIZER])
-        total, masked = 0.0, 0.0
+        normalizer, other_normalizer = _finite(own_norms[r]), _finite(other_norms[r])
+        shift, total = other_normalizer - normalizer, 0.0
         for start in range(0, width, _CHUNK):
             a, b = own[r, start : start + _CHUNK], other[r, start : start + _CHUNK]
             some, hidden = _ZERO, _ZERO
             for j in range(a.shape[0]):
-                is_hidden = b[j] == _NO_SCORE
-                below = _ZERO if is_hidden else b[j] - reference
-                some += _exp(_below(a[j], maximum)) * below
-                hidden += _ONE if is_hidden & (a[j] > _NO_SCORE) else _ZERO
-            total += some
-            masked += hidden
-        sums[r, 0] += total * inverse
-        sums[r, 1] += masked
+                below = _log_weight(a[j], maximum, _ZERO)
+                below_other = _log_weight(b[j], reference, _ZERO)
+                p, q = _exp(_below(below, normalizer)), _exp(_below(below_other, other_normalizer))
+                x = below_other - below - shift
+                hidden += _ONE if (b[j] == _NO_SCORE) & (a[j] > _NO_SCORE) else _ZERO
+                some += p * _rest_of_exp(x) if abs(x) < _ONE else q - p - p * x
+            total += some if hidden == _ZERO else math.inf
+        totals[r] += total
+
+
+@_inlined
+def _rest_of_exp(x):
+    """Return exp(x) - 1 - x for x from -1 to 1; it is never negative."""
+    series = _E10
+    series = series * x + _E9
+    series = series * x + _E8
+    series = series * x + _E7
+    series = series * x + _E6
+    series = series * x + _E5
+    series = series * x + _E4
+    series = series * x + _E3
+    series = series * x + _E2
+    return x * x * series
 
 
 @_summing
@@ -596,12 +614,12 @@ def _log_weight(score, maximum, normalizer):
 
 
 @_inlined
-def _mixture(log_p, log_q):
-    """Return |log(p / q)|, the ratio r of the smaller weight to the larger, and log(2 / (1 + r)).
+def _mixture(x):
+    """Return |x|, the ratio r = exp(-|x|) of two weights, and log(2 / (1 + r)).
 
     log(1 + r) is 2 atanh(r / (2 + r)), whose series converges fast for r up to 1.
     """
-    apart = abs(log_p - log_q)
+    apart = abs(x)
     apart = -_LEAST if apart > -_LEAST else apart
     ratio = _exp(-apart)
     t = ratio / (_TWO + ratio)
@@ -616,37 +634,52 @@ def _mixture(log_p, log_q):
     return apart, ratio, _LN_2 - _TWO * t * series
 
 
+@_inlined
+def _close_mixture(x):
+    """Return ``x t + log(1 - t^2)`` for t = tanh(x / 2) and x from -1 to 1."""
+    square = x * x
+    series = _T14
+    series = series * square + _T12
+    series = series * square + _T10
+    series = series * square + _T8
+    series = series * square + _T6
+    series = series * square + _T4
+    series = series * square + _T2
+    return square * series
+
+
 @_summing
-def jensen_shannon(own, other, own_norms, other_norms, sums):
-    """Add the sums of ``JensenShannon`` over a tile of two matrices.
+def jensen_shannon(own, other, own_norms, other_norms, totals):
+    """Add the terms of ``JensenShannon`` over a tile of two matrices.
 
     Args:
         own: (rows, columns), float32, the scores of the first matrix; -inf where masked.
         other: (rows, columns), float32, those of the second.
         own_norms: (rows, 6), float64, as ``finish_rows`` writes them.
         other_norms: the same of the second matrix.
-        sums: (rows, 2), float64: twice the divergence, and the weights of the second matrix.
+        totals: (rows,), float64.
     """
     height, width = own.shape
+    half = _f(0.5)
     for r in range(height):
         maximum, reference = _f(own_norms[r, REFERENCE]), _f(other_norms[r, REFERENCE])
-        normalizer, other_normalizer = _f(own_norms[r, NORMALIZER]), _f(other_norms[r, NORMALIZER])
-        total, inside = 0.0, 0.0
+        normalizer, other_normalizer = _finite(own_norms[r]), _finite(other_norms[r])
+        shift, total = other_normalizer - normalizer, 0.0
         for start in range(0, width, _CHUNK):
             a, b = own[r, start : start + _CHUNK], other[r, start : start + _CHUNK]
-            some, weights = _ZERO, _ZERO
+            some = _ZERO
             for j in range(a.shape[0]):
-                log_p = _log_weight(a[j], maximum, normalizer)
-                log_q = _log_weight(b[j], reference, other_normalizer)
-                apart, ratio, log_share = _mixture(log_p, log_q)
-                larger = log_p if log_p > log_q else log_q
+                below = _log_weight(a[j], maximum, _ZERO)
+                below_other = _log_weight(b[j], reference, _ZERO)
+                x = below_other - below - shift
+                apart, ratio, log_share = _mixture(x)
+                larger = below - normalizer if x < _ZERO else below_other - other_normalizer
                 weight = _exp(_below(larger, _ZERO))
-                some += weight * ((_ONE + ratio) * log_share - apart * ratio)
-                weights += weight * (ratio if log_p > log_q else _ONE)
+                far = (_ONE + ratio) * log_share - apart * ratio
+                near = half * (_ONE + ratio) * _close_mixture(apart)
+                some += weight * (near if apart < _ONE else far)
             total += some
-            inside += weights
-        sums[r, 0] += total
-        sums[r, 1] += inside
+        totals[r] += total
 
 
 @_summing
@@ -677,7 +710,7 @@ def pull_back_jensen_shannon(own, other, own_norms, other_norms, gradients, expe
             for j in range(a.shape[0]):
                 log_p = _log_weight(a[j], maximum, normalizer)
                 log_q = _log_weight(b[j], reference, other_normalizer)
-                apart, _, log_share = _mixture(log_p, log_q)
+                apart, _, log_share = _mixture(log_p - log_q)
                 of_p = log_share - (_ZERO if log_p > log_q else apart)
                 of_q = log_share - (apart if log_p > log_q else _ZERO)
                 some += half * _exp(_below(log_p, _ZERO)) * of_p
@@ -690,7 +723,7 @@ def pull_back_jensen_shannon(own, other, own_norms, other_norms, gradients, expe
         for j in range(width):
             log_p = _log_weight(a[j], maximum, normalizer)
             log_q = _log_weight(b[j], reference, other_normalizer)
-            apart, _, log_share = _mixture(log_p, log_q)
+            apart, _, log_share = _mixture(log_p - log_q)
             of_p = half * (log_share - (_ZERO if log_p > log_q else apart)) - mean
             of_q = half * (log_share - (apart if log_p > log_q else _ZERO)) - other_mean
             a[j] = gradient * _exp(_below(log_p, _ZERO)) * of_p

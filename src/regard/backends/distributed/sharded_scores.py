@@ -360,6 +360,10 @@ class RowsOfWhole(Scores):
         return self.part.group
 
     @property
+    def runs_on_threads(self) -> bool:
+        return self.part.runs_on_threads
+
+    @property
     def facts(self) -> list[str]:
         return self.part.facts
 

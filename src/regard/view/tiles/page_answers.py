@@ -235,7 +235,7 @@ class Answers:
         if q_len * kv_len <= _MOST_CELLS:
             found = matrix.reduce(Pool(SMALL, SMALL), EachBlock(lambda _: pause()))
             return small_numbers(found[0])
-        step = q_len // _SAMPLED_ROWS
+        step = max(1, q_len // _SAMPLED_ROWS)
         rows = range(step // 2, q_len, step)
         maps = [_sampled(matrix[head], rows, pause) for head in range(heads)]
         return small_numbers(torch.stack(maps)) | {"sampled": step}
@@ -378,7 +378,15 @@ def _sampled(head: AttentionMatrix, rows: range, pause: Pause) -> Tensor:
         pause()
         few = rows[first : first + _ROWS_AT_ONCE]
         weights.append(cast(Tensor, head[few.start : few.stop : few.step]).float())
-    return AttentionMatrix.from_weights(torch.cat(weights)).pool(SMALL, SMALL)
+    return _means(_means(torch.cat(weights), -1), -2)
+
+
+def _means(numbers: Tensor, axis: int) -> Tensor:
+    """Return the means over at most ``SMALL`` parts of an axis, as ``Pool`` cuts it."""
+    length = numbers.shape[axis]
+    cells = min(SMALL, length)
+    parts = numbers.tensor_split([i * length // cells for i in range(1, cells)], axis)
+    return torch.stack([part.mean(axis) for part in parts], axis)
 
 
 def _named(spans: Spans) -> dict[str, tuple[int, int]]:

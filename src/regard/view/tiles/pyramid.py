@@ -144,6 +144,12 @@ class HeadScores:
     sink: Tensor | None
     aside: Tensor
 
+    @property
+    def threaded(self) -> bool:
+        """True if several parts may be computed at once."""
+        safe = self.source.runs_on_threads and (self.mask is None or self.mask.runs_on_threads)
+        return safe and self.source.device.type == "cpu"
+
     @classmethod
     def of(cls, matrix: AttentionMatrix, aside: Sequence[int] = ()) -> "HeadScores":
         """Return the scores of a matrix, (q_len, kv_len).
@@ -517,6 +523,8 @@ def _sums(head: HeadScores, rows: slice, cell: int | None, scratch: Scratch, pau
 class _PickedRows(Mask):
     """Rows of a mask that are far apart."""
 
+    thread_safe = True
+
     mask: Mask
     whole: torch.Size
     places: tuple[int, ...]
@@ -555,7 +563,7 @@ def _each_sum(
         return lambda rows: _sums(head, rows, cell, scratch, pause)
 
     with one_thread():  # also for a single part: a short operation is quicker alone
-        map_in_order(parts, worker, found.append, threaded=head.source.device.type == "cpu")
+        map_in_order(parts, worker, found.append, threaded=head.threaded)
     return found
 
 
@@ -601,7 +609,7 @@ def _summed(
 
     parts = _parts(rows, max(_LEAST, PART // length(columns)))
     with one_thread():
-        map_in_order(parts, worker, found.append, threaded=head.source.device.type == "cpu")
+        map_in_order(parts, worker, found.append, threaded=head.threaded)
         return torch.cat(found)
 
 
