@@ -10,12 +10,12 @@ from torch import Tensor
 import regard
 from benchmarks.case import LeftOut
 from benchmarks.gpu.failures import told
-from benchmarks.gpu.sides import SIDES, Questions, matrix
+from benchmarks.gpu.sides import SIDES, Questions, loss, matrix
 from benchmarks.gpu.size import GOALS_AT, LENGTHS, Size, inputs
 from benchmarks.tensors import Inputs
 from regard.reductions.products import TransposedOutput
 
-__all__ = ["ALONE", "TIMED", "Checked", "at_length", "check", "checked", "wrong"]
+__all__ = ["ALONE", "GRADED", "TIMED", "Checked", "at_length", "check", "checked", "wrong"]
 
 # Tiles end in the middle of the text, and the last of them is nearly empty. Each width with each
 # group is compared as it is timed: Triton compiles lengths that 16 divides as kernels of their own.
@@ -46,6 +46,8 @@ ALONE: dict[str, Questions] = {
     "transposed product, float32": lambda given: (TransposedOutput(given.query.float()),),
 }
 
+# By the name of the side; their gradients are compared.
+GRADED: dict[str, Questions] = {side.name: side.graded for side in SIDES if side.graded is not None}
 Answer = Tensor | tuple[Tensor, Tensor]
 # The error, and whether all is right.
 Compare = Callable[[Inputs, Size], tuple[float, bool]]
@@ -75,6 +77,8 @@ def check(device: str, backend: str = "triton") -> Iterator[Checked]:
     yield from checked(CHECKED[0], TIMED | ALONE, device, backend)
     for size in CHECKED[1:]:
         yield from checked(size, TIMED, device, backend)
+    for name, questions in GRADED.items():
+        yield _checked(name, CHECKED[0], device, _gradients_beside_dense(questions, backend))
     for size in LONG:
         yield from at_length(size, device, backend)
 
@@ -153,6 +157,20 @@ def _beside_dense(asked_for: Questions, backend: str) -> Compare:
         compared = [_compared(one, other) for one, other in zip(answers, exact, strict=True)]
         largest = torch.tensor([error for error, _ in compared]).max()  # Python's passes over NaN
         return float(largest), all(right for _, right in compared)
+
+    return compare
+
+
+def _gradients_beside_dense(asked_for: Questions, backend: str) -> Compare:
+    def gradients(given: Inputs, size: Size, name: str) -> tuple[Tensor, ...]:
+        leaves = [tensor.detach().requires_grad_() for tensor in given[:2]]
+        answers = matrix(Inputs(*leaves, given.value), size).reduce(*asked_for(given), backend=name)
+        return torch.autograd.grad(loss(answers), leaves)
+
+    def compare(given: Inputs, size: Size) -> tuple[float, bool]:
+        pairs = zip(gradients(given, size, backend), gradients(given, size, "dense"), strict=True)
+        error = max(_error(found, exact.double()) for found, exact in pairs)
+        return error, error <= ROUNDED
 
     return compare
 

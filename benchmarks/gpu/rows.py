@@ -47,7 +47,8 @@ def measured(
                 yield {**_head(side, size), "left_out": str(reason), "failed": failed}
                 continue
             known[side.name, size] = found.seconds
-            yield row_of(side, size, found, known.get((FORWARD, size)))
+            peers = (known.get((name, size)) for name in (FORWARD, side.peer))
+            yield row_of(side, size, found, *peers)
 
 
 def _take(side: Side, size: Size, device: str, take: Take) -> Timed:
@@ -91,9 +92,12 @@ def _head(side: Side, size: Size) -> Row:
     }
 
 
-def row_of(side: Side, size: Size, found: Timed, forward_s: float | None) -> Row:
+def row_of(
+    side: Side, size: Size, found: Timed, forward_s: float | None, peer_s: float | None
+) -> Row:
     """One line of the results."""
     forwards = None if forward_s is None else found.seconds / forward_s
+    of_peer = None if peer_s is None else found.seconds / peer_s
     goal = side.goal if (size.tokens, size.head_dim) == GOALS_AT else None
     return {
         **_head(side, size),
@@ -105,7 +109,9 @@ def row_of(side: Side, size: Size, found: Timed, forward_s: float | None) -> Row
         "tflops": _three(side.products * size.score_flops / found.seconds / 1e12),
         "memory_mib": _three(found.memory / 2**20),
         "goal": goal,
-        "reached": None if goal is None or forwards is None else forwards <= goal,
+        "reached": None if goal is None or of_peer is None else of_peer <= goal,
+        "peer": side.peer,
+        "of_peer": None if of_peer is None else _three(of_peer),
     }
 
 

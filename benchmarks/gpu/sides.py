@@ -16,12 +16,13 @@ from benchmarks.tensors import Inputs
 from benchmarks.turns import Work
 from regard.reductions.products import TransposedOutput
 
-__all__ = ["FORWARD", "SIDES", "STATISTICS", "Questions", "Side", "matrix"]
+__all__ = ["BOTH", "FORWARD", "SIDES", "STATISTICS", "Questions", "Side", "loss", "matrix"]
 
 Prepare = Callable[[Inputs, Size], Work]
 Questions = Callable[[Inputs], tuple[regard.Reduction, ...]]
 
 FORWARD = "forward, cuDNN through SDPA"
+BOTH = "forward and backward, cuDNN through SDPA"
 # Compiling takes seconds for each size, and blocks many forwards: more of them would take the time
 # of all others.
 COMPILED_AT = (GOALS_AT[0],)
@@ -46,9 +47,12 @@ class Side:
         prepare: does what is done once and gives what is timed.
         asked: what it asks of regard's kernels, which has to be right; None: it asks them nothing.
         products: how many score products' FLOPs it needs; a forward needs 2.
-        goal: at most so many forwards, at the size of the goals.
+        graded: what it asks of regard's kernels with gradients, which have to be right.
+        peer: the side that the goal counts in.
+        goal: at most so many times the peer, at the size of the goals.
         lengths: only these; None: all.
         longest: at most so many tokens.
+        causal: whether it is measured with a causal mask alone.
         slow: whether it takes so long that one head_dim and one number of key heads have to do.
         first_s: seconds that may have to be left for its first size, at which it compiles.
     """
@@ -57,9 +61,12 @@ class Side:
     prepare: Prepare
     asked: Questions | None = None
     products: int = 1
+    graded: Questions | None = None
+    peer: str = FORWARD
     goal: float | None = None
     lengths: tuple[int, ...] | None = None
     longest: int | None = None
+    causal: bool = False
     slow: bool = False
     first_s: float = 15.0
 
@@ -69,6 +76,8 @@ class Side:
             return f"measured at {', '.join(f'{n:,}' for n in self.lengths)} only"
         if self.longest is not None and size.tokens > self.longest:
             return f"measured up to {self.longest:,}"
+        if self.causal and not size.causal:
+            return "measured with a causal mask"
         head_dim, num_kv_heads = GOALS_AT[1], KV_HEADS[0]
         if self.slow and (size.head_dim, size.num_kv_heads) != (head_dim, num_kv_heads):
             return f"measured with head_dim {head_dim} and {num_kv_heads} key heads"
@@ -93,12 +102,58 @@ def answers(asked: Questions, backend: str) -> Prepare:
 
 def kernels(name: str, asked: Questions, products: int = 1, goal: float | None = None) -> Side:
     """What regard's kernels answer by themselves."""
-    return Side(name, answers(asked, "triton"), asked, products, goal)
+    return Side(name, answers(asked, "triton"), asked, products=products, goal=goal)
+
+
+def gradients(name: str, asked: Questions, goal: float | None = None) -> Side:
+    """A loss of an answer, and its gradients, by regard's kernels."""
+
+    def prepare(given: Inputs, size: Size) -> Work:
+        leaves = [tensor.detach().requires_grad_() for tensor in given[:2]]
+        with_leaves = Inputs(*leaves, given.value)
+
+        def work() -> object:
+            answers = matrix(with_leaves, size).reduce(*asked(given), backend="triton")
+            return torch.autograd.grad(loss(answers), leaves)
+
+        return work
+
+    return Side(name, prepare, graded=asked, products=6, peer=BOTH, goal=goal)
+
+
+def loss(answers: Any) -> torch.Tensor:
+    """A number that depends on each entry of the answers in its own way."""
+    found = answers if isinstance(answers, tuple) else (answers,)
+    return torch.stack([(each.float() * each.float().cos()).sum() for each in found]).sum()
+
+
+def masked(name: str, mask: Callable[[Inputs], Any], *, once: bool, goal: float | None) -> Side:
+    """The logsumexp under a mask of bits, which are evaluated in each call or once."""
+
+    def prepare(given: Inputs, _: Size) -> Work:
+        def matrix() -> regard.AttentionMatrix:
+            return regard.attend(given.query, given.key, mask=mask(given))
+
+        first = matrix()
+        return lambda: (first if once else matrix()).reduce(regard.LogSumExp(), backend="triton")
+
+    return Side(name, prepare, goal=goal, longest=GOALS_AT[0], causal=True)
+
+
+def causal_mod(_: Inputs) -> Any:
+    """A mask_mod that says what the kernels know as causal."""
+    return lambda _b, _h, q_idx, kv_idx: q_idx >= kv_idx
+
+
+def window_or_first(given: Inputs) -> Any:
+    """A window, and the first keys."""
+    first = torch.arange(given.tokens, device=given.key.device) < 64
+    return regard.SlidingWindow(4095, 0) | regard.Keep(first)
 
 
 def rows(_: Inputs) -> tuple[regard.Reduction, ...]:
-    """In one pass."""
-    return regard.LogSumExp(), regard.Entropy(), regard.TopK(1)
+    """In one pass, and the best group of keys once more."""
+    return regard.LogSumExp(), regard.MaxScore(), regard.Entropy(), regard.TopK(1)
 
 
 def segments(given: Inputs) -> tuple[regard.Reduction, ...]:
@@ -124,15 +179,23 @@ def everything(backend: str) -> Prepare:
     return prepare
 
 
-def forward(given: Inputs, size: Size) -> Work:
+def forward(given: Inputs, size: Size) -> Callable[[], torch.Tensor]:
     """The peer of all."""
     grouped = size.num_kv_heads != size.num_heads
 
-    def work() -> object:
+    def work() -> torch.Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             return F.scaled_dot_product_attention(*given, is_causal=size.causal, enable_gqa=grouped)
 
     return work
+
+
+def both(given: Inputs, size: Size) -> Work:
+    """The peer of all gradients."""
+    leaves = [tensor.detach().requires_grad_() for tensor in given]
+    again = forward(Inputs(*leaves), size)
+    arriving = torch.randn_like(given.query)
+    return lambda: torch.autograd.grad([again()], leaves, [arriving])
 
 
 def flex(given: Inputs, size: Size) -> Work:
@@ -169,16 +232,41 @@ def dense(given: Inputs, size: Size) -> Work:
     return work
 
 
+def entropy(_: Inputs) -> tuple[regard.Reduction, ...]:
+    return (regard.Entropy(),)
+
+
+def column_sums(_: Inputs) -> tuple[regard.Reduction, ...]:
+    return (regard.Sum(-2),)
+
+
+def pooled(_: Inputs) -> tuple[regard.Reduction, ...]:
+    return (regard.Pool(64, 64),)
+
+
 SIDES = (
     Side(FORWARD, forward, products=2),
-    kernels("logsumexp", lambda _: (regard.LogSumExp(),), goal=0.8),
+    Side(BOTH, both, products=7),
+    kernels("logsumexp", lambda _: (regard.LogSumExp(), regard.MaxScore()), goal=0.6),
     kernels("row statistics", rows, goal=0.8),
-    kernels("logsumexp, column sums", lambda _: (regard.Sum(-2),), products=2),
-    kernels("logsumexp, 64 x 64 map", lambda _: (regard.Pool(64, 64),), products=2),
+    kernels("logsumexp, column sums", column_sums, products=2, goal=1.3),
+    kernels("logsumexp, 64 x 64 map", pooled, products=2, goal=1.3),
     kernels("logsumexp, 16 x 16 spans", segments, products=2),
     kernels("logsumexp, transposed product", transposed, products=3),
-    kernels("topk(8)", lambda _: (regard.TopK(8),), goal=1.3),
-    Side("output and five statistics", everything("triton"), lambda _: STATISTICS, 5, goal=2.5),
+    kernels("topk(8)", lambda _: (regard.TopK(8),), goal=1.5),
+    gradients("entropy and its gradient", entropy, goal=1.3),
+    gradients("column sums and their gradient", column_sums, goal=1.5),
+    gradients("64 x 64 map and its gradient", pooled, goal=1.5),
+    masked("logsumexp, a new mask_mod", causal_mod, once=False, goal=1.2),
+    masked("logsumexp, the same mask_mod", causal_mod, once=True, goal=None),
+    masked("logsumexp, a new A | B", window_or_first, once=False, goal=1.2),
+    Side(
+        "output and five statistics",
+        everything("triton"),
+        lambda _: STATISTICS,
+        products=5,
+        goal=2.5,
+    ),
     Side(
         "FlexAttention, output and logsumexp",
         flex,

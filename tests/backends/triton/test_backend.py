@@ -34,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN 
 ASKED = (
     "transposed-output",
     "logsumexp",
+    "max-score",
     "entropy",
     "top-1",
     "top-3",
@@ -177,11 +178,14 @@ def test_nan_reaches_its_own_row_alone(interpreted: None) -> None:
     query = torch.randn(20, 4)
     query[3, 0] = torch.nan
     A = regard.attend(query, torch.randn(40, 4))
-    asked = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.TopK(3))
-    lse, entropy, mass, top = A.reduce(*asked, backend="triton")
+    asked = (
+        *(regard.LogSumExp(), regard.MaxScore()),
+        *(regard.Entropy(), regard.Sum(-1), regard.TopK(3)),
+    )
+    lse, maximum, entropy, mass, top = A.reduce(*asked, backend="triton")
     largest = A.reduce(regard.TopK(1), backend="triton")
     row = torch.arange(20) == 3
-    for answer in (lse, entropy, mass, largest.values[:, 0], top.values[:, 0]):
+    for answer in (lse, maximum, entropy, mass, largest.values[:, 0], top.values[:, 0]):
         assert torch.equal(answer.isnan(), row)
 
 

@@ -23,12 +23,15 @@ import triton
 import triton.language as tl
 
 from compiling import CONSUMERS_SHARED, MAX_SHARED, Report, only_compiled
+from regard.backends.triton.packed_mask import CELL, PackedMask
 
 LENGTH = 1000
 ROWS = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.TopK(1))
 SPANS = [(start, stop) for start, stop in pairwise(range(0, LENGTH, 60))]
 # Bytes that a thread may spill: a few registers, which compilers of one year to the next differ in.
 MAX_SPILLED = 32
+# Each row has best keys of its own, which no unit multiplies for several rows; two kernels add.
+WITHOUT_UNITS = ("top_kernel", "added_kernel", "joined_kernel")
 UNITS_TAKE = (torch.bfloat16, torch.float16)  # float32 they would round to tf32
 
 
@@ -42,6 +45,7 @@ class Case:
         dtype, head_dim: of query and key.
         group: how many query heads share a key head.
         options: of ``attend``, made on a device.
+        graded: whether the backward pass is compiled, too.
     """
 
     asked: tuple[regard.Reduction, ...]
@@ -50,6 +54,7 @@ class Case:
     head_dim: int = 128
     group: int = 8
     options: Callable[[str], dict[str, Any]] = field(default=lambda _: {"mask": regard.Causal()})
+    graded: bool = False
 
 
 def _all_masks(device: str) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def _at_once(device: str) -> dict[str, Any]:
 def _transposed(width: int, dtype: torch.dtype) -> Case:
     """A transposed product with an operand as wide as the query."""
     operand = torch.empty(2, 16, LENGTH, width, dtype=dtype, device="meta")
-    asked, kernels = (TransposedOutput(operand),), ("rows_kernel", "columns_kernel")
+    asked, kernels = (TransposedOutput(operand),), ("rows_kernel", "products_kernel")
     return Case(asked, kernels, dtype=dtype, head_dim=width)
 
 
@@ -93,9 +98,11 @@ EVERY = (
     (*ROWS, TOP, COLUMNS, POOL),
     ("rows_kernel", "top_kernel", "columns_kernel", "pooled_kernel"),
 )
+# Cells of 15 keys: a tile meets more than two.
+GRADIENTS = (*EVERY[1], "row_products_kernel", "query_gradient_kernel", "key_gradient_kernel")
 CASES = {
     "logsumexp": Case((regard.LogSumExp(),), ("rows_kernel",)),
-    "rows": Case(ROWS, ("rows_kernel",), options=lambda _: {}),
+    "rows": Case(ROWS, ("rows_kernel", "top_kernel"), options=lambda _: {}),
     "segments": Case((regard.Segments(SPANS),), ("rows_kernel", "pooled_kernel")),
     "transposed": _transposed(128, torch.bfloat16),
     "transposed-d256": _transposed(256, torch.float16),
@@ -117,6 +124,31 @@ CASES = {
     "all-by-position-float32": Case(*EVERY, dtype=torch.float32, options=_by_position),
     "all-at-once": Case(*EVERY, options=_at_once),
     "all-at-once-d256": Case(*EVERY, head_dim=256, dtype=torch.float16, options=_at_once),
+    "gradient-of-entropy": Case((regard.Entropy(),), ("rows_kernel", *GRADIENTS[-2:]), graded=True),
+    "gradient-of-columns": Case(
+        (COLUMNS,), ("rows_kernel", "columns_kernel", *GRADIENTS[-3:]), graded=True
+    ),
+    "gradient-of-cells": Case(
+        (regard.Pool(2, 2),),
+        ("rows_kernel", "columns_kernel", "added_kernel", "joined_kernel", *GRADIENTS[-3:]),
+        graded=True,
+    ),
+    "gradients": Case(EVERY[0], GRADIENTS, graded=True),
+    "gradients-d64": Case(EVERY[0], GRADIENTS, head_dim=64, group=1, graded=True),
+    "gradients-d256": Case(EVERY[0], GRADIENTS, head_dim=256, dtype=torch.float16, graded=True),
+    "gradients-float32": Case(EVERY[0], GRADIENTS, dtype=torch.float32, graded=True),
+    "gradients-kept": Case(EVERY[0], GRADIENTS, options=_kept, graded=True),
+    "gradients-steps": Case(
+        EVERY[0],
+        GRADIENTS,
+        options=lambda device: {"softcap": 5.0, **_by_position(device)},
+        graded=True,
+    ),
+    "gradient-of-a-product": replace(
+        _transposed(128, torch.bfloat16),
+        kernels=("rows_kernel", "products_kernel", "row_products_kernel", *GRADIENTS[-2:]),
+        graded=True,
+    ),
     "all-at-once-float32": Case(*EVERY, dtype=torch.float32, options=_at_once),
     "top-64-at-once-float32-d256": Case(
         (regard.TopK(64),),
@@ -126,6 +158,14 @@ CASES = {
         options=_at_once,
     ),
 }
+
+
+def _packed_on_meta(_mask: Any, shape: torch.Size, _device: Any) -> PackedMask:
+    """Bits that nobody evaluated, since the meta device has no numbers."""
+    cells = (-(-shape[-2] // CELL), -(-shape[-1] // CELL))
+    slots = torch.empty(1, 1, *cells, dtype=torch.int32, device="meta")
+    words = torch.empty(9, CELL, CELL // 32, dtype=torch.int32, device="meta")
+    return PackedMask(slots, words, (shape[-2], shape[-1]))
 
 
 def compiled(name: str, architecture: int) -> tuple[Report, ...]:
@@ -138,13 +178,21 @@ def compiled(name: str, architecture: int) -> tuple[Report, ...]:
         capability = divmod(architecture, 10)
         patch.setattr("regard.backends.triton.triton_backend.unavailable_reason", lambda _: None)
         patch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        patch.setattr("regard.backends.triton.operands.pack", _packed_on_meta)
         query, key = (
-            torch.empty(2, num_heads, LENGTH, case.head_dim, dtype=case.dtype, device="meta")
+            torch.empty(
+                2, num_heads, LENGTH, case.head_dim, dtype=case.dtype, device="meta"
+            ).requires_grad_(case.graded)
             for num_heads in (16, 16 // case.group)
         )
         matrix = regard.attend(query, key, **case.options("meta"))
         with waiting.refused():
-            matrix.reduce(*case.asked, backend="triton")
+            answers = matrix.reduce(*case.asked, backend="triton")
+        if case.graded:
+            answers = answers if len(case.asked) > 1 else (answers,)
+            numbers = [x.values if isinstance(x, regard.Top) else x for x in answers]
+            loss = torch.stack([x.float().sum() for x in numbers]).sum()
+            torch.autograd.grad(loss, (query, key))
     return tuple(reports)
 
 
@@ -207,7 +255,7 @@ def test_spans_of_two_lengths_take_four_launches_and_one_that_adds(
 
 def faults(report: Report, name: str, architecture: int) -> list[str]:
     """What would make a kernel slow, or keep it from being launched."""
-    on_units = CASES[name].dtype in UNITS_TAKE
+    on_units = CASES[name].dtype in UNITS_TAKE and report.kernel not in WITHOUT_UNITS
     wgmma, mma = on_units and architecture >= 90, on_units and architecture < 90
     found = {
         f"{report.spilled} bytes of registers are spilled": report.spilled > MAX_SPILLED,

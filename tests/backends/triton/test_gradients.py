@@ -1,17 +1,23 @@
 """backend="triton": gradients of every answer equal those of the dense matrix in float64."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import regard
+from regard.backends import choose
+from regard.backends.sweep import Sweep
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
 
+from regard.backends.triton import naive, operands, packed_mask
 from regard.backends.triton import triton_backend as backend
+from regard.backends.triton.launch import Launch
 from regard.backends.triton.packed_mask import pack
 from regard.reductions.products import TransposedOutput
 
@@ -24,8 +30,8 @@ SPANS = [(0, 10), (5, 30), (31, 37)]
 # Of an operand for each query: what a loss is made of.
 LOSSES: dict[str, Asked] = {
     "logsumexp": lambda _: (regard.LogSumExp(),),
+    "largest-score": lambda _: (regard.MaxScore(),),
     "entropy": lambda _: (regard.Entropy(),),
-    "row-sums": lambda _: (regard.Sum(-1),),
     "column-sums": lambda _: (regard.Sum(-2),),
     "pool": lambda _: (regard.Pool(2, 3),),
     "cells-of-one": lambda _: (regard.Pool(Q_LEN, KV_LEN),),
@@ -37,6 +43,7 @@ LOSSES: dict[str, Asked] = {
     "two-products": lambda x: (TransposedOutput(x), TransposedOutput(x * 2)),
     "all": lambda x: (
         regard.LogSumExp(),
+        regard.MaxScore(),
         regard.Entropy(),
         regard.Sum(-1),
         regard.Sum(-2),
@@ -48,15 +55,22 @@ LOSSES: dict[str, Asked] = {
 MASKS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "causal": regard.Causal,
-    "mask-mod": lambda: lambda b, h, q_idx, kv_idx: (q_idx * 7 + kv_idx * 3 + h) % 5 < 3,
+    "mask-mod": lambda: lambda _, h, q_idx, kv_idx: (q_idx * 7 + kv_idx * 3 + h) % 5 < 3,
     "either": lambda: regard.SlidingWindow(5, 0) | regard.Padding([9, 0]),
     "not": lambda: ~regard.Causal(),
-    "documents-by-head": lambda: regard.Documents(
-        torch.stack([torch.arange(KV_LEN) // n for n in (7, 11, 20, 70)])
+    "lengths-by-head": lambda: regard.Padding(
+        torch.tensor([[1, 20, 70, 0], [3, 5, 30, 70]])[..., None, None]
+    ),
+    "documents-twice": lambda: (
+        regard.Documents([key // 30 for key in range(KV_LEN)])
+        & regard.Documents([key // 20 for key in range(KV_LEN)])
+    ),
+    "documents": lambda: regard.Documents(
+        torch.stack([torch.arange(KV_LEN) // n for n in (7, 70)])
     ),
 }
 STEPS: dict[str, Callable[[], dict[str, Any]]] = {
-    "plain": lambda: {},
+    "plain": dict,
     "softcap": lambda: {"softcap": 1.5, "scale": -2.0},
     "sinks": lambda: {"sink_bias": torch.tensor([0.3, -2.0, 1.0, 0.0])},
     "alibi": lambda: {"bias": regard.ALiBi(torch.tensor([0.5, 0.03, 0.1, 0.2]))},
@@ -97,7 +111,7 @@ def assert_exact(asked: Asked, mask: Any, steps: dict[str, Any], device: torch.d
     exact = gradients(asked, mask, steps, "dense", device)
     for one, other in zip(found, exact, strict=True):
         size = float(other.abs().max())
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=4e-6 * max(size, 1e-30))
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=8e-6 * max(size, 1e-30))
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -209,8 +223,6 @@ def test_a_mask_is_evaluated_once_for_a_matrix(
 
 
 def test_the_bits_of_a_matrix_are_freed_with_it(interpreted: None) -> None:
-    from regard.backends.triton import operands
-
     x = torch.randn(1, 2, 20, 8)
     A = regard.attend(x, x, mask=torch.rand(20, 20) < 0.5)
     A.reduce(regard.Entropy(), backend="triton")
@@ -240,8 +252,6 @@ def test_a_cell_without_bits_is_whole_or_hidden(mask: regard.Mask, kinds: str) -
 
 
 def test_bits_are_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.backends.triton import naive, packed_mask
-
     monkeypatch.setattr(packed_mask, "_NUMBERS_AT_ONCE", 64 * 200)  # strips of one row of cells
     drawn = torch.rand(2, 3, 150, 200) < 0.5
     for allowed in (drawn, drawn[:1], drawn[:, :1], drawn[0, 0], drawn[0, 0, :1]):
@@ -250,30 +260,36 @@ def test_bits_are_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(naive.unpacked(packed).expand(shape), allowed.expand(shape))
 
 
-def test_a_gradient_that_fills_the_memory_is_an_error_of_its_own(
-    interpreted: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_backward_pass_that_fills_the_memory_is_done_in_blocks(
+    name: str, interpreted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from regard.backends.triton.launch import Launch
-
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(Launch, "query_gradient", full)
-    query = torch.randn(5, 4, requires_grad=True)
-    entropy = regard.attend(query, query.detach()).reduce(regard.Entropy(), backend="triton")
     with pytest.raises(torch.OutOfMemoryError):
-        entropy.sum().backward()
+        gradients(LOSSES[name], regard.Causal(), {}, "triton", torch.device("cpu"))
+    exact = gradients(LOSSES[name], regard.Causal(), {}, "dense", torch.device("cpu"))
+    monkeypatch.setitem(choose.BACKENDS, "triton", backend.Triton(instead=Sweep()))
     backend.warn_once.cache_clear()
-    answered = backend.Triton(instead=backend_sweep())
-    A = regard.attend(query, query.detach())
-    (entropy,) = answered.reduce(A.source, A.mask, [regard.Entropy()])
     with pytest.warns(RuntimeWarning, match="the memory of the GPU is full"):
-        (found,) = torch.autograd.grad(entropy.sum(), query)
-    (exact,) = torch.autograd.grad(A.reduce(regard.Entropy(), backend="sweep").sum(), query)
-    torch.testing.assert_close(found, exact)
+        found = gradients(LOSSES[name], regard.Causal(), {}, "triton", torch.device("cpu"))
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
 
 
-def backend_sweep() -> Any:
-    from regard.backends.sweep import Sweep
+def test_a_checkpoint_frees_the_inputs_of_an_answer(interpreted: None) -> None:
+    query = torch.randn(1, 2, 20, 8, requires_grad=True)
+    alive: list[weakref.ref[Tensor]] = []
 
-    return Sweep()
+    def loss(query: Tensor) -> Tensor:
+        doubled = query * 2
+        alive.append(weakref.ref(doubled))
+        return regard.attend(doubled, doubled).reduce(regard.Entropy(), backend="triton").sum()
+
+    found = checkpoint(loss, query, use_reentrant=False)
+    assert alive[0]() is None
+    (gradient,) = torch.autograd.grad(found, query)
+    (exact,) = torch.autograd.grad(loss(query), query)
+    torch.testing.assert_close(gradient, exact)

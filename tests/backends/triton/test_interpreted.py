@@ -39,7 +39,7 @@ MASKS: dict[str, Callable[[], regard.Mask | None]] = {
     "scattered-documents": lambda: regard.Documents([(key * key) % 5 for key in range(KV_LEN)]),
     "keep": lambda: regard.Keep(_random(2, Q_LEN, KV_LEN) & (torch.arange(Q_LEN) > 2)[:, None]),
     "mask-mod": lambda: regard.MaskMod(
-        lambda b, h, q_idx, kv_idx: (q_idx * 7 + kv_idx * 3 + h) % 5 < 3
+        lambda _, h, q_idx, kv_idx: (q_idx * 7 + kv_idx * 3 + h) % 5 < 3
     ),
     "either": lambda: regard.SlidingWindow(5, 0) | regard.Padding([9]),
     "keep-and-window": lambda: regard.SlidingWindow(20, 0) & regard.Keep(_random(KV_LEN)),
@@ -120,13 +120,13 @@ KEY_SPANS = [(0, 37), (36, 37), (3, 20)]
 
 
 def _run_rows(x: Operands) -> dict[str, Tensor]:
-    found = Launch(x).rows(entropy=True, mass=True)._asdict()
+    found = Launch(x).rows(maximum=True, entropy=True, mass=True)._asdict()
     return {name: x for name, x in found.items() if isinstance(x, Tensor)}
 
 
 def _twin_rows(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
     found = naive.rows(x, dtype)._asdict()
-    return {name: found[name] for name in ("logsumexp", "entropy", "mass")}
+    return {name: found[name] for name in ("logsumexp", "maximum", "entropy", "mass")}
 
 
 def _norms(x: Operands) -> Norms:
@@ -212,7 +212,8 @@ def _run_row_products(x: Operands) -> dict[str, Tensor]:
     norms, of = _norms(x), derivative(x)
     sums, _ = Launch(x).row_products(norms, of, sums=True, products=False)
     _, product = Launch(x).row_products(norms, of, sums=False, products=True)
-    assert sums is not None and product is not None
+    assert sums is not None
+    assert product is not None
     return {"sums": sums, "product": product}
 
 
@@ -282,7 +283,7 @@ def assert_equal(kernel: Kernel, x: Operands) -> None:
             plain[name].cpu(),
             dtype=x.query.dtype if rounded else torch.float32,
             scores=size,
-            unit=1.0 if name in ("logsumexp", "entropy") else None,
+            unit=1.0 if name in ("logsumexp", "maximum", "entropy") else None,
             roundings=1 if rounded else oracle.SUM_ROUNDINGS,
         )
         oracle.assert_close(found.cpu(), exact[name].cpu(), budget)

@@ -62,7 +62,8 @@ def config(
         dtype: of query and key; float32 where the operand of "products" is.
         capability: of the GPU.
         k: of the top-k that the row statistics and the top-k kernel keep in registers.
-        crowded: True if a bias or a softcap needs more reads or registers per score.
+        crowded: True if a bias, a softcap or many terms of a gradient need more reads or registers
+            per score.
         packed: True if the mask has bits, whose tiles are read one stage later.
     """
     hopper = capability[0] in (9, 10)  # 12, the consumers', has less than half the shared memory
@@ -78,15 +79,15 @@ def config(
         if crowded:
             return Config(32, 32, 8, 1)
         return Config(32, 32, 4, 1) if wide else Config(64, 32, 4, 2)
-    if crowded:
+    if crowded or (packed and kernel == "pooled"):
         # Hopper's matrix units take 64 rows of the first operand.
         return Config(64, 32, 8, 2)
-    if kernel in ("columns", "row_products"):
-        if wide or not hopper:
-            return Config(64, 64, 4, 2)
-        return Config(64, 128 if kernel == "columns" else 64, 4, 3)
+    if kernel == "row_products":
+        return Config(64, 32, 4, 2) if wide else Config(64, 64, 4, 3 if hopper else 2)
+    if kernel == "columns":
+        return Config(64, 64, 4, 2) if wide or not hopper else Config(64, 128, 4, 3)
     if k > 16:
-        return Config(64, 64, 4 if hopper else 8, 2)
+        return Config(64, 64, 4, 2) if hopper else Config(32, 64, 8, 2)
     if wide or not hopper:
         return Config(128, 64, 8, 2)
     if kernel == "pooled":
@@ -117,11 +118,13 @@ def _of_gradient(
     """Return the config of a kernel that keeps a tile of gradients, as wide as head_dim."""
     by_rows = kernel == "query_gradient"
     if dtype == torch.float32:
-        return Config(16, 16, 4, 1) if wide else Config(32, 32, 8, 1)
+        if wide or crowded:
+            return Config(16, 32, 8, 1) if by_rows else Config(32, 16, 8, 1)
+        return Config(32, 32, 8, 1)
     if wide:
         return Config(64, 32, 8, 1) if by_rows else Config(32, 64, 8, 1)
     if crowded or not hopper:
-        return Config(64, 32, 4, 2) if by_rows else Config(32, 64, 4, 2)
+        return Config(64, 32, 8, 2) if by_rows else Config(32, 64, 8, 2)
     return Config(64, 64, 4, 2) if by_rows else Config(128, 64, 4, 2)
 
 

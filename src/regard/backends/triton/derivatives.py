@@ -72,9 +72,9 @@ class Derivatives:
         # (spans, pieces): the pieces that a span covers
         covers = (across[:, :1] <= pieces[:, 0]) & (pieces[:, 1] <= across[:, 1:])
         # In float64: a piece may lie in many spans.
-        of_pieces = numbers.double() @ covers.to(numbers.device).double()
+        of_pieces = numbers.double() @ covers.to(numbers.device, torch.float64, non_blocking=True)
         places = _places(down, q_len), _places(pieces, kv_len)
-        rows, columns = (each.to(numbers.device) for each in places)
+        rows, columns = (each.to(numbers.device, non_blocking=True) for each in places)
         self._grids.append(
             CellNumbers(of_pieces.float().contiguous(), (down, pieces), (rows, columns))
         )

@@ -20,7 +20,6 @@ from regard.backends.triton import top_k_kernels as top
 from regard.backends.triton.configs import INTERPRETED, Config, Kernel, config
 from regard.backends.triton.gradient_kernels import Grid, Sparse, Terms
 from regard.backends.triton.operands import Derivative, Operands, Plane
-from regard.backends.triton.packed_mask import CELL
 
 __all__ = [
     "STRIPS",
@@ -48,6 +47,7 @@ class RowStatistics(NamedTuple):
     Attributes:
         logsumexp: in nats, float32.
         norms: the row maximum and log of the sum, which the other passes need.
+        maximum: the largest score, float32.
         entropy: in nats, float32.
         mass: the sum of the weights, float32.
         tiles: int32, (batch, num_heads, q_len, slots): the tiles with the largest scores, an input
@@ -58,6 +58,7 @@ class RowStatistics(NamedTuple):
 
     logsumexp: Tensor
     norms: tile.Norms
+    maximum: Tensor | None
     entropy: Tensor | None
     mass: Tensor | None
     tiles: Tensor | None
@@ -91,10 +92,13 @@ class Launch:
 
     given: Operands
 
-    def rows(self, *, entropy: bool = False, mass: bool = False, k: int = 0) -> RowStatistics:
+    def rows(
+        self, *, maximum: bool = False, entropy: bool = False, mass: bool = False, k: int = 0
+    ) -> RowStatistics:
         """Compute the logsumexp of each row, and the statistics requested.
 
         Args:
+            maximum: also compute the largest score of each row.
             entropy: also compute the entropy of each row.
             mass: also compute the sum of the weights of each row.
             k: if not 0, also list the tiles that a following ``top`` with this k needs.
@@ -106,6 +110,7 @@ class Launch:
         found = RowStatistics(
             self._empty(size),
             tile.Norms(self._empty(size), self._empty(size)),
+            self._empty(size) if maximum else None,
             self._empty(size) if entropy else None,
             self._empty(size) if mass else None,
             self._empty((*size, slots), torch.int32) if k else None,
@@ -150,7 +155,9 @@ class Launch:
         stops = parts[:, 1].contiguous()
         at = torch.searchsorted(stops, torch.arange(self.given.shape[-2], device="cpu"), right=True)
         device = self.given.query.device
-        of_rows = columns.Parts(at.int().to(device), stops.int().to(device))
+        of_rows = columns.Parts(
+            at.int().to(device, non_blocking=True), stops.int().to(device, non_blocking=True)
+        )
         splits = bool((stops[:-1] % self._config("columns").block_m).any())
         return self._columns(norms, of_rows, len(parts), strip, TILES=1, SPLITS=splits)
 
@@ -227,7 +234,7 @@ class Launch:
         """
         *leading, parts, width = strips.shape
         found = self._empty((*leading, parts, len(of_columns)))
-        begins, ends = of_columns.int().T.contiguous().to(strips.device)
+        begins, ends = of_columns.int().T.contiguous().to(strips.device, non_blocking=True)
         with torch.cuda.device_of(strips):
             cast(Any, pooled.added_kernel)[(found.numel(),)](
                 strips, begins, ends, found, len(of_columns), width, BLOCK=128
@@ -261,7 +268,7 @@ class Launch:
         width = 1 if right is None else right.shape[-1]
         total = self._empty(size) if sums else None
         product = self._empty((*size, width)) if products else None
-        chosen = self._config("row_products" if right is None else "products", operand=right)
+        chosen = self._config("row_products", operand=right)
         programs = _ceil(size[-1], chosen.block_m) * size[0] * size[1]
         extra = (self._visits(chosen), norms, _terms(derivative), total, product)
         sizes = {"WIDTH": width, "MET": _cells_met(derivative, 1, chosen.block_n)}
@@ -271,7 +278,9 @@ class Launch:
     def query_gradient(self, norms: tile.Norms, derivative: Derivative) -> Tensor:
         """Return the gradient of the query of the operands, float32."""
         found = self._empty(self.given.query.shape)
-        chosen = self._config("query_gradient", operand=derivative.left)
+        chosen = self._config(
+            "query_gradient", operand=derivative.left, crowded=_crowds(derivative)
+        )
         sparse = Sparse(None, None, None, None)
         if derivative.keys is not None and derivative.numbers is not None:
             keys = derivative.keys.clamp(min=0).int().contiguous()
@@ -285,7 +294,8 @@ class Launch:
     def key_gradient(self, norms: tile.Norms, derivative: Derivative) -> Tensor:
         """Return the gradient of the key of the operands, float32."""
         found = self._empty(self.given.key.shape)
-        chosen = self._config("key_gradient", operand=derivative.left)
+        crowded = _crowds(derivative)
+        chosen = self._config("key_gradient", operand=derivative.left, crowded=crowded)
         sparse = self._sorted(derivative, chosen.block_n)
         extra = (self._visits(chosen, by_keys=True), norms, _terms(derivative), sparse, found)
         programs = _ceil(found.shape[-2], chosen.block_n) * found.shape[:2].numel()
@@ -339,8 +349,11 @@ class Launch:
         _, num_heads, q_len, kv_len = given.shape
         usual = given.bias is None and given.softcap is None
         to_bits = (given.scale if usual else 1.0) * log2(e)
-        slots = None if limits.packed is None else limits.packed.slots
-        words = None if limits.packed is None else limits.packed.words
+        packed = limits.packed
+        cells = tile.Cells(None, None, 0, 0, 0)
+        if packed is not None:
+            strides = _broadcast_strides(packed.slots)
+            cells = tile.Cells(packed.slots, packed.words, *strides, packed.slots.shape[-1])
         return (
             _tokens(given.query),
             _tokens(given.key),
@@ -357,16 +370,18 @@ class Launch:
                 *_strides(limits.first),
                 limits.shift,
             ),
-            tile.Cells(slots, words, *_broadcast_strides(slots), _ceil(kv_len, CELL)),
+            cells,
         )
 
-    def _config(self, kernel: Kernel, k: int = 0, operand: Tensor | None = None) -> Config:
+    def _config(
+        self, kernel: Kernel, k: int = 0, operand: Tensor | None = None, *, crowded: bool = False
+    ) -> Config:
         if interpreted():
             return INTERPRETED
         query = self.given.query
         capability = torch.cuda.get_device_capability(query.device)
         more = (self.given.bias, self.given.softcap)
-        crowded = any(each is not None for each in more)
+        crowded |= any(each is not None for each in more)
         widest, dtype = query.shape[-1], query.dtype
         if operand is not None:
             widest = max(widest, operand.shape[-1])
@@ -446,6 +461,12 @@ def _terms(derivative: Derivative) -> Terms:
         none if left is None else _tokens(left),
         none if right is None else _tokens(right),
     )
+
+
+def _crowds(derivative: Derivative) -> bool:
+    """Return True if the terms of a derivative take many registers: a product, or several cells."""
+    several = any(_cells_met(derivative, axis, 128) != 1 for axis in (0, 1))
+    return several or derivative.left is not None
 
 
 def _cells_met(derivative: Derivative, axis: int, block: int) -> int:

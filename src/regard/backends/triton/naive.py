@@ -36,6 +36,7 @@ class Rows(NamedTuple):
     """Statistics of each row, each (batch, num_heads, q_len)."""
 
     logsumexp: Tensor
+    maximum: Tensor
     entropy: Tensor
     mass: Tensor
     value: Tensor
@@ -177,7 +178,12 @@ def rows(given: Operands, dtype: torch.dtype = torch.float64) -> Rows:
     empty = (found == -torch.inf).all(-1)
     index = torch.where(empty, -1, first)
     return Rows(
-        _logsumexp(given, found), torch.special.entr(of_all).sum(-1), of_all.sum(-1), value, index
+        _logsumexp(given, found),
+        found.amax(-1),
+        torch.special.entr(of_all).sum(-1),
+        of_all.sum(-1),
+        value,
+        index,
     )
 
 

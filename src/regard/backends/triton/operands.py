@@ -1,6 +1,6 @@
 """Operands of the kernels, from the scores and the mask of a matrix, and what is refused."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -197,8 +197,16 @@ def _packed_mask(source: QueryKeyScores, mask: Mask) -> PackedMask:
     return _PACKED[source][1]
 
 
-def operands(source: QueryKeyScores, mask: Mask | None) -> Operands:
-    """Return the operands for scores that ``refused`` accepts, and a mask."""
+def operands(
+    source: QueryKeyScores, mask: Mask | None, kept: Mapping[str, Tensor] | None = None
+) -> Operands:
+    """Return the operands for scores that ``refused`` accepts, and a mask.
+
+    Args:
+        source: the scores.
+        mask: the mask, bound to them.
+        kept: may have the ``slots`` and ``words`` of the mask, which are not evaluated again then.
+    """
     query, key, scale = _four(source.query), _four(source.key), source.scale
     if (factor := query_factor(source)) != 1:
         query, scale = query * factor, scale / factor if abs(factor) == 1 else 1.0
@@ -211,7 +219,7 @@ def operands(source: QueryKeyScores, mask: Mask | None) -> Operands:
         source.softcap,
         _bias(source, shape),
         None if sink is None else _four(sink)[..., 0, 0].float().expand(shape[:2]).contiguous(),
-        _limits(source, mask, shape),
+        _limits(source, mask, shape, kept or {}),
     )
 
 
@@ -247,8 +255,13 @@ def _reached(limit: int, shape: torch.Size) -> int:
     return min(max(limit, -shape[-2]), shape[-1])
 
 
-def _limits(source: QueryKeyScores, mask: Mask | None, shape: torch.Size) -> Limits:
+def _limits(
+    source: QueryKeyScores, mask: Mask | None, shape: torch.Size, kept: Mapping[str, Tensor]
+) -> Limits:
     if mask is not None and not _has_limits(mask, shape[-2], source.group):
+        if "slots" in kept:
+            packed = PackedMask(kept["slots"], kept["words"], (shape[-2], shape[-1]))
+            return Limits(packed=packed)
         return Limits(packed=_packed_mask(source, mask))
     lows: list[int] = []
     highs: list[int] = []

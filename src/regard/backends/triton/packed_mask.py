@@ -118,7 +118,7 @@ def _of_tiles(flags: Tensor, axis: int, tiles: Tensor) -> Tensor:
     """
     first, last = tiles[0] // CELL, (tiles[1] - 1) // CELL
     cells = first + torch.arange(int((last - first).max()) + 1, device="cpu")[:, None]
-    index = torch.minimum(cells, last).to(flags.device)  # (cells of a tile, tiles)
+    index = torch.minimum(cells, last).to(flags.device, non_blocking=True)  # (cells, tiles)
     taken = flags.index_select(axis, index.flatten())
     return _unflattened(taken, axis, index.shape).transpose(axis, axis - 1)
 

@@ -52,6 +52,7 @@ class RowAnswers(NamedTuple):
     Attributes:
         lse: natural logsumexp, float32, (batch, num_heads, q_len).
         norms: the row maximum and the log of the sum, of the same shape.
+        maximum: the largest score, of the same shape.
         entropy: in nats, of the same shape.
         mass: the sum of the weights.
         tiles: int32, the tiles of BLOCK_N keys with the k largest maxima, (batch, num_heads, q_len,
@@ -63,6 +64,7 @@ class RowAnswers(NamedTuple):
 
     lse: Any
     norms: Norms
+    maximum: Any
     entropy: Any
     mass: Any
     tiles: Any
@@ -198,6 +200,10 @@ def rows_kernel(
     tl.store(answers.lse + at, tl.where(empty, float("-inf"), lse), mask=here)
     tl.store(answers.norms.top + at, top, mask=here)
     tl.store(answers.norms.above + at, above, mask=here)
+    if answers.maximum is not None:
+        largest = tl.where(empty, float("-inf"), top * (steps.to_bits * LN2))
+        largest = tl.where(total == total, largest, float("nan"))
+        tl.store(answers.maximum + at, largest, mask=here)
     if answers.entropy is not None:
         entropy = (above * share - expected * tl.exp2(-above)) * LN2
         entropy = tl.where(empty | (entropy < 0), 0.0, entropy)  # below 0 by rounding only

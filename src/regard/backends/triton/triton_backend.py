@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 import torch
 from torch import Tensor
 
-from regard.backends.autograd_limits import first_only, only_backward
 from regard.backends.backend import Backend, Unavailable
+from regard.backends.recomputed import recomputed
 from regard.backends.sdpa import Sdpa
+from regard.backends.sweep import PlainBlocks, SweepTask, fill_buffers
 from regard.backends.triton.operands import operands, query_factor, refused
 from regard.errors import check_operand, dtype_text
 from regard.masks import Mask
 from regard.reductions.products import Output, TransposedOutput
 from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import Entropy, LogSumExp
+from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore
 from regard.reductions.sums import Pool, Segments, Sum
 from regard.reductions.top_k import TopK
 from regard.scores.autocast import without_autocast
@@ -39,7 +40,7 @@ LEAST_CAPABILITY = (8, 0)
 MOST_STRIPS = 2**26  # numbers between two passes: 256 MiB
 MOST_GROUPS = 16  # of keys in a tile, whose maxima a top-k keeps
 LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: it makes the most pieces
-ANSWERED = (LogSumExp, Entropy, Sum, TopK, Pool, Segments, TransposedOutput)
+ANSWERED = (LogSumExp, MaxScore, Entropy, Sum, TopK, Pool, Segments, TransposedOutput)
 # What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
 MACHINES = ("C compiler", "active drivers", "libcuda", "cache dir")
 _FUSED = Sdpa()
@@ -91,13 +92,12 @@ class Triton(Backend):
     def reduce(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[Any, ...]:
-        if self.instead is None:
-            return _answer_all(cast(QueryKeyScores, source), mask, reductions)
+        blocks = self.instead is not None
         try:
-            return _answer_all(cast(QueryKeyScores, source), mask, reductions)
+            return _answer_all(cast(QueryKeyScores, source), mask, reductions, blocks=blocks)
         except Exception as error:
-            reason = _machine_refusal(error)
-            if reason is None:
+            reason = None if self.instead is None else _machine_refusal(error)
+            if self.instead is None or reason is None:
                 raise
             warn_once(reason)
         return self.instead.reduce(source, mask, reductions)
@@ -188,19 +188,26 @@ def _buffers(reduction: Reduction, source: Scores) -> tuple[Tensor, ...]:
 
 
 def _answer_all(
-    source: QueryKeyScores, mask: Mask | None, reductions: Sequence[Reduction]
+    source: QueryKeyScores, mask: Mask | None, reductions: Sequence[Reduction], *, blocks: bool
 ) -> tuple[Any, ...]:
+    """Return the answers.
+
+    Args:
+        source: the scores.
+        mask: the mask, bound to them.
+        reductions: those that ``Triton.refusal`` accepts.
+        blocks: whether a backward pass that the GPU cannot run is done in blocks, with a warning.
+    """
     if torch.compiler.is_compiling():
         # In a graph tensors have no memory for a kernel. The decorator imports Dynamo, so it is
         # applied late.
         outside: Any = torch.compiler.disable(_answer_all, reason=_NO_GRAPH)
-        return outside(source, mask, reductions)
+        return outside(source, mask, reductions, blocks=blocks)
     for reduction in reductions:
         if not isinstance(reduction, Output):
             _buffers(reduction, source)
     kernels = tuple(r for r in reductions if not isinstance(r, Output))
-    request = _Request(source, mask, kernels)
-    raw = iter(cast(tuple[Tensor, ...], _Answers.apply(request, *request.tensors)))
+    raw = iter(_raw_answers(source, mask, kernels, blocks=blocks))
     answers: list[Any] = []
     for reduction in reductions:
         if isinstance(reduction, Output):
@@ -211,41 +218,61 @@ def _answer_all(
     return tuple(answers)
 
 
-class _Answers(torch.autograd.Function):
-    """The answers of kernels, with a gradient by kernels."""
+_Plan = tuple[QueryKeyScores, Mask | None, tuple[Reduction, ...]]
 
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        request: "_Request", *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        if any(tensor is not own for tensor, own in zip(tensors, request.tensors, strict=True)):
-            only_backward()  # torch.func unwraps the tensors, so they are other objects
-        with without_autocast(request.source.device):
-            return request.forward()
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        request, *tensors = inputs
-        ctx.request = request
-        ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(*(each for each in output if not each.is_floating_point()))
-        ctx.set_materialize_grads(False)
+def _raw_answers(
+    source: QueryKeyScores, mask: Mask | None, reductions: tuple[Reduction, ...], *, blocks: bool
+) -> tuple[Tensor, ...]:
+    """Return what ``finish`` of each reduction takes, with gradients."""
+    tensors = _tensors(source, reductions)
+    graded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    request = _Request(source, mask, reductions, graded, {})
+    names: list[str] = []
+    saved: list[Tensor] = []
 
-    vmap: Any = staticmethod(only_backward)
-    jvp: Any = staticmethod(only_backward)
+    def run() -> tuple[Tensor, ...]:
+        with without_autocast(source.device):
+            raw = request.forward()
+        kept = request.numbers
+        names.extend(kept)
+        saved.extend(kept.values())
+        return raw
 
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        tensors: tuple[Tensor, ...] = ctx.saved_tensors  # detects changes in place
-        request: _Request = ctx.request
-        with torch.no_grad(), without_autocast(request.source.device):
-            totals = request.backward(grad_outputs)
-        return None, *(
-            first_only(totals[id(tensor)].to(tensor.dtype), tensors) if needed else None
-            for tensor, needed in zip(tensors, ctx.needs_input_grad[1:], strict=True)
-        )
+    def pull_back(
+        plan: _Plan, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        again = _Request(*plan, True, dict(zip(names, saved, strict=True)))
+        try:
+            with without_autocast(again.source.device):
+                return again.backward(gradients)
+        except Exception as error:
+            reason = _machine_refusal(error) if blocks else None
+            if reason is None:
+                raise
+            warn_once(reason)
+        return _gradients_of_blocks(plan, gradients)
+
+    return recomputed(run, pull_back, (source, mask, reductions), tensors, saved)
+
+
+def _tensors(source: QueryKeyScores, reductions: Sequence[Reduction]) -> tuple[Tensor, ...]:
+    """Return all tensors that gradients flow to, each once."""
+    extra = [tensor for reduction in reductions for tensor in reduction.tensors]
+    return tuple({id(each): each for each in (*source.tensors, *extra)}.values())
+
+
+def _gradients_of_blocks(plan: _Plan, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return what the sweep gives, where a GPU cannot run the kernels of a backward pass."""
+    source, _, reductions = plan
+    tensors = _tensors(source, reductions)
+    leaves = [tensor for tensor in tensors if tensor.requires_grad]
+    with torch.enable_grad():
+        buffers = [x for sums in fill_buffers(SweepTask(*plan, PlainBlocks())) for x in sums]
+    pairs = [(x, g.to(x.dtype)) for x, g in zip(buffers, gradients, strict=True) if g is not None]
+    sums, arriving = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(sums, leaves, arriving, allow_unused=True))
+    return [next(found) if tensor.requires_grad else None for tensor in tensors]
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,22 +282,46 @@ class _Request:
     source: QueryKeyScores
     mask: Mask | None
     reductions: tuple[Reduction, ...]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors that gradients flow to, each once."""
-        extra = [tensor for reduction in self.reductions for tensor in reduction.tensors]
-        return tuple({id(each): each for each in (*self.source.tensors, *extra)}.values())
+    graded: bool
+    kept: dict[str, Tensor]  # numbers of the forward pass, in the backward pass
 
     @cached_property
     def launch(self) -> "Launch":
         from regard.backends.triton.launch import Launch  # imports triton
 
-        return Launch(operands(self.source, self.mask))
+        return Launch(operands(self.source, self.mask, self.kept))
+
+    @property
+    def numbers(self) -> dict[str, Tensor]:
+        """The numbers of the forward pass that the backward pass reads, by name."""
+        rows, packed = self.rows, self.launch.given.limits.packed
+        found: dict[str, Tensor | None] = {
+            "logsumexp": rows.logsumexp,
+            "top": rows.norms.top,
+            "above": rows.norms.above,
+            "maximum": rows.maximum,
+            "entropy": rows.entropy,
+            "mass": rows.mass,
+        }
+        if self.largest_k:
+            found["weights"], found["keys"] = self.largest
+        if packed is not None:
+            found["slots"], found["words"] = packed.slots, packed.words
+        # Answers are aliases of some of them, and must not lead back to the graph that keeps these.
+        return {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
 
     @cached_property
     def rows(self) -> "RowStatistics":
+        if self.kept:
+            from regard.backends.triton.launch import RowStatistics  # imports triton
+            from regard.backends.triton.tile import Norms
+
+            kept = self.kept
+            norms = Norms(kept["top"], kept["above"])
+            names = ("maximum", "entropy", "mass", "tiles", "maxima")
+            return RowStatistics(kept["logsumexp"], norms, *map(kept.get, names))
         return self.launch.rows(
+            maximum=MaxScore() in self.reductions,
             entropy=Entropy() in self.reductions,
             mass=Sum(-1) in self.reductions or self.source.sink_bias is not None,
             k=self.largest_k,
@@ -278,12 +329,18 @@ class _Request:
 
     @cached_property
     def largest_k(self) -> int:
-        """The largest k of the TopK reductions; 0 if there are none."""
-        return max((r.k for r in self.reductions if isinstance(r, TopK)), default=0)
+        """The largest k of the TopK reductions; 0 if there are none.
+
+        The gradient of the largest score goes to its key, which the forward pass finds.
+        """
+        least = int(self.graded and MaxScore() in self.reductions)
+        return max((r.k for r in self.reductions if isinstance(r, TopK)), default=least)
 
     @cached_property
     def largest(self) -> tuple[Tensor, Tensor]:
         """The largest weights and their keys, (batch, num_heads, q_len, largest_k)."""
+        if self.kept:
+            return self.kept["weights"], self.kept["keys"]
         return self.launch.top(self.rows, self.largest_k)
 
     @cached_property
@@ -326,6 +383,8 @@ class _Request:
         match reduction:
             case LogSumExp():
                 return (self.rows.logsumexp,)
+            case MaxScore():
+                return (self.rows.maximum,)
             case Entropy():
                 return (self.rows.entropy,)
             case Sum(dim=-1):
@@ -342,8 +401,8 @@ class _Request:
             case _:
                 raise AssertionError(f"{reduction} is refused")
 
-    def backward(self, arriving: Sequence[Tensor | None]) -> dict[int, Tensor]:
-        """Return the gradient of each tensor by its id, from those of the answers."""
+    def backward(self, arriving: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of ``tensors``, from those of the raw answers."""
         from regard.backends.triton.derivatives import Derivatives
 
         of_answers = iter(arriving)
@@ -360,6 +419,10 @@ class _Request:
             match reduction:
                 case LogSumExp():
                     derivatives.add_logsumexp(numbers)
+                case MaxScore():
+                    assert self.rows.maximum is not None
+                    keys = self.largest[1][..., :1]
+                    derivatives.add_scores(keys, self.rows.maximum[..., None], numbers[..., None])
                 case Entropy():
                     derivatives.add_entropy(numbers)
                 case Sum(dim=-1):
@@ -376,7 +439,8 @@ class _Request:
                     derivatives.add_grid(*_spans(reduction, self.source.shape), numbers)
                 case _:
                     raise AssertionError(f"{reduction} is refused")
-        return self._with_axes(derivatives)
+        found = self._with_axes(derivatives)
+        return [found.get(id(each)) for each in _tensors(self.source, self.reductions)]
 
     def _last_axes(self, numbers: Tensor) -> torch.Size:
         return numbers.shape[len(self.source.shape) - 2 :]
@@ -385,15 +449,17 @@ class _Request:
         """Return the gradients by id, in the shapes of the tensors."""
         source = self.source
         found: dict[int, Tensor] = {}
-        factor = query_factor(source)
-        found[id(source.query)] = (derivatives.query_gradient() * factor).view(source.query.shape)
-        key = derivatives.key_gradient().view(source.key.shape)
-        found[id(source.key)] = found.get(id(source.key), 0) + key  # one tensor may be both
-        if source.sink_bias is not None:
+        if source.query.requires_grad:
+            query = derivatives.query_gradient() * query_factor(source)
+            found[id(source.query)] = query.view(source.query.shape)
+        if source.key.requires_grad:
+            key = derivatives.key_gradient().view(source.key.shape)
+            found[id(source.key)] = found.get(id(source.key), 0) + key  # one tensor may be both
+        if source.sink_bias is not None and source.sink_bias.requires_grad:
             of_sink = derivatives.sink_gradient().reshape(*source.shape[:-2], 1, 1)
             found[id(source.sink_bias)] = of_sink.sum_to_size(source.sink_bias.shape)
         for name, gradient in derivatives.operand_gradients():
-            operand = next(t for t in self.tensors if id(t) == name)
+            operand = next(each for r in self.reductions for each in r.tensors if id(each) == name)
             gradient = gradient.reshape(*source.shape[:-1], gradient.shape[-1])
             gradient = gradient.squeeze(-1) if operand.ndim == 1 else gradient
             found[name] = found.get(name, 0) + _grouped(gradient, operand.shape)
