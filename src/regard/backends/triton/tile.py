@@ -314,7 +314,7 @@ def allowed_in_tile(
     """
     if cells.slots is not None:
         found = (q_idx < 0) & (kv_idx < 0)
-        for place in tl.static_range(BLOCK_N // 32):
+        for place in tl.static_range((BLOCK_N + 31) // 32):
             start = first + 32 * place
             here = (q_idx < shape.q_len) & (start < shape.kv_len)
             word = _bits(cells, batch, head, q_idx, start + 0 * q_idx, here)
