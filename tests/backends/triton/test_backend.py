@@ -22,7 +22,7 @@ pytest.importorskip("triton", reason="the kernels need triton: pip install 'rega
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from regard.backends.triton import naive
+import kernel_definitions as definitions
 from regard.backends.triton import triton_backend as backend
 from regard.backends.triton.launch import Launch
 from regard.backends.triton.operands import operands, refused
@@ -76,7 +76,7 @@ def doubled(case: Case) -> Inputs:
 @parametrised(TAKEN)
 def test_the_operands_of_the_kernels_mean_the_matrix(case: Case) -> None:
     A = case.matrix(*case.inputs.of_scores)
-    found = naive.weights(operands(A.source, A.mask))  # pyright: ignore[reportArgumentType]
+    found = definitions.weights(operands(A.source, A.mask))  # pyright: ignore[reportArgumentType]
     exact = case.dense(*doubled(case).of_scores).weights
     oracle.assert_close(found.reshape(exact.shape), exact, 1e-6)
 

@@ -15,7 +15,8 @@ from regard.backends.sweep import Sweep
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
 
-from regard.backends.triton import naive, operands, packed_mask
+import kernel_definitions as definitions
+from regard.backends.triton import operands, packed_mask
 from regard.backends.triton import triton_backend as backend
 from regard.backends.triton.configs import Config
 from regard.backends.triton.launch import Launch
@@ -284,7 +285,7 @@ def test_bits_are_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     for allowed in (drawn, drawn[:1], drawn[:, :1], drawn[0, 0], drawn[0, 0, :1]):
         shape, device = torch.Size((2, 3, 150, 200)), torch.device("cpu")
         packed = pack(regard.Keep(allowed).bind(shape, device), shape, device)
-        assert torch.equal(naive.unpacked(packed).expand(shape), allowed.expand(shape))
+        assert torch.equal(definitions.unpacked(packed).expand(shape), allowed.expand(shape))
 
 
 @pytest.mark.parametrize("name", LOSSES)

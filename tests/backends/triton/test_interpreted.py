@@ -17,7 +17,7 @@ import regard
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
 
-from regard.backends.triton import naive
+import kernel_definitions as definitions
 from regard.backends.triton.launch import NARROW, Launch, pieces_of
 from regard.backends.triton.operands import CellNumbers, Derivative, Operands, operands
 from regard.backends.triton.tile import Norms
@@ -125,7 +125,7 @@ def _run_rows(x: Operands) -> dict[str, Tensor]:
 
 
 def _twin_rows(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
-    found = naive.rows(x, dtype)._asdict()
+    found = definitions.rows(x, dtype)._asdict()
     return {name: found[name] for name in ("logsumexp", "maximum", "entropy", "mass")}
 
 
@@ -139,7 +139,7 @@ def _top(k: int) -> Kernel:
         return {"values": values, "indices": indices}
 
     def twin(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
-        values, indices = naive.top(x, k, dtype)
+        values, indices = definitions.top(x, k, dtype)
         return {"values": values, "indices": indices}
 
     return Kernel(run, twin)
@@ -155,7 +155,7 @@ def _cells(rows: int, columns: int) -> Kernel:
 def _spans(down: list[tuple[int, int]], across: list[tuple[int, int]]) -> Kernel:
     return Kernel(
         lambda x: {"mass": Launch(x).spans(_norms(x), torch.tensor(down), torch.tensor(across))},
-        lambda x, dtype: {"mass": naive.spans(x, down, across, dtype)},
+        lambda x, dtype: {"mass": definitions.spans(x, down, across, dtype)},
     )
 
 
@@ -205,7 +205,7 @@ def _run_gradients(x: Operands) -> dict[str, Tensor]:
 
 
 def _twin_gradients(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
-    return dict(zip(("query", "key"), naive.gradients(x, derivative(x), dtype), strict=True))
+    return dict(zip(("query", "key"), definitions.gradients(x, derivative(x), dtype), strict=True))
 
 
 def _run_row_products(x: Operands) -> dict[str, Tensor]:
@@ -218,18 +218,20 @@ def _run_row_products(x: Operands) -> dict[str, Tensor]:
 
 
 def _twin_row_products(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
-    return dict(zip(("sums", "product"), naive.row_products(x, derivative(x), dtype), strict=True))
+    return dict(
+        zip(("sums", "product"), definitions.row_products(x, derivative(x), dtype), strict=True)
+    )
 
 
 KERNELS = {
     "rows": Kernel(_run_rows, _twin_rows),
     "columns": Kernel(
         lambda x: {"sums": Launch(x).column_sums(_norms(x))},
-        lambda x, dtype: {"sums": naive.column_sums(x, dtype)},
+        lambda x, dtype: {"sums": definitions.column_sums(x, dtype)},
     ),
     "products": Kernel(
         lambda x: {"product": Launch(x).transposed_product(_norms(x), operand(x))},
-        lambda x, dtype: {"product": naive.transposed_product(x, operand(x), dtype)},
+        lambda x, dtype: {"product": definitions.transposed_product(x, operand(x), dtype)},
     ),
     "pooled": _cells(3, 5),
     "top": _top(5),
@@ -254,7 +256,7 @@ kernels = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 def assert_as_good(x: Operands, found: Tensor, exact: Tensor, near: float) -> None:
     """That each row names different keys, of scores as high, and of equal scores the same."""
     found, exact = (keys.reshape(*x.shape[:-1], -1) for keys in (found, exact))
-    of_all = naive.scores(x)
+    of_all = definitions.scores(x)
     of_found, of_exact = (
         of_all.gather(-1, keys.clamp(min=0)).masked_fill(keys < 0, -torch.inf)
         for keys in (found, exact)
@@ -268,7 +270,7 @@ def assert_as_good(x: Operands, found: Tensor, exact: Tensor, near: float) -> No
 def assert_equal(kernel: Kernel, x: Operands) -> None:
     """That a kernel is within the budget of its twin, and names keys of the same scores."""
     exact, plain = kernel.twin(x, torch.float64), kernel.twin(x, torch.float32)
-    size = float(oracle.finite(naive.scores(x)).abs().max())
+    size = float(oracle.finite(definitions.scores(x)).abs().max())
     for name, found in kernel.run(x).items():
         if not found.is_floating_point():
             # Scores may change places that float32 does not tell apart, whatever order it adds in.
@@ -324,7 +326,7 @@ def test_an_operand_is_of_any_dtype(
     product = Launch(x).transposed_product(_norms(x), wide)
     torch.testing.assert_close(
         product.double(),
-        naive.transposed_product(x, wide),
+        definitions.transposed_product(x, wide),
         rtol=0,
         # A weight is at most 1, and is rounded to the dtype of the operand.
         atol=Q_LEN * float(wide.abs().max()) * max(torch.finfo(of_operand).eps, 1e-6),

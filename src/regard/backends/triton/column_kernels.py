@@ -21,13 +21,12 @@ import triton
 import triton.language as tl
 
 from regard.backends.triton.tile import (
-    FAR,
-    allowed_in_tile,
-    document,
+    columns_seen,
+    documents_of,
     kv_end_of,
     norms_of,
-    queries_seen,
     scores,
+    seen_scores,
     tile_of,
     visit,
     visits_of,
@@ -94,15 +93,9 @@ def columns_kernel(
     kv_idx = kv_first + tl.arange(0, BLOCK_N)
     keys = tile_of(key, batch, head // GROUP, kv_first, shape.kv_len, HEAD_DIM, BLOCK_N)
     kv_end = kv_end_of(limits, batch, head, shape)
-    start, stop, every_start, every_stop = queries_seen(
-        kv_first, kv_first + BLOCK_N - 1, kv_end, shape, limits, cells
+    start, stop, every_start, every_stop, of_key = columns_seen(
+        kv_first, kv_idx, kv_end, batch, head, shape, limits, cells
     )
-    of_key = kv_idx
-    if limits.first is not None:
-        of_key, its_stop = document(limits, batch, head, kv_idx, kv_idx < kv_end)
-        earliest = tl.min(tl.where(of_key < 0, FAR, of_key), 0)
-        start = tl.maximum(start, earliest - limits.shift)
-        stop = tl.minimum(stop, tl.max(its_stop, 0) - limits.shift)
     held = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # each thread sums what it has of the columns
     at = (batch * shape.num_heads + head).to(tl.int64)
     row = at * shape.q_len
@@ -118,15 +111,11 @@ def columns_kernel(
         x = scores(
             q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
         )
-        if edge:
-            of_query = q_idx
-            if limits.first is not None:
-                of_query, _ = document(limits, batch, head, q_idx + limits.shift, here)
-            seen = allowed_in_tile(
-                q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
-                head, shape, limits, cells, kv_first, BLOCK_N,
-            )  # fmt: skip
-            x = tl.where(seen & here[:, None], x, float("-inf"))
+        of_query = documents_of(limits, batch, head, q_idx + limits.shift, here)
+        x = seen_scores(
+            x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :],
+            here[:, None], kv_end, batch, head, shape, limits, cells, kv_first, BLOCK_N,
+        )  # fmt: skip
         top, above = norms_of(norms, row + q_idx, here)
         weights = weights_of(x, top[:, None], above[:, None], steps)
         # In a row of NaN not even a score of -inf makes 0.
@@ -185,15 +174,9 @@ def products_kernel(
     kv_idx = kv_first + tl.arange(0, BLOCK_N)
     keys = tile_of(key, batch, head // GROUP, kv_first, shape.kv_len, HEAD_DIM, BLOCK_N)
     kv_end = kv_end_of(limits, batch, head, shape)
-    start, stop, every_start, every_stop = queries_seen(
-        kv_first, kv_first + BLOCK_N - 1, kv_end, shape, limits, cells
+    start, stop, every_start, every_stop, of_key = columns_seen(
+        kv_first, kv_idx, kv_end, batch, head, shape, limits, cells
     )
-    of_key = kv_idx
-    if limits.first is not None:
-        of_key, its_stop = document(limits, batch, head, kv_idx, kv_idx < kv_end)
-        earliest = tl.min(tl.where(of_key < 0, FAR, of_key), 0)
-        start = tl.maximum(start, earliest - limits.shift)
-        stop = tl.minimum(stop, tl.max(its_stop, 0) - limits.shift)
     WIDE: tl.constexpr = max(16, triton.next_power_of_2(WIDTH))
     product = tl.zeros((BLOCK_N, WIDE), tl.float32)
     row = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len
@@ -207,15 +190,11 @@ def products_kernel(
         x = scores(
             keys, q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape, steps, bias, UPCAST
         )
-        if edge:
-            of_query = q_idx
-            if limits.first is not None:
-                of_query, _ = document(limits, batch, head, q_idx + limits.shift, here)
-            seen = allowed_in_tile(
-                q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None], kv_end, batch,
-                head, shape, limits, cells, kv_first, BLOCK_N,
-            )  # fmt: skip
-            x = tl.where(seen & here[None, :], x, float("-inf"))
+        of_query = documents_of(limits, batch, head, q_idx + limits.shift, here)
+        x = seen_scores(
+            x, edge, q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None],
+            here[None, :], kv_end, batch, head, shape, limits, cells, kv_first, BLOCK_N,
+        )  # fmt: skip
         top, above = norms_of(norms, row + q_idx, here)
         weights = weights_of(x, top[None, :], above[None, :], steps)
         # In a row of NaN not even a score of -inf makes 0.

@@ -32,16 +32,15 @@ import triton
 import triton.language as tl
 
 from regard.backends.triton.tile import (
-    FAR,
     Tokens,
-    allowed_in_tile,
-    document,
-    keys_seen,
+    columns_seen,
+    documents_of,
     kv_end_of,
     norms_of,
-    queries_seen,
     rows_of,
+    rows_seen,
     scores,
+    seen_scores,
     tile_of,
     visit,
     visits_of,
@@ -209,13 +208,9 @@ def row_products_kernel(
     here = q_idx < shape.q_len
     q = tile_of(query, batch, head, tile * BLOCK_M, shape.q_len, HEAD_DIM, BLOCK_M)
     kv_end = kv_end_of(limits, batch, head, shape)
-    q_last = tl.minimum(tile * BLOCK_M + BLOCK_M, shape.q_len) - 1
-    start, stop, every_start, every_stop = keys_seen(tile * BLOCK_M, q_last, kv_end, limits, cells)
-    of_query = q_idx
-    if limits.first is not None:
-        of_query, its_stop = document(limits, batch, head, q_idx + limits.shift, here)
-        start = tl.maximum(start, tl.min(tl.where(of_query < 0, FAR, of_query), 0))
-        stop = tl.minimum(stop, tl.max(its_stop, 0))
+    start, stop, every_start, every_stop, of_query = rows_seen(
+        tile * BLOCK_M, q_idx, here, kv_end, batch, head, shape, limits, cells
+    )
     at = (batch * shape.num_heads + head).to(tl.int64)
     top, above = norms_of(norms, at * shape.q_len + q_idx, here)
     if terms.grid.numbers is not None:
@@ -234,15 +229,11 @@ def row_products_kernel(
         x = scores(
             q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
         )
-        if edge:
-            of_key = kv_idx
-            if limits.first is not None:
-                of_key, _ = document(limits, batch, head, kv_idx, kv_idx < kv_end)
-            seen = allowed_in_tile(
-                q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
-                head, shape, limits, cells, first, BLOCK_N,
-            )  # fmt: skip
-            x = tl.where(seen, x, float("-inf"))
+        of_key = documents_of(limits, batch, head, kv_idx, kv_idx < kv_end)
+        x = seen_scores(
+            x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :],
+            None, kv_end, batch, head, shape, limits, cells, first, BLOCK_N,
+        )  # fmt: skip
         weights, _ = _weights(x, top[:, None], above[:, None], steps, True)
         if sums is not None:
             by_weight = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -307,13 +298,9 @@ def query_gradient_kernel(
     here = q_idx < shape.q_len
     q = tile_of(query, batch, head, tile * BLOCK_M, shape.q_len, HEAD_DIM, BLOCK_M)
     kv_end = kv_end_of(limits, batch, head, shape)
-    q_last = tl.minimum(tile * BLOCK_M + BLOCK_M, shape.q_len) - 1
-    start, stop, every_start, every_stop = keys_seen(tile * BLOCK_M, q_last, kv_end, limits, cells)
-    of_query = q_idx
-    if limits.first is not None:
-        of_query, its_stop = document(limits, batch, head, q_idx + limits.shift, here)
-        start = tl.maximum(start, tl.min(tl.where(of_query < 0, FAR, of_query), 0))
-        stop = tl.minimum(stop, tl.max(its_stop, 0))
+    start, stop, every_start, every_stop, of_query = rows_seen(
+        tile * BLOCK_M, q_idx, here, kv_end, batch, head, shape, limits, cells
+    )
     at = (batch * shape.num_heads + head).to(tl.int64)
     row = at * shape.q_len + q_idx
     top, above = norms_of(norms, row, here)
@@ -338,15 +325,11 @@ def query_gradient_kernel(
         x = scores(
             q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
         )
-        if edge:
-            of_key = kv_idx
-            if limits.first is not None:
-                of_key, _ = document(limits, batch, head, kv_idx, kv_idx < kv_end)
-            seen = allowed_in_tile(
-                q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
-                head, shape, limits, cells, first, BLOCK_N,
-            )  # fmt: skip
-            x = tl.where(seen, x, float("-inf"))
+        of_key = documents_of(limits, batch, head, kv_idx, kv_idx < kv_end)
+        x = seen_scores(
+            x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :],
+            None, kv_end, batch, head, shape, limits, cells, first, BLOCK_N,
+        )  # fmt: skip
         weights, bits = _weights(x, top[:, None], above[:, None], steps, bias.pointer is not None)
         by_weight = offset[:, None] + tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         if terms.slope is not None:
@@ -422,15 +405,9 @@ def key_gradient_kernel(
     for member in range(GROUP):
         head = kv_head * GROUP + member
         kv_end = kv_end_of(limits, batch, head, shape)
-        start, stop, every_start, every_stop = queries_seen(
-            kv_first, kv_first + BLOCK_N - 1, kv_end, shape, limits, cells
+        start, stop, every_start, every_stop, of_key = columns_seen(
+            kv_first, kv_idx, kv_end, batch, head, shape, limits, cells
         )
-        of_key = kv_idx
-        if limits.first is not None:
-            of_key, its_stop = document(limits, batch, head, kv_idx, kv_idx < kv_end)
-            earliest = tl.min(tl.where(of_key < 0, FAR, of_key), 0)
-            start = tl.maximum(start, earliest - limits.shift)
-            stop = tl.minimum(stop, tl.max(its_stop, 0) - limits.shift)
         at = (batch * shape.num_heads + head).to(tl.int64)
         column = _numbers_of(terms.columns, at * shape.kv_len + kv_idx, there)
         if terms.grid.numbers is not None:
@@ -449,15 +426,11 @@ def key_gradient_kernel(
             x = scores(
                 keys, q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape, steps, bias, UPCAST
             )
-            if edge:
-                of_query = q_idx
-                if limits.first is not None:
-                    of_query, _ = document(limits, batch, head, q_idx + limits.shift, here)
-                seen = allowed_in_tile(
-                    q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None], kv_end,
-                    batch, head, shape, limits, cells, kv_first, BLOCK_N,
-                )  # fmt: skip
-                x = tl.where(seen & here[None, :], x, float("-inf"))
+            of_query = documents_of(limits, batch, head, q_idx + limits.shift, here)
+            x = seen_scores(
+                x, edge, q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None],
+                here[None, :], kv_end, batch, head, shape, limits, cells, kv_first, BLOCK_N,
+            )  # fmt: skip
             row = at * shape.q_len + q_idx
             top, above = norms_of(norms, row, here)
             weights, bits = _weights(

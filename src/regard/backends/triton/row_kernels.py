@@ -27,13 +27,14 @@ from regard.backends.triton.tile import (
     LN2,
     LOG2E,
     Norms,
-    allowed_in_tile,
     document,
+    documents_of,
     keys_seen,
     kv_end_of,
     packed_rows,
     rows_of,
     scores,
+    seen_scores,
     tokens_of,
     visit,
     visits_of,
@@ -135,15 +136,11 @@ def rows_kernel(
             q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head[:, None], shape, steps, bias,
             UPCAST,
         )  # fmt: skip
-        if edge:
-            of_key = kv_idx
-            if limits.first is not None:
-                of_key, _ = document(limits, batch, kv_head * GROUP, kv_idx, kv_idx < kv_end)
-            seen = allowed_in_tile(
-                q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
-                head[:, None], shape, limits, cells, first, BLOCK_N,
-            )  # fmt: skip
-            x = tl.where(seen, x, float("-inf"))
+        of_key = documents_of(limits, batch, kv_head * GROUP, kv_idx, kv_idx < kv_end)
+        x = seen_scores(
+            x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :],
+            None, kv_end, batch, head[:, None], shape, limits, cells, first, BLOCK_N,
+        )  # fmt: skip
         if answers.tiles is not None:
             maxima = tl.max(tl.reshape(x, (BLOCK_M, BLOCK_N // PART, GROUPED, EIGHTH)), 2)
             maxima = tl.reshape(maxima, (BLOCK_M, BLOCK_N // GROUPED))

@@ -39,15 +39,17 @@ __all__ = [
     "Tokens",
     "Visits",
     "allowed_at",
-    "allowed_in_tile",
+    "columns_seen",
     "document",
+    "documents_of",
     "keys_seen",
     "kv_end_of",
     "norms_of",
     "packed_rows",
-    "queries_seen",
     "rows_of",
+    "rows_seen",
     "scores",
+    "seen_scores",
     "stepped",
     "tile_of",
     "tokens_of",
@@ -267,7 +269,7 @@ def stepped(x, q_idx, kv_idx, batch, head, shape, steps, bias):
 
 
 @triton.jit
-def allowed(q_idx, kv_idx, of_query, of_key, kv_end, limits):
+def _allowed(q_idx, kv_idx, of_query, of_key, kv_end, limits):
     """Return True where limits let a query attend to a key; of_query and of_key are documents."""
     found = kv_idx < kv_end
     if limits.low is not None:
@@ -298,12 +300,12 @@ def allowed_at(q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limi
         word = _bits(cells, batch, head, q_idx, kv_idx, here)
         found = (word >> (kv_idx % 32)) & 1 != 0
     else:
-        found = allowed(q_idx, kv_idx, of_query, of_key, kv_end, limits)
+        found = _allowed(q_idx, kv_idx, of_query, of_key, kv_end, limits)
     return found
 
 
 @triton.jit
-def allowed_in_tile(
+def _allowed_in_tile(
     q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, cells, first,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -321,7 +323,7 @@ def allowed_in_tile(
             bit = (word >> (kv_idx % 32)) & 1 != 0
             found = found | (bit & (kv_idx // 32 == start // 32))
     else:
-        found = allowed(q_idx, kv_idx, of_query, of_key, kv_end, limits)
+        found = _allowed(q_idx, kv_idx, of_query, of_key, kv_end, limits)
     return found
 
 
@@ -332,6 +334,64 @@ def document(limits, batch, head, position, here):
     at = batch.to(tl.int64) * limits.document_batch + head.to(tl.int64) * limits.document_head
     first = tl.load(limits.first + at + position, mask=here, other=-1)
     return first, tl.load(limits.stop + at + position, mask=here, other=0)
+
+
+@triton.jit
+def seen_scores(
+    x, edge, q_idx, kv_idx, of_query, of_key, here, kv_end, batch, head, shape, limits, cells,
+    first, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Set the scores of a tile to -inf where the mask hides a key, or where ``here`` is False.
+
+    ``here`` is True where a query exists; None: no sum over the queries asks. q_idx, of_query, here
+    and head have an axis of length 1 for the keys, kv_idx and of_key one for the queries. ``first``
+    is the first key of the tile; without ``edge`` all keys are visible.
+    """
+    if edge:
+        seen = _allowed_in_tile(
+            q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, cells, first,
+            BLOCK_N,
+        )  # fmt: skip
+        if here is not None:
+            seen = seen & here
+        x = tl.where(seen, x, float("-inf"))
+    return x
+
+
+@triton.jit
+def rows_seen(q_first, q_idx, here, kv_end, batch, head, shape, limits, cells):
+    """Return the keys that any and those that all queries of a tile see; the queries' documents."""
+    q_last = tl.minimum(q_first + q_idx.shape[0], shape.q_len) - 1
+    start, stop, every_start, every_stop = keys_seen(q_first, q_last, kv_end, limits, cells)
+    of_query = q_idx
+    if limits.first is not None:
+        of_query, its_stop = document(limits, batch, head, q_idx + limits.shift, here)
+        start = tl.maximum(start, tl.min(tl.where(of_query < 0, FAR, of_query), 0))
+        stop = tl.minimum(stop, tl.max(its_stop, 0))
+    return start, stop, every_start, every_stop, of_query
+
+
+@triton.jit
+def columns_seen(kv_first, kv_idx, kv_end, batch, head, shape, limits, cells):
+    """Return the queries that see any and those that see all of a tile of keys; its documents."""
+    start, stop, every_start, every_stop = _queries_seen(
+        kv_first, kv_first + kv_idx.shape[0] - 1, kv_end, shape, limits, cells
+    )
+    of_key = kv_idx
+    if limits.first is not None:
+        of_key, its_stop = document(limits, batch, head, kv_idx, kv_idx < kv_end)
+        start = tl.maximum(start, tl.min(tl.where(of_key < 0, FAR, of_key), 0) - limits.shift)
+        stop = tl.minimum(stop, tl.max(its_stop, 0) - limits.shift)
+    return start, stop, every_start, every_stop, of_key
+
+
+@triton.jit
+def documents_of(limits, batch, head, position, here):
+    """Return the first key of the documents at positions; the positions where there are none."""
+    found = position
+    if limits.first is not None:
+        found, _ = document(limits, batch, head, position, here)
+    return found
 
 
 @triton.jit
@@ -364,7 +424,7 @@ def keys_seen(q_first, q_last, kv_end, limits, cells):
 
 
 @triton.jit
-def queries_seen(kv_first, kv_last, kv_end, shape, limits, cells):
+def _queries_seen(kv_first, kv_last, kv_end, shape, limits, cells):
     """Return the range of queries that see any, and that see all, of a range of keys."""
     some_start, some_stop = 0 * kv_first, shape.q_len + 0 * kv_first
     every_start, every_stop = some_start, some_stop
