@@ -6,7 +6,6 @@ do. Arguments are checked before any work.
 
 from regard.errors.argument_checks import (
     DENSE_LIMIT,
-    check_bases,
     check_count,
     check_index_bounds,
     check_memory,
@@ -52,7 +51,6 @@ __all__ = [
     "DENSE_LIMIT",
     "RegardError",
     "bytes_text",
-    "check_bases",
     "check_bias",
     "check_broadcast",
     "check_count",

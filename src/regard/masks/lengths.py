@@ -70,8 +70,6 @@ def per_sequence(
 class _Lengths(Mask):
     """A mask that needs a number of keys for each sequence."""
 
-    thread_safe = True
-
     lengths: Tensor
     _counted: ClassVar[str]
 
@@ -136,6 +134,8 @@ class Padding(_Lengths):
                 [0.5000, 0.5000, 0.0000]])
     """
 
+    thread_safe = True
+
     _counted = "the real keys of one sequence"
 
     def allows(self, points: Points) -> Tensor:
@@ -175,6 +175,8 @@ class PrefixLM(_Lengths):
         Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
         Transformer", section 3.2.1.
     """
+
+    thread_safe = True
 
     _counted = "the keys of one prefix"
 

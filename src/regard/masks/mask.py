@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 
 from regard.errors import (
     DENSE_LIMIT,
-    check_bases,
     check_count,
     check_memory,
     check_whole,
@@ -141,7 +140,8 @@ class Mask(ABC):
     change only local variables.
 
     Attributes:
-        thread_safe: True if the methods may run on several threads at once; False by default.
+        thread_safe: True if the methods may run on several threads at once; False by default. A
+            subclass does not inherit it.
         shape: the shape of the matrix, for the mask of a matrix (``A.mask``); otherwise None.
         device: the device of that matrix; otherwise None.
 
@@ -163,11 +163,6 @@ class Mask(ABC):
 
     shape: torch.Size | None = field(default=None, init=False, compare=False)
     device: torch.device | None = field(default=None, init=False, compare=False)
-
-    def __init_subclass__(cls) -> None:
-        """Refuse to subclass a final class."""
-        super().__init_subclass__()
-        check_bases(cls, "regard.Mask")
 
     @abstractmethod
     def bind(self, shape: torch.Size, device: torch.device) -> "Mask":
@@ -237,7 +232,8 @@ class Mask(ABC):
     def runs_on_threads(self) -> bool:
         """True if this mask and all masks that it combines are thread-safe."""
         masks = [value for value in self._fields().values() if isinstance(value, Mask)]
-        return self.thread_safe and all(mask.runs_on_threads for mask in masks)
+        safe = vars(type(self)).get("thread_safe", False)
+        return safe and all(mask.runs_on_threads for mask in masks)
 
     def of_matrix(self, shape: torch.Size, device: torch.device) -> Self:
         """Return the bound mask with the shape and the device of its matrix."""

@@ -16,8 +16,6 @@ __all__ = ["Drop", "Keep"]
 class _BoolTensor(Mask):
     """A mask that is a bool tensor, whose key bounds are unknown."""
 
-    thread_safe = True
-
     mask: Tensor
 
     def __post_init__(self) -> None:
@@ -55,6 +53,8 @@ class Keep(_BoolTensor):
         tensor([0.5000, 0.0000, 0.5000])
     """
 
+    thread_safe = True
+
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         return Keep(check_broadcast("mask", self.mask, shape, device))
 
@@ -78,6 +78,8 @@ class Drop(_BoolTensor):
         >>> regard.attend(x, x, mask=regard.Drop(torch.tensor([False, True, False])))[0]
         tensor([0.5000, 0.0000, 0.5000])
     """
+
+    thread_safe = True
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         return Keep(~self.mask).bind(shape, device)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.errors import check_bases
 from regard.scores.box import Box, Cut, Index
 from regard.scores.scratch import Scratch
 
@@ -61,11 +60,6 @@ def scratch_scores(scratch: Scratch | None, box: Box, scores: "Scores") -> Tenso
 
 class Scores(ABC):
     """The scores before mask and softmax, (..., num_heads, q_len, kv_len), block by block."""
-
-    def __init_subclass__(cls) -> None:
-        """Refuse to subclass a final class."""
-        super().__init_subclass__()
-        check_bases(cls, "Scores")
 
     @property
     @abstractmethod
