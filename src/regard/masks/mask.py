@@ -46,7 +46,6 @@ __all__ = [
     "PointMask",
     "Points",
     "as_mask",
-    "converter",
     "fits",
     "length",
     "no_mask",
@@ -455,24 +454,20 @@ def as_mask(mask: object) -> Mask:
             f"mask is the class {mask.__name__}; it must be an instance.\n"
             f"    Use {mask.__name__}(...)."
         )
-    for convert in _CONVERTERS:
-        if (converted := convert(cast(object, mask))) is not None:
-            return converted
+    # These imports are late because the modules import this one, and few calls need flex_attention.
+    if isinstance(mask, Tensor):
+        from regard.masks.tensors import Keep
+
+        return Keep(mask)
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from regard.masks.flex import BlockSparse, MaskMod
+
+    if isinstance(mask, BlockMask):
+        return BlockSparse.of(mask)
+    if callable(cast(object, mask)):
+        return MaskMod(cast(PointMask, mask))
     raise no_mask(cast(object, mask))
-
-
-_Converter = Callable[[object], Mask | None]
-_CONVERTERS: list[_Converter] = []
-
-
-def converter(function: _Converter) -> _Converter:
-    """Register a function with which ``as_mask`` converts one kind of value.
-
-    The function returns a mask, or None for any other value. Modules register their own functions
-    because this module cannot import them without a circular import.
-    """
-    _CONVERTERS.append(function)
-    return function
 
 
 def no_mask(mask: object) -> TypeError:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_broadcast, refuse_sharded, shape_text
-from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, converter, no_mask
+from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, no_mask
 
 __all__ = ["Drop", "Keep"]
 
@@ -86,8 +86,3 @@ class Drop(_BoolTensor):
 
     def allows(self, points: Points) -> Tensor:
         return ~points.read(self.mask)
-
-
-@converter
-def _of_tensor(mask: object) -> Mask | None:
-    return Keep(mask) if isinstance(mask, Tensor) else None
