@@ -18,7 +18,6 @@ __all__ = [
     "check_bias",
     "check_broadcast",
     "check_floating",
-    "check_nothing_added",
     "check_query_key",
     "check_scale",
     "check_scores",
@@ -351,19 +350,3 @@ def _sum_tolerance(weights: Tensor) -> float:
     accumulated = torch.finfo(torch.promote_types(weights.dtype, torch.float32)).eps
     of_weights = 1.5 * info.eps + keys * info.tiny * info.eps / 2
     return of_weights + keys**0.5 * accumulated + 1e-6
-
-
-def check_nothing_added(mask: object, bias: object) -> None:
-    """Raise an error if given weights come with a mask or a bias.
-
-    Weights are the result of a softmax, and a mask or a bias goes into one.
-
-    Raises:
-        TypeError: there is a mask or a bias.
-    """
-    if mask is not None or bias is not None:
-        name, remedy = ("bias", " + bias)") if mask is None else ("mask", ", mask=mask)")
-        raise TypeError(
-            f"from_weights() has a {name}; weights come after the softmax and take no {name}.\n"
-            f"    For a second softmax use from_scores(weights.log(){remedy}."
-        )
