@@ -8,8 +8,6 @@ from regard.masks import Mask
 from regard.reductions.reduction import Reduction
 from regard.scores.score_source import Scores
 
-__all__ = ["Backend", "Unavailable"]
-
 
 class Unavailable(str):
     """A refusal that does not depend on the question; names what the machine or the dtype lacks."""

@@ -13,26 +13,6 @@ from torch import Tensor
 
 from regard.errors.formatting import bytes_text, dtype_text, kind_text, shape_text
 
-__all__ = [
-    "DENSE_LIMIT",
-    "check_count",
-    "check_index_bounds",
-    "check_memory",
-    "check_number",
-    "check_numbers",
-    "check_operand",
-    "check_path",
-    "check_product",
-    "check_progress",
-    "check_same_device",
-    "check_same_dtype",
-    "check_spans",
-    "check_whole",
-    "is_sharded",
-    "is_whole",
-    "refuse_sharded",
-]
-
 GIB = 2**30
 DENSE_LIMIT = 4 * GIB
 

@@ -14,20 +14,6 @@ from regard.errors.argument_checks import (
 )
 from regard.errors.formatting import dtype_text, kind_text, shape_text
 
-__all__ = [
-    "check_bias",
-    "check_broadcast",
-    "check_floating",
-    "check_query_key",
-    "check_scale",
-    "check_scores",
-    "check_sink_bias",
-    "check_softcap",
-    "check_tensor",
-    "check_weights",
-    "check_width",
-]
-
 _LAYOUT = "(..., num_heads, tokens, head_dim)"
 
 

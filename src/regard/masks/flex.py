@@ -28,8 +28,6 @@ from regard.scores.flex_callable import MASK_MOD, FlexCallable
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["BlockSparse", "MaskMod"]
-
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)

@@ -12,8 +12,6 @@ from regard.errors import check_numbers, dtype_text, kind_text, shape_text
 from regard.masks.mask import KeyBounds, Mask, Points, fits
 from regard.scores.box import broadcast_index
 
-__all__ = ["Padding", "PrefixLM", "per_sequence", "whole_numbers"]
-
 
 def whole_numbers(name: str, value: object, needed: str) -> Tensor:
     """Return whole numbers that a user passes as a tensor.

@@ -32,26 +32,6 @@ from regard.scores.flex_callable import FlexCallable
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = [
-    "EMPTY",
-    "FULL",
-    "NO_KEYS",
-    "PARTIAL",
-    "And",
-    "KeyBounds",
-    "Mask",
-    "MaskLike",
-    "Not",
-    "Or",
-    "PointMask",
-    "Points",
-    "as_mask",
-    "fits",
-    "length",
-    "no_mask",
-    "overlap",
-    "without_repeats",
-]
 
 PointMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's mask_mod: b, h, q_idx and kv_idx, each a scalar tensor; True = may attend."""

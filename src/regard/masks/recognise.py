@@ -23,8 +23,6 @@ from regard.masks import Causal, Documents, Keep, Mask, Padding, PrefixLM, Slidi
 from regard.masks.mask import without_repeats
 from regard.scores.box import Box
 
-__all__ = ["FAR", "allowed_rows", "recognised", "recognised_rows", "split"]
-
 FAR = -32768.0
 """A score lowered by this much has weight 0 in every dtype, unless scores exceed 16,000."""
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from regard.errors import check_broadcast, refuse_sharded, shape_text
 from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, no_mask
 
-__all__ = ["Drop", "Keep"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _BoolTensor(Mask):

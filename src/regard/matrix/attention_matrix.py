@@ -43,8 +43,6 @@ from regard.scores.position_bias import Bias
 from regard.scores.query_key import QueryKeyScores, ScoreMod, as_score_mod
 from regard.scores.score_source import Scores
 
-__all__ = ["AttentionMatrix", "ScoreMatrix", "attend", "check_attention_matrix"]
-
 
 def attend(
     query: Tensor,

@@ -16,15 +16,6 @@ from regard.errors import count_text, kind_text, with_article
 from regard.reductions.block import Block, RowStatistics
 from regard.scores.box import Index
 
-__all__ = [
-    "Contribution",
-    "Reduction",
-    "RowStatistic",
-    "check_reductions",
-    "contributions",
-    "rounded",
-]
-
 
 class Contribution(NamedTuple):
     """The contribution of one block to a buffer: ``buffer[at] += value``.

@@ -6,8 +6,6 @@ from typing import final
 from regard.reductions.block import RowStatistics
 from regard.reductions.reduction import Contribution, RowStatistic
 
-__all__ = ["Entropy", "LogSumExp", "MaxScore", "NormalizedEntropy"]
-
 
 @final
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.box import int_tensor
 from regard.scores.score_source import sum_dtype
 
-__all__ = ["Diagonal", "Pool", "Segments", "Sum", "SumsOfRows"]
-
 _FEW_SPANS = 32  # up to this number, summing spans one by one is faster
 
 

@@ -23,8 +23,6 @@ from regard.errors import (
 )
 from regard.scores.box import Box
 
-__all__ = ["ALiBi", "Bias", "MovedBias", "T5Bias"]
-
 
 class Bias(ABC):
     """Numbers added to the scores that depend only on kv_idx - q_idx and the head.

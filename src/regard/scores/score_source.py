@@ -9,17 +9,6 @@ from torch import Tensor
 from regard.scores.box import Box, Cut, Index
 from regard.scores.scratch import Scratch
 
-__all__ = [
-    "MASKED_SCORE",
-    "Scores",
-    "accumulation_dtype",
-    "lowest_score",
-    "reads_without_sync",
-    "scratch_scores",
-    "sum_dtype",
-]
-
-
 # Some models mask by adding a low number, which may be the lowest of their dtype or only -10,000.
 MASKED_SCORE = -5_000.0
 """A bias this low, or a score this far below the maximum of its row, counts as masked."""

@@ -8,8 +8,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-__all__ = ["Scratch"]
-
 _HUGE_PAGE = 2**21  # bytes
 
 
