@@ -195,18 +195,6 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "score_mod uses a tensor that requires a gradient; none would flow to it.\n"
         "    Detach that tensor, or pass what it adds to the scores as bias=.",
     ),
-    "weights-with-a-mask": (
-        lambda: regard.AttentionMatrix.from_weights(torch.ones(1, 1), mask=regard.Causal()),
-        TypeError,
-        "from_weights() has a mask; weights come after the softmax and take no mask.\n"
-        "    For a second softmax use from_scores(weights.log(), mask=mask).",
-    ),
-    "weights-with-a-bias": (
-        lambda: regard.AttentionMatrix.from_weights(torch.ones(1, 1), bias=torch.ones(1)),
-        TypeError,
-        "from_weights() has a bias; weights come after the softmax and take no bias.\n"
-        "    For a second softmax use from_scores(weights.log() + bias).",
-    ),
 }
 
 

@@ -6,8 +6,6 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
-__all__ = ["first_only", "only_backward", "refuse_vmap"]
-
 
 def first_only(gradient: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
     """Return the gradient; differentiating it again raises an error instead of giving 0.

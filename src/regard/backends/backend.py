@@ -4,12 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from regard.errors import check_bases
 from regard.masks import Mask
 from regard.reductions.reduction import Reduction
 from regard.scores.score_source import Scores
-
-__all__ = ["Backend", "Unavailable"]
 
 
 class Unavailable(str):
@@ -18,11 +15,6 @@ class Unavailable(str):
 
 class Backend(ABC):
     """A way to compute reductions of any attention matrix."""
-
-    def __init_subclass__(cls) -> None:
-        """Refuse to subclass a final class."""
-        super().__init_subclass__()
-        check_bases(cls, "Backend")
 
     def applies(self, source: Scores) -> bool:
         """Return True if this backend is made for matrices of this device and this size."""

@@ -15,8 +15,6 @@ from regard.masks import Mask
 from regard.reductions.reduction import Reduction
 from regard.scores.score_source import Scores
 
-__all__ = ["Choice", "choice", "choose"]
-
 BACKENDS: dict[str, Backend] = {
     "sdpa": Sdpa(),
     "triton": Triton(),

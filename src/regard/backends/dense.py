@@ -14,8 +14,6 @@ from regard.reductions.reduction import Reduction, contributions
 from regard.scores.box import Box
 from regard.scores.score_source import Scores
 
-__all__ = ["Dense"]
-
 
 @final
 class Dense(Backend):

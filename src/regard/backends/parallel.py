@@ -18,8 +18,6 @@ from typing import Generic, TypeAlias, TypeVar
 
 import torch
 
-__all__ = ["map_in_order", "one_thread"]
-
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Setter: TypeAlias = Callable[[int], int]

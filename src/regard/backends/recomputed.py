@@ -9,8 +9,6 @@ from torch import Tensor
 from regard.backends.autograd_limits import first_only, only_backward
 from regard.reductions.template import split
 
-__all__ = ["recomputed"]
-
 P = TypeVar("P")
 _NO_GRAPH = "regard computes its answers again for their gradients"
 

@@ -18,8 +18,6 @@ from regard.reductions.reduction import Reduction
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
-__all__ = ["Sdpa"]
-
 _FURTHEST = 2**12  # a logsumexp of this size has an error of 2^-12, like scores of this size
 
 

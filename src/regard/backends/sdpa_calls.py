@@ -16,8 +16,6 @@ from regard.scores.grouped_heads import kv_leading
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
 
-__all__ = ["Call", "Parts", "Product", "fused_attention", "in_calls", "in_one_call", "widened"]
-
 
 class Call(NamedTuple):
     """One call of the kernel.

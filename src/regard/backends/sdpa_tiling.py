@@ -19,8 +19,6 @@ from regard.masks import And, Causal, Keep, Mask
 from regard.masks.bands import Band
 from regard.scores.box import Box
 
-__all__ = ["Form", "form_of"]
-
 # Up to this number of scores per batch entry, one call with a mask is faster than several without.
 SMALL = 2**18
 # Rows per tile: enough for a fast kernel, few enough to skip hidden keys; fewer if every head has a

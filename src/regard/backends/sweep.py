@@ -27,18 +27,6 @@ from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, Cut, Index, broadcast_index, cut_whole
 from regard.scores.score_source import Scores, accumulation_dtype
 
-__all__ = [
-    "BlockSize",
-    "Blocks",
-    "NewBlock",
-    "PlainBlocks",
-    "Sweep",
-    "SweepTask",
-    "boxes",
-    "fill_buffers",
-    "sweep",
-]
-
 # A block and its few temporaries should stay in the cache, and have enough rows for a fast matrix
 # product.
 BLOCK_SIZE = 2**20

@@ -11,62 +11,10 @@ from typing import Any, SupportsIndex, cast
 import torch
 from torch import Tensor
 
-from regard.errors.formatting import bytes_text, dtype_text, kind_text, shape_text, with_article
-
-__all__ = [
-    "DENSE_LIMIT",
-    "check_bases",
-    "check_count",
-    "check_index_bounds",
-    "check_memory",
-    "check_number",
-    "check_numbers",
-    "check_operand",
-    "check_path",
-    "check_product",
-    "check_progress",
-    "check_same_device",
-    "check_same_dtype",
-    "check_spans",
-    "check_whole",
-    "is_sharded",
-    "is_whole",
-    "refuse_sharded",
-]
+from regard.errors.formatting import bytes_text, dtype_text, kind_text, shape_text
 
 GIB = 2**30
 DENSE_LIMIT = 4 * GIB
-
-
-def check_bases(made: type, root: str) -> None:
-    """Raise TypeError if a new class subclasses a class that is marked with ``typing.final``.
-
-    Backends recognise a final class by its type and may compute it without calling its methods, so
-    an overridden method would be ignored.
-
-    Args:
-        made: the new class.
-        root: the name of the abstract class that the error suggests instead.
-
-    Raises:
-        TypeError: a base of the new class is final.
-
-    Example:
-        >>> import regard
-        >>> class Mine(regard.Entropy): ...
-        Traceback (most recent call last):
-            ...
-        TypeError: Mine subclasses Entropy, which is final; backends may ignore what Mine overrides.
-            Subclass regard.Reduction instead, and call the methods of an Entropy from yours.
-    """
-    for base in made.__bases__:
-        if vars(base).get("__final__", False):
-            raise TypeError(
-                f"{made.__name__} subclasses {base.__name__}, which is final; "
-                f"backends may ignore what {made.__name__} overrides.\n"
-                f"    Subclass {root} instead, and call the methods of "
-                f"{with_article(base.__name__)} from yours."
-            )
 
 
 def check_path(path: object) -> Path:

@@ -1,7 +1,5 @@
 """The exceptions of regard."""
 
-__all__ = ["RegardError"]
-
 
 class RegardError(Exception):
     """A failure that is not a wrong argument: a model without attention, a damaged recording.

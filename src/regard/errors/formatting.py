@@ -4,15 +4,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = [
-    "bytes_text",
-    "count_text",
-    "dtype_text",
-    "kind_text",
-    "shape_text",
-    "with_article",
-]
-
 
 def shape_text(shape: Sequence[int]) -> str:
     """Return a shape as text: ``(2, 8, 128, 64)``."""

@@ -14,21 +14,6 @@ from regard.errors.argument_checks import (
 )
 from regard.errors.formatting import dtype_text, kind_text, shape_text
 
-__all__ = [
-    "check_bias",
-    "check_broadcast",
-    "check_floating",
-    "check_nothing_added",
-    "check_query_key",
-    "check_scale",
-    "check_scores",
-    "check_sink_bias",
-    "check_softcap",
-    "check_tensor",
-    "check_weights",
-    "check_width",
-]
-
 _LAYOUT = "(..., num_heads, tokens, head_dim)"
 
 
@@ -351,19 +336,3 @@ def _sum_tolerance(weights: Tensor) -> float:
     accumulated = torch.finfo(torch.promote_types(weights.dtype, torch.float32)).eps
     of_weights = 1.5 * info.eps + keys * info.tiny * info.eps / 2
     return of_weights + keys**0.5 * accumulated + 1e-6
-
-
-def check_nothing_added(mask: object, bias: object) -> None:
-    """Raise an error if given weights come with a mask or a bias.
-
-    Weights are the result of a softmax, and a mask or a bias goes into one.
-
-    Raises:
-        TypeError: there is a mask or a bias.
-    """
-    if mask is not None or bias is not None:
-        name, remedy = ("bias", " + bias)") if mask is None else ("mask", ", mask=mask)")
-        raise TypeError(
-            f"from_weights() has a {name}; weights come after the softmax and take no {name}.\n"
-            f"    For a second softmax use from_scores(weights.log(){remedy}."
-        )

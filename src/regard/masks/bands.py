@@ -10,8 +10,6 @@ from torch import Tensor
 from regard.errors import check_whole
 from regard.masks.mask import KeyBounds, Mask, Points
 
-__all__ = ["Band", "Causal", "SlidingWindow"]
-
 
 @dataclass(frozen=True, repr=False)
 class Band(Mask):

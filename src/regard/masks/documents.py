@@ -13,8 +13,6 @@ from regard.masks.lengths import per_sequence, whole_numbers
 from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, length
 from regard.scores.box import broadcast_index
 
-__all__ = ["Documents"]
-
 
 @final
 @dataclass(frozen=True, eq=False, repr=False, init=False)

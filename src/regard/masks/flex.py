@@ -18,7 +18,6 @@ from regard.masks.mask import (
     Mask,
     PointMask,
     Points,
-    converter,
     fits,
     length,
     without_repeats,
@@ -28,8 +27,6 @@ from regard.scores.flex_callable import MASK_MOD, FlexCallable
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
-
-__all__ = ["BlockSparse", "MaskMod"]
 
 
 @final
@@ -207,15 +204,6 @@ class BlockSparse(Mask):
     @property
     def _shape_text(self) -> str:
         return shape_text((*self.grid.shape[:-2], *self.lengths))
-
-
-@converter
-def _of_flex_attention(mask: object) -> Mask | None:
-    from torch.nn.attention.flex_attention import BlockMask  # few need it
-
-    if isinstance(mask, BlockMask):
-        return BlockSparse.of(mask)
-    return MaskMod(cast(PointMask, mask)) if callable(mask) else None
 
 
 def _listed(counts: Tensor, indices: Tensor, size: tuple[int, int]) -> Tensor:

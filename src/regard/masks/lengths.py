@@ -12,8 +12,6 @@ from regard.errors import check_numbers, dtype_text, kind_text, shape_text
 from regard.masks.mask import KeyBounds, Mask, Points, fits
 from regard.scores.box import broadcast_index
 
-__all__ = ["Padding", "PrefixLM", "per_sequence", "whole_numbers"]
-
 
 def whole_numbers(name: str, value: object, needed: str) -> Tensor:
     """Return whole numbers that a user passes as a tensor.
@@ -69,8 +67,6 @@ def per_sequence(
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class _Lengths(Mask):
     """A mask that needs a number of keys for each sequence."""
-
-    thread_safe = True
 
     lengths: Tensor
     _counted: ClassVar[str]
@@ -136,6 +132,8 @@ class Padding(_Lengths):
                 [0.5000, 0.5000, 0.0000]])
     """
 
+    thread_safe = True
+
     _counted = "the real keys of one sequence"
 
     def allows(self, points: Points) -> Tensor:
@@ -175,6 +173,8 @@ class PrefixLM(_Lengths):
         Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
         Transformer", section 3.2.1.
     """
+
+    thread_safe = True
 
     _counted = "the keys of one prefix"
 

@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 
 from regard.errors import (
     DENSE_LIMIT,
-    check_bases,
     check_count,
     check_memory,
     check_whole,
@@ -33,27 +32,6 @@ from regard.scores.flex_callable import FlexCallable
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = [
-    "EMPTY",
-    "FULL",
-    "NO_KEYS",
-    "PARTIAL",
-    "And",
-    "KeyBounds",
-    "Mask",
-    "MaskLike",
-    "Not",
-    "Or",
-    "PointMask",
-    "Points",
-    "as_mask",
-    "converter",
-    "fits",
-    "length",
-    "no_mask",
-    "overlap",
-    "without_repeats",
-]
 
 PointMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's mask_mod: b, h, q_idx and kv_idx, each a scalar tensor; True = may attend."""
@@ -141,7 +119,8 @@ class Mask(ABC):
     change only local variables.
 
     Attributes:
-        thread_safe: True if the methods may run on several threads at once; False by default.
+        thread_safe: True if the methods may run on several threads at once; False by default. A
+            subclass does not inherit it.
         shape: the shape of the matrix, for the mask of a matrix (``A.mask``); otherwise None.
         device: the device of that matrix; otherwise None.
 
@@ -163,11 +142,6 @@ class Mask(ABC):
 
     shape: torch.Size | None = field(default=None, init=False, compare=False)
     device: torch.device | None = field(default=None, init=False, compare=False)
-
-    def __init_subclass__(cls) -> None:
-        """Refuse to subclass a final class."""
-        super().__init_subclass__()
-        check_bases(cls, "regard.Mask")
 
     @abstractmethod
     def bind(self, shape: torch.Size, device: torch.device) -> "Mask":
@@ -237,7 +211,8 @@ class Mask(ABC):
     def runs_on_threads(self) -> bool:
         """True if this mask and all masks that it combines are thread-safe."""
         masks = [value for value in self._fields().values() if isinstance(value, Mask)]
-        return self.thread_safe and all(mask.runs_on_threads for mask in masks)
+        safe = vars(type(self)).get("thread_safe", False)
+        return safe and all(mask.runs_on_threads for mask in masks)
 
     def of_matrix(self, shape: torch.Size, device: torch.device) -> Self:
         """Return the bound mask with the shape and the device of its matrix."""
@@ -459,24 +434,20 @@ def as_mask(mask: object) -> Mask:
             f"mask is the class {mask.__name__}; it must be an instance.\n"
             f"    Use {mask.__name__}(...)."
         )
-    for convert in _CONVERTERS:
-        if (converted := convert(cast(object, mask))) is not None:
-            return converted
+    # These imports are late because the modules import this one, and few calls need flex_attention.
+    if isinstance(mask, Tensor):
+        from regard.masks.tensors import Keep
+
+        return Keep(mask)
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from regard.masks.flex import BlockSparse, MaskMod
+
+    if isinstance(mask, BlockMask):
+        return BlockSparse.of(mask)
+    if callable(cast(object, mask)):
+        return MaskMod(cast(PointMask, mask))
     raise no_mask(cast(object, mask))
-
-
-_Converter = Callable[[object], Mask | None]
-_CONVERTERS: list[_Converter] = []
-
-
-def converter(function: _Converter) -> _Converter:
-    """Register a function with which ``as_mask`` converts one kind of value.
-
-    The function returns a mask, or None for any other value. Modules register their own functions
-    because this module cannot import them without a circular import.
-    """
-    _CONVERTERS.append(function)
-    return function
 
 
 def no_mask(mask: object) -> TypeError:

@@ -23,8 +23,6 @@ from regard.masks import Causal, Documents, Keep, Mask, Padding, PrefixLM, Slidi
 from regard.masks.mask import without_repeats
 from regard.scores.box import Box
 
-__all__ = ["FAR", "allowed_rows", "recognised", "recognised_rows", "split"]
-
 FAR = -32768.0
 """A score lowered by this much has weight 0 in every dtype, unless scores exceed 16,000."""
 
@@ -33,7 +31,6 @@ _Parts: TypeAlias = tuple[Mask | None, Tensor | None]
 
 _MAX_NUMBERS = 2**20  # read at once
 _SHORT = 2**16  # elements; masks of single queries or of a short text have fewer
-_WORD = 8  # bytes of an int64, in which bools are read
 
 
 def recognised(mask: Tensor, shape: torch.Size) -> Mask | None:
@@ -239,7 +236,7 @@ class _Facts:
     @classmethod
     def of(cls, shape: torch.Size, allowed: Callable[[slice], Tensor]) -> "_Facts":
         """Return the facts of a mask that is read in blocks of rows."""
-        parts = [cls._of_words(_words(allowed(rows)), shape[-1]) for rows in _tiles(shape)]
+        parts = [cls._of_rows(allowed(rows)) for rows in _tiles(shape)]
         first, stop, count = (
             torch.cat([getattr(part, name) for part in parts], -1)
             for name in ("first", "stop", "count")
@@ -247,22 +244,13 @@ class _Facts:
         return cls(first, stop, count, torch.stack([part.keys for part in parts]).any(0))
 
     @classmethod
-    def _of_words(cls, words: Tensor, kv_len: int) -> "_Facts":
-        some = (words != 0).byte()
-        front = some.argmax(-1, keepdim=True)
-        back = words.shape[-1] - 1 - some.flip(-1).argmax(-1, keepdim=True)
-        head, tail = (words.gather(-1, at).view(torch.uint8) for at in (front, back))
-        first = front.squeeze(-1) * _WORD + head.argmax(-1)
-        stop = (back.squeeze(-1) + 1) * _WORD - tail.flip(-1).argmax(-1)
-        # Each byte of a word is a separate counter. It cannot overflow in a sum of 255 words.
-        wide = cast(tuple[Tensor, ...], words.split(255, -1))
-        count = torch.cat([part.sum(-1, keepdim=True) for part in wide], -1).view(torch.uint8)
-        tall = cast(tuple[Tensor, ...], words.split(255, -2))
-        keys = torch.stack([part.sum(-2) for part in tall], -2).view(torch.uint8).any(-2)
-        total = count.sum(-1)
-        none = total == 0
-        first, stop = first.masked_fill(none, kv_len), stop.masked_fill(none, 0)
-        return cls(first, stop, total, keys[..., :kv_len].bool())
+    def _of_rows(cls, allowed: Tensor) -> "_Facts":
+        kv_len, numbers = allowed.shape[-1], allowed.view(torch.uint8)  # argmax rejects bools
+        count = allowed.sum(-1)
+        none = count == 0
+        first = numbers.argmax(-1).masked_fill(none, kv_len)
+        stop = (kv_len - numbers.flip(-1).argmax(-1)).masked_fill(none, 0)
+        return cls(first, stop, count, numbers.amax(-2) > 0)
 
     def differ(self, low: Tensor, high: Tensor, keys: Tensor | None) -> Tensor:
         """Return True for each row whose allowed keys differ from the range low to high.
@@ -378,20 +366,6 @@ def _tiles(shape: torch.Size) -> list[slice]:
     height = max(1, _MAX_NUMBERS * shape[-2] // shape.numel())
     starts = range(0, shape[-2], height)
     return [slice(start, min(start + height, shape[-2])) for start in starts]
-
-
-def _words(allowed: Tensor) -> Tensor:
-    """Pack bools, (..., n), into int64 words of eight bools each, (..., ceil(n / 8)).
-
-    The result is a view if possible; otherwise it is padded with False.
-    """
-    *leading, length = allowed.shape
-    whole = length % _WORD == 0 and allowed.storage_offset() % _WORD == 0
-    if not (whole and allowed.is_contiguous()):
-        padded = allowed.new_zeros(*leading, -(-length // _WORD) * _WORD)
-        padded[..., :length] = allowed
-        allowed = padded
-    return allowed.view(torch.int64)
 
 
 def _unrepeated(tensor: Tensor) -> tuple[slice, ...]:

@@ -13,8 +13,6 @@ from regard.masks.lengths import Padding, PrefixLM
 from regard.masks.mask import And, KeyBounds, Mask, Not, Or, Points
 from regard.masks.tensors import Keep
 
-__all__ = ["RowSlice", "row_slice_of"]
-
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)

@@ -7,16 +7,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_broadcast, refuse_sharded, shape_text
-from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, converter, no_mask
-
-__all__ = ["Drop", "Keep"]
+from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, no_mask
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _BoolTensor(Mask):
     """A mask that is a bool tensor, whose key bounds are unknown."""
-
-    thread_safe = True
 
     mask: Tensor
 
@@ -55,6 +51,8 @@ class Keep(_BoolTensor):
         tensor([0.5000, 0.0000, 0.5000])
     """
 
+    thread_safe = True
+
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         return Keep(check_broadcast("mask", self.mask, shape, device))
 
@@ -79,13 +77,10 @@ class Drop(_BoolTensor):
         tensor([0.5000, 0.0000, 0.5000])
     """
 
+    thread_safe = True
+
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         return Keep(~self.mask).bind(shape, device)
 
     def allows(self, points: Points) -> Tensor:
         return ~points.read(self.mask)
-
-
-@converter
-def _of_tensor(mask: object) -> Mask | None:
-    return Keep(mask) if isinstance(mask, Tensor) else None

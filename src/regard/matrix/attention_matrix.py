@@ -12,7 +12,6 @@ from regard.errors import (
     DENSE_LIMIT,
     check_bias,
     check_memory,
-    check_nothing_added,
     check_product,
     check_query_key,
     check_scale,
@@ -43,8 +42,6 @@ from regard.scores.given_scores import GivenScores
 from regard.scores.position_bias import Bias
 from regard.scores.query_key import QueryKeyScores, ScoreMod, as_score_mod
 from regard.scores.score_source import Scores
-
-__all__ = ["AttentionMatrix", "ScoreMatrix", "attend", "check_attention_matrix"]
 
 
 def attend(
@@ -189,12 +186,11 @@ class AttentionMatrix(LinearMap):
         return cls(source, _bound(mask, source))
 
     @classmethod
-    def from_weights(
-        cls, weights: Tensor, *, mask: None = None, bias: None = None
-    ) -> "AttentionMatrix":
+    def from_weights(cls, weights: Tensor) -> "AttentionMatrix":
         """Return the attention matrix of given weights.
 
-        Its scores are log(weights), whose softmax gives the weights back.
+        Its scores are log(weights), whose softmax gives the weights back. For a second softmax with
+        a mask use ``from_scores(weights.log(), mask=mask)``.
 
         Args:
             weights: (..., num_heads, q_len, kv_len) or (q_len, kv_len); not negative, and each
@@ -202,11 +198,9 @@ class AttentionMatrix(LinearMap):
                 explains: 0.012 for bfloat16, 0.0015 for float16, 1e-6 for float32, and a little
                 more for long rows. A row may hold NaN, as the softmax of a row without keys does;
                 its answers are NaN.
-            mask: not accepted; use ``from_scores(weights.log(), mask=...)``.
-            bias: not accepted; use ``from_scores(weights.log() + bias)``.
 
         Raises:
-            TypeError: weights are not a floating tensor, or a mask or bias was given.
+            TypeError: weights are not a floating tensor.
             ValueError: a weight is negative, or a row sums to neither 1 nor 0; the message names
                 the row with the largest error.
 
@@ -216,7 +210,6 @@ class AttentionMatrix(LinearMap):
             >>> A.max().values
             tensor([0.7500, 1.0000])
         """
-        check_nothing_added(mask, bias)
         return cls(GivenScores(check_weights(weights), are_weights=True))
 
     @property

@@ -13,8 +13,6 @@ from regard.matrix.attention_matrix import AttentionMatrix, check_attention_matr
 from regard.reductions.divergences import CrossEntropy, JensenShannon, KullbackLeibler
 from regard.scores.score_source import accumulation_dtype
 
-__all__ = ["cross_entropy", "js", "kl"]
-
 
 def kl(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
     """Compute the Kullback-Leibler divergence of each row of A from that of B, in nats.

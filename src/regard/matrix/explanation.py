@@ -12,8 +12,6 @@ from regard.reductions.products import Output
 from regard.reductions.reduction import Reduction, check_reductions
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["Explanation", "explain"]
-
 
 @dataclass(frozen=True)
 class Explanation:

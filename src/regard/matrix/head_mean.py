@@ -14,8 +14,6 @@ from regard.scores.score_source import accumulation_dtype
 if TYPE_CHECKING:
     from regard.matrix.attention_matrix import AttentionMatrix
 
-__all__ = ["HeadMean"]
-
 
 class HeadMean(LinearMap):
     """The mean of an attention matrix over its heads, ``A.mean(1)``.

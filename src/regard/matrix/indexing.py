@@ -9,8 +9,6 @@ from torch import Tensor
 from regard.errors import check_index_bounds
 from regard.scores.box import Index
 
-__all__ = ["ParsedIndex", "parse_index"]
-
 
 class ParsedIndex(NamedTuple):
     """The parsed index of a part of a matrix.

@@ -16,8 +16,6 @@ from torch import Tensor
 from regard.errors import DENSE_LIMIT, shape_text, with_article
 from regard.scores.autocast import autocast_dtype
 
-__all__ = ["LinearMap", "ProductWatcher", "TransposedMatrix", "times_batches", "watched_products"]
-
 _EAGER = "within a graph write torch.matmul(A, x) for A @ x"
 
 

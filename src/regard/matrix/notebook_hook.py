@@ -7,8 +7,6 @@ A matrix and a recording display themselves in a notebook cell. The code that dr
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["notebook_bundle", "register_notebook_view"]
-
 _views: list[Callable[[Any], dict[str, Any]]] = []
 
 

@@ -24,8 +24,6 @@ from regard.reductions.masked_product import masked_product
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.score_source import accumulation_dtype
 
-__all__ = ["Rollout", "rollout"]
-
 _SMALLER = (
     "Ask for a part, R[..., rows, cols], or for products, R @ x, or pass limit=None to to_dense()."
 )

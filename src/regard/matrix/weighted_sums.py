@@ -15,8 +15,6 @@ from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.flex_callable import FlexCallable, Kind
 from regard.scores.score_source import reads_without_sync
 
-__all__ = ["WeightedSum", "weighted_sum"]
-
 WeightOf = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """weight(b, h, q_idx, kv_idx) -> number, like the callables of FlexAttention."""
 

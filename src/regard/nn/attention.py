@@ -9,8 +9,6 @@ from regard.masks import Mask, as_mask
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.nn.positions import RotaryPositions
 
-__all__ = ["CrossAttention", "SelfAttention"]
-
 
 class _Attention(nn.Module):
     """The projections that both layers have: to query, key and value heads, and back."""

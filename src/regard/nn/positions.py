@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from regard.errors import check_count, check_whole, check_width
 from regard.scores.score_source import accumulation_dtype
 
-__all__ = ["LearnedPositions", "RotaryPositions", "SinusoidalPositions"]
-
 
 class SinusoidalPositions(nn.Module):
     """Sinusoidal positions: adds sines and cosines to x, with wavelengths from 2π up to base · 2π.

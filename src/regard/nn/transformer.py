@@ -8,8 +8,6 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.nn.attention import SelfAttention
 from regard.nn.positions import RotaryPositions
 
-__all__ = ["TransformerBlock"]
-
 
 class TransformerBlock(nn.Module):
     """The pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).

@@ -23,8 +23,6 @@ from regard.scores.score_source import (
     sum_dtype,
 )
 
-__all__ = ["Block", "RowStatistics", "partial_boxes"]
-
 _HIDDEN = 2  # the score of a masked key is this multiple of ``lowest_score``
 
 

@@ -19,8 +19,6 @@ from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.box import Box
 from regard.scores.score_source import Scores, lowest_score, reads_without_sync
 
-__all__ = ["CrossEntropy", "Divergence", "JensenShannon", "KullbackLeibler"]
-
 _LOG_2 = log(2)
 # exp(x) counts as infinite beside 1 + x, also in float64.
 _FAR = 50

@@ -5,8 +5,6 @@ from torch import Tensor
 
 from regard.scores.score_source import lowest_score, reads_without_sync
 
-__all__ = ["largest"]
-
 _ALL_BUT_SIGN = 2**31 - 1
 
 

@@ -11,8 +11,6 @@ from regard.scores.box import Box, Index
 from regard.scores.grouped_heads import grouped_matmul, kv_leading, repeat_heads
 from regard.scores.score_source import reads_without_sync
 
-__all__ = ["masked_product", "operand_part", "operand_width"]
-
 
 class Operands(Protocol):
     """What ``operand_part`` uses of a block: its position, and ``part`` to cut operands."""

@@ -19,8 +19,6 @@ from regard.scores.autocast import without_autocast
 from regard.scores.box import Box, cut_whole
 from regard.scores.score_source import Scores
 
-__all__ = ["Output", "TransposedOutput", "Window", "intersect", "scores_at"]
-
 _SCORES_AT_ONCE = 2**21
 # If the step between rows is at least this, rows are computed one at a time, not as a range.
 _FAR_APART = 64

@@ -12,18 +12,9 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.errors import check_bases, count_text, kind_text, with_article
+from regard.errors import count_text, kind_text, with_article
 from regard.reductions.block import Block, RowStatistics
 from regard.scores.box import Index
-
-__all__ = [
-    "Contribution",
-    "Reduction",
-    "RowStatistic",
-    "check_reductions",
-    "contributions",
-    "rounded",
-]
 
 
 class Contribution(NamedTuple):
@@ -55,7 +46,8 @@ class Reduction(ABC):
     single-threaded and treats numbers below about 1e-38 as 0.
 
     Attributes:
-        thread_safe: True if ``update`` may run on several threads at once; False by default.
+        thread_safe: True if ``update`` may run on several threads at once; False by default. A
+            subclass does not inherit it.
         reads_statistics: True if ``update`` reads no more of a block than ``box``, ``maximum``,
             ``log_normalizer``, ``logsumexp``, ``mean_shifted``, ``row_sum`` and ``visible_keys``.
             The compiled kernels of a CPU then give them. False by default.
@@ -79,11 +71,6 @@ class Reduction(ABC):
 
     thread_safe: ClassVar[bool] = False
     reads_statistics: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        """Refuse to subclass a final class."""
-        super().__init_subclass__()
-        check_bases(cls, "regard.Reduction")
 
     @abstractmethod
     def start(
@@ -120,7 +107,7 @@ class Reduction(ABC):
     @property
     def runs_on_threads(self) -> bool:
         """True if ``update`` is thread-safe, and so are the arguments of a regard reduction."""
-        return self.thread_safe
+        return vars(type(self)).get("thread_safe", False)
 
     @property
     def group(self) -> int:
@@ -182,7 +169,6 @@ def contributions(
 class RowStatistic(Reduction):
     """A reduction with one number for each query; each block gives the numbers of its rows."""
 
-    thread_safe = True
     reads_statistics = True
 
     def start(

@@ -6,8 +6,6 @@ from typing import final
 from regard.reductions.block import RowStatistics
 from regard.reductions.reduction import Contribution, RowStatistic
 
-__all__ = ["Entropy", "LogSumExp", "MaxScore", "NormalizedEntropy"]
-
 
 @final
 @dataclass(frozen=True)
@@ -21,6 +19,8 @@ class LogSumExp(RowStatistic):
         >>> regard.attend(torch.zeros(1, 4), torch.zeros(2, 4)).reduce(regard.LogSumExp())
         tensor([0.6931])
     """
+
+    thread_safe = True
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         return (Contribution(block.box.at_rows, block.logsumexp),)
@@ -45,6 +45,8 @@ class MaxScore(RowStatistic):
         tensor([6.])
     """
 
+    thread_safe = True
+
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         return (Contribution(block.box.at_rows, block.largest_score),)
 
@@ -64,6 +66,8 @@ class Entropy(RowStatistic):
         >>> regard.attend(torch.zeros(1, 4), torch.zeros(2, 4)).reduce(regard.Entropy())
         tensor([0.6931])
     """
+
+    thread_safe = True
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted
@@ -88,6 +92,8 @@ class NormalizedEntropy(RowStatistic):
         >>> regard.attend(x, x, mask=regard.Causal()).reduce(NormalizedEntropy())
         tensor([0., 1., 1.])
     """
+
+    thread_safe = True
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted

@@ -18,15 +18,11 @@ from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.box import int_tensor
 from regard.scores.score_source import sum_dtype
 
-__all__ = ["Diagonal", "Pool", "Segments", "Sum", "SumsOfRows"]
-
 _FEW_SPANS = 32  # up to this number, summing spans one by one is faster
 
 
 class SumsOfRows(Reduction):
     """A reduction that sums weights over parts of the rows."""
-
-    thread_safe = True
 
     @abstractmethod
     def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
@@ -57,6 +53,8 @@ class Sum(SumsOfRows):
         >>> regard.attend(x, x, mask=regard.Causal()).reduce(regard.Sum(-2))
         tensor([1.5000, 0.5000])
     """
+
+    thread_safe = True
 
     dim: int
 
@@ -111,6 +109,8 @@ class Pool(SumsOfRows):
         >>> regard.attend(x, x).reduce(regard.Pool(1, 2))
         tensor([[0.2500, 0.2500]])
     """
+
+    thread_safe = True
 
     rows_wanted: int
     columns_wanted: int
@@ -196,6 +196,8 @@ class Segments(SumsOfRows):
         tensor([[0.2500, 0.7500],
                 [0.2500, 0.7500]])
     """
+
+    thread_safe = True
 
     query_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] = field(compare=False)
     key_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] | None = field(

@@ -13,8 +13,6 @@ from regard.masks import Mask
 from regard.reductions.reduction import Reduction
 from regard.scores.score_source import Scores
 
-__all__ = ["Template", "map_tensors", "split", "stand_in"]
-
 P = TypeVar("P")
 
 

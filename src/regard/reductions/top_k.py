@@ -10,8 +10,6 @@ from regard.errors import check_count, check_memory
 from regard.reductions.block import RowStatistics
 from regard.reductions.reduction import Contribution, Reduction
 
-__all__ = ["Top", "TopK", "fitting", "padded"]
-
 
 class Top(NamedTuple):
     """The largest weights of each row and the keys they belong to.

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_autocast", "autocast_dtype", "without_autocast"]
-
 
 def autocast_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
     """Return the dtype to which autocast casts, or None if it is off or leaves this dtype alone."""

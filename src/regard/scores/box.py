@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Box", "Cut", "Index", "broadcast_index", "cut_whole", "int_tensor"]
-
 Index = tuple[int | slice, ...]
 Cut = Callable[[Tensor, Index], Tensor]
 """A function that returns tensor[index] for a block, maybe as a new leaf of autograd."""

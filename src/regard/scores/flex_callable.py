@@ -18,8 +18,6 @@ from torch.overrides import TorchFunctionMode
 from regard.errors import dtype_text, kind_text, shape_text
 from regard.scores.box import Box, broadcast_index
 
-__all__ = ["MASK_MOD", "SCORE_MOD", "FlexCallable", "Kind"]
-
 
 class Kind(NamedTuple):
     """A kind of callable, such as score_mod: the arguments it takes and the result it returns.

@@ -11,8 +11,6 @@ from regard.scores.box import Box, Cut, Index
 from regard.scores.score_source import Scores, accumulation_dtype, scratch_scores
 from regard.scores.scratch import Scratch
 
-__all__ = ["GivenScores"]
-
 
 @final
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from regard.scores.box import Index
 
-__all__ = ["group_size", "grouped_matmul", "kv_leading", "repeat_heads", "select_kv"]
-
 
 def group_size(leading: torch.Size, kv_tensor: Tensor) -> int:
     """Return the number of query heads for each head of kv_tensor; leading is (..., num_heads)."""

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import (
-    check_bases,
     check_count,
     check_floating,
     is_whole,
@@ -23,8 +22,6 @@ from regard.errors import (
     shape_text,
 )
 from regard.scores.box import Box
-
-__all__ = ["ALiBi", "Bias", "MovedBias", "T5Bias"]
 
 
 class Bias(ABC):
@@ -38,7 +35,8 @@ class Bias(ABC):
     variables.
 
     Attributes:
-        thread_safe: True if ``along`` may run on several threads at once; False by default.
+        thread_safe: True if ``along`` may run on several threads at once; False by default. A
+            subclass does not inherit it.
 
     Example:
         >>> import torch, regard
@@ -58,11 +56,6 @@ class Bias(ABC):
     """
 
     thread_safe: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        """Refuse to subclass a final class."""
-        super().__init_subclass__()
-        check_bases(cls, "regard.Bias")
 
     @abstractmethod
     def bind(self, shape: torch.Size, device: torch.device) -> "Bias":
@@ -93,7 +86,7 @@ class Bias(ABC):
     @property
     def runs_on_threads(self) -> bool:
         """True if the bias is thread-safe."""
-        return self.thread_safe
+        return vars(type(self)).get("thread_safe", False)
 
     def block(
         self, box: Box, shape: torch.Size, device: torch.device, part: Callable[[Tensor], Tensor]

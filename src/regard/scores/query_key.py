@@ -15,9 +15,6 @@ from regard.scores.position_bias import Bias
 from regard.scores.score_source import Scores, accumulation_dtype, scratch_scores
 from regard.scores.scratch import Scratch
 
-__all__ = ["QueryKeyScores", "ScoreMod", "as_score_mod"]
-
-
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """score_mod(score, b, h, q_idx, kv_idx) -> score, as in FlexAttention."""
 

@@ -6,20 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.errors import check_bases
 from regard.scores.box import Box, Cut, Index
 from regard.scores.scratch import Scratch
-
-__all__ = [
-    "MASKED_SCORE",
-    "Scores",
-    "accumulation_dtype",
-    "lowest_score",
-    "reads_without_sync",
-    "scratch_scores",
-    "sum_dtype",
-]
-
 
 # Some models mask by adding a low number, which may be the lowest of their dtype or only -10,000.
 MASKED_SCORE = -5_000.0
@@ -61,11 +49,6 @@ def scratch_scores(scratch: Scratch | None, box: Box, scores: "Scores") -> Tenso
 
 class Scores(ABC):
     """The scores before mask and softmax, (..., num_heads, q_len, kv_len), block by block."""
-
-    def __init_subclass__(cls) -> None:
-        """Refuse to subclass a final class."""
-        super().__init_subclass__()
-        check_bases(cls, "Scores")
 
     @property
     @abstractmethod

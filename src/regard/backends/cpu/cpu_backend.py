@@ -23,7 +23,6 @@ from regard.scores.score_source import Scores
 if TYPE_CHECKING:
     from regard.backends.cpu.requested_statistics import RequestedStatistics
 
-__all__ = ["Cpu"]
 
 TILE = 2048  # columns; a product with many more is slower
 STRIP = 256  # rows

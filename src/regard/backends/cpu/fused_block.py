@@ -35,8 +35,6 @@ from regard.scores.grouped_heads import grouped_matmul
 from regard.scores.score_source import MASKED_SCORE, Scores, lowest_score
 from regard.scores.scratch import Scratch
 
-__all__ = ["FusedBlock", "NotFiniteError", "Workspace"]
-
 _GROUP = 32  # the maximum number of columns in a group; each group has one maximum
 _LEAST_GROUP = 4
 _MOST_VIEWS = 256

@@ -12,17 +12,6 @@ from regard.backends.cpu import kernels
 from regard.reductions.divergences import Divergence, JensenShannon, KullbackLeibler
 from regard.scores.box import Box
 
-__all__ = [
-    "BlockGradient",
-    "GradedRows",
-    "GradedTile",
-    "Part",
-    "Picks",
-    "with_divergence_gradients",
-    "with_gradients",
-    "with_product_gradients",
-]
-
 # The order of the statistics: four with one number for each row, then the largest weights, the sums
 # and the diagonals.
 _SINGLE = 4

@@ -21,31 +21,6 @@ from typing import Any
 import numpy as np
 from numba import njit  # pyright: ignore[reportMissingTypeStubs]
 
-__all__ = [
-    "LOGSUMEXP",
-    "MAXIMUM",
-    "MEAN",
-    "MOMENT",
-    "NORMALIZER",
-    "NO_KEY",
-    "OF_SINK",
-    "REFERENCE",
-    "ROW_SUM",
-    "TOTAL",
-    "add_tile",
-    "count_keys",
-    "expect",
-    "finish_rows",
-    "hide_outside",
-    "jensen_shannon",
-    "pull_back",
-    "pull_back_cross",
-    "pull_back_jensen_shannon",
-    "relative_entropy",
-    "scores_and_columns",
-    "sum_columns",
-]
-
 # The columns of ``rows``, the running numbers of each row, and of ``norms``, which ``finish_rows``
 # computes from them.
 MAXIMUM, TOTAL, MOMENT = range(3)

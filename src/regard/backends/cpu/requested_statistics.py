@@ -15,8 +15,6 @@ from regard.reductions.sums import Diagonal, Sum, SumsOfRows
 from regard.reductions.top_k import TopK
 from regard.scores.box import Index
 
-__all__ = ["RequestedStatistics", "SavedRows", "unsaved_rows"]
-
 
 class RequestedStatistics(NamedTuple):
     """The statistics that some reductions read from a block.

@@ -49,8 +49,6 @@ from regard.scores.box import Index, broadcast_index
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores, accumulation_dtype
 
-__all__ = ["Distributed"]
-
 # Their answers have one entry per query, (..., num_heads, q_len, ...).
 _ROWS = (LogSumExp, MaxScore, Entropy, NormalizedEntropy, TopK, Output)
 # Their answers begin with batch axes and heads.

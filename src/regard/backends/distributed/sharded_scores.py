@@ -15,8 +15,6 @@ from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 from regard.scores.scratch import Scratch
 
-__all__ = ["RowOrder", "RowsOfWhole", "ShardedScores", "parts_by_head"]
-
 RowOrder = Literal["contiguous", "zigzag"]
 """Which rows a process has: neighbours, or chunks r and 2n - 1 - r of 2n, as process r of n."""
 
