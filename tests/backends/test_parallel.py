@@ -4,7 +4,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -276,17 +276,6 @@ class Even(regard.Mask):
         return "Even()"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class RecordedCausal(regard.Causal):
-    """A user's subclass of a mask that is safe on several threads."""
-
-    record: Callable[[], None] = field(kw_only=True)
-
-    def limits(self, shape: torch.Size) -> tuple[int | None, int]:
-        self.record()
-        return super().limits(shape)
-
-
 Record = Callable[[], None]
 
 
@@ -318,9 +307,6 @@ USERS: dict[str, Callable[[Record], Tensor]] = {
     "score-mod": lambda record: with_score_mod(record).entropy(),
     "bias": lambda record: regard.attend(X, X, bias=Kept(record)).entropy(),
     "mask": lambda record: regard.attend(X, X, mask=Even(record)).entropy(),
-    "mask-of-regard": lambda record: regard.attend(X, X, mask=RecordedCausal(record=record)).reduce(
-        regard.Entropy(), backend="sweep"
-    ),
     "mask-mod": lambda record: regard.attend(X, X, mask=calling(record, even_key)).entropy(),
     "masks-joined": lambda record: regard.attend(
         X, X, mask=regard.Causal() & ~(Even(record) & regard.Padding(9))

@@ -315,3 +315,13 @@ def test_the_mask_of_one_matrix_fits_another_of_its_shape(kind: str) -> None:
     )
     second = regard.attend(*torch.zeros(2, 2, 3, 5, 4), mask=first.mask)
     assert torch.equal(second.to_dense() > 0, first.to_dense() > 0)
+
+
+def test_a_subclass_of_a_final_mask_is_refused() -> None:
+    """Fast paths know regard's masks by their class, and would overlook what it overrides."""
+    with pytest.raises(TypeError) as raised:
+        type("Backward", (regard.Causal,), {})
+    assert str(raised.value) == (
+        "Backward is a subclass of Causal, which is final.\n"
+        "    Subclass regard.Mask, or join masks with &, | and ~."
+    )

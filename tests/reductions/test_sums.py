@@ -15,6 +15,16 @@ from regard.backends import sweep as blocks
 
 FLOAT32 = torch.finfo(torch.float32).eps
 
+
+def test_spans_outside_the_keys_of_a_window_sum_to_zero() -> None:
+    query, key = torch.zeros(8, 1), torch.zeros(40, 1)
+    A = regard.attend(query, key, mask=regard.SlidingWindow(3, 0))  # keys 29 to 39
+    found = A.reduce(regard.Segments([(0, 8)], [(36, 40), (0, 28), (28, 36)]))
+    assert torch.equal(found[:, 1], torch.zeros(1))
+    torch.testing.assert_close(found.sum(-1), torch.ones(1))
+    torch.testing.assert_close(A.pool(1, 10)[0, 0], torch.tensor(0.0))
+
+
 # Many rows.
 
 ASKED: dict[str, Callable[[int, int], regard.Reduction]] = {

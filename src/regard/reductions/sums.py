@@ -3,11 +3,12 @@
 from abc import abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any, cast, final
+from operator import itemgetter
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.box import int_tensor
 from regard.scores.score_source import sum_dtype
 
+_START, _STOP = itemgetter(0), itemgetter(1)
 _FEW_SPANS = 32  # up to this number, summing spans one by one is faster
 
 
@@ -122,7 +124,7 @@ class Pool(SumsOfRows):
         object.__setattr__(self, "columns_wanted", columns)
 
     def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
-        return _cells_met(rows, shape[-2], self._cells(shape)[0])[1]
+        return _grid(self._cells(shape), shape[-2:]).parts(rows, shape)
 
     def _cells(self, shape: torch.Size) -> tuple[int, int]:
         return min(self.rows_wanted, shape[-2]), min(self.columns_wanted, shape[-1])
@@ -136,38 +138,29 @@ class Pool(SumsOfRows):
         return (torch.zeros(size, dtype=dtype, device=device),)
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
-        row_cells, column_cells = self._cells(block.shape)
-        first, rows = _cells_met(block.box.rows, block.shape[-2], row_cells)
-        start, columns = _cells_met(block.box.columns, block.shape[-1], column_cells)
-        by_row = block.sum_rows(rows)
-        widths = {part.stop - part.start for part in columns}
-        if len(widths) == 1:
-            pooled = by_row.view(*by_row.shape[:-1], len(columns), widths.pop()).sum(-1)
-        else:
-            pooled = _span_sums(by_row, [(part.start, part.stop) for part in columns])
-        cells = slice(first, first + len(rows)), slice(start, start + len(columns))
-        return (Contribution((*block.box.leading, *cells), pooled),)
+        return _grid(self._cells(block.shape), block.shape[-2:]).update(block)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         (total,) = buffers
-        row_cells, column_cells = self._cells(shape)
-        rows = _cell_lengths(shape[-2], row_cells, total)
-        columns = _cell_lengths(shape[-1], column_cells, total)
+        axes = zip(shape[-2:], self._cells(shape), strict=True)
+        edges = (torch.arange(n + 1, device=total.device) * length // n for length, n in axes)
+        rows, columns = (edge.diff().to(total.dtype) for edge in edges)
         return total / (rows[:, None] * columns)
 
 
-def _cells_met(part: slice, length: int, cells: int) -> tuple[int, list[slice]]:
-    """Return the first cell that overlaps ``part``, and the slice of ``part`` in each such cell."""
-    first = ((part.start + 1) * cells - 1) // length
-    last = (part.stop * cells - 1) // length
-    inner = [cell * length // cells - part.start for cell in range(first + 1, last + 1)]
-    edges = [0, *inner, part.stop - part.start]
-    return first, [slice(start, stop) for start, stop in pairwise(edges)]
+@lru_cache(maxsize=8)
+def _grid(cells: tuple[int, int], lengths: tuple[int, int]) -> "Segments":
+    """Return the segments whose spans are the cells of a grid."""
+    axes = zip(lengths, cells, strict=True)
+    edges = ([cell * length // n for cell in range(n + 1)] for length, n in axes)
+    return Segments(*(list(pairwise(edge)) for edge in edges))
 
 
-def _cell_lengths(length: int, cells: int, like: Tensor) -> Tensor:
-    edges = torch.arange(cells + 1, device=like.device) * length // cells
-    return edges.diff().to(like.dtype)
+class _Spans(NamedTuple):
+    """Spans in a form that can be compared and hashed."""
+
+    names: tuple[object, ...] | None
+    pairs: tuple[tuple[int, int], ...]
 
 
 @final
@@ -203,11 +196,13 @@ class Segments(SumsOfRows):
     key_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] | None = field(
         default=None, compare=False
     )
-    _asked: tuple[Any, Any] = field(init=False, repr=False)
+    _queries: _Spans = field(init=False, repr=False)
+    _keys: _Spans = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         keys = self.query_spans if self.key_spans is None else self.key_spans
-        object.__setattr__(self, "_asked", (_as_tuples(self.query_spans), _as_tuples(keys)))
+        object.__setattr__(self, "_queries", _normalised(self.query_spans))
+        object.__setattr__(self, "_keys", _normalised(keys))
 
     def rows(self, q_len: int) -> range:
         spans = check_spans("query_spans", self.query_spans, "q_len", q_len)
@@ -219,36 +214,33 @@ class Segments(SumsOfRows):
         check_spans("query_spans", self.query_spans, "q_len", shape[-2])
         keys = self.query_spans if self.key_spans is None else self.key_spans
         check_spans("key_spans", keys, "kv_len", shape[-1])
-        size = (*shape[:-2], len(self.query_pieces), len(self.key_edges))
+        size = (*shape[:-2], len(self.query_pieces), len(self._keys.pairs))
         dtype = sum_dtype(dtype, device)
         check_memory("Segments", size, dtype, remedy="Ask for fewer spans.")
         return (torch.zeros(size, dtype=dtype, device=device),)
 
     def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
-        return [_within(piece, rows) for piece in self.query_pieces[self._pieces_met(rows)]]
-
-    def _pieces_met(self, rows: slice) -> slice:
-        first = bisect_right(self.query_pieces, rows.start, key=_stop)
-        return slice(first, max(first, bisect_left(self.query_pieces, rows.stop, key=_start)))
+        return [
+            slice(max(start, rows.start) - rows.start, min(stop, rows.stop) - rows.start)
+            for start, stop in self.query_pieces[_overlapping(self.query_pieces, rows)]
+        ]
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         rows, columns = block.box.rows, block.box.columns
-        at = (*block.box.leading, self._pieces_met(rows))
+        pairs = self._keys.pairs
+        keys = _overlapping(pairs, columns) if self._keys_in_order else slice(0, len(pairs))
+        at = (*block.box.leading, _overlapping(self.query_pieces, rows), keys)
         parts = self.parts(rows, block.shape)
-        if not parts:
-            return (Contribution(at, block.maximum.new_zeros(0, len(self.key_edges))),)
-        by_piece = block.sum_rows(parts)
-        if len(self.key_edges) > _FEW_SPANS:
-            return (Contribution(at, _span_sums(by_piece, self.key_edges - columns.start)),)
-        pairs = _pairs(self._asked[1])
-        shifted = [(start - columns.start, stop - columns.start) for start, stop in pairs]
-        return (Contribution(at, _span_sums(by_piece, shifted)),)
+        spans = [(start - columns.start, stop - columns.start) for start, stop in pairs[keys]]
+        if not (parts and spans):
+            return (Contribution(at, block.maximum.new_zeros(len(parts), len(spans))),)
+        return (Contribution(at, _span_sums(block.sum_rows(parts), spans)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         (by_piece,) = buffers
-        spans = _pairs(self._asked[0])
-        firsts = [bisect_left(self.query_pieces, start, key=_start) for start, _ in spans]
-        ends = [bisect_right(self.query_pieces, stop, key=_stop) for _, stop in spans]
+        spans = self._queries.pairs
+        firsts = [bisect_left(self.query_pieces, start, key=_START) for start, _ in spans]
+        ends = [bisect_right(self.query_pieces, stop, key=_STOP) for _, stop in spans]
         pieces_of_spans = list(zip(firsts, ends, strict=True))
         by_span = _span_sums(by_piece.mT, pieces_of_spans).mT.to(by_piece.dtype)
         lengths = int_tensor([stop - start for start, stop in spans], by_piece.device)
@@ -257,12 +249,17 @@ class Segments(SumsOfRows):
     @cached_property
     def key_edges(self) -> Tensor:
         """The start and stop of each key span, (key spans, 2), on the CPU."""
-        return torch.tensor(_pairs(self._asked[1]), device="cpu")
+        return torch.tensor(self._keys.pairs, device="cpu")
+
+    @cached_property
+    def _keys_in_order(self) -> bool:
+        """True if the key spans are in rising order and do not overlap."""
+        return all(stop <= start for (_, stop), (start, _) in pairwise(self._keys.pairs))
 
     @cached_property
     def query_pieces(self) -> list[tuple[int, int]]:
         """Disjoint spans in rising order; each query span is a run of consecutive ones."""
-        spans = _pairs(self._asked[0])
+        spans = self._queries.pairs
         opened, closed = Counter(start for start, _ in spans), Counter(stop for _, stop in spans)
         pieces: list[tuple[int, int]] = []
         depth = 0
@@ -273,55 +270,46 @@ class Segments(SumsOfRows):
         return pieces
 
 
-def _as_tuples(spans: object) -> Any:
-    """Return spans, with their names, as ordered tuples; return any other object unchanged."""
+def _normalised(spans: Any) -> _Spans:
+    """Return the names and the (start, stop) pairs of spans; no pairs if the spans are invalid."""
+    names, pairs = None, spans
     if isinstance(spans, Mapping):
-        named = cast("Mapping[object, object]", spans)
-        return tuple((name, _as_tuples(span)) for name, span in named.items())
-    if isinstance(spans, Sequence) and not isinstance(spans, str):
-        return tuple(map(_as_tuples, cast("Sequence[object]", spans)))
-    return spans
+        named = cast("Mapping[object, Any]", spans)
+        names, pairs = tuple(named), named.values()
+    try:
+        return _Spans(names, tuple((int(start), int(stop)) for start, stop in pairs))
+    except (TypeError, ValueError, OverflowError):
+        return _Spans(names, ())  # ``start`` raises the clear error
 
 
-def _pairs(spans: Iterable[Any]) -> list[tuple[int, int]]:
-    """Return the (start, stop) pairs in the result of ``_as_tuples``, without names."""
-    pairs = (span[1] if isinstance(span[1], tuple) else span for span in spans)
-    return [(int(start), int(stop)) for start, stop in pairs]
+def _overlapping(spans: Sequence[tuple[int, int]], part: slice) -> slice:
+    """Return which of some disjoint spans in rising order overlap a part."""
+    first = bisect_right(spans, part.start, key=_STOP)
+    return slice(first, max(first, bisect_left(spans, part.stop, key=_START)))
 
 
-def _start(span: tuple[int, int]) -> int:
-    return span[0]
+def _span_sums(numbers: Tensor, spans: list[tuple[int, int]]) -> Tensor:
+    """Return the sum over each span of the last axis, (..., spans).
 
-
-def _stop(span: tuple[int, int]) -> int:
-    return span[1]
-
-
-def _within(span: tuple[int, int], part: slice) -> slice:
-    """Return where a span and a part overlap, counted from the start of the part."""
-    return slice(max(span[0], part.start) - part.start, min(span[1], part.stop) - part.start)
-
-
-def _span_sums(numbers: Tensor, spans: Tensor | Sequence[tuple[int, int]]) -> Tensor:
-    """Return the sum over each span of the last axis, (..., spans), in ``sum_dtype``.
-
-    The sums form a binary tree: level n has the sums of 2**n neighbouring numbers. A span needs
-    at most two sums from each level. Memory is linear, and spans may overlap. Differences of
-    cumulative sums would lose small numbers next to large ones.
+    A reshape sums neighbouring spans of equal length. Otherwise the sums form a binary tree: level
+    n has the sums of 2**n neighbouring numbers. A span needs at most two sums from each level.
+    Memory is linear, and spans may overlap. Differences of cumulative sums would lose small numbers
+    next to large ones.
 
     Args:
         numbers: (..., length).
-        spans: (start, stop) pairs, clipped to 0 and length; or an int64 tensor of many pairs on the
-            CPU.
+        spans: (start, stop) pairs, clipped to 0 and length.
     """
+    first, width = spans[0][0], spans[0][1] - spans[0][0]
+    edges = range(first, first + width * len(spans) + 1, max(width, 1))
+    if first >= 0 and spans[-1][1] <= numbers.shape[-1] and list(pairwise(edges)) == spans:
+        return numbers[..., first : edges[-1]].view(*numbers.shape[:-1], len(spans), width).sum(-1)
     # The gradient of indexing is reproducible on a GPU, but on a CPU only in float64.
     numbers = numbers.to(sum_dtype(numbers.dtype, numbers.device))
-    if not isinstance(spans, Tensor):
-        if len(spans) <= _FEW_SPANS:
-            sums = [numbers[..., max(start, 0) : max(stop, 0)].sum(-1) for start, stop in spans]
-            return torch.stack(sums, -1)
-        spans = torch.tensor(spans, device="cpu")
-    start, stop = spans.clamp(0, numbers.shape[-1]).unbind(-1)
+    if len(spans) <= _FEW_SPANS:
+        sums = [numbers[..., max(start, 0) : max(stop, 0)].sum(-1) for start, stop in spans]
+        return torch.stack(sums, -1)
+    start, stop = torch.tensor(spans, device="cpu").clamp(0, numbers.shape[-1]).unbind(-1)
     total = numbers.new_zeros((*numbers.shape[:-1], len(spans)))
     while numbers.shape[-1]:
         left = start < stop
