@@ -296,13 +296,14 @@ def _unused(lab: Lab) -> Finding | None:
     """Return the finding on an attention of a model that runs, and whose result nothing reads."""
     s = lab.specimen
     contents = s.contents(s.batch, s.tokens)
+    rows = lab.run(contents).rows
     for name in running_attentions(lab):
         call = lab.fresh()
         assert isinstance(call, nn.Module)
         with torch.no_grad():
             for parameter in call.get_submodule(name).parameters():
                 parameter.mul_(1.5).add_(0.1)
-        if lab.run(contents, call=call).rows.equal(lab.run(contents).rows):
+        if lab.run(contents, call=call).rows.equal(rows):
             law = next(law for law in LAWS if law.name == "gradient")
             says = f"{name} runs, and its parameters have no influence on the output."
             return of_law(Result(law, Breach(says)))
