@@ -477,7 +477,8 @@ class ScoreMatrix:
         """Compute the largest score of each query or of each head, as ``Tensor.amax`` does.
 
         Only keys that a query may attend to count; see ``MaxScore``. Scores that share the maximum
-        share its gradient evenly: first the queries of a head, then the keys of a query.
+        share its gradient evenly: first the queries of a head, then the keys of a query. The Triton
+        kernels give the share of a query to its first such key.
 
         Args:
             dim: -1 for each query, (..., num_heads, q_len), or (-2, -1) for each head,

@@ -36,7 +36,7 @@ class MaxScore(RowStatistic):
     with no key to attend to, and NaN if one of the scores is NaN.
 
     The gradient flows to the largest score. As in ``torch.amax``, keys that share the largest score
-    share the gradient evenly.
+    share the gradient evenly; the Triton kernels give it to the first of them.
 
     Example:
         >>> import torch, regard

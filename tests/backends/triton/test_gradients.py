@@ -210,6 +210,20 @@ def test_a_gradient_is_differentiated_once(interpreted: None) -> None:
         gradient.sum().backward()
 
 
+def test_an_answer_that_changes_in_place_keeps_its_gradient(interpreted: None) -> None:
+    query = torch.randn(1, 2, 20, 8, requires_grad=True)
+    A = regard.attend(query, query)
+    asked = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-2), regard.TopK(2))
+    by_backend: list[tuple[Tensor, ...]] = []
+    for name in ("triton", "sweep"):
+        lse, entropy, columns, top = A.reduce(*asked, backend=name)
+        loss = lse.sum() + entropy.mul_(2).sum() + columns.square().sum() + top.values.sum()
+        with torch.no_grad():
+            lse.zero_()
+        by_backend.append(torch.autograd.grad(loss, query))
+    torch.testing.assert_close(*by_backend, rtol=1e-4, atol=1e-5)
+
+
 def test_an_output_beside_a_statistic_has_its_own_gradient(interpreted: None) -> None:
     query, key, value = (torch.randn(2, 9, 4, requires_grad=True) for _ in range(3))
     A = regard.attend(query, key, mask=regard.Causal())

@@ -307,8 +307,7 @@ class _Request:
             found["weights"], found["keys"] = self.largest
         if packed is not None:
             found["slots"], found["words"] = packed.slots, packed.words
-        # Answers are aliases of some of them, and must not lead back to the graph that keeps these.
-        return {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     @cached_property
     def rows(self) -> "RowStatistics":
@@ -372,10 +371,8 @@ class _Request:
         for reduction in self.reductions:
             for answer in self._raw(reduction):
                 assert answer is not None
-                # A copy, because two outputs of one function must not share memory.
-                shared = any(answer.data_ptr() == each.data_ptr() for each in raw)
-                answer = answer.clone() if shared else answer
-                raw.append(answer.reshape(*self.source.shape[:-2], *answer.shape[2:]))
+                # A copy, so that a change of an answer in place changes nothing that is saved.
+                raw.append(answer.reshape(*self.source.shape[:-2], *answer.shape[2:]).clone())
         return tuple(raw)
 
     def _raw(self, reduction: Reduction) -> Sequence[Tensor | None]:
