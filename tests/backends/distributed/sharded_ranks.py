@@ -359,3 +359,7 @@ def main(rank: int, ranks: int, head_ranks: int, store: str, work: str) -> None:
 
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:4]), *sys.argv[4:])
+    sys.stdout.flush()
+    # Every check has passed. In the interpreter's teardown a thread of gloo ended the process in
+    # about one of thirty runs ("terminate called without an active exception").
+    os._exit(0)
