@@ -56,7 +56,7 @@ def _store(held, strips, kv_first, shape, BLOCK_N: tl.constexpr, STRIP: tl.const
     tl.store(strips + place, mass, mask=place < tl.cdiv(shape.kv_len, STRIP))
 
 
-# How many parts there are differs from text to text: such numbers take no kernels of their own.
+# The number of parts differs from text to text, so it takes no kernels of its own.
 @triton.jit(do_not_specialize=["count"])
 def columns_kernel(
     query,

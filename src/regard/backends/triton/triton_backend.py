@@ -410,7 +410,7 @@ class _Request:
                 next(of_answers)  # of the indices
             if numbers is None:
                 continue
-            # What arrives may be one number that is repeated; kernels read neighbours in memory.
+            # One number may arrive for all entries, without memory of their own; kernels read it.
             numbers = numbers.contiguous()
             numbers = numbers.view(*self.launch.given.shape[:2], *self._last_axes(numbers))
             match reduction:
