@@ -210,6 +210,26 @@ def test_a_gradient_is_differentiated_once(interpreted: None) -> None:
         gradient.sum().backward()
 
 
+@pytest.mark.parametrize("share", [1e-5, 1e2], ids=str)
+def test_a_small_loss_has_a_gradient_in_float16(share: float, device: torch.device) -> None:
+    """The derivatives by scores are a thousandth of what arrives, too small for float16."""
+    drawn = torch.Generator().manual_seed(4)
+    query, key = (
+        torch.randn(1, 2, 200, 8, generator=drawn).to(device, torch.float16) for _ in range(2)
+    )
+    by_backend: list[Tensor] = []
+    for name, dtype in (("triton", torch.float16), ("dense", torch.float64)):
+        leaf = query.to(dtype).requires_grad_()
+        answers = regard.attend(leaf, key.to(dtype)).reduce(
+            regard.Entropy(), regard.LogSumExp(), backend=name
+        )
+        loss = sum((each.double().square() * share).sum() for each in answers)
+        (gradient,) = torch.autograd.grad(torch.as_tensor(loss), leaf)
+        by_backend.append(gradient.double())
+    size = float(by_backend[1].abs().max())
+    torch.testing.assert_close(*by_backend, rtol=0, atol=3e-3 * size)
+
+
 def test_an_answer_that_changes_in_place_keeps_its_gradient(interpreted: None) -> None:
     query = torch.randn(1, 2, 20, 8, requires_grad=True)
     A = regard.attend(query, query)

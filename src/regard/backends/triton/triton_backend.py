@@ -402,6 +402,7 @@ class _Request:
         """Return the gradients of ``tensors``, from those of the raw answers."""
         from regard.backends.triton.derivatives import Derivatives
 
+        factor = _power_for_half(self.source.dtype, arriving)
         of_answers = iter(arriving)
         derivatives = Derivatives(self.launch, self.rows)
         for reduction in self.reductions:
@@ -411,7 +412,7 @@ class _Request:
             if numbers is None:
                 continue
             # One number may arrive for all entries, without memory of their own; kernels read it.
-            numbers = numbers.contiguous()
+            numbers = (numbers if factor is None else numbers * factor).contiguous()
             numbers = numbers.view(*self.launch.given.shape[:2], *self._last_axes(numbers))
             match reduction:
                 case LogSumExp():
@@ -436,8 +437,10 @@ class _Request:
                     derivatives.add_grid(*_spans(reduction, self.source.shape), numbers)
                 case _:
                     raise AssertionError(f"{reduction} is refused")
-        found = self._with_axes(derivatives)
-        return [found.get(id(each)) for each in _tensors(self.source, self.reductions)]
+        by_id = self._with_axes(derivatives)
+        if factor is not None:
+            by_id = {name: gradient / factor for name, gradient in by_id.items()}
+        return [by_id.get(id(each)) for each in _tensors(self.source, self.reductions)]
 
     def _last_axes(self, numbers: Tensor) -> torch.Size:
         return numbers.shape[len(self.source.shape) - 2 :]
@@ -461,6 +464,20 @@ class _Request:
             gradient = gradient.squeeze(-1) if operand.ndim == 1 else gradient
             found[name] = found.get(name, 0) + _grouped(gradient, operand.shape)
         return found
+
+
+def _power_for_half(dtype: torch.dtype, arriving: Sequence[Tensor | None]) -> Tensor | None:
+    """Return a power of 2 that brings float16 gradients to about 64; None for other dtypes.
+
+    A kernel rounds the derivatives by scores to the dtype of the query, and those of the mean of an
+    answer would be 0 in float16. Gradients are linear in what arrives, so the power is exact.
+    """
+    sizes = [each.abs().max() for each in arriving if each is not None]
+    if dtype != torch.float16 or not sizes:
+        return None
+    size = torch.stack([each.double() for each in sizes]).max()
+    power = torch.exp2(6 - size.log2().floor()).float()
+    return torch.where((size > 0) & power.isfinite(), power, 1.0)
 
 
 class _Grids(NamedTuple):
