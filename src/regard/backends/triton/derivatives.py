@@ -152,16 +152,16 @@ class Derivatives:
             keys=torch.cat(self._keys, -1) if self._keys else None,
             numbers=torch.cat(self._numbers, -1) if self._numbers else None,
         )
-        found = [first]
+        derivatives = [first]
         nothing = torch.zeros_like(self._offset)
-        found += [Derivative(nothing, grid=grid) for grid in grids[1:]]
+        derivatives += [Derivative(nothing, grid=grid) for grid in grids[1:]]
         for place, product in enumerate(self._products):
             if place == 0:
-                found[0] = replace(found[0], left=product.left, right=product.right)
+                derivatives[0] = replace(derivatives[0], left=product.left, right=product.right)
             else:
-                found.append(Derivative(nothing, left=product.left, right=product.right))
-        self._collected = found
-        return found
+                derivatives.append(Derivative(nothing, left=product.left, right=product.right))
+        self._collected = derivatives
+        return derivatives
 
 
 def sum_of(tensors: Iterator[Tensor]) -> Tensor:
@@ -177,7 +177,7 @@ def _places(spans: Tensor, length: int) -> Tensor:
 
     Between spans it is -1 - n, with n the number of the next span.
     """
-    place = torch.arange(length, device="cpu")
-    span = torch.searchsorted(spans[:, 0].contiguous(), place, right=True) - 1
-    inside = (span >= 0) & (place < spans[span.clamp(min=0), 1])
+    token = torch.arange(length, device="cpu")
+    span = torch.searchsorted(spans[:, 0].contiguous(), token, right=True) - 1
+    inside = (span >= 0) & (token < spans[span.clamp(min=0), 1])
     return torch.where(inside, span, -2 - span).int()

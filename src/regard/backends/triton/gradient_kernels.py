@@ -166,11 +166,11 @@ def _numbers_of(pointer, at, here):
 @triton.jit
 def _of_scores(x, weights, by_weight, steps):
     """Return the derivative by scale · query · key, from that by the weights."""
-    found = weights * by_weight
+    by_score = weights * by_weight
     if steps.softcap is not None:
         capped = tl.where(x == float("-inf"), 0.0, x) / steps.softcap
-        found = found * (1.0 - capped * capped)
-    return found
+        by_score = by_score * (1.0 - capped * capped)
+    return by_score
 
 
 @triton.jit

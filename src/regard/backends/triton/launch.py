@@ -107,7 +107,7 @@ class Launch:
         slots = _power_of_2(k) if k else 0
         chosen = self._config("rows", k)
         groups = chosen.block_n // GROUPED
-        found = RowStatistics(
+        statistics = RowStatistics(
             self._empty(size),
             tile.Norms(self._empty(size), self._empty(size)),
             self._empty(size) if maximum else None,
@@ -117,19 +117,19 @@ class Launch:
             self._empty((*size, slots, groups)) if k > 1 else None,
         )
         visits = self._visits(chosen, packed_rows=True)
-        extra = (visits, self.given.sink, rows.RowAnswers(*found), k)
+        extra = (visits, self.given.sink, rows.RowAnswers(*statistics), k)
         self._run(rows.rows_kernel, self._row_tiles(chosen), extra, chosen, K=slots)
-        return found
+        return statistics
 
-    def top(self, found: RowStatistics, k: int) -> tuple[Tensor, Tensor]:
+    def top(self, statistics: RowStatistics, k: int) -> tuple[Tensor, Tensor]:
         """Return the k largest weights of each row and their keys, (batch, num_heads, q_len, k)."""
-        assert found.tiles is not None
+        assert statistics.tiles is not None
         size = (*self.given.shape[:-1], k)
         values, indices = self._empty(size), self._empty(size, torch.int64)
         chosen = self._config("top", k)
-        extra = (found.norms, found.tiles, found.maxima, values, indices, k)
-        groups = 1 if found.maxima is None else found.maxima.shape[-1]
-        sizes = {"K": found.tiles.shape[-1], "GROUPS": groups}
+        extra = (statistics.norms, statistics.tiles, statistics.maxima, values, indices, k)
+        groups = 1 if statistics.maxima is None else statistics.maxima.shape[-1]
+        sizes = {"K": statistics.tiles.shape[-1], "GROUPS": groups}
         self._run(top.top_kernel, self._row_tiles(chosen), extra, chosen, **sizes)
         return values, indices
 
@@ -233,13 +233,13 @@ class Launch:
             of_columns: the first strip of each column span, and one past its last, likewise.
         """
         *leading, parts, width = strips.shape
-        found = self._empty((*leading, parts, len(of_columns)))
+        by_part = self._empty((*leading, parts, len(of_columns)))
         begins, ends = of_columns.int().T.contiguous().to(strips.device, non_blocking=True)
         with torch.cuda.device_of(strips):
-            cast(Any, pooled.added_kernel)[(found.numel(),)](
-                strips, begins, ends, found, len(of_columns), width, BLOCK=128
+            cast(Any, pooled.added_kernel)[(by_part.numel(),)](
+                strips, begins, ends, by_part, len(of_columns), width, BLOCK=128
             )
-        return self._joined(found, *of_rows.int().T.contiguous())
+        return self._joined(by_part, *of_rows.int().T.contiguous())
 
     def _joined(self, sums: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
         """Add the pieces of each span of queries."""
@@ -277,7 +277,7 @@ class Launch:
 
     def query_gradient(self, norms: tile.Norms, derivative: Derivative) -> Tensor:
         """Return the gradient of the query of the operands, float32."""
-        found = self._empty(self.given.query.shape)
+        gradient = self._empty(self.given.query.shape)
         chosen = self._config(
             "query_gradient", operand=derivative.left, crowded=_crowds(derivative)
         )
@@ -285,23 +285,23 @@ class Launch:
         if derivative.keys is not None and derivative.numbers is not None:
             keys = derivative.keys.clamp(min=0).int().contiguous()
             sparse = Sparse(keys, derivative.numbers.contiguous(), None, None)
-        extra = (self._visits(chosen), norms, _terms(derivative), sparse, found)
-        programs = _ceil(found.shape[-2], chosen.block_m) * found.shape[:2].numel()
+        extra = (self._visits(chosen), norms, _terms(derivative), sparse, gradient)
+        programs = _ceil(gradient.shape[-2], chosen.block_m) * gradient.shape[:2].numel()
         sizes = self._gradient_sizes(derivative, 1, chosen.block_n)
         self._run(gradients.query_gradient_kernel, programs, extra, chosen, **sizes)
-        return found
+        return gradient
 
     def key_gradient(self, norms: tile.Norms, derivative: Derivative) -> Tensor:
         """Return the gradient of the key of the operands, float32."""
-        found = self._empty(self.given.key.shape)
+        gradient = self._empty(self.given.key.shape)
         crowded = _crowds(derivative)
         chosen = self._config("key_gradient", operand=derivative.left, crowded=crowded)
         sparse = self._sorted(derivative, chosen.block_n)
-        extra = (self._visits(chosen, by_keys=True), norms, _terms(derivative), sparse, found)
-        programs = _ceil(found.shape[-2], chosen.block_n) * found.shape[:2].numel()
+        extra = (self._visits(chosen, by_keys=True), norms, _terms(derivative), sparse, gradient)
+        programs = _ceil(gradient.shape[-2], chosen.block_n) * gradient.shape[:2].numel()
         sizes = self._gradient_sizes(derivative, 0, chosen.block_m)
         self._run(gradients.key_gradient_kernel, programs, extra, chosen, **sizes)
-        return found
+        return gradient
 
     def _gradient_sizes(self, derivative: Derivative, axis: int, block: int) -> dict[str, int]:
         left, keys = derivative.left, derivative.keys

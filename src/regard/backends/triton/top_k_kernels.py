@@ -70,8 +70,8 @@ def _best_groups(
         best = tl.max(best_of, 1)
         group = tl.min(tl.where(best_of == best[:, None], number, FAR), 1)
         best_of = tl.where(number == group[:, None], float("-inf"), best_of)
-        found = (best > float("-inf"))[:, None] & (slot == rank)
-        groups = tl.where(found, group[:, None], groups)
+        taken = (best > float("-inf"))[:, None] & (slot == rank)
+        groups = tl.where(taken, group[:, None], groups)
     return groups
 
 

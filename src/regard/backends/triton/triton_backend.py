@@ -271,8 +271,8 @@ def _gradients_of_blocks(plan: _Plan, gradients: Sequence[Tensor | None]) -> lis
         buffers = [x for sums in fill_buffers(SweepTask(*plan, PlainBlocks())) for x in sums]
     pairs = [(x, g.to(x.dtype)) for x, g in zip(buffers, gradients, strict=True) if g is not None]
     sums, arriving = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(sums, leaves, arriving, allow_unused=True))
-    return [next(found) if tensor.requires_grad else None for tensor in tensors]
+    of_leaves = iter(torch.autograd.grad(sums, leaves, arriving, allow_unused=True))
+    return [next(of_leaves) if tensor.requires_grad else None for tensor in tensors]
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,7 +295,7 @@ class _Request:
     def numbers(self) -> dict[str, Tensor]:
         """The numbers of the forward pass that the backward pass reads, by name."""
         rows, packed = self.rows, self.launch.given.limits.packed
-        found: dict[str, Tensor | None] = {
+        numbers: dict[str, Tensor | None] = {
             "logsumexp": rows.logsumexp,
             "top": rows.norms.top,
             "above": rows.norms.above,
@@ -304,10 +304,10 @@ class _Request:
             "mass": rows.mass,
         }
         if self.largest_k:
-            found["weights"], found["keys"] = self.largest
+            numbers["weights"], numbers["keys"] = self.largest
         if packed is not None:
-            found["slots"], found["words"] = packed.slots, packed.words
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+            numbers["slots"], numbers["words"] = packed.slots, packed.words
+        return {name: tensor for name, tensor in numbers.items() if tensor is not None}
 
     @cached_property
     def rows(self) -> "RowStatistics":
@@ -448,22 +448,22 @@ class _Request:
     def _with_axes(self, derivatives: "Derivatives") -> dict[int, Tensor]:
         """Return the gradients by id, in the shapes of the tensors."""
         source = self.source
-        found: dict[int, Tensor] = {}
+        by_id: dict[int, Tensor] = {}
         if source.query.requires_grad:
             query = derivatives.query_gradient() * query_factor(source)
-            found[id(source.query)] = query.view(source.query.shape)
+            by_id[id(source.query)] = query.view(source.query.shape)
         if source.key.requires_grad:
             key = derivatives.key_gradient().view(source.key.shape)
-            found[id(source.key)] = found.get(id(source.key), 0) + key  # one tensor may be both
+            by_id[id(source.key)] = by_id.get(id(source.key), 0) + key  # one tensor may be both
         if source.sink_bias is not None and source.sink_bias.requires_grad:
             of_sink = derivatives.sink_gradient().reshape(*source.shape[:-2], 1, 1)
-            found[id(source.sink_bias)] = of_sink.sum_to_size(source.sink_bias.shape)
+            by_id[id(source.sink_bias)] = of_sink.sum_to_size(source.sink_bias.shape)
         for name, gradient in derivatives.operand_gradients():
             operand = next(each for r in self.reductions for each in r.tensors if id(each) == name)
             gradient = gradient.reshape(*source.shape[:-1], gradient.shape[-1])
             gradient = gradient.squeeze(-1) if operand.ndim == 1 else gradient
-            found[name] = found.get(name, 0) + _grouped(gradient, operand.shape)
-        return found
+            by_id[name] = by_id.get(name, 0) + _grouped(gradient, operand.shape)
+        return by_id
 
 
 def _power_for_half(dtype: torch.dtype, arriving: Sequence[Tensor | None]) -> Tensor | None:
