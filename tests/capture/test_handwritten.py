@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from handwritten_ways import WAYS, Way, nano_gpt
 from regard import AttentionMatrix
-from regard.capture.handwritten import Handwritten
+from regard.capture.met_value import Met, MetValue
 from regard.capture.refusals import Absence
 from regard.tracing.tracer import Tracer
 
@@ -42,8 +42,9 @@ class Seen:
     dense: list[Tensor] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
 
-    def take(self, name: str, matrix: AttentionMatrix) -> None:
-        self.taken.append((name, matrix))
+    def record(self, met: Met) -> None:
+        matrix = met.matrix()
+        self.taken.append((met.name, matrix))
         self.dense.append(matrix.to_dense().clone())
 
     def refuse(self, name: str, reason: str, *_: object) -> None:
@@ -52,7 +53,7 @@ class Seen:
 
 @contextmanager
 def watch(model: nn.Module, seen: Seen) -> Generator[None, None, None]:
-    handwritten = Handwritten(model, seen.take, seen.refuse, Absence(model))
+    handwritten = MetValue(model, seen.record, seen.refuse, Absence(model))
     try:
         with Tracer(model, handwritten.listeners, handwritten.listener_of):
             yield
@@ -405,7 +406,7 @@ def alive(
         return tensor
 
     model = layer(lambda q, k, v: way(q, k, v, note) is None)
-    handwritten = Handwritten(model, *[lambda *_: None] * 2, Absence(model))
+    handwritten = MetValue(model, *[lambda *_: None] * 2, Absence(model))
     with torch.no_grad(), Tracer(model, handwritten.listeners, handwritten.listener_of):
         model(noise())
         return [not reference.expired() for reference in noted]

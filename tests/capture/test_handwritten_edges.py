@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import regard
 from models import Heads, noise
-from regard.capture.provenance import Scores
+
 
 
 class Layer(nn.Module):

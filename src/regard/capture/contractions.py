@@ -21,11 +21,17 @@ class Product:
         left: (batch, rows, depth).
         right: (batch, columns, depth).
         modules: the names of the modules that were running when the product was computed.
+        line: its ``file:line``.
+        clock: the number of products that ran until then.
+        gathered: True if an index chose the rows of a factor.
     """
 
     left: Tensor
     right: Tensor
-    modules: tuple[str, ...] = ()
+    modules: tuple[str, ...]
+    line: str
+    clock: int
+    gathered: bool
 
     @property
     def sizes(self) -> Numbers:
@@ -33,7 +39,7 @@ class Product:
         return (*self.left.shape[:2], self.right.shape[1])
 
     @property
-    def places(self) -> Numbers:
+    def steps(self) -> Numbers:
         """Return the strides of the contiguous product."""
         return contiguous(self.sizes)
 
@@ -53,12 +59,12 @@ class Written:
     Attributes:
         left: (batch, rows, depth).
         right: (batch, depth, columns).
-        places: the stride in the contiguous (batch, rows, columns) of each axis of the output.
+        steps: the stride in the contiguous (batch, rows, columns) of each axis of the output.
     """
 
     left: Tensor
     right: Tensor
-    places: Numbers
+    steps: Numbers
     added: Tensor | None = None
     beta: float = 0.0
     alpha: float = 1.0
@@ -81,8 +87,8 @@ def written(func: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> W
     left = left[(None,) * (3 - left.ndim)]
     right = right[None, :, None] if right.ndim == 1 else right[(None,) * (3 - right.ndim)]
     every = contiguous((left.shape[0], left.shape[1], right.shape[2]))
-    places = tuple(place for place, there in zip(every, has_axis, strict=True) if there)
-    return Written(left, right, places, added, beta, alpha)
+    steps = tuple(step for step, is_there in zip(every, has_axis, strict=True) if is_there)
+    return Written(left, right, steps, added, beta, alpha)
 
 
 def broadcast_product(first: Tensor, second: Tensor) -> Written | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regard.capture.weight_operations import tensors_in
+from regard.capture.storages import tensors_in
 from regard.errors import RegardError, is_sharded, kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.shard import Shard

@@ -30,21 +30,21 @@ class Axes:
         sizes: the size of each axis.
         strides: the stride of each axis in the storage.
         offset: the position of the first element in the storage.
-        places: the stride of each axis in the product.
-        start: the position of the first element in the product.
+        steps: the stride of each axis in the product.
+        first: the index of the first element in the product.
     """
 
     sizes: Numbers
     strides: Numbers
     offset: int
-    places: Numbers
-    start: int = 0
+    steps: Numbers
+    first: int = 0
 
     @classmethod
-    def of(cls, tensor: Tensor, places: Numbers, start: int = 0) -> "Axes":
+    def of(cls, tensor: Tensor, steps: Numbers, first: int = 0) -> "Axes":
         """Return the axes of a tensor whose strides in the product are known."""
         offset = int(tensor.storage_offset())
-        return cls(tuple(tensor.shape), tensor.stride(), offset, places, start)
+        return cls(tuple(tensor.shape), tensor.stride(), offset, steps, first)
 
     def of_view(self, view: Tensor) -> "Axes | None":
         """Return the axes of another view of the same storage.
@@ -54,20 +54,9 @@ class Axes:
         strides, offset = view.stride(), int(view.storage_offset())
         if strides == self.strides and offset == self.offset and view.shape == self.sizes:
             return self
-        basis = zip(self.sizes, self.strides, self.places, strict=True)
+        basis = zip(self.sizes, self.strides, self.steps, strict=True)
         found = translated(basis, view.shape, strides, offset - self.offset)
-        return None if found is None else Axes.of(view, found[0], self.start + found[1])
-
-    def along(self, place: int, size: int) -> int | None:
-        """Return the last axis with this stride in the product and this size; None without one."""
-        for axis in reversed(range(len(self.sizes))):
-            if self.sizes[axis] == size and (size == 1 or self.places[axis] == place):
-                return axis
-        return None
-
-    def whole_of(self, view: Tensor) -> Tensor:
-        """Return the whole tensor, given any view of its storage."""
-        return view.as_strided(self.sizes, self.strides, self.offset)
+        return None if found is None else Axes.of(view, found[0], self.first + found[1])
 
     def moved(self, result: Tensor) -> "Axes | None":
         """Return the axes of the result of an elementwise operation on the tensor.
@@ -77,13 +66,13 @@ class Axes:
         new = result.ndim - len(self.sizes)
         if new < 0 or tuple(result.shape) != (*(1,) * new, *self.sizes):
             return None
-        return Axes.of(result, (*(0,) * new, *self.places), self.start)
+        return Axes.of(result, (*(0,) * new, *self.steps), self.first)
 
     def reshaped(self, copy: Tensor) -> "Axes | None":
         """Return the axes of a copy of the tensor in another shape."""
-        basis = zip(self.sizes, contiguous(self.sizes), self.places, strict=True)
+        basis = zip(self.sizes, contiguous(self.sizes), self.steps, strict=True)
         found = translated(basis, copy.shape, contiguous(copy.shape), 0)
-        return None if found is None else Axes.of(copy, found[0], self.start + found[1])
+        return None if found is None else Axes.of(copy, found[0], self.first + found[1])
 
     def arranged(self, operand: Tensor, final: "Axes") -> Tensor | None:
         """Return a view of a tensor that broadcasts to ``sizes``, on the axes of ``final``.
@@ -92,8 +81,8 @@ class Axes:
         ``final`` must come from the same product.
         """
         whole = operand.expand(self.sizes)
-        basis = zip(self.sizes, self.places, whole.stride(), strict=True)
-        found = translated(basis, final.sizes, final.places, final.start - self.start)
+        basis = zip(self.sizes, self.steps, whole.stride(), strict=True)
+        found = translated(basis, final.sizes, final.steps, final.first - self.first)
         if found is None:
             return None
         strides, offset = found

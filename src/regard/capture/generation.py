@@ -21,6 +21,7 @@ from torch import Tensor
 from regard.capture.tensor_copies import TensorCopies
 from regard.masks import Mask
 from regard.masks.recognise import FAR, allowed_rows
+from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Place", "Run", "Runs", "extended"]
@@ -91,10 +92,16 @@ class Runs:
         self._grew = 0  # the time of the last call that added keys to a run
 
     def take(
-        self, name: str, source: QueryKeyScores, mask: Mask | None, copies: TensorCopies
+        self,
+        name: str,
+        source: QueryKeyScores | GivenScores,
+        mask: Mask | None,
+        copies: TensorCopies,
     ) -> tuple[Run, Place | None]:
         """Add a call, and return its run and its place there; the place of a first call is None."""
         self._clock += 1
+        if isinstance(source, GivenScores):
+            return _alone(source, self._clock), None
         runs, stop = self._runs.setdefault(name, []), visible_stop(source, mask)
         found = self._found(name, runs, source, stop)
         if found is None:
@@ -169,6 +176,13 @@ class Runs:
         if q_len == kv_len and torch.equal(run.last_query, source.query[..., -1:, :]):
             return None  # the same text ran twice
         return Place(0, kv_len, kv_len) if torch.equal(run.keys, _at(source.key, run)) else None
+
+
+def _alone(source: GivenScores, time: int) -> Run:
+    """Return a run of one call whose weights are kept, and which no call continues."""
+    nothing = source.values.new_zeros(()).expand(source.shape[-1], 1)
+    q_len, kv_len = source.shape[-2:]
+    return Run(None, None, nothing, nothing, kv_len, q_len, 0, time)
 
 
 def extended(

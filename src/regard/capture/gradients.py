@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from regard.capture.weight_operations import tensors_in
+from regard.capture.storages import tensors_in
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.tracing.tracer import Operation
 

@@ -26,6 +26,7 @@ from regard.recording.layers import Answers, InMemory, Layer, Queries, asked_of
 from regard.reductions.reduction import Reduction, RowStatistic
 from regard.reductions.sums import Sum
 from regard.reductions.top_k import Top, TopK
+from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["CallGroup", "Copies", "TakeValue", "Values"]
@@ -90,12 +91,18 @@ class Copies:
         self._tensor_copies = tensor_copies
         self._calls: list[_Call] = []
         self._source: QueryKeyScores | None = None
+        self._weights: GivenScores | None = None
+        self._first = 0
 
     def add(self, part: AttentionMatrix, first: int, base: int) -> None:
         """Copy the selected queries, the mask and the bias of the next call.
 
         Its first selected query is at ``first`` of all calls, its first key at column ``base``.
         """
+        if isinstance(part.source, GivenScores):
+            kept = self._tensor_copies.copy(part.source.values)
+            self._weights, self._first = replace(part.source, values=kept), first
+            return
         source, once = cast(QueryKeyScores, part.source), self._tensor_copies.copy_once
         query = self._tensor_copies.copy(source.query)
         mask = None if part.mask is None else part.mask.map(once)
@@ -108,6 +115,10 @@ class Copies:
 
     def matrix(self, selected: range) -> AttentionMatrix | None:
         """Return the merged attention of the queries at some positions; None without queries."""
+        if self._weights is not None:
+            rows = slice(selected.start - self._first, selected.stop - self._first)
+            some = AttentionMatrix(replace(self._weights, values=self._weights.values[..., rows, :]))
+            return some if some.shape[-2] else None
         calls = [part for call in self._calls if (part := call.only(selected)).rows]
         if self._source is None or not calls:
             return None

@@ -29,13 +29,12 @@ from regard.capture.fused_calls import (
     fused_call,
     read_flex,
 )
-from regard.capture.handwritten import Handwritten
 from regard.capture.merging import TakeValue
-from regard.capture.provenance import storage_key
+from regard.capture.met_value import Met, MetValue
 from regard.capture.recorder import Recorder
 from regard.capture.refusals import Absence, compiled_error, is_compiled
 from regard.capture.selection import Selection
-from regard.capture.weight_operations import tensors_in
+from regard.capture.storages import storage_key, tensors_in
 from regard.errors import is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
@@ -273,7 +272,7 @@ class _Watch:
         self._dtensor_products: set[str] = set()  # modules with a product of two activations
         self._multiplying = False
         self.absence = Absence(model)
-        handwritten = Handwritten(model, self._take_handwritten, self._refuse, self.absence)
+        handwritten = MetValue(model, self._record_met, self._refuse, self.absence)
         self.finish = handwritten.finish
         self._handwritten = handwritten
         self._safe = cache(self._reporting)
@@ -295,7 +294,7 @@ class _Watch:
             return self._safe(self._fused)
         listener = self._handwritten.listener_of(func)
         if listener is None and (self._has_processes or torch.is_grad_enabled()):
-            listener = self._handwritten.pass_on
+            listener = self._handwritten.follow
         return None if listener is None else self._safe(listener)
 
     def _reporting(self, listener: Listener) -> Listener:
@@ -376,7 +375,7 @@ class _Watch:
 
         No later operation has it.
         """
-        self._handwritten.pass_on(operation)
+        self._handwritten.follow(operation)
         mask = operation.args[1]
         with apart():
             self._padded_to[tuple(mask.sum(-1).tolist())] = mask.shape[-1]
@@ -420,14 +419,19 @@ class _Watch:
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(name, cause, operation)
 
-    def _take_handwritten(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
+    def _record_met(self, met: Met) -> TakeValue | None:
+        """Record an attention that is written by hand."""
         if self._multiplying or self.absence.is_compiled:
             return None
-        self.absence.note_attention(name)
+        self.absence.note_attention(met.name)
+        gradients = self._recorder.gradients
         try:
-            return self._recorder.take(name, matrix)
+            with apart(), torch.set_grad_enabled(gradients):
+                if not self._recorder.is_selected(met.name):
+                    return None
+                return self._recorder.take(met.name, met.matrix(gradients=gradients))
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
-            self._fail(name, cause)
+            self._fail(met.name, cause)
             return None
 
     def _fail(self, name: str, cause: Exception, operation: Operation | None = None) -> None:

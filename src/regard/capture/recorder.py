@@ -24,15 +24,12 @@ from regard.recording.file_reader import read
 from regard.recording.file_writer import Writer
 from regard.recording.layers import InMemory, Layer, Origin, Refusal, layer_at
 from regard.recording.recording import Recording
+from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Recorder"]
 
 _APART = "the calls of {} cannot be put together"
-_GIVEN_SCORES = (
-    "its matrix was made of scores or weights; observe records a query and a key.\n"
-    "    Make the matrix with regard.attend(query, key)."
-)
 _ON_META = (
     "it ran on the meta device, whose tensors have no numbers.\n"
     "    Run the model on another device."
@@ -123,6 +120,11 @@ class Recorder:
             self._progress(self._taken)
         return take_value
 
+    def is_selected(self, name: str) -> bool:
+        """Return True if the attention of a module that has just run is to be recorded."""
+        place = self._places.setdefault(name, len(self._places))
+        return name not in self._refused and self._selection.has_layer(name, place)
+
     def refuse(
         self, name: str, reason: str, line: str | None = None, cause: Exception | None = None
     ) -> None:
@@ -158,13 +160,11 @@ class Recorder:
         if any(map(is_sharded, matrix.source.tensors)):
             self.refuse(name, GATHERED)
             return None
-        if not isinstance(matrix.source, QueryKeyScores):
-            self.refuse(name, _GIVEN_SCORES)
-            return None
         if name in self._refused or not self._selection.has_layer(name, place):
-            with torch.no_grad():
-                source = _with_one_key_head(matrix.source)
-                self._runs.take(name, source, matrix.mask, self._tensor_copies)
+            if isinstance(matrix.source, QueryKeyScores):
+                with torch.no_grad():
+                    source = _with_one_key_head(matrix.source)
+                    self._runs.take(name, source, matrix.mask, self._tensor_copies)
             return None
         if self._selection.part[1] > 1 and not self.is_gathered:
             self.refuse(name, ON_ONE_PROCESS)
@@ -336,10 +336,11 @@ class Recorder:
             self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
 
     def _take(self, name: str, part: AttentionMatrix, *, gradients: bool) -> Values | None:
-        source, q_len = cast(QueryKeyScores, part.source), part.shape[-2]
+        source, q_len = cast("QueryKeyScores | GivenScores", part.source), part.shape[-2]
         asking = bool(self._selection.reductions)
         # If keys are not recorded, the keys of one head suffice to group calls.
-        one = _with_one_key_head(source) if asking else source
+        alone = asking and isinstance(source, QueryKeyScores)
+        one = _with_one_key_head(source) if alone else source
         run, place = self._runs.take(name, one, part.mask, self._tensor_copies)
         if place is None:
             copies = None if asking else Copies(run, self._tensor_copies)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
+from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import reads_without_sync
 
@@ -20,8 +21,8 @@ def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
 
     Models repeat the keys of grouped-query attention before they call a function without groups.
     """
-    source = cast(QueryKeyScores, matrix.source)
-    if source.group > 1 or not _may_look(matrix, source):
+    source = matrix.source
+    if not isinstance(source, QueryKeyScores) or source.group > 1 or not _may_look(matrix, source):
         return matrix
     key = drop_repeated_heads(source.key)
     return matrix if key is source.key else AttentionMatrix(replace(source, key=key), matrix.mask)
@@ -43,6 +44,8 @@ def some_heads(matrix: AttentionMatrix, heads: list[int]) -> AttentionMatrix:
     def chosen(tensor: Tensor) -> Tensor:
         return tensor if tensor.shape[-3] == 1 else tensor.index_select(-3, at)
 
+    if isinstance(matrix.source, GivenScores):
+        return AttentionMatrix(matrix.source.map(chosen))
     source = cast(QueryKeyScores, matrix.source)
     source = replace(
         source,
@@ -73,7 +76,7 @@ def value_heads(value: Tensor, matrix: AttentionMatrix, heads: list[int] | None)
     if value.ndim < 3:
         return value
     num_heads = matrix.shape[-3] if matrix.ndim > 2 else 1
-    if cast(QueryKeyScores, matrix.source).group > 1 and value.shape[-3] == num_heads:
+    if matrix.source.group > 1 and value.shape[-3] == num_heads:
         value = drop_repeated_heads(value)
     shared = num_heads // value.shape[-3]
     return value if heads is None else _keys(value, [head // shared for head in heads])
@@ -85,9 +88,13 @@ def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
     Raises:
         ValueError: the matrix has a position bias, and the last query is not among the rows.
     """
-    q_len, source = matrix.shape[-2], cast(QueryKeyScores, matrix.source)
+    q_len = matrix.shape[-2]
     if rows == range(q_len):
         return matrix
+    if isinstance(matrix.source, GivenScores):
+        some = matrix.source.values[..., rows.start : rows.stop, :]
+        return AttentionMatrix(replace(matrix.source, values=some))
+    source = cast(QueryKeyScores, matrix.source)
 
     def chosen(tensor: Tensor) -> Tensor:
         return tensor if tensor.shape[-2] == 1 else tensor[..., rows.start : rows.stop, :]

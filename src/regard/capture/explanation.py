@@ -1,0 +1,406 @@
+"""Query and key in the place of weights, where they give all the weights that met a value.
+
+The weights W that a model multiplied with a value, (..., num_heads, q_len, kv_len), take memory
+that grows with the square of the text. Where W = softmax(S) and S = scale · query · keyᵀ + bias
+with a mask, the matrix keeps query, key and the small rest. Both equations are compared at every
+element, block by block. The only tolerance is the rounding of the scores' own dtype. Nothing is
+read from operations but a first guess of scale, softcap and bias; without a guess that fits, the
+scale is fitted to the numbers. Otherwise the answer is None, and the weights themselves are kept.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod, sqrt
+
+import torch
+from torch import Tensor
+
+from regard.capture.score_steps import Steps
+from regard.capture.slicing import drop_repeated_heads
+from regard.masks import Keep, Mask
+from regard.masks.recognise import recognised
+from regard.matrix.attention_matrix import AttentionMatrix, attend
+
+__all__ = ["Evidence", "explained"]
+
+_HIDDEN = -500.0
+"""A score that is this much lower than query and key give it, and has weight 0, is masked."""
+
+_BLOCK = 2**18
+"""The number of scores that are compared at once; they lie in the cache."""
+
+_FAST_FLOAT32 = 2.0**-9
+"""The relative error of a float32 product with TF32 or bfloat16 arithmetic."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a model computed on the way to the weights that met a value, on the weights' axes.
+
+    Attributes:
+        weights: (..., q_len, kv_len).
+        scores: the input of the softmax, (..., q_len, kv_len).
+        sink: a column beside the scores that takes part in the softmax, (..., q_len, 1).
+        query: (..., q_len, head_dim).
+        key: (..., kv_len, head_dim).
+        steps: a guess of the steps between query · keyᵀ and the scores.
+        terms: the numbers of ``steps.terms``, broadcastable to the scores; None if unknown.
+    """
+
+    weights: Tensor
+    scores: Tensor
+    sink: Tensor | None
+    query: Tensor
+    key: Tensor
+    steps: Steps
+    terms: tuple[Tensor, ...] | None
+
+
+def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
+    """Return the matrix of query and key that gives the weights; None if it would not give all.
+
+    With ``gradients``, it is also None if a gradient would not reach all that it reached in the
+    model, as that of a learned temperature.
+    """
+    sink = None if evidence.sink is None else _one_a_head(evidence.sink)
+    if evidence.sink is not None and sink is None:
+        return None
+    scores = _Scores(evidence)
+    if not scores.give_the_weights():
+        return None
+    query, key, steps = evidence.query, evidence.key, evidence.steps
+    bias = _bias(evidence, gradients=gradients)
+    scale, cap = steps.scale, steps.cap
+    rest = None
+    if not (gradients and steps.is_learned) and bias is not _UNKNOWN:
+        rest = scores.rest(scale, cap, bias)
+    if rest is None and not gradients:
+        bias = None
+        for fitted in scores.fitted():
+            rest, cap = scores.rest(fitted, None, None), None
+            if rest is not None:
+                scale = fitted
+                break
+    if rest is None:
+        return None
+    if isinstance(scale, Tensor):
+        query = (query * scale.reshape(*query.shape[:-1], 1)).to(query.dtype)
+        scale = 1.0
+    key = drop_repeated_heads(key)
+    shape = evidence.weights.shape
+    if query.ndim > 4 and key.shape[-3] == 1 < query.shape[-3]:
+        # Groups of heads that share a key are heads of one axis.
+        query, key = query.flatten(-4, -3), key.squeeze(-3)
+        bias = None if bias is None else bias.expand(*shape[:-2], *bias.shape[-2:]).flatten(-4, -3)
+        rest = rest.joined(shape)
+        shape = torch.Size((*shape[:-4], shape[-4] * shape[-3], *shape[-2:]))
+    mask, low = rest.mask(shape), rest.low
+    if low is not None:
+        bias = low if bias is None else bias + low
+    scale = scale if cap is None else scale * cap
+    return attend(query, key, mask=mask, scale=scale, bias=bias, softcap=cap, sink_bias=sink)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rest:
+    """What scale, softcap and bias leave of the scores.
+
+    ``hidden`` is True for masked keys, (..., q_len, kv_len); None without any. ``low`` has the
+    number of a row whose scores are all so low that only their rounding is left, (..., q_len, 1).
+    """
+
+    hidden: Tensor | None
+    low: Tensor | None
+
+    def mask(self, shape: torch.Size) -> Mask | None:
+        return None if self.hidden is None else recognised(~self.hidden, shape)
+
+    def joined(self, shape: torch.Size) -> "_Rest":
+        """Return it with both axes of heads of the shape as one."""
+        wide = (
+            None if each is None else each.expand(*shape[:-1], each.shape[-1]).flatten(-4, -3)
+            for each in (self.hidden, self.low)
+        )
+        return _Rest(*wide)
+
+
+class _Scores:
+    """The scores of some evidence with one leading axis, in blocks."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._shape = evidence.weights.shape
+        q_len, kv_len = self._shape[-2:]
+        self._count = prod(self._shape[:-2])
+        is_double = evidence.scores.dtype == torch.float64
+        self._dtype = torch.float64 if is_double else torch.float32
+        self._weights, self._scores = (
+            each.reshape(self._count, q_len, kv_len) for each in (evidence.weights, evidence.scores)
+        )
+        self._sink = None
+        if evidence.sink is not None:
+            sink = evidence.sink.expand(*self._shape[:-1], 1)
+            self._sink = sink.reshape(self._count, q_len, 1)
+        self._eps = evidence.steps.eps
+
+    def blocks(self) -> Iterator[tuple[slice, slice]]:
+        """Yield slices of the leading axis and of the rows."""
+        q_len, kv_len = self._shape[-2:]
+        count = max(1, _BLOCK // (q_len * kv_len))
+        height = q_len if count > 1 else max(1, _BLOCK // kv_len)
+        for row in range(0, q_len, height):
+            for first in range(0, self._count, count):
+                yield slice(first, first + count), slice(row, row + height)
+
+    def give_the_weights(self) -> bool:
+        """Return True if the softmax of all scores gives the weights, or a row is 0 or NaN."""
+        return all(self._give(*block) for block in self.blocks())
+
+    def _give(self, some: slice, rows: slice) -> bool:
+        weights, scores = self._weights[some, rows], self._scores[some, rows]
+        scores = scores.to(self._dtype)
+        if self._sink is not None:
+            scores = torch.cat([scores, self._sink[some, rows].to(self._dtype)], -1)
+        given = scores.softmax(-1)[..., : weights.shape[-1]]
+        if torch.equal(given.to(weights.dtype), weights):
+            return True
+        wide = weights.to(self._dtype)
+        eps = max(torch.finfo(weights.dtype).eps, 4 * torch.finfo(self._dtype).eps)
+        # Numbers below the normal ones of a dtype are rounded to multiples of the smallest one.
+        tiny = torch.finfo(weights.dtype).smallest_normal
+        same = (wide - given).abs() <= 2 * eps * given + tiny
+        same |= _dead(wide)[..., None]
+        return bool(same.all())
+
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query and key in the dtype of comparison, and the rounding of their product."""
+        query, key = self._evidence.query, self._evidence.key
+        fast = query.is_cuda or torch.get_float32_matmul_precision() != "highest"
+        query = query.reshape(self._count, *query.shape[-2:]).to(self._dtype)
+        key = key.reshape(self._count, *key.shape[-2:]).to(self._dtype)
+        reach = query.norm(dim=-1, keepdim=True) * key.norm(dim=-1).amax(-1)[:, None, None]
+        error = 4 * torch.finfo(self._dtype).eps * sqrt(query.shape[-1])
+        if fast:
+            error += max(_FAST_FLOAT32 if self._dtype == torch.float32 else 0.0, self._eps)
+        return query, key.mT, reach * error
+
+    def rest(
+        self, scale: float | Tensor, cap: float | None, bias: Tensor | None
+    ) -> _Rest | None:
+        """Return the mask that the scores have beyond scale, cap and bias; None for other numbers.
+
+        The scale is a number, or a tensor with one number for each row, (count, q_len, 1).
+        """
+        q_len, kv_len = self._shape[-2:]
+        hidden: Tensor | None = None
+        low = torch.zeros((), dtype=self._dtype, device=self._scores.device)
+        of_bias = None if bias is None else _Spread(bias, self._shape)
+        first: dict[int, Tensor | None] = {}
+        for some, rows in self.blocks():
+            block = self._block_rest(some, rows, scale, cap, of_bias)
+            if block is None:
+                return None
+            masked, lowered = block
+            if lowered is not None:
+                low = low.expand(self._count, q_len, 1).clone() if low.ndim == 0 else low
+                low[some, rows] = lowered
+            first.setdefault(rows.start, masked if masked is None else masked[:1])
+            if hidden is None and _equal(masked, first[rows.start]):
+                continue
+            if hidden is None:
+                hidden = self._all_hidden(first, some, rows)
+            hidden[some, rows] = False if masked is None else masked
+        leading = self._shape[:-2]
+        if hidden is None and any(each is not None for each in first.values()):
+            height = next(self.blocks())[1].stop
+            parts = [
+                torch.zeros(1, min(height, q_len - start), kv_len, dtype=torch.bool).to(low.device)
+                if each is None
+                else each
+                for start, each in first.items()
+            ]
+            hidden = torch.cat(parts, -2).reshape(*(1,) * len(leading), q_len, kv_len)
+        elif hidden is not None:
+            hidden = hidden.reshape(self._shape)
+        rows_low = None
+        if low.ndim:
+            rows_low = _narrowed(low.reshape(*leading, q_len, 1)).to(self._evidence.query.dtype)
+        return _Rest(hidden, rows_low)
+
+    def _all_hidden(self, first: dict[int, Tensor | None], some: slice, rows: slice) -> Tensor:
+        """Return the masks of all blocks before one, which were all alike."""
+        hidden = torch.zeros(
+            self._count, *self._shape[-2:], dtype=torch.bool, device=self._scores.device
+        )
+        for earlier, its_rows in self.blocks():
+            if (earlier, its_rows) == (some, rows):
+                return hidden
+            masked = first[its_rows.start]
+            if masked is not None:
+                hidden[earlier, its_rows] = masked
+        return hidden
+
+    def _block_rest(
+        self,
+        some: slice,
+        rows: slice,
+        scale: float | Tensor,
+        cap: float | None,
+        bias: "_Spread | None",
+    ) -> tuple[Tensor | None, Tensor | None] | None:
+        query, key, error = self._factors
+        scores = self._scores[some, rows].to(self._dtype)
+        query, key, error = query[some, rows], key[some], error[some, rows]
+        if isinstance(scale, Tensor):
+            query, error = query * scale[some, rows], error * scale[some, rows].abs()
+        else:
+            error = error * abs(scale * (cap or 1.0))
+        factor = 1.0 if isinstance(scale, Tensor) else scale
+        if cap is None:
+            left = torch.baddbmm(scores, query, key, alpha=-factor)
+        else:
+            left = scores - cap * (factor * (query @ key)).tanh_()
+        if bias is not None:
+            left = left - bias.block(some, rows)
+        least, most = left.aminmax()
+        if float(error.min()) >= max(float(most), -float(least)):
+            return None, None
+        if not bool(most < torch.inf):
+            return None
+        return self._read(some, rows, scores, left, error)
+
+    def _read(
+        self, some: slice, rows: slice, scores: Tensor, left: Tensor, error: Tensor
+    ) -> tuple[Tensor | None, Tensor | None] | None:
+        """Return the masked keys and the low rows of one block; None for other numbers."""
+        weights = self._weights[some, rows]
+        hidden = left < _HIDDEN
+        dead = _dead(weights)[..., None]
+        lost = hidden.all(-1, keepdim=True) & ~dead
+        lowered = None
+        if bool(lost.any()):
+            most, least = left.amax(-1, keepdim=True), left.amin(-1, keepdim=True)
+            bound = 4 * self._eps * least.abs() + error
+            if bool((lost & ~(most - least <= bound)).any()):
+                return None
+            lowered = torch.where(lost, scores.amax(-1, keepdim=True), 0.0)
+            hidden = hidden & ~lost
+        if bool((hidden & ~dead & (weights != 0)).any()):
+            return None
+        hidden = hidden | dead
+        left = left.masked_fill(hidden | lost, 0.0)
+        bound = (2 * self._eps * scores.abs()).masked_fill_(hidden | lost, 0.0).add_(error)
+        if not bool((left.abs() <= bound).all()):
+            # Numbers that are added to a whole row change no weight.
+            best = scores.masked_fill(hidden | lost, -torch.inf).argmax(-1, keepdim=True)
+            left = (left - left.gather(-1, best)).masked_fill(hidden | lost, 0.0)
+            bound = bound + self._eps * scores.gather(-1, best).abs()
+            bound = bound.masked_fill(lost | dead, torch.inf)
+            if not bool((left.abs() <= 2 * bound).all()):
+                return None
+        return (hidden if bool(hidden.any()) else None), lowered
+
+    def fitted(self) -> Iterator[float | Tensor]:
+        """Yield scales that fit the scores best: of all rows, of each head, of each row."""
+        query, key, _ = self._factors
+        parts: list[Tensor] = []
+        rows_of: dict[int, list[Tensor]] = {}
+        for some, rows in self.blocks():
+            product = (query[some, rows] @ key[some]).double()
+            scores = self._scores[some, rows].double()
+            seen = (self._weights[some, rows] > 0) & (scores > _HIDDEN * 20)
+            count = seen.sum(-1, keepdim=True).clamp(min=1)
+            product, scores = product.where(seen, 0), scores.where(seen, 0)
+            product = (product - product.sum(-1, keepdim=True) / count).where(seen, 0)
+            scores = (scores - scores.sum(-1, keepdim=True) / count).where(seen, 0)
+            both = torch.stack([(product * scores).sum(-1), product.square().sum(-1)], -1)
+            rows_of.setdefault(rows.start, []).append(both)
+        parts = [torch.cat(each, 0) for each in rows_of.values()]
+        sums = torch.cat(parts, 1)  # (count, q_len, 2)
+        total = sums.sum((0, 1))
+        if float(total[1]) == 0:
+            return
+        yield float(total[0] / total[1])
+        by_head = sums.sum(1, keepdim=True)
+        yield _ratio(by_head).expand(self._count, self._shape[-2], 1).to(self._dtype)
+        yield _ratio(sums).to(self._dtype)
+
+
+class _Spread:
+    """A bias that broadcasts to a shape, read in blocks with one leading axis."""
+
+    def __init__(self, bias: Tensor, shape: torch.Size) -> None:
+        leading = bias.shape[:-2]
+        index = torch.arange(prod(leading), device=bias.device).view(leading)
+        self._index = index.expand(shape[:-2]).reshape(-1)
+        self._bias = bias.reshape(-1, *bias.shape[-2:])
+
+    def block(self, some: slice, rows: slice) -> Tensor:
+        bias = self._bias if self._bias.shape[-2] == 1 else self._bias[:, rows]
+        return bias[self._index[some]] if len(bias) > 1 else bias
+
+
+_UNKNOWN = torch.empty(0)
+"""The bias of scores to which numbers were added that the matrix cannot hold."""
+
+
+def _bias(evidence: Evidence, *, gradients: bool) -> Tensor | None:
+    """Return the sum of the numbers that were added to scores, without those that only mask."""
+    if evidence.terms is None:
+        return _UNKNOWN
+    total: Tensor | None = None
+    terms = zip(evidence.steps.terms, evidence.terms, strict=True)
+    for term, numbers in terms:
+        lowest = _HIDDEN / max(abs(term.factor), 1e-30)
+        low = numbers < lowest
+        is_low = bool(low.any())
+        if is_low:
+            numbers = numbers.masked_fill(low, 0.0)
+        if is_low and not bool(numbers.any()):
+            continue
+        if gradients and term.numbers.requires_grad and (is_low or term.factor != 1 or total is not None):
+            return _UNKNOWN
+        added = numbers if term.factor == 1 else numbers * term.factor
+        total = added if total is None else total + added
+    return total
+
+
+def _one_a_head(sink: Tensor) -> Tensor | None:
+    """Return the logits of a sink, (num_heads,) or (), from a column (..., num_heads, q_len, 1).
+
+    The result is None if they differ by batch or row.
+    """
+    first = sink[(0,) * (sink.ndim - 3)] if sink.ndim > 2 else sink
+    each = first[..., :1, :1]
+    if not torch.equal(each.expand(sink.shape), sink):
+        return None
+    return each.flatten() if each.numel() > 1 else each.flatten()[0]
+
+
+def _dead(weights: Tensor) -> Tensor:
+    """Return True for each row that is 0, or that a softmax without keys made NaN."""
+    return (weights.amax(-1) == 0) | weights.isnan().all(-1)
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other.expand_as(one))
+
+
+def _ratio(sums: Tensor) -> Tensor:
+    """Return the quotient of both sums, (..., 1); of a row without any, that of all rows."""
+    whole = sums.sum((0, 1))
+    first, second = sums[..., :1], sums[..., 1:]
+    return torch.where(second > 0, first / second, whole[0] / whole[1])
+
+
+def _narrowed(tensor: Tensor) -> Tensor:
+    """Return a tensor without the leading axes along which it repeats."""
+    for axis in range(tensor.ndim - 2):
+        part = tensor.narrow(axis, 0, 1)
+        if torch.equal(part.expand_as(tensor), tensor):
+            tensor = part
+    return tensor

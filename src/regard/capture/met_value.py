@@ -1,0 +1,852 @@
+"""Attention that is written by hand: the operand that multiplies the value.
+
+    query · key ──► any operations ──► softmax ──► any operations ──► · value
+      Product           scores          Softmax        weights        recorded
+
+``MetValue`` listens to a ``Tracer``. It marks the storages whose numbers descend from a product of
+two activations, whatever made them. A marked operand that multiplies another activation, is not
+negative and has rows that sum to 1 (or to 0, without keys) is an attention. It is recorded as it
+stands, in the model's own axes. ``explanation.py`` puts query and key in its place where they give
+all of it. Dropout is the one step that is looked through.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.capture.contractions import Product, Written, broadcast_product, written
+from regard.capture.element_axes import Axes, contiguous, translated
+from regard.capture.explanation import Evidence, explained
+from regard.capture.merging import TakeValue
+from regard.capture.refusals import Absence
+from regard.capture.score_steps import Steps
+from regard.capture.storages import Parameters, Storages, storage_key, tensors_in, written_by
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.scores.given_scores import GivenScores
+from regard.tracing.operations import (
+    CHANCE,
+    COPIES,
+    DROPOUTS,
+    EXPONENTIALS,
+    GATHERS,
+    MULTIPLICATIONS,
+    PRODUCTS,
+    SHAPES_ALONE,
+    SOFTMAXES,
+)
+from regard.tracing.tracer import Listener, Operation, apart
+
+__all__ = ["Met", "MetValue"]
+
+
+@dataclass(frozen=True, eq=False)
+class Met:
+    """An attention that met its value, made of the model's own tensors.
+
+    Attributes:
+        name: the name of its module.
+        weights: what multiplied the value, (..., q_len, kv_len), before dropout.
+        value: (..., kv_len, head_dim), with the leading axes of the weights or 1.
+        evidence: what the weights may follow from; None if that is unknown.
+        lines: the ``file:line`` of its product, its softmax and its product with the value, by
+            "product", "softmax" and "value".
+    """
+
+    name: str
+    weights: Tensor
+    value: Tensor
+    evidence: Evidence | None
+    lines: Mapping[str, str]
+
+    def matrix(self, *, gradients: bool = False) -> AttentionMatrix:
+        """Return the matrix of query and key if they give all the weights, else of the weights.
+
+        With ``gradients``, all gradients that reached the weights reach the result's tensors.
+        """
+        if self.evidence is not None:
+            with torch.no_grad():
+                matrix = explained(self.evidence, gradients=gradients)
+            if matrix is not None:
+                return matrix
+        return AttentionMatrix(GivenScores(self.weights, are_weights=True))
+
+
+@dataclass(eq=False, slots=True)
+class _Softmax:
+    """The softmax of scores, or the exponential of a softmax that is written out.
+
+    ``scores`` is its input, until the weights met a value. ``product`` is None if its input does
+    not descend from one product. ``is_of_scores`` is False for the softmax of anything else.
+    """
+
+    name: str | None
+    line: str
+    scores: Tensor | None
+    axes: Axes | None
+    dim: int
+    steps: Steps
+    product: Product | None = None
+    is_written_out: bool = False
+    is_of_scores: bool = True
+    is_met: bool = False
+    met: list[Axes] = field(default_factory=list[Axes])
+
+
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """A storage that descends from a product of two activations.
+
+    Attributes:
+        product: the product; None if it is unknown, or there are several.
+        axes: the axes in the numbering of the product, or of the softmax without a product.
+        steps: the steps from the product.
+        softmax: the softmax that was taken; None for scores.
+        before: the weights before dropout, with their axes.
+        shapes: the views that the model took of the storage: sizes, strides and offset.
+    """
+
+    product: Product | None
+    axes: Axes | None
+    steps: Steps
+    softmax: _Softmax | None = None
+    before: tuple[Tensor, Axes | None] | None = None
+    shapes: list[tuple[tuple[int, ...], tuple[int, ...], int]] = field(
+        default_factory=list[tuple[tuple[int, ...], tuple[int, ...], int]]
+    )
+
+    def into(self, tensor: Tensor, **changes: Any) -> "_Track":
+        """Return the track of a new storage, whose tensor is given."""
+        return replace(self, shapes=[_geometry(tensor)], **changes)
+
+
+class MetValue:
+    """A detector of attention that is written as products.
+
+    Args:
+        model: the model; its parameters do not count as activations.
+        record: called with each attention. It returns a function that receives the value, or None.
+        refuse: called with the module's name, the reason and a line.
+        absence: collects operations that might have been attention.
+
+    Attributes:
+        listeners: the listeners of the operations that may begin a chain.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        record: Callable[[Met], TakeValue | None],
+        refuse: Callable[[str, str, str], None],
+        absence: Absence,
+    ) -> None:
+        self._record, self._refuse, self._absence = record, refuse, absence
+        self._buffers = model.buffers
+        self._parameters = Parameters(model)
+        self._tracks: Storages[_Track] = Storages()
+        self._noise: Storages[float | None] = Storages()
+        self._gathered: Storages[bool] = Storages()
+        self._outputs: Storages[int] = Storages()
+        self._clock = 0
+        self._open: list[_Softmax] = []
+        self.listeners: Mapping[Callable[..., Any], Listener] = {
+            **dict.fromkeys(COPIES, self._copy),
+            **dict.fromkeys(GATHERS, self._gather),
+            **dict.fromkeys(PRODUCTS, self._multiply_matrices),
+            **dict.fromkeys(MULTIPLICATIONS, self._multiply),
+            **dict.fromkeys(SOFTMAXES, self.on_softmax),
+        }
+        self._on_chain: Mapping[Callable[..., Any], Listener] = {
+            **dict.fromkeys(EXPONENTIALS, self._exponential),
+            **dict.fromkeys(CHANCE, self._draw),
+            **dict.fromkeys(DROPOUTS, self._drop),
+        }
+
+    def listener_of(self, func: Callable[..., Any]) -> Listener | None:
+        """Return the listener of an operation that ``listeners`` lacks.
+
+        It is None while nothing is tracked.
+        """
+        return self._on_chain.get(func, self.follow) if self._tracks else None
+
+    def finish(self) -> None:
+        """Refuse each attention whose weights met no value in a product."""
+        for softmax in self._open:
+            if softmax.is_met or softmax.name is None:
+                continue
+            if softmax.is_written_out or not softmax.is_of_scores:
+                continue
+            self._refuse(softmax.name, _UNMET.format(softmax.line), softmax.line)
+        self._open.clear()
+
+    # Products
+
+    def _multiply_matrices(self, operation: Operation) -> None:
+        self._tracks.forget()
+        self._clock += 1
+        self._absence.note_product(operation)
+        factors = list(tensors_in(operation.args))
+        owned = any(map(self._parameters.has, factors))
+        output = cast(Tensor, operation.output)
+        if (owned and not self._tracks) or output.is_nested or not output.numel():
+            return
+        with apart():
+            product = written(operation.func, operation.args, operation.kwargs)
+        self._combine(operation, product, owned=owned)
+
+    def _combine(self, operation: Operation, product: Written, *, owned: bool) -> None:
+        """Handle a product: one of weights and a value, of a parameter, or a new one of scores."""
+        sides = [(self._tracks.of(side), side, other) for side, other in product.sides]
+        tracked = [(track, *rest) for track, *rest in sides if track is not None]
+        normalised = [each for each in tracked if each[0].softmax is not None]
+        if not owned:
+            if len(normalised) == 2 and all(_is_of_scores(track) for track, *_ in normalised):
+                self._mix(operation, [track for track, *_ in normalised])
+                return
+            for track, side, other in (*normalised, *tracked):
+                if self._meets(operation, track, side, other, product):
+                    return
+            self._begin(operation, product)
+        elif tracked:
+            self._follow_mixture(operation, tracked[0][0], tracked[0][1])
+
+    def _begin(self, operation: Operation, written_: Written) -> None:
+        """Track the product of two activations as scores."""
+        output = cast(Tensor, operation.output)
+        axes = Axes.of(output, written_.steps)
+        left, right = written_.left, written_.right.mT
+        gathered = any(self._gathered.of(factor) for factor in (left, right))
+        product = Product(
+            left, right, operation.running(), operation.place(), self._clock, gathered=gathered
+        )
+        steps = Steps(torch.finfo(output.dtype).eps, written_.alpha)
+        if written_.added is not None and written_.beta:
+            steps = steps.plus(written_.added, axes, written_.beta)
+        self._tracks.put(output, _Track(product, axes, steps, shapes=[_geometry(output)]))
+
+    def _follow_mixture(self, operation: Operation, track: _Track, side: Tensor) -> None:
+        """Track scores or weights whose heads a parameter mixes; others become features."""
+        output = cast(Tensor, operation.output)
+        axes = None if track.axes is None else track.axes.of_view(side)
+        product = track.product
+        if output.numel() != side.numel() or axes is None or product is None:
+            return
+        if axes.steps[-1] >= product.steps[0] and axes.sizes[-1] > 1:
+            self._tracks.put(output, track.into(output, axes=None, product=None, before=None))
+
+    def _mix(self, operation: Operation, tracks: list[_Track]) -> None:
+        """Track the product of two weights, which may be weights itself."""
+        softmax = cast(_Softmax, tracks[0].softmax)
+        for track in tracks:
+            cast(_Softmax, track.softmax).is_met = True
+        mixed = replace(softmax, scores=None, axes=None, product=None, is_met=False, met=[])
+        self._open.append(mixed)
+        output = cast(Tensor, operation.output)
+        axes = Axes.of(output, contiguous(output.shape))
+        self._tracks.put(
+            output, tracks[0].into(output, product=None, axes=axes, before=None, softmax=mixed)
+        )
+
+    # The value
+
+    def _meets(
+        self, operation: Operation, track: _Track, side: Tensor, value: Tensor, product: Written
+    ) -> bool:
+        """Record weights (batch, rows, keys) that multiply a value (batch, keys, head_dim).
+
+        Return False if the operand is no weights, and the product is an ordinary one.
+        """
+        softmax = track.softmax
+        with apart():
+            weights = self._before_dropout(track, side)
+            if weights is None:
+                return self._refuse_sum(operation, track, side, "dropped at random")
+            fault = _fault(weights)
+        if softmax is not None and not softmax.is_of_scores:
+            if fault is None:
+                self._note(operation, softmax.line, "of no product of query and key")
+            return False
+        if fault is not None or product.alpha != 1:
+            if softmax is None or (softmax.is_written_out and "negative" in (fault or "")):
+                self._suspect(operation, track, fault)
+                return False
+            fault = fault or "their product with the value is scaled"
+            return self._refuse_sum(operation, track, side, fault)
+        name = self._owner(operation, track)
+        if softmax is not None:
+            softmax.is_met = True
+        if name is None:
+            return True
+        if self._is_composite(track, value):
+            self._refuse(name, _COMPOSITE.format(_line(track)), _line(track))
+            return True
+        if track.product is not None and track.product.gathered:
+            self._refuse(name, _GATHERED.format(track.product.line), track.product.line)
+            return True
+        with apart():
+            shaped = _shaped(operation, track, side)
+            leading = shaped.shape[:-2]
+            met_value = _value(value, leading, side.shape[0])
+            shaped_weights = shaped if weights is side else weights.reshape(shaped.shape)
+            evidence = self._evidence(track, shaped, shaped_weights)
+        lines = {"value": operation.place()}
+        if track.product is not None:
+            lines["product"] = track.product.line
+        if softmax is not None:
+            lines["softmax"] = softmax.line
+        if softmax is not None and evidence is not None and track.axes is not None:
+            axes = track.axes.of_view(shaped)
+            if axes is not None and any(_same_part(axes, earlier) for earlier in softmax.met):
+                return True  # explained weights, used again
+        take_value = self._record(Met(name, shaped_weights, met_value, evidence, lines))
+        if softmax is not None and track.axes is not None and softmax.scores is not None:
+            axes = track.axes.of_view(shaped)
+            if axes is not None:
+                softmax.met.append(axes)
+        if take_value is not None:
+            take_value(met_value)
+        self._outputs.put(cast(Tensor, operation.output), self._clock)
+        return True
+
+    def _evidence(self, track: _Track, shaped: Tensor, weights: Tensor) -> Evidence | None:
+        """Return what the weights may follow from, on their own axes."""
+        softmax, product = track.softmax, track.product
+        axes = None if track.axes is None else track.axes.of_view(shaped)
+        if softmax is None or product is None or axes is None or softmax.product is not product:
+            return None
+        if softmax.scores is None or softmax.axes is None:
+            return None
+        factors = _factors(product, axes)
+        scores = softmax.axes.arranged(softmax.scores, axes)
+        if factors is None or scores is None or scores.shape[-2:] != shaped.shape[-2:]:
+            return None
+        scores = scores.expand(shaped.shape)
+        sink = None
+        length = softmax.axes.sizes[softmax.dim]
+        if length == shaped.shape[-1] + 1:
+            sink = _column_beside(softmax, axes)
+        if length not in (shaped.shape[-1], shaped.shape[-1] + 1) or (
+            length > shaped.shape[-1] and sink is None
+        ):
+            return None
+        terms: list[Tensor] | None = []
+        for term in softmax.steps.terms:
+            numbers = term.axes.arranged(term.numbers, axes)
+            if numbers is None:
+                terms = None
+                break
+            terms.append(numbers)
+        return Evidence(
+            weights,
+            scores,
+            sink,
+            *factors,
+            softmax.steps,
+            None if terms is None else tuple(terms),
+        )
+
+    def _before_dropout(self, track: _Track, side: Tensor) -> Tensor | None:
+        """Return weights as they were before dropout, (batch, rows, keys)."""
+        if track.before is None:
+            return side
+        before, axes = track.before
+        view = None if track.axes is None else track.axes.of_view(side)
+        if view is not None and axes is not None:
+            return axes.arranged(before, view)
+        return before.reshape(side.shape) if before.numel() == side.numel() else None
+
+    def _is_composite(self, track: _Track, value: Tensor) -> bool:
+        """Return True if the value is the output of an attention after these scores were made."""
+        clock = self._outputs.of(value)
+        return clock is not None and track.product is not None and track.product.clock < clock
+
+    def _refuse_sum(
+        self, operation: Operation, track: _Track, side: Tensor, fault: str
+    ) -> bool:
+        """Refuse weights that are no weights any more when they meet a value."""
+        softmax = cast(_Softmax, track.softmax)
+        softmax.is_met = True
+        name = self._owner(operation, track)
+        if name is not None and not _is_outer(track):
+            reason = _CHANGED.format(softmax.line, operation.place(), fault)
+            self._refuse(name, reason, softmax.line)
+        return True
+
+    def _suspect(self, operation: Operation, track: _Track, fault: str | None) -> None:
+        """Note scores that meet a value without a softmax in the module of their product."""
+        product = track.product
+        if product is None or track.axes is None or _is_outer(track):
+            return
+        constants = {storage_key(buffer) for buffer in self._buffers()}
+        if any(storage_key(each) in constants for each in tensors_in(operation.args)):
+            return
+        is_changed = track.softmax is not None or track.steps != Steps(track.steps.eps)
+        if operation.module() in product.modules and (is_changed or product.is_of_vectors):
+            how = f"scores meet a value ({operation.place()}) without a softmax"
+            self._absence.note_unlike(cast(str, operation.module()), f"{how}: {fault}")
+
+    def _note(self, operation: Operation, line: str, what: str) -> None:
+        name = operation.module()
+        if name is not None:
+            how = f"a softmax ({line}) {what} multiplies a value ({operation.place()})"
+            self._absence.note_unlike(name, how)
+
+    def _owner(self, operation: Operation, track: _Track) -> str | None:
+        """Return the innermost running module that also ran the product of query and key.
+
+        This skips a module for the second product alone, which several layers may share.
+        """
+        running = operation.running()
+        before = () if track.product is None else track.product.modules
+        both = (name for name in running if name in before)
+        return next(both, next(iter(running), None))
+
+    # Softmax
+
+    def on_softmax(self, operation: Operation) -> None:
+        """Track the output of a softmax."""
+        source, dim = operation.args[:2]
+        output = cast(Tensor, operation.output)
+        if output.is_nested or output.ndim < 2 or not output.numel():
+            return
+        self._absence.note_product(operation)
+        track = self._tracks.of(source)
+        for earlier in self._open:
+            if earlier.is_met:
+                earlier.scores = None  # free them, even while the model keeps the weights
+        self._open = [each for each in self._open if not each.is_met]
+        is_of_scores = track is not None and track.softmax is None
+        axes = None if track is None or track.axes is None else track.axes.of_view(source)
+        steps = track.steps if track is not None else Steps(torch.finfo(output.dtype).eps)
+        product = track.product if track is not None else None
+        name = operation.module()
+        if product is not None:
+            name = self._owner(operation, cast(_Track, track))
+        softmax = _Softmax(
+            name,
+            operation.place(),
+            source if product is not None else None,
+            axes,
+            dim % source.ndim,
+            steps,
+            product,
+            is_of_scores=is_of_scores or track is not None,
+        )
+        if track is not None:
+            self._open.append(softmax)
+        moved = None if axes is None else axes.moved(output)
+        if moved is None:
+            moved, product = Axes.of(output, contiguous(output.shape)), None
+        self._tracks.put(
+            output, _Track(product, moved, steps, softmax, shapes=[_geometry(output)])
+        )
+
+    def _exponential(self, operation: Operation) -> None:
+        """Track the exponentials of a softmax that is written out."""
+        source, output = operation.args[0], cast(Tensor, operation.output)
+        track = self._tracks.of(source)
+        axes = None if track is None or track.axes is None else track.axes.of_view(source)
+        moved = None if axes is None else axes.moved(output)
+        if track is None or moved is None or storage_key(source) == storage_key(output):
+            self.follow(operation)
+            return
+        softmax = _Softmax(
+            operation.module(),
+            operation.place(),
+            source,
+            axes,
+            source.ndim - 1,
+            track.steps,
+            track.product,
+            is_written_out=True,
+        )
+        if track.softmax is not None and not track.softmax.is_written_out:
+            softmax = track.softmax
+        self._tracks.put(output, track.into(output, axes=moved, softmax=softmax))
+
+    # Operations in between
+
+    def follow(self, operation: Operation) -> None:
+        """Track what an operation makes of scores or weights."""
+        if not self._tracks or operation.func in SHAPES_ALONE:
+            return
+        inputs = [
+            (track, tensor)
+            for tensor in tensors_in((operation.args, *operation.kwargs.values()))
+            if (track := self._tracks.of(tensor)) is not None and tensor.numel()
+        ]
+        if not inputs:
+            return
+        changed = list(written_by(operation))
+        # Weights count more than scores, and the larger tensor more than the smaller one.
+        track, source = max(
+            inputs, key=lambda each: (each[0].softmax is not None, each[1].numel())
+        )
+        for output in tensors_in((*tensors_in((operation.output,)), *changed)):
+            earlier = self._tracks.of(output)
+            if earlier is not None and not any(output is each for each in changed):
+                if storage_key(output) != storage_key(source) or output.numel() > 0:
+                    earlier.shapes.append(_geometry(output))
+                continue
+            if earlier is not None:
+                self._rewrite(operation, output, earlier)
+            elif _is_like(source, output):
+                axes = None if track.axes is None else track.axes.of_view(source)
+                axes = None if axes is None else axes.moved(output) or _reshaped(axes, output)
+                if axes is None:
+                    axes = _with_column(operation, track, source, output)
+                steps = track.steps
+                if track.softmax is None:
+                    steps = steps.after(operation, source, axes)
+                self._tracks.put(output, track.into(output, axes=axes, steps=steps))
+
+    def _rewrite(self, operation: Operation, output: Tensor, track: _Track) -> None:
+        """Update the track of a storage that an operation writes to."""
+        if track.softmax is None and track.axes is not None:
+            axes = track.axes.of_view(output)
+            steps = track.steps.after(operation, output, axes)
+            if _geometry(output)[0] == track.axes.sizes or output.numel() == math.prod(
+                track.axes.sizes
+            ):
+                self._tracks.put(output, replace(track, steps=steps))
+
+    def _multiply(self, operation: Operation) -> None:
+        """Track an elementwise product: a step, dropout, or an einsum over an axis of size 1."""
+        first, second = operation.args[:2]
+        if isinstance(first, Tensor) and isinstance(second, Tensor):
+            if self._thin(operation, first, second) or self._thin(operation, second, first):
+                return
+            if _is_outer_product(first, second) or self._is_of_one_key(first, second):
+                with apart():
+                    product = broadcast_product(first, second)
+                owned = any(map(self._parameters.has, (first, second)))
+                if product is not None and not owned:
+                    self._combine(operation, product, owned=False)
+                    return
+            for weights, other in ((first, second), (second, first)):
+                track = self._tracks.of(weights)
+                if track is not None and track.softmax is not None:
+                    grown = cast(Tensor, operation.output).numel() > 2 * weights.numel()
+                    if grown and not track.softmax.is_of_scores and other.numel() > weights.numel():
+                        self._note(operation, track.softmax.line, "of no product of query and key")
+        if self._tracks:
+            self.follow(operation)
+
+    def _is_of_one_key(self, first: Tensor, second: Tensor) -> bool:
+        """Return True if one factor holds weights over a single key."""
+        for weights in (first, second):
+            track = self._tracks.of(weights)
+            if track is not None and track.softmax is not None and weights.ndim == second.ndim:
+                scores = track.softmax.scores
+                if scores is not None and scores.shape[track.softmax.dim] == 1:
+                    return first.ndim == second.ndim
+        return False
+
+    def _gather(self, operation: Operation) -> None:
+        """Note tensors whose rows an index chose, so that they are no tokens in order."""
+        source, output = operation.args[0], operation.output
+        if source.ndim >= 3 and source.is_floating_point() and _gathers_rows(operation):
+            self._gathered.put(output, True)
+        self.follow(operation)
+
+    def _copy(self, operation: Operation) -> None:
+        """Note a copy of a parameter, or track a copy of scores or weights."""
+        source = operation.args[0]
+        if isinstance(source, Tensor) and self._parameters.has(source):
+            if storage_key(source) != storage_key(operation.output):
+                self._parameters.note_copy(operation.output)
+        elif self._tracks:
+            self.follow(operation)
+
+    # Dropout
+
+    def _draw(self, operation: Operation) -> None:
+        """Note random numbers, with the probability of a 1; None if it is unknown."""
+        output = cast(Tensor, operation.output)
+        if self._tracks.of(output) is None:
+            given = operation.args[1] if len(operation.args) > 1 else operation.kwargs.get("p")
+            chance = float(given) if isinstance(given, float | int) else None
+            if chance is None and isinstance(operation.args[0], Tensor):
+                chance = _one_number(given if isinstance(given, Tensor) else operation.args[0])
+            self._noise.put(output, chance)
+        self.follow(operation)
+
+    def _thin(self, operation: Operation, weights: Tensor, noise: Tensor) -> bool:
+        """Track weights through a product with dropout's noise; return False for any other."""
+        track, chance = self._tracks.of(weights), self._noise.of(noise)
+        output = cast(Tensor, operation.output)
+        if track is None or track.softmax is None or not chance or chance >= 1:
+            return False
+        with apart():
+            kept = noise[noise != 0]
+            exact = bool(torch.isclose(kept, kept.new_tensor(1 / chance), rtol=1e-2).all())
+            if not exact or weights.shape != output.shape:
+                return False
+            source, axes = weights, None if track.axes is None else track.axes.of_view(weights)
+            if storage_key(weights) == storage_key(output):
+                # Dropout in place: the weights follow from the scores.
+                softmax = track.softmax
+                if softmax.scores is None or softmax.scores.shape != weights.shape:
+                    return False
+                source = softmax.scores.softmax(softmax.dim).to(weights.dtype)
+                if not torch.allclose(source * noise, output, rtol=1e-2, atol=1e-6):
+                    return False
+                axes = None if axes is None else axes.moved(source)
+        moved = None if axes is None else axes.moved(output)
+        self._tracks.put(output, track.into(output, axes=moved, before=(source, axes)))
+        return True
+
+    def _drop(self, operation: Operation) -> None:
+        """Track weights through PyTorch's own dropout operation."""
+        source = operation.args[0]
+        track = self._tracks.of(source)
+        output = next(tensors_in((operation.output,)))
+        if track is None or track.softmax is None or storage_key(source) == storage_key(output):
+            self.follow(operation)
+            return
+        axes = None if track.axes is None else track.axes.of_view(source)
+        moved = None if axes is None else axes.moved(output)
+        self._tracks.put(output, track.into(output, axes=moved, before=(source, axes)))
+
+
+# The axes of weights and their factors
+
+
+def _geometry(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    if tensor.layout != torch.strided:
+        return tuple(tensor.shape), (), 0
+    return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
+
+
+def _shaped(operation: Operation, track: _Track, side: Tensor) -> Tensor:
+    """Return weights (batch, rows, keys) in the shape with most axes that the model gave them.
+
+    Its last axis are the keys. PyTorch's own MultiheadAttention merges batch and heads.
+    """
+    best = side
+    batch, rows, keys = side.shape
+    for sizes, strides, offset in reversed(track.shapes):
+        if len(sizes) <= best.ndim - (best is side and batch == 1) or sizes[-1] != keys:
+            continue
+        if math.prod(sizes) != side.numel() or rows % sizes[-2] or not strides:
+            continue
+        view = side.as_strided(sizes, strides, offset)
+        try:
+            same = view.view(side.shape)
+        except RuntimeError:
+            continue
+        if _alike(same, side):
+            best = view
+    if best is side:
+        best = side.squeeze(0) if batch == 1 and side.ndim == 3 else side
+        num_heads = _merged_heads(operation)
+        if num_heads and batch % num_heads == 0:
+            best = side.unflatten(0, (-1, num_heads))
+    return best
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Return True if two views of one storage with the same shape have the same elements."""
+    if one.storage_offset() != other.storage_offset():
+        return False
+    steps = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(size == 1 or first == second for size, first, second in steps)
+
+
+def _merged_heads(operation: Operation) -> int | None:
+    """Return the number of heads if PyTorch's own function for its MultiheadAttention runs."""
+    module = operation.innermost()
+    if isinstance(module, nn.MultiheadAttention):
+        own = type(module).forward is nn.MultiheadAttention.forward
+        return module.num_heads if own else None
+    return None
+
+
+def _value(value: Tensor, leading: torch.Size, batch: int) -> Tensor:
+    """Return the value (batch, keys, head_dim) on the leading axes of the weights.
+
+    Axes of heads that share it, because they are rows of one product, have size 1.
+    """
+    value = value.detach()
+    if math.prod(leading) == batch:
+        return value.reshape(*leading, *value.shape[-2:])
+    shared = 1
+    for axis in reversed(range(len(leading))):
+        shared *= leading[axis]
+        if math.prod(leading[:axis]) == batch:
+            return value.reshape(*leading[:axis], *(1,) * (len(leading) - axis), *value.shape[-2:])
+    return value
+
+
+def _factors(product: Product, axes: Axes) -> tuple[Tensor, Tensor] | None:
+    """Return query (..., q_len, head_dim) and key (..., kv_len, head_dim) on the weights' axes."""
+    _, row, _ = product.steps
+    is_column = axes.steps[-1] < row or (axes.sizes[-1] == 1 and axes.steps[-2] >= row)
+    query, key = (product.left, product.right) if is_column else (product.right, product.left)
+    operands = (
+        _operand(product, axes, query, omitted=-1),
+        _operand(product, axes, key, omitted=-2),
+    )
+    return None if operands[0] is None or operands[1] is None else cast(Any, operands)
+
+
+def _operand(product: Product, axes: Axes, tensor: Tensor, *, omitted: int) -> Tensor | None:
+    """Return a factor, (..., tokens, head_dim), as a view where possible."""
+    is_left = tensor is product.left
+    kept = [axis for axis in range(len(axes.sizes)) if axis != len(axes.sizes) + omitted]
+    sizes, steps = ([of[axis] for axis in kept] for of in (axes.sizes, axes.steps))
+    for operand in (tensor, tensor.contiguous()):
+        batch, tokens, depth = operand.stride()
+        own = (batch, tokens, 0) if is_left else (batch, 0, tokens)
+        basis = zip(product.sizes, product.steps, own, strict=True)
+        laid = translated(basis, sizes, steps, axes.first)
+        if laid is not None:
+            offset = int(operand.storage_offset()) + laid[1]
+            return operand.as_strided((*sizes, operand.shape[-1]), (*laid[0], depth), offset)
+    return None
+
+
+def _column_beside(softmax: _Softmax, axes: Axes) -> Tensor | None:
+    """Return the one column of a softmax's input that the weights lack, (..., q_len, 1)."""
+    scores, whole = cast(Tensor, softmax.scores), cast(Axes, softmax.axes)
+    is_before = axes.first != whole.first
+    column = scores.narrow(softmax.dim, 0 if is_before else scores.shape[softmax.dim] - 1, 1)
+    sizes = tuple(1 if axis == softmax.dim else n for axis, n in enumerate(whole.sizes))
+    beside = replace(whole, sizes=sizes)
+    final = replace(axes, sizes=(*axes.sizes[:-1], 1), first=whole.first)
+    return beside.arranged(column, final)
+
+
+def _with_column(
+    operation: Operation, track: _Track, source: Tensor, output: Tensor
+) -> Axes | None:
+    """Return the axes of scores beside which one column was put along an axis; None otherwise."""
+    if not isinstance(operation.args[0], list | tuple) or output.ndim != source.ndim:
+        return None
+    tensors = list(tensors_in((operation.args[0],)))
+    axes = None if track.axes is None else track.axes.of_view(source)
+    grown = [axis for axis in range(output.ndim) if output.shape[axis] != source.shape[axis]]
+    if axes is None or len(grown) != 1 or len(tensors) != 2 or tensors[0].ndim != output.ndim:
+        return None
+    dim = grown[0]
+    if output.shape[dim] != source.shape[dim] + 1:
+        return None
+    is_before = tensors[1] is source
+    return Axes.of(output, axes.steps, axes.first - (axes.steps[dim] if is_before else 0))
+
+
+def _reshaped(axes: Axes, output: Tensor) -> Axes | None:
+    same = math.prod(axes.sizes) == output.numel() and output.layout == torch.strided
+    return axes.reshaped(output) if same and output.is_contiguous() else None
+
+
+def _same_part(one: Axes, other: Axes) -> bool:
+    return (one.sizes, one.steps, one.first) == (other.sizes, other.steps, other.first)
+
+
+# What an operand is
+
+
+def _fault(weights: Tensor) -> str | None:
+    """Return why an operand (batch, rows, keys) is no attention weights; None if it is."""
+    if weights.layout != torch.strided or not weights.is_floating_point():
+        return "they are no dense numbers"
+    tolerance = 1e-4 if weights.element_size() > 2 else 2e-2
+    # Most operands that are no weights show it in the first row.
+    for part in (weights[:1, :1], weights):
+        wide = part.to(torch.float32) if part.element_size() < 4 else part
+        dead = wide.isnan().all(-1)
+        sums = wide.sum(-1).masked_fill(dead, 0.0)
+        off = ((sums - 1).abs() > tolerance) & (sums != 0)
+        if bool(sums.isnan().any()):
+            return "some of them are NaN"
+        least = wide.amin(-1).masked_fill(dead, 0.0)
+        if bool((least < 0).any()):
+            return f"the least of them is negative, {float(least.min()):.3g}"
+        if bool(off.any()):
+            worst = sums.flatten()[(sums - 1).abs().masked_fill(~off, -1.0).argmax()]
+            reason = f"a row sums to {float(worst):.3g}"
+            columns = wide.nan_to_num().sum(-2)
+            if part is weights and bool(((columns - 1).abs() <= tolerance).all()):
+                reason += ", and each column to 1: the softmax runs over the queries"
+            if part is weights or not bool(off.all()) or weights.shape[-2] > 0:
+                return _whole_reason(weights, tolerance, reason)
+    return None if bool((weights != 0).any()) else "all of them are 0"
+
+
+def _whole_reason(weights: Tensor, tolerance: float, reason: str) -> str:
+    columns = weights.float().nan_to_num().sum(-2)
+    if ", and" not in reason and bool(((columns - 1).abs() <= tolerance).all()):
+        reason += ", and each column to 1: the softmax runs over the queries"
+    return reason
+
+
+def _is_like(source: Tensor, output: Tensor) -> bool:
+    """Return True if an output may hold the scores or weights that its operation read."""
+    if output.is_nested or output.ndim < 2 or output.is_complex():
+        return False
+    size, count = source.numel(), output.numel()
+    if not output.is_floating_point():
+        return count * max(source.shape[-1], 1) >= size and count <= 2 * size
+    if not source.is_floating_point():
+        return count >= size
+    return size <= 2 * count and (count <= 2 * size or output.shape[-1] == source.shape[-1])
+
+
+def _is_of_scores(track: _Track) -> bool:
+    return track.softmax is not None and track.softmax.is_of_scores
+
+
+def _is_outer(track: _Track) -> bool:
+    """Return True for a product over one number, as that of positions and frequencies."""
+    return track.product is not None and track.product.left.shape[-1] == 1
+
+
+def _is_outer_product(first: Tensor, second: Tensor) -> bool:
+    """Return True if einsum may compute scores with ``mul`` because head_dim is 1."""
+    if first.ndim != second.ndim or first.ndim < 3 or first.is_nested or second.is_nested:
+        return False
+    sizes = [*zip(first.shape, second.shape, strict=True)]
+    rows, columns = sum(n > m == 1 for n, m in sizes), sum(m > n == 1 for n, m in sizes)
+    return sizes[-1] == (1, 1) and rows == columns == 1
+
+
+def _gathers_rows(operation: Operation) -> bool:
+    """Return True if an index chooses along the axis before the last one."""
+    source, chosen = operation.args[:2]
+    if isinstance(chosen, list | tuple):
+        index = [each for each in chosen]
+        return len(index) >= source.ndim - 1 and index[source.ndim - 2] is not None
+    return int(chosen) % source.ndim == source.ndim - 2
+
+
+def _one_number(value: Tensor) -> float | None:
+    first = value.flatten()[0] if value.numel() else None
+    return float(first) if first is not None and bool((value == first).all()) else None
+
+
+def _line(track: _Track) -> str:
+    if track.softmax is not None:
+        return track.softmax.line
+    return "" if track.product is None else track.product.line
+
+
+_CHANGED = (
+    "the weights of the softmax ({}) are no softmax any more when they meet the value ({}): {}.\n"
+    "    Mask, scale and reorder before the softmax, over the axis of the keys, dim=-1."
+)
+_UNMET = (
+    "the weights of the softmax ({}) met no value.\n"
+    "    Multiply the weights that the softmax gave with the value, as weights @ value."
+)
+_COMPOSITE = (
+    "its output is a product of several softmaxes ({}), as in Nyström attention; none of them is "
+    "its attention.\n    Record the layers that multiply one softmax with a value."
+)
+_GATHERED = (
+    "an index chose the rows of its query or key ({}), so its rows or columns are no tokens in "
+    "order.\n    Compute the scores of all tokens, and mask those that are left out."
+)

@@ -1,0 +1,87 @@
+"""The steps from a product of query and key to its scores, as far as operations tell them.
+
+They are a first guess: ``explanation.py`` compares the scores that they give with all scores that
+the model's softmax got. A step that is not read here, such as a mask, is found in these numbers.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from regard.capture.element_axes import Axes
+from regard.tracing.tracer import Operation
+
+__all__ = ["Steps", "Term"]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Numbers that were added to scores: factor · numbers, on the axes that the scores had."""
+
+    numbers: Tensor
+    axes: Axes
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """scores = cap · tanh(scale · product) + terms; without a cap, scale · product + terms.
+
+    Attributes:
+        eps: the largest relative rounding error of a step, that of the least precise dtype.
+        is_learned: True if the scale or the cap needs a gradient.
+    """
+
+    eps: float
+    scale: float = 1.0
+    cap: float | None = None
+    terms: tuple[Term, ...] = ()
+    is_learned: bool = False
+
+    def after(self, operation: Operation, scores: Tensor, axes: Axes | None) -> "Steps":
+        """Return the steps after one more operation, whose argument ``scores`` holds the scores.
+
+        ``axes`` are those of its output; None if they are unknown.
+        """
+        output = operation.output
+        eps = self.eps
+        if isinstance(output, Tensor) and output.is_floating_point():
+            eps = max(eps, torch.finfo(output.dtype).eps)
+        steps = replace(self, eps=eps)
+        func, args = str(operation.func).split(".")[1].rstrip("_"), operation.args
+        others = [each for each in args[:2] if each is not scores]
+        if func == "neg":
+            return steps._times(-1.0)
+        if func == "tanh":
+            return replace(steps, cap=1.0) if steps.cap is None and not steps.terms else steps
+        if not others or not isinstance(others[0], Tensor | float | int):
+            return steps
+        other = others[0]
+        if func in ("mul", "div"):
+            if isinstance(other, Tensor) and other.numel() != 1:
+                return steps
+            factor = float(other)
+            factor = factor if func == "mul" else 1 / factor if factor else 0.0
+            learned = isinstance(other, Tensor) and other.requires_grad
+            return replace(steps._times(factor), is_learned=self.is_learned or learned)
+        if func in ("add", "sub", "rsub"):
+            alpha = float(cast(Any, args[2] if len(args) > 2 else operation.kwargs.get("alpha", 1)))
+            turned = func == "rsub" or (func == "sub" and args[0] is not scores)
+            steps = steps._times(-1.0 if func == "rsub" else -alpha) if turned else steps
+            factor = -alpha if func == "sub" and not turned else alpha
+            return steps.plus(other, axes, 1.0 if turned else factor)
+        return steps
+
+    def plus(self, numbers: object, axes: Axes | None, factor: float) -> "Steps":
+        """Return the steps after numbers were added; a single number changes no weight."""
+        if not isinstance(numbers, Tensor) or axes is None or not numbers.is_floating_point():
+            return self
+        return replace(self, terms=(*self.terms, Term(numbers, axes, factor)))
+
+    def _times(self, factor: float) -> "Steps":
+        terms = tuple(replace(term, factor=term.factor * factor) for term in self.terms)
+        if self.cap is None:
+            return replace(self, scale=self.scale * factor, terms=terms)
+        return replace(self, cap=self.cap * factor, terms=terms)
