@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod, sqrt
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from regard.capture.score_steps import Steps
 from regard.capture.slicing import drop_repeated_heads
-from regard.masks import Keep, Mask
+from regard.masks import Mask
 from regard.masks.recognise import recognised
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 
@@ -42,6 +43,8 @@ class Evidence:
         weights: (..., q_len, kv_len).
         scores: the input of the softmax, (..., q_len, kv_len).
         sink: a column beside the scores that takes part in the softmax, (..., q_len, 1).
+        given_sink: the column as it was put beside scores, broadcastable to the sink; None if
+            it is unknown.
         query: (..., q_len, head_dim).
         key: (..., kv_len, head_dim).
         steps: a guess of the steps between query · keyᵀ and the scores.
@@ -51,6 +54,7 @@ class Evidence:
     weights: Tensor
     scores: Tensor
     sink: Tensor | None
+    given_sink: Tensor | None
     query: Tensor
     key: Tensor
     steps: Steps
@@ -63,18 +67,17 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
     With ``gradients``, it is also None if a gradient would not reach all that it reached in the
     model, as that of a learned temperature.
     """
-    sink = None if evidence.sink is None else _one_a_head(evidence.sink)
-    if evidence.sink is not None and sink is None:
-        return None
     scores = _Scores(evidence)
     if not scores.give_the_weights():
         return None
     query, key, steps = evidence.query, evidence.key, evidence.steps
-    bias = _bias(evidence, gradients=gradients)
+    biases = _bias(evidence, gradients=gradients)
     scale, cap = steps.scale, steps.cap
-    rest = None
-    if not (gradients and steps.is_learned) and bias is not _UNKNOWN:
-        rest = scores.rest(scale, cap, bias)
+    bias: Tensor | None = None
+    rest: _Rest | None = None
+    if biases is not None and not (gradients and steps.is_learned):
+        bias = biases[0]
+        rest = scores.rest(scale, cap, biases[1])
     if rest is None and not gradients:
         bias = None
         for fitted in scores.fitted():
@@ -84,6 +87,11 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
                 break
     if rest is None:
         return None
+    sink = None
+    if evidence.sink is not None:
+        sink = _one_a_head(evidence, rest)
+        if sink is None:
+            return None
     if isinstance(scale, Tensor):
         query = (query * scale.reshape(*query.shape[:-1], 1)).to(query.dtype)
         scale = 1.0
@@ -108,10 +116,12 @@ class _Rest:
 
     ``hidden`` is True for masked keys, (..., q_len, kv_len); None without any. ``low`` has the
     number of a row whose scores are all so low that only their rounding is left, (..., q_len, 1).
+    ``shift`` has the numbers that were added to whole rows, (..., q_len, 1).
     """
 
     hidden: Tensor | None
     low: Tensor | None
+    shift: Tensor | None = None
 
     def mask(self, shape: torch.Size) -> Mask | None:
         return None if self.hidden is None else recognised(~self.hidden, shape)
@@ -143,6 +153,7 @@ class _Scores:
             sink = evidence.sink.expand(*self._shape[:-1], 1)
             self._sink = sink.reshape(self._count, q_len, 1)
         self._eps = evidence.steps.eps
+        self._shift: Tensor | None = None
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Yield slices of the leading axis and of the rows."""
@@ -186,14 +197,13 @@ class _Scores:
             error += max(_FAST_FLOAT32 if self._dtype == torch.float32 else 0.0, self._eps)
         return query, key.mT, reach * error
 
-    def rest(
-        self, scale: float | Tensor, cap: float | None, bias: Tensor | None
-    ) -> _Rest | None:
+    def rest(self, scale: float | Tensor, cap: float | None, bias: Tensor | None) -> _Rest | None:
         """Return the mask that the scores have beyond scale, cap and bias; None for other numbers.
 
         The scale is a number, or a tensor with one number for each row, (count, q_len, 1).
         """
         q_len, kv_len = self._shape[-2:]
+        self._shift = None
         hidden: Tensor | None = None
         low = torch.zeros((), dtype=self._dtype, device=self._scores.device)
         of_bias = None if bias is None else _Spread(bias, self._shape)
@@ -227,7 +237,9 @@ class _Scores:
         rows_low = None
         if low.ndim:
             rows_low = _narrowed(low.reshape(*leading, q_len, 1)).to(self._evidence.query.dtype)
-        return _Rest(hidden, rows_low)
+        shift = self._shift
+        shift = None if shift is None else shift.reshape(*leading, q_len, 1)
+        return _Rest(hidden, rows_low, shift)
 
     def _all_hidden(self, first: dict[int, Tensor | None], some: slice, rows: slice) -> Tensor:
         """Return the masks of all blocks before one, which were all alike."""
@@ -281,21 +293,31 @@ class _Scores:
         lost = hidden.all(-1, keepdim=True) & ~dead
         lowered = None
         if bool(lost.any()):
-            most, least = left.amax(-1, keepdim=True), left.amin(-1, keepdim=True)
-            bound = 4 * self._eps * least.abs() + error
-            if bool((lost & ~(most - least <= bound)).any()):
+            # All scores of these rows are low. The lower ones are masked, the others are alike.
+            most = left.amax(-1, keepdim=True)
+            near = 8 * self._eps * most.abs() + error
+            lower = left < most + _HIDDEN - near
+            if bool((lost & ~lower & (left < most - near)).any()):
                 return None
             lowered = torch.where(lost, scores.amax(-1, keepdim=True), 0.0)
-            hidden = hidden & ~lost
+            hidden = torch.where(lost, lower, hidden)
         if bool((hidden & ~dead & (weights != 0)).any()):
             return None
+        if bool((weights.isnan().any(-1) & (scores.amax(-1) > -torch.inf)).any()):
+            return None  # NaN in a row with keys
         hidden = hidden | dead
         left = left.masked_fill(hidden | lost, 0.0)
         bound = (2 * self._eps * scores.abs()).masked_fill_(hidden | lost, 0.0).add_(error)
         if not bool((left.abs() <= bound).all()):
             # Numbers that are added to a whole row change no weight.
             best = scores.masked_fill(hidden | lost, -torch.inf).argmax(-1, keepdim=True)
-            left = (left - left.gather(-1, best)).masked_fill(hidden | lost, 0.0)
+            shift = left.gather(-1, best)
+            if self._shift is None:
+                self._shift = self._scores.new_zeros(
+                    self._count, self._shape[-2], 1, dtype=self._dtype
+                )
+            self._shift[some, rows] = shift
+            left = (left - shift).masked_fill(hidden | lost, 0.0)
             bound = bound + self._eps * scores.gather(-1, best).abs()
             bound = bound.masked_fill(lost | dead, torch.inf)
             if not bool((left.abs() <= 2 * bound).all()):
@@ -342,39 +364,48 @@ class _Spread:
         return bias[self._index[some]] if len(bias) > 1 else bias
 
 
-_UNKNOWN = torch.empty(0)
-"""The bias of scores to which numbers were added that the matrix cannot hold."""
+def _bias(evidence: Evidence, *, gradients: bool) -> tuple[Tensor | None, Tensor | None] | None:
+    """Return the sum of the numbers that were added to scores, whole and without those that mask.
 
-
-def _bias(evidence: Evidence, *, gradients: bool) -> Tensor | None:
-    """Return the sum of the numbers that were added to scores, without those that only mask."""
+    Both are None if no number does more than mask. The result is None if the numbers are unknown,
+    or if a sum of them would lose a gradient.
+    """
     if evidence.terms is None:
-        return _UNKNOWN
-    total: Tensor | None = None
+        return None
+    parts: list[tuple[Tensor, Tensor]] = []
     terms = zip(evidence.steps.terms, evidence.terms, strict=True)
     for term, numbers in terms:
-        lowest = _HIDDEN / max(abs(term.factor), 1e-30)
-        low = numbers < lowest
-        is_low = bool(low.any())
-        if is_low:
-            numbers = numbers.masked_fill(low, 0.0)
-        if is_low and not bool(numbers.any()):
-            continue
-        if gradients and term.numbers.requires_grad and (is_low or term.factor != 1 or total is not None):
-            return _UNKNOWN
-        added = numbers if term.factor == 1 else numbers * term.factor
-        total = added if total is None else total + added
-    return total
+        if numbers.shape[-1] == 1 < evidence.scores.shape[-1]:
+            continue  # numbers that are added to a whole row change no weight
+        whole = numbers if term.factor == 1 else numbers * term.factor
+        low = whole < _HIDDEN
+        bias = whole.masked_fill(low, 0.0) if bool(low.any()) else whole
+        if bool(bias.any()):
+            parts.append((whole, bias))
+            if gradients and term.numbers.requires_grad and term.factor != 1:
+                return None
+    if len(parts) < 2:
+        return parts[0] if parts else (None, None)
+    if gradients and any(term.numbers.requires_grad for term in evidence.steps.terms):
+        return None
+    total = parts[0][1]
+    for _, bias in parts[1:]:
+        total = total + bias
+    return total, total
 
 
-def _one_a_head(sink: Tensor) -> Tensor | None:
-    """Return the logits of a sink, (num_heads,) or (), from a column (..., num_heads, q_len, 1).
+def _one_a_head(evidence: Evidence, rest: "_Rest") -> Tensor | None:
+    """Return the logits of a sink, (num_heads,) or (); None if they differ by batch or row.
 
-    The result is None if they differ by batch or row.
+    Numbers that were added to a whole row were added to its sink, too.
     """
-    first = sink[(0,) * (sink.ndim - 3)] if sink.ndim > 2 else sink
-    each = first[..., :1, :1]
-    if not torch.equal(each.expand(sink.shape), sink):
+    column = cast(Tensor, evidence.sink)
+    if rest.shift is not None:
+        column = column - rest.shift
+    given = evidence.given_sink if evidence.given_sink is not None else column
+    each = given[(0,) * (given.ndim - 3)][..., :1, :1] if given.ndim > 2 else given[:1, :1]
+    bound = 8 * evidence.steps.eps * (column.abs() + 1)
+    if not bool(((column - each).abs() <= bound).all()):
         return None
     return each.flatten() if each.numel() > 1 else each.flatten()[0]
 

@@ -117,7 +117,9 @@ class Copies:
         """Return the merged attention of the queries at some positions; None without queries."""
         if self._weights is not None:
             rows = slice(selected.start - self._first, selected.stop - self._first)
-            some = AttentionMatrix(replace(self._weights, values=self._weights.values[..., rows, :]))
+            some = AttentionMatrix(
+                replace(self._weights, values=self._weights.values[..., rows, :])
+            )
             return some if some.shape[-2] else None
         calls = [part for call in self._calls if (part := call.only(selected)).rows]
         if self._source is None or not calls:

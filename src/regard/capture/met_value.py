@@ -11,7 +11,7 @@ all of it. Dropout is the one step that is looked through.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -35,6 +35,7 @@ from regard.tracing.operations import (
     GATHERS,
     MULTIPLICATIONS,
     PRODUCTS,
+    SAMPLERS,
     SHAPES_ALONE,
     SOFTMAXES,
 )
@@ -75,6 +76,10 @@ class Met:
         return AttentionMatrix(GivenScores(self.weights, are_weights=True))
 
 
+_Part = tuple[tuple[int, ...], tuple[int, ...], int]
+"""The sizes, steps and first element of weights in the product that they came from."""
+
+
 @dataclass(eq=False, slots=True)
 class _Softmax:
     """The softmax of scores, or the exponential of a softmax that is written out.
@@ -92,8 +97,9 @@ class _Softmax:
     product: Product | None = None
     is_written_out: bool = False
     is_of_scores: bool = True
+    shape: tuple[int, ...] = ()
     is_met: bool = False
-    met: list[Axes] = field(default_factory=list[Axes])
+    parts: list[_Part] = field(default_factory=list[_Part])
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,7 @@ class MetValue:
         self._noise: Storages[float | None] = Storages()
         self._gathered: Storages[bool] = Storages()
         self._outputs: Storages[int] = Storages()
+        self._sampled: set[str | None] = set()
         self._clock = 0
         self._open: list[_Softmax] = []
         self.listeners: Mapping[Callable[..., Any], Listener] = {
@@ -158,6 +165,7 @@ class MetValue:
             **dict.fromkeys(PRODUCTS, self._multiply_matrices),
             **dict.fromkeys(MULTIPLICATIONS, self._multiply),
             **dict.fromkeys(SOFTMAXES, self.on_softmax),
+            **dict.fromkeys(SAMPLERS, self._sample),
         }
         self._on_chain: Mapping[Callable[..., Any], Listener] = {
             **dict.fromkeys(EXPONENTIALS, self._exponential),
@@ -242,7 +250,7 @@ class MetValue:
         softmax = cast(_Softmax, tracks[0].softmax)
         for track in tracks:
             cast(_Softmax, track.softmax).is_met = True
-        mixed = replace(softmax, scores=None, axes=None, product=None, is_met=False, met=[])
+        mixed = replace(softmax, scores=None, axes=None, product=None, is_met=False, parts=[])
         self._open.append(mixed)
         output = cast(Tensor, operation.output)
         axes = Axes.of(output, contiguous(output.shape))
@@ -261,55 +269,65 @@ class MetValue:
         """
         softmax = track.softmax
         with apart():
-            weights = self._before_dropout(track, side)
-            if weights is None:
-                return self._refuse_sum(operation, track, side, "dropped at random")
-            fault = _fault(weights)
-        if softmax is not None and not softmax.is_of_scores:
-            if fault is None:
-                self._note(operation, softmax.line, "of no product of query and key")
-            return False
-        if fault is not None or product.alpha != 1:
-            if softmax is None or (softmax.is_written_out and "negative" in (fault or "")):
-                self._suspect(operation, track, fault)
+            before = self._before_dropout(track, side)
+            if before is None:
+                return self._refuse_changed(operation, track, "dropout changed their order")
+            fault = _fault(before)
+            if softmax is not None and not softmax.is_of_scores:
+                if fault is None:
+                    self._note(operation, softmax.line)
                 return False
-            fault = fault or "their product with the value is scaled"
-            return self._refuse_sum(operation, track, side, fault)
-        name = self._owner(operation, track)
-        if softmax is not None:
-            softmax.is_met = True
-        if name is None:
-            return True
-        if self._is_composite(track, value):
-            self._refuse(name, _COMPOSITE.format(_line(track)), _line(track))
-            return True
-        if track.product is not None and track.product.gathered:
-            self._refuse(name, _GATHERED.format(track.product.line), track.product.line)
-            return True
-        with apart():
             shaped = _shaped(operation, track, side)
-            leading = shaped.shape[:-2]
-            met_value = _value(value, leading, side.shape[0])
-            shaped_weights = shaped if weights is side else weights.reshape(shaped.shape)
-            evidence = self._evidence(track, shaped, shaped_weights)
-        lines = {"value": operation.place()}
-        if track.product is not None:
-            lines["product"] = track.product.line
-        if softmax is not None:
-            lines["softmax"] = softmax.line
-        if softmax is not None and evidence is not None and track.axes is not None:
-            axes = track.axes.of_view(shaped)
-            if axes is not None and any(_same_part(axes, earlier) for earlier in softmax.met):
-                return True  # explained weights, used again
-        take_value = self._record(Met(name, shaped_weights, met_value, evidence, lines))
-        if softmax is not None and track.axes is not None and softmax.scores is not None:
-            axes = track.axes.of_view(shaped)
-            if axes is not None:
-                softmax.met.append(axes)
-        if take_value is not None:
-            take_value(met_value)
+            weights = shaped if before is side else before.reshape(shaped.shape)
+            evidence = self._evidence(track, shaped, weights)
+            if fault is not None and evidence is not None and evidence.sink is not None:
+                # Weights beside a sink sum to less than 1.
+                fault = None if explained(evidence, gradients=False) is not None else fault
+        if fault is None and product.alpha != 1:
+            fault = "their product with the value is scaled"
+        if fault is not None:
+            if softmax is not None and not softmax.is_written_out:
+                return self._refuse_changed(operation, track, fault)
+            self._suspect(operation, track, fault)
+            return False
+        self._meet(
+            operation,
+            track,
+            Met(
+                self._owner(operation, track) or "",
+                weights,
+                _value(value, shaped.shape[:-2], side.shape[0]),
+                evidence,
+                _lines(operation, track),
+            ),
+            shaped,
+        )
         self._outputs.put(cast(Tensor, operation.output), self._clock)
         return True
+
+    def _meet(self, operation: Operation, track: _Track, met: Met, shaped: Tensor) -> None:
+        """Record an attention unless its matrix would not be that of its tokens, in order."""
+        softmax, product = track.softmax, track.product
+        axes = None if track.axes is None else track.axes.of_view(shaped)
+        if softmax is not None:
+            softmax.is_met = True
+            if axes is not None and met.evidence is not None:
+                part = (axes.sizes, axes.steps, axes.first)
+                if part in softmax.parts:
+                    return  # the weights of the softmax are used again, unchanged
+                softmax.parts.append(part)
+        if not met.name:
+            return
+        clock = self._outputs.of(met.value)
+        if clock is not None and product is not None and product.clock < clock:
+            line = met.lines.get("softmax", product.line)
+            self._refuse(met.name, _COMPOSITE.format(line), line)
+        elif product is not None and product.gathered:
+            self._refuse(met.name, _GATHERED.format(product.line), product.line)
+        else:
+            take_value = self._record(met)
+            if take_value is not None:
+                take_value(met.value)
 
     def _evidence(self, track: _Track, shaped: Tensor, weights: Tensor) -> Evidence | None:
         """Return what the weights may follow from, on their own axes."""
@@ -324,10 +342,13 @@ class MetValue:
         if factors is None or scores is None or scores.shape[-2:] != shaped.shape[-2:]:
             return None
         scores = scores.expand(shaped.shape)
-        sink = None
+        sink = given = None
         length = softmax.axes.sizes[softmax.dim]
         if length == shaped.shape[-1] + 1:
             sink = _column_beside(softmax, axes)
+            if softmax.steps.sink is not None:
+                column, its_axes = softmax.steps.sink
+                given = its_axes.arranged(column, replace(axes, sizes=(*axes.sizes[:-1], 1)))
         if length not in (shaped.shape[-1], shaped.shape[-1] + 1) or (
             length > shaped.shape[-1] and sink is None
         ):
@@ -343,6 +364,7 @@ class MetValue:
             weights,
             scores,
             sink,
+            given,
             *factors,
             softmax.steps,
             None if terms is None else tuple(terms),
@@ -358,15 +380,8 @@ class MetValue:
             return axes.arranged(before, view)
         return before.reshape(side.shape) if before.numel() == side.numel() else None
 
-    def _is_composite(self, track: _Track, value: Tensor) -> bool:
-        """Return True if the value is the output of an attention after these scores were made."""
-        clock = self._outputs.of(value)
-        return clock is not None and track.product is not None and track.product.clock < clock
-
-    def _refuse_sum(
-        self, operation: Operation, track: _Track, side: Tensor, fault: str
-    ) -> bool:
-        """Refuse weights that are no weights any more when they meet a value."""
+    def _refuse_changed(self, operation: Operation, track: _Track, fault: str) -> bool:
+        """Refuse the weights of a softmax that are no weights when they meet a value."""
         softmax = cast(_Softmax, track.softmax)
         softmax.is_met = True
         name = self._owner(operation, track)
@@ -388,10 +403,11 @@ class MetValue:
             how = f"scores meet a value ({operation.place()}) without a softmax"
             self._absence.note_unlike(cast(str, operation.module()), f"{how}: {fault}")
 
-    def _note(self, operation: Operation, line: str, what: str) -> None:
+    def _note(self, operation: Operation, line: str) -> None:
+        """Note the softmax of anything but a product of activations that multiplies a value."""
         name = operation.module()
         if name is not None:
-            how = f"a softmax ({line}) {what} multiplies a value ({operation.place()})"
+            how = f"a softmax ({line}) of no product of query and key multiplies a value"
             self._absence.note_unlike(name, how)
 
     def _owner(self, operation: Operation, track: _Track) -> str | None:
@@ -410,7 +426,7 @@ class MetValue:
         """Track the output of a softmax."""
         source, dim = operation.args[:2]
         output = cast(Tensor, operation.output)
-        if output.is_nested or output.ndim < 2 or not output.numel():
+        if output.is_nested or not output.ndim or not output.numel():
             return
         self._absence.note_product(operation)
         track = self._tracks.of(source)
@@ -418,7 +434,6 @@ class MetValue:
             if earlier.is_met:
                 earlier.scores = None  # free them, even while the model keeps the weights
         self._open = [each for each in self._open if not each.is_met]
-        is_of_scores = track is not None and track.softmax is None
         axes = None if track is None or track.axes is None else track.axes.of_view(source)
         steps = track.steps if track is not None else Steps(torch.finfo(output.dtype).eps)
         product = track.product if track is not None else None
@@ -433,16 +448,15 @@ class MetValue:
             dim % source.ndim,
             steps,
             product,
-            is_of_scores=is_of_scores or track is not None,
+            is_of_scores=track is not None,
+            shape=output.shape,
         )
         if track is not None:
             self._open.append(softmax)
         moved = None if axes is None else axes.moved(output)
         if moved is None:
             moved, product = Axes.of(output, contiguous(output.shape)), None
-        self._tracks.put(
-            output, _Track(product, moved, steps, softmax, shapes=[_geometry(output)])
-        )
+        self._tracks.put(output, _Track(product, moved, steps, softmax, shapes=[_geometry(output)]))
 
     def _exponential(self, operation: Operation) -> None:
         """Track the exponentials of a softmax that is written out."""
@@ -462,6 +476,7 @@ class MetValue:
             track.steps,
             track.product,
             is_written_out=True,
+            shape=output.shape,
         )
         if track.softmax is not None and not track.softmax.is_written_out:
             softmax = track.softmax
@@ -482,9 +497,7 @@ class MetValue:
             return
         changed = list(written_by(operation))
         # Weights count more than scores, and the larger tensor more than the smaller one.
-        track, source = max(
-            inputs, key=lambda each: (each[0].softmax is not None, each[1].numel())
-        )
+        track, source = max(inputs, key=lambda each: (each[0].softmax is not None, each[1].numel()))
         for output in tensors_in((*tensors_in((operation.output,)), *changed)):
             earlier = self._tracks.of(output)
             if earlier is not None and not any(output is each for each in changed):
@@ -496,9 +509,10 @@ class MetValue:
             elif _is_like(source, output):
                 axes = None if track.axes is None else track.axes.of_view(source)
                 axes = None if axes is None else axes.moved(output) or _reshaped(axes, output)
-                if axes is None:
-                    axes = _with_column(operation, track, source, output)
                 steps = track.steps
+                if axes is None and (joined := _with_column(operation, track, source, output)):
+                    axes, sink = joined
+                    steps = replace(steps, sink=sink)
                 if track.softmax is None:
                     steps = steps.after(operation, source, axes)
                 self._tracks.put(output, track.into(output, axes=axes, steps=steps))
@@ -526,12 +540,13 @@ class MetValue:
                 if product is not None and not owned:
                     self._combine(operation, product, owned=False)
                     return
-            for weights, other in ((first, second), (second, first)):
+            for weights in (first, second):
                 track = self._tracks.of(weights)
                 if track is not None and track.softmax is not None:
                     grown = cast(Tensor, operation.output).numel() > 2 * weights.numel()
-                    if grown and not track.softmax.is_of_scores and other.numel() > weights.numel():
-                        self._note(operation, track.softmax.line, "of no product of query and key")
+                    sampled = operation.module() in self._sampled
+                    if grown and sampled and not track.softmax.is_of_scores:
+                        self._note(operation, track.softmax.line)
         if self._tracks:
             self.follow(operation)
 
@@ -552,6 +567,11 @@ class MetValue:
             self._gathered.put(output, True)
         self.follow(operation)
 
+    def _sample(self, operation: Operation) -> None:
+        """Note a module that samples its value, as deformable attention does."""
+        self._sampled.add(operation.module())
+        self.follow(operation)
+
     def _copy(self, operation: Operation) -> None:
         """Note a copy of a parameter, or track a copy of scores or weights."""
         source = operation.args[0]
@@ -567,11 +587,11 @@ class MetValue:
         """Note random numbers, with the probability of a 1; None if it is unknown."""
         output = cast(Tensor, operation.output)
         if self._tracks.of(output) is None:
-            given = operation.args[1] if len(operation.args) > 1 else operation.kwargs.get("p")
-            chance = float(given) if isinstance(given, float | int) else None
-            if chance is None and isinstance(operation.args[0], Tensor):
-                chance = _one_number(given if isinstance(given, Tensor) else operation.args[0])
-            self._noise.put(output, chance)
+            source, *given = operation.args
+            chance = given[0] if given else operation.kwargs.get("p", _DEFAULTS.get(operation.func))
+            if chance is None or isinstance(chance, Tensor):
+                chance = _one_number(source if chance is None else chance)
+            self._noise.put(output, None if chance is None else float(chance))
         self.follow(operation)
 
     def _thin(self, operation: Operation, weights: Tensor, noise: Tensor) -> bool:
@@ -622,47 +642,45 @@ def _geometry(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 
 def _shaped(operation: Operation, track: _Track, side: Tensor) -> Tensor:
-    """Return weights (batch, rows, keys) in the shape with most axes that the model gave them.
+    """Return weights (batch, rows, keys) in the shape that the model gave them.
 
-    Its last axis are the keys. PyTorch's own MultiheadAttention merges batch and heads.
+    Its last axis are the keys, the one before are the rows of the softmax or of the product. Of
+    several shapes, the last one with the most axes counts; matmul itself makes others with fewer.
     """
-    best = side
     batch, rows, keys = side.shape
-    for sizes, strides, offset in reversed(track.shapes):
-        if len(sizes) <= best.ndim - (best is side and batch == 1) or sizes[-1] != keys:
+    shape = side.shape if track.softmax is None else track.softmax.shape
+    best, most = side, (False, -1, False)
+    for sizes, strides, offset in track.shapes:
+        if not strides or len(sizes) < 2 or sizes[-1] != keys or math.prod(sizes) != side.numel():
             continue
-        if math.prod(sizes) != side.numel() or rows % sizes[-2] or not strides:
+        if sizes[-2] not in (rows, *shape[-2:-1]) or rows % sizes[-2]:
             continue
         view = side.as_strided(sizes, strides, offset)
-        try:
-            same = view.view(side.shape)
-        except RuntimeError:
-            continue
-        if _alike(same, side):
-            best = view
-    if best is side:
-        best = side.squeeze(0) if batch == 1 and side.ndim == 3 else side
-        num_heads = _merged_heads(operation)
-        if num_heads and batch % num_heads == 0:
-            best = side.unflatten(0, (-1, num_heads))
+        long = sum(size > 1 for size in sizes)
+        axes = sizes[-2:-1] == tuple(shape[-2:-1]), long, len(sizes) == len(shape)
+        if axes >= most and _alike(view, side):
+            best, most = view, axes
+    if best is side and batch == 1:
+        return side.squeeze(0)
+    if best.ndim == 3 and isinstance(module := operation.innermost(), nn.MultiheadAttention):
+        # PyTorch's own MultiheadAttention merges batch and heads.
+        inputs = next(iter(operation.inputs()), [])
+        own = type(module).forward is nn.MultiheadAttention.forward and batch == best.shape[0]
+        if own and inputs and inputs[0].ndim == 3:
+            return best.unflatten(0, (-1, module.num_heads))
     return best
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    """Return True if two views of one storage with the same shape have the same elements."""
-    if one.storage_offset() != other.storage_offset():
+def _alike(view: Tensor, side: Tensor) -> bool:
+    """Return True if a view of the same storage has the elements of ``side`` in the same order."""
+    try:
+        same = view.view(side.shape)
+    except RuntimeError:
         return False
-    steps = zip(one.shape, one.stride(), other.stride(), strict=True)
-    return all(size == 1 or first == second for size, first, second in steps)
-
-
-def _merged_heads(operation: Operation) -> int | None:
-    """Return the number of heads if PyTorch's own function for its MultiheadAttention runs."""
-    module = operation.innermost()
-    if isinstance(module, nn.MultiheadAttention):
-        own = type(module).forward is nn.MultiheadAttention.forward
-        return module.num_heads if own else None
-    return None
+    steps = zip(side.shape, same.stride(), side.stride(), strict=True)
+    return same.storage_offset() == side.storage_offset() and all(
+        size == 1 or first == second for size, first, second in steps
+    )
 
 
 def _value(value: Tensor, leading: torch.Size, batch: int) -> Tensor:
@@ -722,29 +740,28 @@ def _column_beside(softmax: _Softmax, axes: Axes) -> Tensor | None:
 
 def _with_column(
     operation: Operation, track: _Track, source: Tensor, output: Tensor
-) -> Axes | None:
-    """Return the axes of scores beside which one column was put along an axis; None otherwise."""
-    if not isinstance(operation.args[0], list | tuple) or output.ndim != source.ndim:
-        return None
-    tensors = list(tensors_in((operation.args[0],)))
+) -> tuple[Axes, tuple[Tensor, Axes]] | None:
+    """Return the axes of scores beside which one column was put, and that column with its axes.
+
+    The result is None for any other operation.
+    """
+    tensors = list(tensors_in(operation.args[:1]))
     axes = None if track.axes is None else track.axes.of_view(source)
+    if axes is None or len(tensors) != 2 or any(each.ndim != output.ndim for each in tensors):
+        return None
     grown = [axis for axis in range(output.ndim) if output.shape[axis] != source.shape[axis]]
-    if axes is None or len(grown) != 1 or len(tensors) != 2 or tensors[0].ndim != output.ndim:
+    if len(grown) != 1 or output.shape[grown[0]] != source.shape[grown[0]] + 1:
         return None
-    dim = grown[0]
-    if output.shape[dim] != source.shape[dim] + 1:
-        return None
-    is_before = tensors[1] is source
-    return Axes.of(output, axes.steps, axes.first - (axes.steps[dim] if is_before else 0))
+    dim, is_before = grown[0], tensors[1] is source
+    column = tensors[0 if is_before else 1]
+    beside = replace(axes, sizes=tuple(column.shape))
+    first = axes.first - (axes.steps[dim] if is_before else 0)
+    return Axes.of(output, axes.steps, first), (column, beside)
 
 
 def _reshaped(axes: Axes, output: Tensor) -> Axes | None:
     same = math.prod(axes.sizes) == output.numel() and output.layout == torch.strided
     return axes.reshaped(output) if same and output.is_contiguous() else None
-
-
-def _same_part(one: Axes, other: Axes) -> bool:
-    return (one.sizes, one.steps, one.first) == (other.sizes, other.steps, other.first)
 
 
 # What an operand is
@@ -786,7 +803,7 @@ def _whole_reason(weights: Tensor, tolerance: float, reason: str) -> str:
 
 def _is_like(source: Tensor, output: Tensor) -> bool:
     """Return True if an output may hold the scores or weights that its operation read."""
-    if output.is_nested or output.ndim < 2 or output.is_complex():
+    if output.is_nested or not output.ndim or output.is_complex():
         return False
     size, count = source.numel(), output.numel()
     if not output.is_floating_point():
@@ -818,7 +835,7 @@ def _gathers_rows(operation: Operation) -> bool:
     """Return True if an index chooses along the axis before the last one."""
     source, chosen = operation.args[:2]
     if isinstance(chosen, list | tuple):
-        index = [each for each in chosen]
+        index = list(chosen)
         return len(index) >= source.ndim - 1 and index[source.ndim - 2] is not None
     return int(chosen) % source.ndim == source.ndim - 2
 
@@ -828,12 +845,18 @@ def _one_number(value: Tensor) -> float | None:
     return float(first) if first is not None and bool((value == first).all()) else None
 
 
-def _line(track: _Track) -> str:
+def _lines(operation: Operation, track: _Track) -> dict[str, str]:
+    """Return the ``file:line`` of each stage of an attention whose value has just been met."""
+    lines = {"value": operation.place()}
+    if track.product is not None:
+        lines["product"] = track.product.line
     if track.softmax is not None:
-        return track.softmax.line
-    return "" if track.product is None else track.product.line
+        lines["softmax"] = track.softmax.line
+    return lines
 
 
+_DEFAULTS = {torch.ops.aten.bernoulli_.float: 0.5}
+"""The probability of operations that may leave it out."""
 _CHANGED = (
     "the weights of the softmax ({}) are no softmax any more when they meet the value ({}): {}.\n"
     "    Mask, scale and reorder before the softmax, over the axis of the keys, dim=-1."

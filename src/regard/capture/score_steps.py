@@ -32,6 +32,7 @@ class Steps:
     Attributes:
         eps: the largest relative rounding error of a step, that of the least precise dtype.
         is_learned: True if the scale or the cap needs a gradient.
+        sink: a column that was put beside the scores, with the axes of one column; None without.
     """
 
     eps: float
@@ -39,6 +40,7 @@ class Steps:
     cap: float | None = None
     terms: tuple[Term, ...] = ()
     is_learned: bool = False
+    sink: tuple[Tensor, Axes] | None = None
 
     def after(self, operation: Operation, scores: Tensor, axes: Axes | None) -> "Steps":
         """Return the steps after one more operation, whose argument ``scores`` holds the scores.

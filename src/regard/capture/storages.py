@@ -7,11 +7,11 @@ that a new tensor is never taken for one that was freed, as with parameters that
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import torch
 from regard.tracing.tracer import Operation
 
 __all__ = ["Parameters", "Storages", "storage_key", "tensors_in", "written_by"]

@@ -41,6 +41,9 @@ COPIES: _Operations = (
 GATHERS: _Operations = (aten.index.Tensor, aten.gather.default, aten.index_select.default)
 """Operations that choose rows by an index."""
 
+SAMPLERS: _Operations = (aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+"""Operations that read a value between its tokens, as deformable attention does."""
+
 DROPOUTS: _Operations = (aten.native_dropout.default,)
 CHANCE: _Operations = (
     *(aten.bernoulli_.float, aten.bernoulli_.Tensor, aten.bernoulli.default, aten.bernoulli.p),
