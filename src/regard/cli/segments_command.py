@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from regard.analysis.span_shares import Shares, segment_shares
-from regard.cli.options import AsJson, Run, open_recording, parse_named
+from regard.cli.options import AsJson, Run, Strict, open_recording, parse_named
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
 from regard.recording.recording import Recording
@@ -72,11 +72,12 @@ def segments(
     no_sinks: NoSinks = False,
     beyond: Beyond = None,
     per: Per = "total",
+    strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how much the parts of a text attend to each other."""
     with progress() as report:
-        seen = open_recording(run)
+        seen = open_recording(run, strict=strict)
         if (by is None) == (not parts):
             raise ValueError(
                 "segments needs either --by or --part, and not both.\n"
@@ -105,6 +106,7 @@ def segments(
             {
                 "model": seen.model,
                 "layers": shares.layers,
+                "refused": [refusal._asdict() for refusal in seen.refused],
                 "sinks_left_out": shares.sinks,
                 "beyond": shares.over,
                 "shares": shares.table(per).records(),
