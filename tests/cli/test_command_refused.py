@@ -9,6 +9,7 @@ import torch
 
 import regard
 from commands import Run
+from regard.recording.layers import Refusal
 
 TEXT = "Anna has a red boat. Ben has a blue house."
 RECORDED, REFUSED = (f"encoder.layer.{place}.attention.self" for place in range(2))
@@ -117,8 +118,7 @@ def test_of_many_refused_layers_three_are_named_with_the_first_reason(run: Run) 
     seen = regard.Recording({"0": regard.attend(x, x)})
     reasons = [f"reason {place}.\n    Remedy." for place in range(5)]
     refusals = [
-        regard.recording.layers.Refusal(f"\x1b[31m{place}", "model.py:7", reason)
-        for place, reason in enumerate(reasons, 1)
+        Refusal(f"\x1b[31m{place}", "model.py:7", reason) for place, reason in enumerate(reasons, 1)
     ]
     seen.refused = [*refusals, refusals[0]]  # a module is counted once
     seen.save("run.safetensors")
