@@ -281,6 +281,8 @@ class Recorder:
                 if calls.name is not None and calls.values is not None:
                     self._put_value(calls.name, calls.values, run.kv_len)
         self._call_groups.clear()
+        if self._refused:
+            self._number_layers()
         if lost:
             warnings.warn(
                 f"no gradients flow through the recording of {', '.join(lost)}, because several "
@@ -296,6 +298,16 @@ class Recorder:
             self._write(self._writer)
         elif self._writer is not None:
             self._writer.abandon()
+
+    def _number_layers(self) -> None:
+        """Store the index of each layer in the model; refused layers leave gaps in the order."""
+        if any(len(names) > 1 for names in self._names.values()):
+            return  # the calls of one module have one index
+        for module, names in self._names.items():
+            for name in names:
+                layer = layer_at(self._seen.layers, name)
+                origin = layer.origin or Origin(self._places[module])
+                self._seen.put(replace(layer, origin=origin))
 
     def _merge(self, calls: CallGroup, name: str) -> None:
         """Replace a layer by the merged layer of all calls, without answers that cannot merge."""
