@@ -57,6 +57,13 @@ class Doubled(torch.nn.Module):
         return weights @ self.value(hidden), None
 
 
+class Linear(Doubled):
+    """Linear attention: the weights have no softmax, so it is missing with a warning."""
+
+    def forward(self, hidden: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, None]:
+        return self.query(hidden) @ self.key(hidden).mT @ self.value(hidden), None
+
+
 def double_attention(model: torch.nn.Module, *layers: int) -> None:
     """Replace the attention of some layers of a BERT by attention that observe refuses."""
     for layer in layers:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import regard
+import tiny_models
 from commands import Run
+from regard.models.pretrained import Pretrained
 from regard.recording.layers import Refusal
 
 TEXT = "Anna has a red boat. Ben has a blue house."
@@ -111,6 +113,26 @@ def test_nothing_is_said_of_a_model_without_refused_layers(
     assert (code, err) == (0, "")
     code, _, err = run("page", "run.safetensors", *strict)
     assert (code, err) == (0, "")
+
+
+@pytest.mark.filterwarnings("default")
+def test_another_warning_is_written_without_its_code(
+    run: Run, bert: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = Pretrained._loaded
+
+    def linear(pretrained: Pretrained, kind: str) -> torch.nn.Module:
+        model = load(pretrained, kind)
+        attention = model.encoder.layer[1].attention
+        attention.self = tiny_models.Linear(attention.self)
+        return model
+
+    monkeypatch.setattr(Pretrained, "_loaded", linear)
+    code, _, err = run("record", TEXT, "-m", bert)
+    assert code == 0
+    assert err.startswith(f"regard: '{REFUSED}' is missing from the recording: ")
+    assert "UserWarning" not in err
+    assert err.count("\n") == 1
 
 
 def test_of_many_refused_layers_three_are_named_with_the_first_reason(run: Run) -> None:

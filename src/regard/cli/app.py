@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.reconfigure(errors="replace")
     # report_refused writes a line about refused layers, of models and of recordings alike.
     warnings.filterwarnings("ignore", category=RefusedWarning)
+    warnings.showwarning = _show_warning
     try:
         # Typer returns an exit code where it did not run a command to its end: 130 for Ctrl-C.
         code = app(arguments, prog_name="regard", standalone_mode=False) or 0
@@ -108,9 +109,18 @@ def _takes_text(context: typer.Context | None) -> bool:
 
 
 def _refuse(message: str) -> int:
+    _write(message)
+    return 2
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """Write a warning without the line of code that raised it, which no user of a command knows."""
+    _write(str(message))
+
+
+def _write(message: str) -> None:
     lines = [visible(line) for line in message.splitlines()]
     sys.stderr.write("regard: " + "\n".join(lines) + "\n")
-    return 2
 
 
 @app.callback(invoke_without_command=True)
