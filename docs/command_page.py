@@ -19,8 +19,10 @@ This page shows the help of `regard` and of each subcommand.
   `serve`, `heads`, `segments`, `compare` and `verify`.
 - Results go to standard output, warnings and progress to standard error. `--json` prints one line of JSON and
   nothing else. A number that JSON cannot write, such as NaN, is `null`.
-- Exit codes: 0: done. 1: `check` found a mistake. 2: a wrong call, or a file or model that cannot be read. 3: `check`
-  cannot tell.
+- If `regard.observe` [refused](observe.md) layers of a model, one line on standard error has their number, their
+  names and the first reason; `--json` and the page have every reason. With `--strict` a refused layer is an error.
+- Exit codes: 0: done. 1: `check` found a mistake. 2: a wrong call, a file or model that cannot be read, or a refused
+  layer with `--strict`. 3: `check` cannot tell.
 - `regard --install-completion` lets your shell complete commands and options.
 
 """

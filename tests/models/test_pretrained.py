@@ -442,6 +442,34 @@ def test_what_cannot_be_kept_is_told_with_its_remedy(tmp_path: Path) -> None:
     )
 
 
+@pytest.fixture
+def doubled(bert: Path) -> Pretrained:
+    """A model of two layers, of which the second is refused."""
+    loaded = Pretrained.load(bert)
+    tiny_models.double_attention(loaded.model, 1)
+    return loaded
+
+
+REFUSED = "the attention of 'encoder.layer.1.attention.self' cannot be kept: "
+
+
+def test_a_refused_layer_is_a_warning_for_the_caller(doubled: Pretrained) -> None:
+    with pytest.warns(regard.RefusedWarning, match=REFUSED):
+        seen = doubled.observe(SENTENCE)
+    assert list(seen) == ["encoder.layer.0.attention.self"]
+    assert [refusal.module for refusal in seen.refused] == ["encoder.layer.1.attention.self"]
+
+
+def test_a_refused_layer_is_an_error_where_observe_is_strict(doubled: Pretrained) -> None:
+    with pytest.raises(regard.RegardError, match=REFUSED):
+        doubled.observe(SENTENCE, strict=True)
+
+
+def test_an_exception_of_progress_reaches_the_caller_as_it_is(loaded: Pretrained) -> None:
+    with pytest.raises(ZeroDivisionError):
+        loaded.observe(SENTENCE, progress=lambda done, _: 1 // (done - 1))
+
+
 def test_a_file_that_cannot_be_written_is_told_with_its_remedy(
     loaded: Pretrained, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import { headsName } from "../../src/regard/view/web/map/compare";
 import { smallMap } from "../../src/regard/view/web/map/small";
 import { blockAt, missing, strongestBlocks } from "../../src/regard/view/web/text/block_words";
 import { sorted } from "../../src/regard/view/web/views/heads_view";
-import { notes } from "../../src/regard/view/web/views/notes";
+import { countRefused, notes } from "../../src/regard/view/web/views/notes";
 import { introduced, lastWord, notableHeads, openingCells, openingHead } from "../../src/regard/view/web/views/opening";
 import { layer, recording, tokens } from "./recordings.mjs";
 
@@ -153,6 +153,41 @@ test("notes say what is rounded, left out or shown of a recording", () => {
     said({ kind: "map", overview: { rows: 4, columns: 4 } })[0],
     /regard\.page\(recording, path, layers=\[0\]\)\.$/,
   );
+});
+
+const REFUSED = { module: "attn.1", line: "model.py:7", reason: "the weights\n    Remedy." };
+
+test("notes say which layers were refused, and why", () => {
+  const said = (refused) => notes(recording([layer({ dtype: "float32" })], { batch: 1, refused }), 0);
+  assert.deepEqual(said([REFUSED]), [
+    "1 layer was refused and is missing: attn.1. Reason (model.py:7): the weights Remedy.",
+  ]);
+  const compiled = { module: "b\u202e", line: null, reason: "it is compiled at model.py:7." };
+  assert.deepEqual(said([REFUSED, compiled, { ...REFUSED, module: "attn.2" }, REFUSED]), [
+    "2 layers were refused and are missing: attn.1, attn.2. Reason (model.py:7): the weights Remedy.",
+    "1 layer was refused and is missing: b‹RLO›. Reason: it is compiled at model.py:7.",
+  ]);
+});
+
+test("of many refused layers and reasons the first five are named", () => {
+  const many = [...Array(9).keys()].map((at) => ({ ...REFUSED, module: `${at}` }));
+  const said = (refused) => notes(recording([layer({ dtype: "float32" })], { batch: 1, refused }), 0);
+  assert.match(said(many)[0], /^9 layers were refused and are missing: 0, 1, 2, 3, 4 and 4 more\. Reason/);
+  const reasons = said(many.map((each, at) => ({ ...each, reason: `reason ${at}` })));
+  assert.equal(reasons.length, 6);
+  assert.equal(reasons[5], "There are 4 more reasons in recording.refused.");
+});
+
+test("of two recordings each refused layer says which it is of", () => {
+  const other = { first: 1, title: "b", refused: [REFUSED, REFUSED] };
+  const file = recording([layer({ dtype: "float32" }), layer()], { batch: 1, title: "a", refused: [REFUSED], other });
+  assert.deepEqual(
+    notes(file, 0)
+      .slice(1)
+      .map((text) => text.split(" were")[0].split(" was")[0]),
+    ["1 layer of \u201ca\u201d", "1 layer of \u201cb\u201d"],
+  );
+  assert.equal(countRefused(file), 2);
 });
 
 // Heads

@@ -15,5 +15,5 @@ export function layer(more = {}) {
 }
 
 export function recording(layers = [layer(), layer()], more = {}) {
-  return { version: 1, title: "a title", model: "a model", layers, opened: [null, null], ...more };
+  return { version: 1, title: "a title", model: "a model", layers, refused: [], opened: [null, null], ...more };
 }

@@ -1,15 +1,17 @@
 """The page in a real browser: its numbers are the library's, and one moves through it."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 import regard
 from pages import (
     WORDS,
     Open,
+    Serve,
     address,
     go,
     level_at,
@@ -20,6 +22,7 @@ from pages import (
     three_digits,
     visit,
 )
+from regard.recording.layers import Refusal
 from regard.view.export.page_file import page_text, write_page
 
 pytestmark = pytest.mark.browser
@@ -237,3 +240,21 @@ def test_a_layer_that_is_not_in_the_file_says_so(show: Open, tmp_path: Path) -> 
     with step("the layer that is in it"):
         go(page, 0, 1, 20, 41)
         assert page.inner_text("#notes") == ""
+
+
+def test_refused_layers_are_counted_at_the_top_and_named_with_their_reason(
+    show: Open, serve: Serve
+) -> None:
+    recording = recorded()
+    reason = "its weights <b>changed</b>.\n    Change copies of them."
+    recording.refused = [Refusal("attn.<i>", "model.py:7", reason)]
+    note = (
+        "1 layer was refused and is missing: attn.<i>. Reason (model.py:7): "
+        "its weights <b>changed</b>. Change copies of them."
+    )
+    for page in (show(recording), serve(recording)[0]):
+        expect(page.locator("#about")).to_have_text(re.compile("2 layers × .* · 1 layer refused$"))
+        for view in ("overview", "map", "text", "steps", "segments"):
+            visit(page, f"#view={view}")
+            expect(page.locator("#notes li")).to_have_text([note])
+            expect(page.locator("#notes")).to_be_visible()

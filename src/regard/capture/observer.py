@@ -1,6 +1,5 @@
 """`observe`: record the attention of a model without changing the model."""
 
-import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -107,7 +106,9 @@ def observe(
         device: the device of the recording. The default is the model's device.
         path: a file for the recording, written layer by layer, instead of memory. To save tokens
             in it, set ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.
-        progress: called after each attention with the number of attentions so far.
+        progress: called after each attention with the number of attentions so far. If it raises an
+            exception, it is not called again; recording continues, and the exception is raised when
+            the block ends.
         strict: if True, raise an error if anything was refused, even if other layers were recorded.
         mesh: the mesh of ``context_parallel``, in which the processes share each text. Process i of
             n records part i of the queries, in the order of the text. The processes gather the
@@ -126,8 +127,9 @@ def observe(
             selects. The latter errors are raised when the block ends, so they never stop the model.
 
     Warns:
-        UserWarning: some layers were recorded and others refused; ``seen.refused`` has their
-            module, line and reason. Or a module multiplied scores by a value without a softmax.
+        RefusedWarning: some layers were recorded and others refused; ``seen.refused`` has their
+            module, line and reason.
+        UserWarning: a module multiplied scores by a value without a softmax.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -170,10 +172,10 @@ def observe(
         raise problem
     if not (seen.layers or recorder.without):
         raise watch.absence.error()
-    if problem is not None:
-        warnings.warn(f"{problem}\n    seen.refused has every reason.", stacklevel=3)
     recorder.warn(stacklevel=3)
     watch.absence.warn()
+    if recorder.progress_error is not None:
+        raise recorder.progress_error
 
 
 def _parts_of(
@@ -427,7 +429,7 @@ class _Watch:
         gradients = self._recorder.gradients
         try:
             with apart(), torch.set_grad_enabled(gradients):
-                if not self._recorder.is_selected(met.name):
+                if self._recorder.skips(met.name):
                     return None
                 return self._recorder.take(met.name, met.matrix(gradients=gradients))
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped

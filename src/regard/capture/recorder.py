@@ -18,7 +18,7 @@ from regard.capture.refusals import Problems
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
 from regard.capture.tensor_copies import TensorCopies
-from regard.errors import RegardError, check_path, check_progress, is_sharded
+from regard.errors import RefusedWarning, RegardError, check_path, check_progress, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_reader import read
 from regard.recording.file_writer import Writer
@@ -61,6 +61,7 @@ class Recorder:
         gradients: True if the current operation runs with gradients; the caller of ``take`` sets
             it.
         graph: the tensors of the model that gradients flow to.
+        progress_error: the exception that ``progress`` raised; it is not called again.
 
     Raises:
         TypeError: path is not a path, or progress cannot be called.
@@ -101,6 +102,7 @@ class Recorder:
         self._names: dict[str, list[str]] = {}  # the names of the layers of each module
         self._refused: set[str] = set()
         self._progress = progress
+        self.progress_error: Exception | None = None
         self._taken = 0
         self._gave_up = False
         self._runs = Runs()
@@ -116,14 +118,26 @@ class Recorder:
         """
         self._taken += 1
         take_value = self._record(name, matrix)
-        if self._progress is not None:
-            self._progress(self._taken)
+        self._report_progress()
         return take_value
 
-    def is_selected(self, name: str) -> bool:
-        """Return True if the attention of a module that has just run is to be recorded."""
+    def skips(self, name: str) -> bool:
+        """Return True if an attention that a module has just run is not selected, and count it."""
         place = self._places.setdefault(name, len(self._places))
-        return name not in self._refused and self._selection.has_layer(name, place)
+        if name not in self._refused and self._selection.has_layer(name, place):
+            return False
+        self._taken += 1
+        self._report_progress()
+        return True
+
+    def _report_progress(self) -> None:
+        """Call ``progress``; store its first exception, which is no fault of the layer."""
+        if self._progress is None or self.progress_error is not None:
+            return
+        try:
+            self._progress(self._taken)
+        except Exception as error:  # noqa: BLE001  raised when the block ends
+            self.progress_error = error
 
     def refuse(
         self, name: str, reason: str, line: str | None = None, cause: Exception | None = None
@@ -271,6 +285,8 @@ class Recorder:
                 if calls.name is not None and calls.values is not None:
                     self._put_value(calls.name, calls.values, run.kv_len)
         self._call_groups.clear()
+        if self._refused:
+            self._number_layers()
         if lost:
             warnings.warn(
                 f"no gradients flow through the recording of {', '.join(lost)}, because several "
@@ -286,6 +302,16 @@ class Recorder:
             self._write(self._writer)
         elif self._writer is not None:
             self._writer.abandon()
+
+    def _number_layers(self) -> None:
+        """Store the index of each layer in the model; refused layers leave gaps in the order."""
+        if any(len(names) > 1 for names in self._names.values()):
+            return  # the calls of one module have one index
+        for module, names in self._names.items():
+            for name in names:
+                layer = layer_at(self._seen.layers, name)
+                origin = layer.origin or Origin(self._places[module])
+                self._seen.put(replace(layer, origin=origin))
 
     def _merge(self, calls: CallGroup, name: str) -> None:
         """Replace a layer by the merged layer of all calls, without answers that cannot merge."""
@@ -311,7 +337,12 @@ class Recorder:
         return matrix is not None and any(each.requires_grad for each in matrix().source.tensors)
 
     def warn(self, stacklevel: int) -> None:
-        """Warn of layers whose calls could not be merged, so that they stay separate layers."""
+        """Warn of all problems, and of layers whose calls could not be merged."""
+        problem = self.problems.error()
+        if problem is not None:
+            category = RefusedWarning if self._seen.refused else UserWarning
+            text = f"{problem}\n    seen.refused has every reason."
+            warnings.warn(text, category, stacklevel=stacklevel + 1)
         names = [name for name in self._runs.broken if name in self._seen.shapes]
         if names:
             more = f" and {len(names) - 1} more layers" if len(names) > 1 else ""

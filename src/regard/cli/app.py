@@ -6,11 +6,12 @@ correct ends in one sentence and exit code 2, and leaves no half-written file.
 
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
-from regard.errors import RegardError
+from regard.errors import RefusedWarning, RegardError
 from regard.recording.version import version
 
 try:
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # Output that cannot show a character shows another one instead of a traceback.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    # report_refused writes a line about refused layers, of models and of recordings alike.
+    warnings.filterwarnings("ignore", category=RefusedWarning)
+    warnings.showwarning = _show_warning
     try:
         # Typer returns an exit code where it did not run a command to its end: 130 for Ctrl-C.
         code = app(arguments, prog_name="regard", standalone_mode=False) or 0
@@ -105,9 +109,18 @@ def _takes_text(context: typer.Context | None) -> bool:
 
 
 def _refuse(message: str) -> int:
+    _write(message)
+    return 2
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """Write a warning without the line of code that raised it, which no user of a command knows."""
+    _write(str(message))
+
+
+def _write(message: str) -> None:
     lines = [visible(line) for line in message.splitlines()]
     sys.stderr.write("regard: " + "\n".join(lines) + "\n")
-    return 2
 
 
 @app.callback(invoke_without_command=True)

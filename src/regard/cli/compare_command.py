@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from regard.cli.options import AsJson, ModelOptions, Open, open_recording, with_options
-from regard.cli.output_files import check_output, page_line, show_page, write_json
+from regard.cli.output_files import check_output, page_line, report_refused, show_page, write_json
 from regard.cli.progress import progress
 from regard.errors import count_text
 from regard.matrix.comparisons import js
@@ -77,6 +77,7 @@ def compare(
             report(f"loading and running {options.name}")
             pretrained = options.load()
             one, two = (pretrained.observe(check_text(text)) for text in texts or ())
+            report_refused(one)  # the same model refuses the same layers of both
             names = [visible(name) for name in _short_names(*(texts or ()))]
         report("comparing every layer")
         found: dict[tuple[int, int], float] = {}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import Open, Run, open_recording
+from regard.cli.options import Open, Run, Strict, open_recording
 from regard.cli.output_files import check_output, page_line, show_page
 from regard.cli.progress import progress
 from regard.recording.file_reader import verify as verify_file
@@ -35,10 +35,11 @@ def page(
     layer: Layer = None,
     head: Head = None,
     open_page: Open = False,
+    strict: Strict = False,
 ) -> None:
     """Write a recording as a page: one file for any browser."""
     check_output(output)
-    seen = open_recording(run)
+    seen = open_recording(run, strict=strict)
     with progress() as report:
         writing = partial(report, f"writing {output}")
         opened = recorded_indices(seen.layers, layer, head)

@@ -11,8 +11,15 @@ import typer
 from rich.console import Console
 
 from regard.analysis.head_classes import Trial, classify, head_table
-from regard.cli.options import AsJson, TextOption, TextOptions, open_recording, with_options
-from regard.cli.output_files import write_json
+from regard.cli.options import (
+    AsJson,
+    Strict,
+    TextOption,
+    TextOptions,
+    open_recording,
+    with_options,
+)
+from regard.cli.output_files import report_refused, write_json
 from regard.cli.progress import progress
 from regard.models.pretrained import Pretrained
 from regard.models.trials import needle, repetition
@@ -58,6 +65,7 @@ def heads(
     text: TextOption = None,
     no_trials: NoTrials = False,
     every: All = False,
+    strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the kind of every head of a recording or a model."""
@@ -68,11 +76,13 @@ def heads(
     trials: list[Trial] = []
     with progress() as report:
         if run is not None:
-            seen = open_recording(run)
+            seen = open_recording(run, strict=strict)
         else:
             report(f"opening {options.name}")
             pretrained, words = options.load_for(words)
-            seen = pretrained.observe(words, progress=partial(report, "reading the text"))
+            reading = partial(report, "reading the text")
+            seen = pretrained.observe(words, progress=reading, strict=strict)
+            report_refused(seen)
             if not no_trials:
                 trials = _trials(pretrained, report)
         asking = partial(report, "asking every head")
@@ -82,7 +92,13 @@ def heads(
     if as_json:
         named = [{"name": head.name, **asdict(head)} for head in found]
         write_json(
-            {"model": seen.model, "tokens": num_tokens, "layers": list(seen), "heads": named}
+            {
+                "model": seen.model,
+                "tokens": num_tokens,
+                "layers": list(seen),
+                "refused": [refusal._asdict() for refusal in seen.refused],
+                "heads": named,
+            }
         )
     elif every:
         sys.stdout.write(head_table(found).text() + "\n")

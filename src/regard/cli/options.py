@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from regard.cli.output_files import report_refused
 from regard.errors import RegardError
 from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
 from regard.recording.file_reader import load
@@ -27,6 +28,7 @@ __all__ = [
     "Open",
     "RecordOptions",
     "Run",
+    "Strict",
     "Text",
     "TextOption",
     "TextOptions",
@@ -68,6 +70,12 @@ Heads = Annotated[
     str | None, typer.Option("--heads", metavar="PLACES", help="Record these heads only: 0,3.")
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Fail if a layer was refused, instead of naming it on standard error."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
@@ -153,6 +161,7 @@ class RecordOptions(TextOptions):
     values: Annotated[
         bool, typer.Option("--values", help="Also record the value of each layer, for its output.")
     ] = False
+    strict: Strict = False
 
     def observe(
         self,
@@ -162,7 +171,7 @@ class RecordOptions(TextOptions):
         progress: Callable[[int, int | None], None] | None = None,
     ) -> Recording:
         """Run a model on a text, and return its attention; as ``Pretrained.observe``."""
-        return pretrained.observe(
+        seen = pretrained.observe(
             text,
             keep="qkv" if self.values else "qk",
             layers=parse_positions("layers", self.layers),
@@ -171,7 +180,10 @@ class RecordOptions(TextOptions):
             generate=self.generate,
             path=path,
             progress=progress,
+            strict=self.strict,
         )
+        report_refused(seen)
+        return seen
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -197,13 +209,19 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return expanded
 
 
-def open_recording(run: Path) -> Recording:
-    """Load the recording of a file, which must have at least one layer."""
+def open_recording(run: Path, *, strict: bool = False) -> Recording:
+    """Load the recording of a file, which must have at least one layer.
+
+    Args:
+        run: the file.
+        strict: if True, raise an error if layers were refused; otherwise one line names them.
+    """
     if not run.is_dir():
         run.open("rb").close()
     seen = load(run)
     if not seen.layers:
         raise RegardError(f"{run} has no layers.\n    Record a model with regard record.")
+    report_refused(seen, strict=strict)
     return seen
 
 

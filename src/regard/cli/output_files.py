@@ -1,17 +1,22 @@
-"""Output of the commands: files, and JSON for programs."""
+"""Output of the commands: files, JSON for programs, and one line about refused layers."""
 
 import json
 import math
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from regard.errors import RegardError, count_text
+from regard.recording.layers import Refusal
+from regard.recording.recording import Recording
 from regard.text.escaping import visible
 
-__all__ = ["check_output", "page_line", "show_page", "write_json"]
+__all__ = ["check_output", "page_line", "report_refused", "show_page", "write_json"]
+
+_MOST_NAMES = 3
 
 
 def check_output(path: Path) -> None:
@@ -41,6 +46,38 @@ def page_line(page: Path) -> str:
     """Return the line that says where a page is, and how large."""
     size = f"{page.stat().st_size / 1000:,.0f} kB"
     return f"{visible(str(page))}   {size}, one file, opens in any browser"
+
+
+def report_refused(seen: Recording, *, strict: bool = False) -> None:
+    """Write one line about the refused layers to standard error; nothing if there are none.
+
+    Args:
+        seen: a recording, of a model or from a file.
+        strict: if True, raise an error instead.
+
+    Raises:
+        RegardError: layers were refused, and strict is True.
+    """
+    if not seen.refused:
+        return
+    text = _refused_text(seen.refused)
+    if strict:
+        raise RegardError(f"{text}\n    Leave out --strict to see the other layers.")
+    sys.stderr.write(f"regard: {visible(text)}\n")
+
+
+def _refused_text(refused: Sequence[Refusal]) -> str:
+    """Return the number of refused layers, the first names and the first reason."""
+    names = list(dict.fromkeys(refusal.module for refusal in refused))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    listed = ", ".join(map(repr, names[:_MOST_NAMES])) + more
+    are = "was refused and is" if len(names) == 1 else "were refused and are"
+    first = refused[0]
+    reason, _, _ = first.reason.partition("\n")  # the next line is the remedy
+    if first.line is not None and first.line not in reason:
+        reason = f"{first.line}: {reason}"
+    label = "reason" if len({refusal.reason for refusal in refused}) == 1 else "first reason"
+    return f"{count_text(len(names), 'layer')} {are} missing: {listed}; {label}: {reason}"
 
 
 def show_page(page: Path) -> None:

@@ -15,7 +15,7 @@ from regard.cli.options import (
     parse_positions,
     with_options,
 )
-from regard.cli.output_files import check_output, write_json
+from regard.cli.output_files import check_output, report_refused, write_json
 from regard.cli.progress import progress
 from regard.errors import RegardError
 from regard.recording.file_writer import check_replaceable
@@ -99,6 +99,7 @@ def record_served(
             served.Server(url), [prompt], settings, layers=chosen[0], heads=chosen[1]
         )
         report(f"writing {output}")
+        report_refused(seen)
         seen.save(output)
     _write_summary(seen, output, as_json=as_json)
 
@@ -113,6 +114,7 @@ def _write_summary(seen: Recording, output: Path, *, as_json: bool) -> None:
                 "model": seen.model,
                 "tokens": tokens,
                 "layers": seen.shapes,
+                "refused": [refusal._asdict() for refusal in seen.refused],
                 "kept": "qkv" if has_value else "qk",
                 "path": str(output),
                 "bytes": size,

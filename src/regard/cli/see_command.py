@@ -15,6 +15,7 @@ from regard.cli.output_files import check_output, page_line, show_page, write_js
 from regard.cli.progress import progress
 from regard.models.trials import repetition
 from regard.recording.layers import recorded_indices
+from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.export.page_file import write_page
 from regard.view.terminal.summary import Selection, Summary, summarise
@@ -86,7 +87,7 @@ def see(
                 progress=partial(report, f"writing {page}"),
             )
     if as_json:
-        write_json(_as_json(summary, page))
+        write_json(_as_json(seen, summary, page))
     else:
         console = Console(highlight=False, markup=False, emoji=False)
         console.print(TerminalView(summary))
@@ -96,12 +97,13 @@ def see(
         show_page(page)
 
 
-def _as_json(summary: Summary, page: Path | None) -> dict[str, Any]:
+def _as_json(seen: Recording, summary: Summary, page: Path | None) -> dict[str, Any]:
     """Return the summary as lists and dictionaries: positions from 0, shares from 0 to 1."""
     return {
         "model": summary.model,
         "tokens": [token._asdict() for token in summary.tokens],
         "layers": summary.layers,
+        "refused": [refusal._asdict() for refusal in seen.refused],
         "selection": asdict(summary.selection),
         "sinks": summary.sinks,
         "rows": [asdict(row) for row in summary.rows],

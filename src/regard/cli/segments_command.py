@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from regard.analysis.span_shares import Shares, segment_shares
-from regard.cli.options import AsJson, Run, open_recording, parse_named
+from regard.cli.options import AsJson, Run, Strict, open_recording, parse_named
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
 from regard.recording.recording import Recording
@@ -72,11 +72,12 @@ def segments(
     no_sinks: NoSinks = False,
     beyond: Beyond = None,
     per: Per = "total",
+    strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how much the parts of a text attend to each other."""
     with progress() as report:
-        seen = open_recording(run)
+        seen = open_recording(run, strict=strict)
         if (by is None) == (not parts):
             raise ValueError(
                 "segments needs either --by or --part, and not both.\n"
@@ -101,20 +102,26 @@ def segments(
     if beyond is not None:
         shares = _shares_beyond(shares, beyond)
     if as_json:
-        write_json(
-            {
-                "model": seen.model,
-                "layers": shares.layers,
-                "sinks_left_out": shares.sinks,
-                "beyond": shares.over,
-                "shares": shares.table(per).records(),
-            }
-        )
+        write_json(_as_json(seen, shares, per))
     elif per == "total":
         width = shutil.get_terminal_size().columns
         sys.stdout.writelines(f"{line}\n" for line in share_lines(shares, width))
     else:
         sys.stdout.write(shares.table(per).text() + "\n")
+
+
+def _as_json(
+    seen: Recording, shares: Shares, per: Literal["total", "layer", "head"]
+) -> dict[str, Any]:
+    """Return the shares as lists and dictionaries: positions from 0, shares from 0 to 1."""
+    return {
+        "model": seen.model,
+        "layers": shares.layers,
+        "refused": [refusal._asdict() for refusal in seen.refused],
+        "sinks_left_out": shares.sinks,
+        "beyond": shares.over,
+        "shares": shares.table(per).records(),
+    }
 
 
 def _check_recorded_queries(

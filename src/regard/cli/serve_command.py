@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.options import TextOption, TextOptions, with_options
+from regard.cli.output_files import report_refused
 from regard.cli.progress import progress
 from regard.errors import RegardError
 from regard.recording.recording import Recording
@@ -74,6 +75,7 @@ def serve(
             return pretrained.observe(words, keep="qkv", progress=report_progress)
 
         seen = read(words, partial(report, f"running {options.name}"))
+        report_refused(seen)
     server.serve_text(
         seen, words, read, port=port, open_browser=not no_browser, tell=_write_address
     )

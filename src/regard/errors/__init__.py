@@ -23,7 +23,7 @@ from regard.errors.argument_checks import (
     is_whole,
     refuse_sharded,
 )
-from regard.errors.exceptions import RegardError
+from regard.errors.exceptions import RefusedWarning, RegardError
 from regard.errors.formatting import (
     bytes_text,
     count_text,
@@ -48,6 +48,7 @@ from regard.errors.input_checks import (
 
 __all__ = [
     "DENSE_LIMIT",
+    "RefusedWarning",
     "RegardError",
     "bytes_text",
     "check_bias",

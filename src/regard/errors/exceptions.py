@@ -1,4 +1,4 @@
-"""The exceptions of regard."""
+"""The exceptions and warnings of regard."""
 
 
 class RegardError(Exception):
@@ -9,5 +9,15 @@ class RegardError(Exception):
     Example:
         >>> import regard
         >>> issubclass(regard.RegardError, Exception)
+        True
+    """
+
+
+class RefusedWarning(UserWarning):
+    """A warning that attention was refused; ``Recording.refused`` has module, line and reason.
+
+    Example:
+        >>> import regard
+        >>> issubclass(regard.RefusedWarning, UserWarning)
         True
     """

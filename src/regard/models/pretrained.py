@@ -193,6 +193,7 @@ class Pretrained:
         generate: int = 0,
         path: str | PathLike[str] | None = None,
         progress: Callable[[int, int | None], None] | None = None,
+        strict: bool = False,
     ) -> Recording:
         """Run the model on a text, and record its attention.
 
@@ -207,7 +208,9 @@ class Pretrained:
                 does not read the last one, so it is not in the recording.
             path: the file of the recording, as in ``regard.observe``; it also stores the tokens.
             progress: called with the number of layers that have run and the number of layers, which
-                is None if the configuration does not have it.
+                is None if the configuration does not have it. Its exceptions are handled as in
+                ``regard.observe``.
+            strict: if True, raise an error if a layer was refused, as in ``regard.observe``.
 
         Returns:
             The recording with tokens. The texts of all tokens that are not special, joined, are the
@@ -218,6 +221,9 @@ class Pretrained:
                 template; or ``queries`` is given with ``generate``.
             RegardError: no attention was recorded, the attention cannot be recorded, or the file
                 cannot be written.
+
+        Warns:
+            RefusedWarning: some layers were refused, as in ``regard.observe``.
         """
         if generate and queries is not None:
             raise ValueError(
@@ -235,22 +241,34 @@ class Pretrained:
                 progress(done, None if num_layers is None else num_layers * steps)
 
         watching = observe(
-            model, keep=keep, layers=layers, heads=heads, queries=queries, path=path, progress=tell
+            model,
+            layers=layers,
+            heads=heads,
+            queries=queries,
+            keep=keep,
+            path=path,
+            progress=tell,
+            strict=strict,
         )
-        try:
-            with quiet(), torch.inference_mode(), watching as seen:
+        with torch.inference_mode(), watching as seen:
+            # The block of observe ends outside: its warnings are for the caller.
+            with quiet(), self._reading():
                 if generate:
                     written = self._written(inputs, generate)
                     query_tokens = key_tokens = (*key_tokens, *written)
                 else:
                     model(**inputs)
-                seen.model = self._title
-                seen.query_tokens, seen.key_tokens = query_tokens, key_tokens  # for the file
-        except RegardError:
-            raise
+            seen.model = self._title
+            seen.query_tokens, seen.key_tokens = query_tokens, key_tokens  # for the file
+        return seen.with_tokens(query_tokens, key_tokens)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Generator[None]:
+        """Convert any exception of the model to a RegardError."""
+        try:
+            yield
         except Exception as error:
             raise RegardError(f"model {self.name!r} cannot read text: {_cause(error)}") from error
-        return seen.with_tokens(query_tokens, key_tokens)
 
     def _written(self, inputs: dict[str, torch.Tensor], count: int) -> tuple[Token, ...]:
         """Generate text, and return the new tokens except the last, which the model never reads."""

@@ -141,7 +141,7 @@ class NotKeptError(RegardError, KeyError):
 
 
 class Origin(NamedTuple):
-    """The position of a layer in its model, if only some layers or heads were recorded.
+    """The position of a layer in its model, if layers or heads are missing from the recording.
 
     Attributes:
         place: the index of the module, in the order in which modules ran.

@@ -210,6 +210,8 @@ class _Served:
                 self._running = False
         except WRONG as error:
             return PlainTextResponse(str(error).partition("\n")[0], 400)
+        except Gone:
+            return Response(status_code=_LEFT)
         return JSONResponse({"run": self._runs})
 
     def _run(self, text: str) -> None:

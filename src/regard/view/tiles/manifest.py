@@ -117,12 +117,13 @@ def manifest(
         "query_tokens": _token_lists(recording.query_tokens),
         "key_tokens": _token_lists(recording.key_tokens),
         "layers": [asdict(layer) for layer in layers],
+        "refused": [refusal._asdict() for refusal in recording.refused],
     }
 
 
 def add_other(first: dict[str, Any], second: dict[str, Any]) -> None:
     """Add a second recording to what the page reads first; its layers follow those of the first."""
-    names = ("title", "query_tokens", "key_tokens", "one_text")
+    names = ("title", "query_tokens", "key_tokens", "one_text", "refused")
     first["other"] = {"first": len(first["layers"])} | {name: second[name] for name in names}
     first["layers"] = [*first["layers"], *second["layers"]]
 

@@ -54,6 +54,13 @@ export interface LayerInfo {
   heads: (HeadKind | null)[] | null;
 }
 
+/** An attention that ran and was not recorded; see Recording.refused. */
+export interface Refusal {
+  module: string;
+  line: string | null; // file:line
+  reason: string; // with a remedy
+}
+
 /** What the page knows of a second recording. */
 export interface Other {
   first: number; // its first layer
@@ -61,6 +68,7 @@ export interface Other {
   query_tokens: Token[] | null;
   key_tokens: Token[] | null;
   one_text: boolean;
+  refused: Refusal[];
 }
 
 export interface Recording {
@@ -73,6 +81,7 @@ export interface Recording {
   one_text: boolean; // the keys are the queries' own tokens
   opened: (number | null)[]; // layer and head of a fresh page; null: the first one here
   layers: LayerInfo[];
+  refused: Refusal[];
   other?: Other; // a second recording, whose layers follow those of the first
   text?: string; // that the model read, where a server can run it on another one
   run?: number; // of the model

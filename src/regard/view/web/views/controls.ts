@@ -10,6 +10,7 @@ import type { State } from "../state";
 import { find } from "../text/prose";
 import { sinkNames, visible } from "../text/tokens";
 import { press, writeHelp } from "./keys";
+import { countRefused } from "./notes";
 
 type Page = Shared & Pick<Whole, "map" | "panes" | "redraw" | "views">;
 
@@ -33,6 +34,7 @@ export class Controls {
   /** What this is, at the top. */
   private describe() {
     const { layers, other } = this.page.recording;
+    const refused = countRefused(this.page.recording);
     const [title, model] = [visible(this.page.recording.title), visible(this.page.recording.model)];
     document.title = `${title} · regard`;
     byId("title").textContent = title;
@@ -43,6 +45,7 @@ export class Controls {
       model,
       tokens,
       `${counted(other?.first ?? layers.length, "layer")} × ${counted(heads, "head")}`,
+      refused && `${counted(refused, "layer")} refused`,
     ]
       .filter(Boolean)
       .join(" · ");

@@ -1,15 +1,18 @@
 /** What must be said beside the numbers: rounding, what is left out, what is shown of it. */
 
-import type { Other, Recording } from "../data/payload";
+import type { Other, Recording, Refusal } from "../data/payload";
 import { counted, digits } from "../maths/numbers";
 import { meansNotes } from "../text/block_words";
 import { visible } from "../text/tokens";
+
+const MOST = 5; // names and reasons that are written out
 
 export const NO_KINDS = "The kinds of its heads are not known: some weights of this layer are not numbers (NaN).";
 
 export function notes(recording: Recording, layer: number): string[] {
   const info = recording.layers[layer];
   const found = recording.other ? [bothNote(recording, recording.other)] : [];
+  found.push(...refusedNotes(recording));
   if (info.kind === "map" && info.overview) {
     found.push(
       `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: regard.page(recording, path, layers=[${layer}]).`,
@@ -27,6 +30,43 @@ export function notes(recording: Recording, layer: number): string[] {
   if (recording.batch > 1)
     found.push(`The recording holds ${counted(recording.batch, "sequence")}; this is the first.`);
   return found;
+}
+
+/** @returns the number of layers that observe refused, of both recordings */
+export function countRefused({ refused, other }: Recording): number {
+  return namesOf(refused).length + namesOf(other?.refused ?? []).length;
+}
+
+/** Which layers are missing and why; layers with the same reason share one note. */
+function refusedNotes({ title, refused, other }: Recording): string[] {
+  if (!other) return reasonNotes(refused, "");
+  return [
+    ...reasonNotes(refused, ` of “${visible(title)}”`),
+    ...reasonNotes(other.refused, ` of “${visible(other.title)}”`),
+  ];
+}
+
+/** @param of which recording, where there are two */
+function reasonNotes(refused: Refusal[], of: string): string[] {
+  const alike = new Map<string, Refusal[]>();
+  for (const each of refused) alike.set(each.reason, [...(alike.get(each.reason) ?? []), each]);
+  const said = [...alike.values()].slice(0, MOST).map((some) => {
+    const names = namesOf(some);
+    const listed = names.slice(0, MOST).map((name) => visible(name));
+    const more = names.length > MOST ? ` and ${names.length - MOST} more` : "";
+    const verb = names.length === 1 ? "was refused and is" : "were refused and are";
+    const [{ line, reason }] = some;
+    const at = line && !reason.includes(line) ? ` (${visible(line)})` : "";
+    const why = visible(reason.replace(/\s+/g, " "));
+    return `${counted(names.length, "layer")}${of} ${verb} missing: ${listed.join(", ")}${more}. Reason${at}: ${why}`;
+  });
+  if (alike.size > MOST) said.push(`There are ${alike.size - MOST} more reasons in recording.refused.`);
+  return said;
+}
+
+/** @returns the names of the modules, each once */
+function namesOf(refused: Refusal[]): string[] {
+  return [...new Set(refused.map(({ module }) => module))];
 }
 
 /** Which layers are of which recording, and why two texts have no difference. */
