@@ -17,12 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import regard
@@ -69,9 +64,7 @@ class Model(nn.Module):
         blocks = {str(place): Block(fused=place % 2 == 0) for place in range(LAYERS)}
         self.blocks = nn.ModuleDict(blocks)
 
-    def forward(self, x, allowed=None):
-        if allowed is None:
-            allowed = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    def forward(self, x, allowed):
         for block in self.blocks.values():
             x = block(x, allowed)
         return x
@@ -154,136 +147,6 @@ def record(way: str, rank: int, ranks: int, folder: Path) -> None:
             seen.save(folder / way)
 
 
-def record_pipeline(rank: int, ranks: int, folder: Path) -> None:
-    x, _ = batch()
-    torch.manual_seed(0)
-    model = Model()
-    with torch.no_grad(), regard.observe(model) as seen:
-        model(x)
-        model(x + 1)
-    if rank == 0:
-        seen.save(folder / "pipeline.safetensors")
-    for name in list(model.blocks):
-        if int(name) * ranks // LAYERS != rank:
-            del model.blocks[name]
-    stage = PipelineStage(model, rank, ranks, CPU)
-    schedule = ScheduleGPipe(stage, 3)
-    with torch.no_grad(), regard.observe(stage) as seen:
-        for more in (0, 1):
-            schedule.step(x + more) if rank == 0 else schedule.step()
-    seen.save(folder / "pipeline")
-
-
-class Causal(nn.Module):
-    """Attention of the kind that context parallelism knows: causal or over all keys, no mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(WIDTH, n) for n in (WIDTH, 16, 16))
-        self.out = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x, is_causal):
-        split = (f(x).unflatten(-1, (-1, HEAD_DIM)) for f in (self.query, self.key, self.value))
-        query, key, value = (each.transpose(1, 2) for each in split)
-        key, value = (each.repeat_interleave(2, 1) for each in (key, value))
-        output = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-        return x + self.out(output.transpose(1, 2).flatten(2))
-
-
-class Causals(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Causal() for _ in range(2))
-
-    def forward(self, x, is_causal=True):
-        for block in self.blocks:
-            x = block(x, is_causal)
-        return x
-
-
-def ring_on_cpu() -> None:
-    """Let the ring of context parallelism run PyTorch's kernel for CPUs, which it does not know."""
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.experimental._context_parallel import _attention
-
-    def ring(operation, args, kwargs):
-        query = args[0]
-        local = [each.to_local() for each in args[:3]]
-        more = dict(zip(("dropout_p", "is_causal"), args[3:], strict=False)) | kwargs
-        group = query.device_mesh.get_group()
-        parts = _attention._templated_ring_attention(group, 2, operation, *local, **more)
-        mesh, placements = query.device_mesh, query.placements
-        return tuple(DTensor.from_local(each, mesh, placements, run_check=False) for each in parts)
-
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    _attention.custom_ops[kernel] = ring
-
-
-# Each way: whether load is balanced, the split of the model, causal, the options of observe.
-CONTEXT_WAYS = {
-    "context-balanced": (True, None, True, {}),
-    "context-plain": (False, None, True, {"keep": "qkv"}),
-    "context-all-keys": (False, None, False, {"heads": [1, 6]}),
-    "context-answers": (
-        True,
-        None,
-        True,
-        {"keep": [regard.Entropy(), regard.TopK(2), regard.Sum(-2)], "layers": [1]},
-    ),
-    "context-sharded": (True, "same", True, {}),
-    "context-data": (True, "data", True, {}),
-    "context-heads": (True, "heads", True, {}),
-}
-
-
-def record_context_parallel(way: str, rank: int, ranks: int, folder: Path) -> None:
-    from torch.distributed.tensor.experimental import context_parallel
-    from torch.distributed.tensor.experimental._attention import _cp_options
-
-    ring_on_cpu()
-    is_balanced, split, is_causal, options = CONTEXT_WAYS[way]
-    x = torch.randn(2, 24, WIDTH, generator=torch.Generator().manual_seed(1))
-    torch.manual_seed(0)
-    model = Causals()
-    with torch.no_grad(), regard.observe(model, **options) as seen:
-        whole = model(x, is_causal)
-    if rank == 0:
-        seen.save(folder / f"{way}.safetensors")
-    mesh, own = init_device_mesh("cpu", (ranks,)), slice(None)
-    if split in ("data", "heads"):
-        both = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=(split, "cp"))
-        mesh = both["cp"]
-    if split == "same":
-        fully_shard(model, mesh=mesh)
-    elif split == "data":
-        fully_shard(model, mesh=both["data"])
-        own = slice(rank // 2, rank // 2 + 1)
-    elif split == "heads":
-        plan = {name: ColwiseParallel() for name in ("query", "key", "value")}
-        for block in model.blocks:
-            parallelize_module(block, both["heads"], {**plan, "out": RowwiseParallel()})
-    _cp_options.enable_load_balance = is_balanced
-    for at_exit in (False, True):
-        x_here = x[own].clone()
-        path = folder / way if at_exit and not options else None
-        with (
-            torch.set_grad_enabled(not at_exit),
-            regard.observe(model, path=path, mesh=mesh, **options) as seen,
-            context_parallel(mesh, buffers=[x_here], buffer_seq_dims=[1]),
-        ):
-            got = model(x_here, is_causal)
-        if at_exit and options:
-            seen.save(folder / way)
-    # The model computes what one process computes, so the test compares the right thing.
-    size, at = 24 // mesh.size(), mesh.get_local_rank()
-    half = size // 2
-    rows = [*range(at * size, (at + 1) * size)]
-    if is_balanced:
-        last = 24 - (at + 1) * half
-        rows = [*range(at * half, (at + 1) * half), *range(last, last + half)]
-    torch.testing.assert_close(got, whole[own][:, rows], rtol=0, atol=1e-5)
-
-
 def record_llama(rank: int, folder: Path) -> None:
     import transformers
 
@@ -314,11 +177,7 @@ def main(rank: int, ranks: int, folder: Path, *ways: str) -> None:
             warnings.filterwarnings(
                 "error", category=UserWarning, message="(?s).*recording|.*cannot"
             )
-            if way == "pipeline":
-                record_pipeline(rank, ranks, folder)
-            elif way in CONTEXT_WAYS:
-                record_context_parallel(way, rank, ranks, folder)
-            elif way == "llama":
+            if way == "llama":
                 record_llama(rank, folder)
             else:
                 record(way, rank, ranks, folder)

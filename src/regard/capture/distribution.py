@@ -1,115 +1,65 @@
 """Detection of the part of a distributed model that this process runs.
 
 Detection needs no communication between processes. Tensor parallelism is detected by parameters
-that are DTensors, data parallelism by wrappers, and a pipeline by its stage. Context parallelism
-needs the mesh from the caller. There the processes communicate: each gathers all queries and keys.
+that are DTensors, and data parallelism by wrappers.
 """
 
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regard.capture.storages import tensors_in
-from regard.errors import RegardError, is_sharded, kind_text
+from regard.errors import RegardError, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.shard import Shard
 from regard.scores.query_key import QueryKeyScores
-from regard.tracing.tracer import Operation, apart, unwrapped
+from regard.tracing.tracer import unwrapped
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+__all__ = ["GATHERED", "PIPELINE", "Distribution", "is_stage", "is_waiting", "local_tensor"]
 
-__all__ = [
-    "GATHERED",
-    "ON_ONE_PROCESS",
-    "Distribution",
-    "is_waiting",
-    "local_tensor",
-    "microbatch",
-    "stage_of",
-]
+_BLOCKS = count()  # the blocks of observe with a distributed model
 
-_BLOCKS: Counter[int | None] = Counter()  # blocks of observe so far, by pipeline stage
-
+_SAVE = "save the query and key of each process, and pass them to regard.attend as DTensors."
+PIPELINE = (
+    "model is a stage of a pipeline; observe joins heads and batch entries, not stages and "
+    "microbatches.\n"
+    f"    Observe the model without a pipeline, or {_SAVE}"
+)
 GATHERED = (
     "its query and key are split over processes as DTensors.\n"
-    "    Give the attention ordinary tensors: use_local_output=True for tensor parallel. For "
-    "context parallel, pass its mesh: observe(model, mesh=mesh)."
-)
-ON_ONE_PROCESS = (
-    "its queries are not split over the processes of mesh.\n"
-    "    Run it inside context_parallel(mesh, ...), or observe without mesh=."
+    "    For tensor parallel, give the attention ordinary tensors: use_local_output=True. For "
+    f"context parallel, {_SAVE}"
 )
 
 
+@dataclass(frozen=True)
 class Distribution:
-    """The heads, batch entries and layers that this process runs.
+    """The heads and batch entries that this process runs.
 
-    ``shard`` is the place of its recording in the distributed run. ``modules`` are without
-    wrappers, by name; ``wrappers`` are all modules. ``stage`` and ``mesh`` may be None.
+    Attributes:
+        shard: the place of this process's recording in the distributed run.
+        modules: the modules of the model without wrappers, by name.
+        data: the ranks that share the batch.
+        ranks: the ranks that share the heads.
     """
 
-    def __init__(
-        self,
-        modules: Mapping[str, nn.Module],
-        wrappers: Iterator[nn.Module],
-        stage: Any,
-        mesh: "DeviceMesh | None" = None,
-    ) -> None:
-        self._modules = modules
-        self._mesh = mesh
-        queries = () if mesh is None else tuple(dist.get_process_group_ranks(mesh.get_group()))
-        data = _data_ranks(list(wrappers))
-        self._data = set(data)
-        if data == queries:
-            data = ()  # FSDP may split parameters over the processes that share a text
-        split = {ranks for weight in self._weights() if (ranks := self._head_ranks(weight))}
-        if len(split) > 1:
-            raise _refusal("parameters are split over several groups of processes")
-        self._heads = next(iter(split), ())
-        rank = dist.get_rank()
-        if any(len({*ranks} & {*queries}) > 1 for ranks in (data, self._heads)):
-            raise _refusal("processes of mesh also share the batch or the heads with each other")
-        number: int | None = None
-        stage_place = 0, 1
-        if stage is not None:
-            stage_place = number, _ = int(stage.stage_index), int(stage.num_stages)
-        self.shard = Shard(
-            "",
-            rank,
-            dist.get_world_size(),
-            stage_place,
-            (data.index(rank), len(data)) if data else (0, 1),
-            (self._heads.index(rank), len(self._heads)) if self._heads else (0, 1),
-            queries=(queries.index(rank), len(queries)) if queries else (0, 1),
-        )
-        if set(self.shard.counts) != {1}:
-            kind = "model" if number is None else "pipeline"
-            self.shard = self.shard._replace(run=f"{_job()}.{kind}.{_BLOCKS[number]}")
-            _BLOCKS[number] += 1
+    shard: Shard
+    modules: Mapping[str, nn.Module]
+    data: tuple[int, ...]
+    ranks: tuple[int, ...]
 
     @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        modules: Mapping[str, nn.Module],
-        stage: Any,
-        mesh: "DeviceMesh | None" = None,
-    ) -> "Distribution | None":
+    def of(cls, model: nn.Module, modules: Mapping[str, nn.Module]) -> "Distribution | None":
         """Return the distribution of a model; None if this process runs the whole model.
 
         Raises:
-            TypeError: mesh is not a DeviceMesh.
-            ValueError: mesh does not have one axis with this process, or there is a stage.
             RegardError: the parts of the model cannot be determined.
         """
-        if mesh is not None:
-            _check_mesh(mesh, stage)
         for module in model.modules():
             _check_known(module)
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
@@ -117,32 +67,16 @@ class Distribution:
         inner = unwrapped(model)
         if [name for name, _ in inner.named_children()] == ["module"]:
             raise _refusal(f"{type(inner).__name__} is a wrapper that regard does not know")
-        found = cls(modules, model.modules(), stage, mesh)
-        return None if set(found.shard.counts) == {1} else found
-
-    def whole(self, operation: Operation) -> Operation | None:
-        """Return a fused attention of context parallelism with the whole query, key and value.
-
-        All processes of the mesh must call it for the same operation. They gather the tensors, in
-        the order of the tokens. The result is None for any other operation.
-        """
-        import torch.nn.functional as F
-        from torch.distributed.tensor import Shard as Split
-
-        # context_parallel replaces the function inside its block.
-        is_inside = str(F.scaled_dot_product_attention.__module__).startswith(_CONTEXT_PARALLEL)
-        tensors = operation.args[:3]
-        others = [*tensors_in(operation.args[3:]), *tensors_in(tuple(operation.kwargs.values()))]
-        if self._mesh is None or not is_inside or others or not all(map(is_sharded, tensors)):
+        data = _data_ranks(model)
+        weights = (weight for each in modules.values() for weight in each.parameters(recurse=False))
+        groups = {ranks for weight in weights for ranks in _splits(weight, data)}
+        if len(groups) > 1:
+            raise _refusal("parameters are split over several groups of processes")
+        heads, rank = next(iter(groups), ()), dist.get_rank()
+        if not data and not heads:
             return None
-        if any((x.device_mesh, x.placements) != (self._mesh, (Split(2),)) for x in tensors):
-            return None
-        from torch.distributed.tensor.experimental._attention import context_parallel_unshard
-
-        with apart():
-            local = [tensor.to_local() for tensor in tensors]
-            gathered = context_parallel_unshard(self._mesh, local, [2, 2, 2])
-        return operation._replace(args=(*gathered, *operation.args[3:]))
+        batch, part = ((each.index(rank), len(each)) if each else (0, 1) for each in (data, heads))
+        return cls(Shard(f"{_job()}.{next(_BLOCKS)}", rank, batch, part), modules, data, heads)
 
     def heads(self, name: str, matrix: AttentionMatrix) -> range | None:
         """Return the range of the model's heads in an attention; None if it has all of them.
@@ -158,78 +92,43 @@ class Distribution:
             return None
         source = cast(QueryKeyScores, matrix.source)
         num_heads, dim = matrix.shape[-3] if matrix.ndim > 2 else 1, source.query.shape[-1]
-        own, packed = num_heads * dim, (num_heads + 2 * num_heads // source.group) * dim
-        for module in self._around(name):
+        rows, packed = num_heads * dim, (num_heads + 2 * num_heads // source.group) * dim
+        around = [".".join(name.split(".")[:stop]) for stop in range(name.count(".") + 1, 0, -1)]
+        for module in (self.modules[each] for each in around if each in self.modules):
             weights = [weight for weight in module.parameters() if weight.ndim == 2]
             split = {weight.shape[0] for weight in weights if self._is_split(weight)}
             whole = {n for weight in weights if not is_sharded(weight) for n in weight.shape}
             if packed * ranks in split:
                 raise ValueError(_PACKED)
-            if own * ranks in split:
+            if rows * ranks in split:
                 return range(rank * num_heads, (rank + 1) * num_heads)
-            if whole & {own, packed}:
+            if whole & {rows, packed}:
                 return None
         raise ValueError(_UNKNOWN.format(ranks))
 
-    def _around(self, name: str) -> Iterator[nn.Module]:
-        """Yield the module of an attention and the modules around it, the innermost first."""
-        while name:
-            if name in self._modules:
-                yield self._modules[name]
-            name = name.rpartition(".")[0]
-
-    def _weights(self) -> Iterator[Tensor]:
-        for module in self._modules.values():
-            yield from module.parameters(recurse=False)
-
-    def _head_ranks(self, weight: Tensor) -> tuple[int, ...] | None:
-        """Return the ranks that split a parameter, apart from data parallelism; None if whole."""
-        if not is_sharded(weight):
-            return None
-        groups = [ranks for ranks, _ in self._mesh_axes(weight)]
-        if len(groups) > 1:
-            raise _refusal("parameters are split along several axes of a mesh")
-        return groups[0] if groups else None
-
     def _is_split(self, weight: Tensor) -> bool:
         """Return True if the rows of a parameter are split in the same way as the heads."""
-        return is_sharded(weight) and any(
-            ranks == self._heads and placement.is_shard(0)
-            for ranks, placement in self._mesh_axes(weight)
-        )
-
-    def _mesh_axes(self, weight: Tensor) -> Iterator[tuple[tuple[int, ...], Any]]:
-        """Yield the ranks and the placement for each axis of a parameter's mesh."""
-        mesh = cast(Any, weight).device_mesh
-        for axis, placement in enumerate(cast(Any, weight).placements):
-            ranks = tuple(dist.get_process_group_ranks(mesh.get_group(axis)))
-            if len(ranks) > 1 and not self._data.issuperset(ranks):
-                yield ranks, placement
+        placement = _splits(weight, self.data).get(self.ranks)
+        return placement is not None and placement.is_shard(0)
 
 
-def stage_of(model: object) -> Any:
-    """Return the model if it is the stage of a pipeline; None otherwise."""
-    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
-    known = pipelining is not None and isinstance(model, pipelining._PipelineStageBase)
-    return model if known else None
+def _splits(weight: Tensor, data: tuple[int, ...]) -> dict[tuple[int, ...], Any]:
+    """Return the ranks of each axis of a parameter's mesh, with the parameter's placement.
 
-
-def microbatch() -> int | None:
-    """Return the index of the microbatch that this thread runs; 0 outside a pipeline.
-
-    The result is None while a pipeline runs its stage on dummy tensors to infer shapes.
+    Axes of one rank and those of data parallelism are left out.
     """
-    if "torch.distributed.pipelining.stage" not in sys.modules:
-        return 0
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    is_in_stage = False
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("torch/distributed/pipelining/stage.py"):
-            is_in_stage = True
-            if frame.f_code.co_name == "forward_one_chunk":
-                return int(frame.f_locals["fwd_chunk_id"])
-        frame = frame.f_back
-    return None if is_in_stage else 0
+    if not is_sharded(weight):
+        return {}
+    mesh, placements = cast(Any, weight).device_mesh, cast(Any, weight).placements
+    ranks = [tuple(dist.get_process_group_ranks(mesh.get_group(axis))) for axis in range(mesh.ndim)]
+    axes = zip(ranks, placements, strict=True)
+    return {each: how for each, how in axes if len(each) > 1 and not {*data}.issuperset(each)}
+
+
+def is_stage(model: object) -> bool:
+    """Return True if the model is a stage of a pipeline."""
+    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
+    return pipelining is not None and isinstance(model, pipelining._PipelineStageBase)
 
 
 def is_waiting(value: object) -> bool:
@@ -241,28 +140,6 @@ def is_waiting(value: object) -> bool:
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return this process's part of a DTensor; return an ordinary tensor unchanged."""
     return cast(Any, tensor)._local_tensor if is_sharded(tensor) else tensor
-
-
-def _check_mesh(mesh: object, stage: Any) -> None:
-    """Raise an error unless ``mesh`` fits context parallelism."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    if not isinstance(mesh, DeviceMesh):
-        raise TypeError(
-            f"mesh is {kind_text(mesh)}; it must be the DeviceMesh of context_parallel.\n"
-            "    Leave it out for a model that does not split its texts."
-        )
-    if mesh.ndim != 1 or mesh.size() == 1 or mesh.get_coordinate() is None:
-        raise ValueError(
-            f"mesh has shape {tuple(mesh.shape)}; it must have one axis of several processes, this "
-            "one among them.\n"
-            '    Pass the part for context parallelism: mesh["cp"].'
-        )
-    if stage is not None:
-        raise ValueError(
-            "mesh is given for the stage of a pipeline; a stage with context parallelism cannot be "
-            "recorded.\n    Observe the model without a pipeline."
-        )
 
 
 def _check_known(module: nn.Module) -> None:
@@ -278,18 +155,18 @@ def _check_known(module: nn.Module) -> None:
     for hook in hooks.values():
         name_of_hook = str(getattr(getattr(hook, "func", hook), "__qualname__", ""))
         if name_of_hook.startswith("_ContextParallel."):
-            raise _refusal(f"its {name} runs under context parallel")
+            raise _refusal(f"its {name} runs under context parallel", f"S{_SAVE[1:]}")
     is_parallel = getattr(module, "_tp_size", None) not in (None, 1)
     if is_parallel and not any(map(is_sharded, module.parameters())):
         raise _refusal(f"its {name} is tensor parallel without DTensors")
 
 
-def _data_ranks(modules: list[nn.Module]) -> tuple[int, ...]:
+def _data_ranks(model: nn.Module) -> tuple[int, ...]:
     """Return the ranks that share the batch; an empty tuple without data parallelism."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     found: set[tuple[int, ...]] = set()
-    for module in modules:
+    for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel | FullyShardedDataParallel):
             group = cast(Any, module).process_group
             found.add(tuple(dist.get_process_group_ranks(group)))
@@ -317,14 +194,12 @@ def _job() -> str:
         ) from error
 
 
-def _refusal(what: str) -> RegardError:
-    return RegardError(
-        f"model cannot be recorded in parts: {what}.\n"
-        "    regard knows DDP, FSDP, tensor parallel with DTensors and pipeline stages."
-    )
+def _refusal(
+    what: str, remedy: str = "regard knows DDP, FSDP and tensor parallel with DTensors."
+) -> RegardError:
+    return RegardError(f"model cannot be recorded in parts: {what}.\n    {remedy}")
 
 
-_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental"
 _PACKED = (
     "its query, key and value come from one parameter that is split over processes, so the heads "
     "of this process are unknown.\n"

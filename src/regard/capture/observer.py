@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import cache
 from inspect import getattr_static
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_map
 
 from regard.capture.distribution import (
     GATHERED,
+    PIPELINE,
     Distribution,
+    is_stage,
     is_waiting,
     local_tensor,
-    microbatch,
-    stage_of,
 )
 from regard.capture.fused_calls import (
     FLEX_ATTENTION,
@@ -38,9 +38,7 @@ from regard.errors import is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
 from regard.recording.recording import Recording
-from regard.reductions.reduction import Reduction, RowStatistic
-from regard.reductions.sums import Sum
-from regard.reductions.top_k import TopK
+from regard.reductions.reduction import Reduction
 from regard.tracing.operations import PRODUCTS, SOFTMAXES
 from regard.tracing.tracer import (
     Listener,
@@ -53,16 +51,12 @@ from regard.tracing.tracer import (
     unwrapped,
 )
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.pipelining import PipelineStage
-
 __all__ = ["observe"]
 
 
 @contextmanager
 def observe(
-    model: "nn.Module | PipelineStage",
+    model: nn.Module,
     *,
     layers: Iterable[str | int] | None = None,
     heads: Iterable[int] | slice | None = None,
@@ -72,7 +66,6 @@ def observe(
     path: str | PathLike[str] | None = None,
     progress: Callable[[int], None] | None = None,
     strict: bool = False,
-    mesh: "DeviceMesh | None" = None,
 ) -> Generator[Recording, None, None]:
     """Record the attention that a model runs inside the block.
 
@@ -92,8 +85,7 @@ def observe(
     record attention inside compiled functions.
 
     Args:
-        model: any module: Hugging Face with any ``attn_implementation``, timm, your own. Or the
-            stage of a pipeline.
+        model: any module: Hugging Face with any ``attn_implementation``, timm, your own.
         layers: the layers to record: names of modules, or positions in the order they run. The
             default is all layers.
         heads: the heads to record: indices or a slice. The default is all heads.
@@ -110,9 +102,6 @@ def observe(
             exception, it is not called again; recording continues, and the exception is raised when
             the block ends.
         strict: if True, raise an error if anything was refused, even if other layers were recorded.
-        mesh: the mesh of ``context_parallel``, in which the processes share each text. Process i of
-            n records part i of the queries, in the order of the text. The processes gather the
-            query and key of each attention, so all of them must observe.
 
     Yields:
         The Recording, which is filled while the model runs. If the model generates text with a KV
@@ -121,8 +110,7 @@ def observe(
 
     Raises:
         TypeError: model is not an ``nn.Module``, or an argument has the wrong type.
-        ValueError: an argument selects nothing, names something that does not exist, or does not
-            fit ``mesh``.
+        ValueError: an argument selects nothing, or names something that does not exist.
         RegardError: the model is compiled; or nothing was recorded, or less than an argument
             selects. The latter errors are raised when the block ends, so they never stop the model.
 
@@ -139,17 +127,17 @@ def observe(
         >>> list(seen)
         ['1']
     """
-    model, modules, distribution = _parts_of(model, layers, mesh)
+    modules = _modules_of(model)
+    distribution = Distribution.of(model, modules)
+    model = unwrapped(model)
     seen = Recording({}, model=class_name(model))
     seen.shard = None if distribution is None else distribution.shard
     selection = Selection.of(
         layers=layers, heads=heads, queries=queries, keep=keep, device=device, modules=modules
     )
-    if mesh is not None:
-        _check_mergeable(selection)
     recorder = Recorder(seen, selection, path, progress, distribution)
     compiled = _compiled_parts(modules)
-    watch = _Watch(model, recorder, distribution, has_compiled_parts=bool(compiled))
+    watch = _Watch(model, recorder, has_compiled_parts=bool(compiled))
     # Casts that autocast cached before the block would not be recognised as parameters.
     torch.clear_autocast_cache()
     try:
@@ -178,39 +166,10 @@ def observe(
         raise recorder.progress_error
 
 
-def _parts_of(
-    given: object, layers: object, mesh: "DeviceMesh | None"
-) -> tuple[nn.Module, dict[str, nn.Module], Distribution | None]:
-    """Return a model without wrappers, its modules by name, and its distribution."""
-    stage = stage_of(given)
-    if stage is not None and layers is not None:
-        raise ValueError(
-            "layers is given for the stage of a pipeline; a stage does not know which layers run "
-            "before its own.\n    Leave it out, and choose from the merged recording."
-        )
-    wrapped = given if stage is None else stage.submod
-    modules = _modules_of(wrapped)
-    model = cast(nn.Module, wrapped)
-    return unwrapped(model), modules, Distribution.of(model, modules, stage, mesh)
-
-
-def _check_mergeable(selection: Selection) -> None:
-    """Raise an error if the parts of the queries could not be merged."""
-    if selection.queries != slice(None):
-        raise ValueError(
-            "queries is given with mesh; each process records its part of the queries.\n"
-            "    Leave it out, and choose from the merged recording."
-        )
-    for reduction in selection.reductions:
-        if not isinstance(reduction, RowStatistic | TopK | Sum):
-            raise ValueError(
-                f"keep has {type(reduction).__name__}, with mesh; the answers of the processes "
-                'cannot be merged.\n    Observe with keep="qk", and ask the merged recording.'
-            )
-
-
 def _modules_of(model: object) -> dict[str, nn.Module]:
     """Return the modules of a model by name; raise an error if the model is compiled."""
+    if is_stage(model):
+        raise TypeError(PIPELINE)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model is a {type(model).__name__}; observe needs a torch.nn.Module.\n"
@@ -256,15 +215,7 @@ class _Watch:
     have been attention.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        recorder: Recorder,
-        distribution: Distribution | None,
-        *,
-        has_compiled_parts: bool,
-    ) -> None:
-        self._distribution = distribution
+    def __init__(self, model: nn.Module, recorder: Recorder, *, has_compiled_parts: bool) -> None:
         self._has_compiled_parts = has_compiled_parts
         self._root = class_name(model)
         self._recorder = recorder
@@ -304,7 +255,6 @@ class _Watch:
 
         def listen(operation: Operation) -> None:
             self._recorder.gradients = torch.is_grad_enabled()
-            self._recorder.is_gathered = False
             try:
                 if self._has_processes:
                     here = self._of_this_process(operation)
@@ -322,19 +272,10 @@ class _Watch:
 
     def _of_this_process(self, operation: Operation) -> Operation | None:
         """Return an operation with ordinary tensors as arguments; None if it is ignored."""
-        number = microbatch()
-        if number is None:
-            return None
-        self._recorder.microbatches = max(self._recorder.microbatches, number + 1)
         tensors = list(tensors_in(operation.args))
         if any(map(is_sharded, tensors)):
-            whole = None if self._distribution is None else self._distribution.whole(operation)
-            if whole is None:
-                self._of_dtensors(operation)
-            else:
-                # No gradient flows through the gathered tensors.
-                self._recorder.is_gathered, self._recorder.gradients = True, False
-            return whole
+            self._of_dtensors(operation)
+            return None
         if any(map(is_waiting, tensors)):
             return operation._replace(args=tree_map(_waited, operation.args))
         return operation
@@ -394,7 +335,7 @@ class _Watch:
             output = multiply()
         finally:
             self._multiplying = outer
-        self._recorder.gradients, self._recorder.is_gathered = torch.is_grad_enabled(), False
+        self._recorder.gradients = torch.is_grad_enabled()
         if isinstance(matrix, AttentionMatrix) and not in_backward():
             operation = Operation(torch.matmul, (), {}, output, self.tracer.name_of)
             self._keep(operation, lambda: (matrix, lambda: value))

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.capture.distribution import GATHERED, ON_ONE_PROCESS, Distribution
+from regard.capture.distribution import GATHERED, Distribution
 from regard.capture.generation import Run, Runs
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
 from regard.capture.merging import CallGroup, Copies, TakeValue, Values
@@ -53,11 +53,8 @@ class Recorder:
     """A recorder of the selected part of each attention.
 
     Attributes:
-        microbatches: the number of calls of a pipeline stage in one batch.
         without: the layers in which this process has none of the selected heads.
         problems: the reasons why parts of the selection are missing; complete after ``close``.
-        is_gathered: True if the matrix has the queries of all processes under context parallelism;
-            the caller of ``take`` sets it.
         gradients: True if the current operation runs with gradients; the caller of ``take`` sets
             it.
         graph: the tensors of the model that gradients flow to.
@@ -79,19 +76,15 @@ class Recorder:
     ) -> None:
         check_progress(progress, "one number")
         self.problems = Problems()
-        self.is_gathered = False
         self.gradients = False
         self.graph = GraphTensors()
         self._with_gradients = torch.is_grad_enabled()
         self._seen = seen
         self._selection = selection or Selection()
-        if distribution is not None:
-            self._selection = replace(self._selection, part=distribution.shard.queries)
         self._path = None if path is None else check_path(path)
         if self._path is not None and seen.shard is not None:
             self._path = seen.shard.file(self._path)
         self._distribution = distribution
-        self.microbatches = 1
         self.without: dict[str, None] = {}
         self._writer = None if self._path is None else Writer(self._path)
         self._tensor_copies = TensorCopies(
@@ -179,9 +172,6 @@ class Recorder:
                 with torch.no_grad():
                     source = _with_one_key_head(matrix.source)
                     self._runs.take(name, source, matrix.mask, self._tensor_copies)
-            return None
-        if self._selection.part[1] > 1 and not self.is_gathered:
-            self.refuse(name, ON_ONE_PROCESS)
             return None
         if matrix.device.type == "meta":
             self.refuse(name, _ON_META)
@@ -295,8 +285,7 @@ class Recorder:
                 stacklevel=5,
             )
         if self._seen.shard is not None:
-            counts = {"microbatches": self.microbatches, "without": tuple(self.without)}
-            self._seen.shard = self._seen.shard._replace(**counts)
+            self._seen.shard = self._seen.shard._replace(without=tuple(self.without))
         complete = not self._gave_up and self._has_selection()
         if self._writer is not None and complete and (self._seen.layers or self.without):
             self._write(self._writer)

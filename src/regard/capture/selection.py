@@ -24,7 +24,6 @@ class Selection:
             key.
         device: the device of the recording; None keeps tensors on the model's device.
         values: True to record the value of each attention with its query and key.
-        part: the part of the queries that this process records, and the number of parts.
     """
 
     names: frozenset[str] | None = None
@@ -34,7 +33,6 @@ class Selection:
     reductions: tuple[Reduction, ...] = ()
     device: torch.device | None = None
     values: bool = False
-    part: tuple[int, int] = (0, 1)
 
     @classmethod
     def of(
@@ -101,21 +99,11 @@ class Selection:
 
         With ``all_there``, no more queries will follow. Otherwise a negative stop may mean any
         position, so it excludes no query yet.
-
-        Raises:
-            ValueError: another process records some of the queries, and the call continues others.
         """
         queries, total = self.queries, first + q_len
         if not all_there and queries.stop is not None and queries.stop < 0:
             queries = slice(queries.start, None)
-        at, parts = self.part
-        if parts > 1 and first:
-            raise ValueError(
-                "it continues from a cache, under context parallel.\n"
-                "    Run the whole text at once."
-            )
         selected = range(total)[queries]
-        selected = selected[len(selected) * at // parts : len(selected) * (at + 1) // parts]
         start = max(selected.start - first, 0)
         return range(start, max(start, selected.stop - first))
 

@@ -146,18 +146,16 @@ def _shard(plain: Any) -> Shard | None:
         return None
     if not isinstance(plain["run"], str) or not all(type(x) is str for x in plain["without"]):
         raise TypeError("a place in a distributed run that is no text")
+    if unknown := sorted(set(plain).difference(Shard._fields)):
+        raise ValueError(f"a place in a distributed run with {unknown[0]!r}, which it cannot have")
     axes: dict[str, tuple[int, int]] = {}
     for axis in AXES:
         at, count = map(_whole_number, plain[axis])
         if at >= count or count > _MOST_PARTS:
             raise ValueError(f"part {at} of {count} of its {axis}")
         axes[axis] = at, count
-    rank, world_size, microbatches = (
-        _whole_number(plain[name]) for name in ("rank", "world_size", "microbatches")
-    )
-    without = tuple(plain["without"])
     return Shard(
-        plain["run"], rank, world_size, **axes, microbatches=max(1, microbatches), without=without
+        plain["run"], _whole_number(plain["rank"]), **axes, without=tuple(plain["without"])
     )
 
 

@@ -122,7 +122,7 @@ class Recording(Mapping[str, AttentionMatrix]):
     def merge(parts: "Iterable[Recording]") -> "Recording":
         """Merge the recordings of all processes of a distributed run.
 
-        Heads, batch entries and layers are concatenated in the order of the processes.
+        Heads and batch entries are concatenated in the order of the processes.
 
         Args:
             parts: the recording of each process, in any order.

@@ -7,7 +7,7 @@ from regard.errors import RegardError
 
 __all__ = ["AXES", "Shard", "place_text"]
 
-AXES = ("layers", "batch", "heads", "queries")
+AXES = ("batch", "heads")
 
 
 class Shard(NamedTuple):
@@ -19,34 +19,26 @@ class Shard(NamedTuple):
     Attributes:
         run: a unique name that all processes of one block of ``observe`` share.
         rank: the rank of the process.
-        world_size: the number of processes.
-        layers: the stage of a pipeline, and the number of stages.
         batch: the part of the batch in data parallelism, and the number of parts.
         heads: the part of the heads in tensor parallelism, and the number of parts.
-        queries: the part of the queries in context parallelism, and the number of parts.
-        microbatches: the number of calls of a pipeline stage in one batch.
         without: the layers in which this process has none of the selected heads.
     """
 
     run: str
     rank: int
-    world_size: int
-    layers: tuple[int, int] = (0, 1)
     batch: tuple[int, int] = (0, 1)
     heads: tuple[int, int] = (0, 1)
-    microbatches: int = 1
     without: tuple[str, ...] = ()
-    queries: tuple[int, int] = (0, 1)
 
     @property
-    def place(self) -> tuple[int, int, int, int]:
+    def place(self) -> tuple[int, int]:
         """The index of this part on each of ``AXES``."""
-        return self.layers[0], self.batch[0], self.heads[0], self.queries[0]
+        return self.batch[0], self.heads[0]
 
     @property
-    def counts(self) -> tuple[int, int, int, int]:
+    def counts(self) -> tuple[int, int]:
         """The number of parts on each of ``AXES``."""
-        return self.layers[1], self.batch[1], self.heads[1], self.queries[1]
+        return self.batch[1], self.heads[1]
 
     @property
     def text(self) -> str:
@@ -70,8 +62,7 @@ class Shard(NamedTuple):
             raise RegardError(
                 f"{path} cannot be made: {error.strerror}.\n    Make the folder above it first."
             ) from error
-        stage = f"-stage{self.layers[0]}" if self.layers[1] > 1 else ""
-        return path / f"rank{self.rank}{stage}.safetensors"
+        return path / f"rank{self.rank}.safetensors"
 
 
 def place_text(place: tuple[int, ...], counts: tuple[int, ...]) -> str:

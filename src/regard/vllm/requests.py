@@ -224,7 +224,7 @@ class Requests(Mapping[str, Recording]):
             origin = Origin(layer["place"], None if is_whole else heads)
             recording.put(Layer(layer["name"], matrix.shape, InMemory(matrix), kept, origin))
         place = rank, ranks
-        recording.shard = Shard(request, rank, ranks, heads=place, without=tuple(without))
+        recording.shard = Shard(request, rank, heads=place, without=tuple(without))
         reasons = about["refused_layers"]
         recording.refused += [Refusal(name, None, reason) for name, reason in reasons]
         return recording
