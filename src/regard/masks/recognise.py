@@ -186,7 +186,7 @@ def _checksums(dense: Tensor) -> Tensor:
     width = rows.shape[-1] * rows.element_size()
     upper, lower = _random_factors(-(-width // 8), dense.device)
     parts: list[Tensor] = []
-    for block in rows.split(max(1, _CACHED_BYTES // width)):
+    for block in cast(tuple[Tensor, ...], rows.split(max(1, _CACHED_BYTES // width))):
         numbers = block.contiguous().view(torch.uint8)
         if width % 8 or numbers.storage_offset() % 8:
             numbers = pad(numbers, (0, -width % 8))
