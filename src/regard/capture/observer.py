@@ -35,7 +35,7 @@ from regard.capture.fused_calls import (
 from regard.capture.handwritten import Handwritten
 from regard.capture.merging import TakeValue
 from regard.capture.provenance import storage_key
-from regard.capture.recorder import Recorder
+from regard.capture.recorder import WITHOUT_NUMBERS, Recorder, has_no_numbers
 from regard.capture.refusals import UNSEEN, Absence, compiled_error, is_compiled
 from regard.capture.selection import Selection
 from regard.capture.uncompiled import check_compiled, uncompiled
@@ -477,6 +477,9 @@ class _Watch:
         if inside:
             name = inside if name == self._root else f"{name}.{inside}"
         self.absence.note_attention(name)
+        if any(map(has_no_numbers, tensors_in(operation.args))):
+            self._refuse(name, WITHOUT_NUMBERS, operation.place())
+            return
         try:
             with apart(), torch.set_grad_enabled(self._recorder.gradients):
                 matrix, value = read()
