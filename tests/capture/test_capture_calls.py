@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -310,3 +311,33 @@ def test_flex_attention_is_read_with_what_it_was_given(
     if "block_mask" in model.options:
         expected = expected.masked_fill((distance > 0) | (distance < -2), -torch.inf)
     close(seen["Flex"], expected.softmax(-1))
+
+
+# Masks
+
+
+class Masked(nn.Module):
+    """Attention with a mask that belongs to the model, fused or by hand."""
+
+    def __init__(self, mask: Tensor, *, fused: bool) -> None:
+        super().__init__()
+        self.mask, self.fused = mask, fused
+
+    def weights(self, x: Tensor) -> Tensor:
+        return (x @ x.mT * 0.3).masked_fill(~self.mask, -torch.inf).softmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused:
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=self.mask, scale=0.3)
+        return self.weights(x) @ x
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "by hand"])
+def test_a_mask_that_numpy_changes_between_two_blocks_is_recorded_as_it_is(*, fused: bool) -> None:
+    memory = torch.ones(307, 307, dtype=torch.bool).tril().numpy()
+    model, x = Masked(torch.from_numpy(memory), fused=fused), noise(2, 3, 307, DIM)
+    for _ in range(2):
+        with torch.no_grad(), regard.observe(model) as seen:
+            model(x)
+        close(seen["Masked"], model.weights(x))
+        memory[...] = memory.T.copy()

@@ -30,7 +30,7 @@ def refusal(model: Any) -> BaseException:
 
 
 COMPILED = """; observe cannot look into compiled code.
-    Observe the same model without torch.compile."""
+    Observe it with compiled="eager", which runs compiled parts uncompiled."""
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_flex_attention_that_transformers_compiles_is_refused() -> None:
     assert str(caught.value) == (
         "'LlamaForCausalLM' is not looked into: transformers compiles its flex_attention; observe "
         "cannot look into compiled code.\n"
-        "    Load the model with attn_implementation='sdpa' or 'eager'."
+        '    Observe it with compiled="eager", or load it with attn_implementation="sdpa".'
     )
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -281,6 +282,60 @@ def test_a_mask_that_was_changed_in_inference_mode_is_read_again() -> None:
         recognised(mask, shape)
         mask[..., 5:] = False
         assert name(recognised(mask, shape)) == "Causal() & Padding([5])"
+
+
+def as_bool(allowed: Tensor) -> Tensor:
+    return allowed
+
+
+def as_float(allowed: Tensor) -> Tensor:
+    return torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)
+
+
+def as_half(allowed: Tensor) -> Tensor:
+    return as_float(allowed).bfloat16()
+
+
+def by_numpy(mask: Tensor, changed: Tensor) -> None:
+    if mask.dtype == torch.bfloat16:
+        mask, changed = mask.view(torch.int16), changed.view(torch.int16)
+    mask.numpy()[...] = changed.numpy()
+
+
+def by_data(mask: Tensor, changed: Tensor) -> None:
+    mask.data.copy_(changed)
+
+
+@pytest.mark.parametrize("q_len", [5, 301], ids=["short", "long"])
+@pytest.mark.parametrize("kv_len", [303, 304])
+@pytest.mark.parametrize("kind", [as_bool, as_float, as_half])
+@pytest.mark.parametrize("change", [by_numpy, by_data])
+@pytest.mark.parametrize("aligned", [True, False], ids=["whole", "slice"])
+def test_a_mask_that_changes_without_pytorchs_notice_is_read_again(
+    change: Callable[[Tensor, Tensor], None],
+    kind: Callable[[Tensor], Tensor],
+    q_len: int,
+    kv_len: int,
+    *,
+    aligned: bool,
+) -> None:
+    shape, allowed = shape_of(1, 2, q_len, kv_len), oracle.causal(q_len, kv_len)
+    whole = kind(torch.cat([torch.zeros(q_len, 3, dtype=torch.bool), allowed], 1))
+    mask = whole[:, 3:].clone() if aligned else whole[:, 3:]
+
+    def found() -> Tensor:
+        seen = recognised(mask, shape) if kind is as_bool else split(mask, shape)[0]
+        return dense(seen, shape)[0, 0]
+
+    assert torch.equal(found(), allowed)
+    version = mask._version
+    allowed[:, 7:] = False
+    change(mask, kind(allowed))
+    assert torch.equal(found(), allowed)
+    allowed[-1, 6], allowed[-1, 8] = False, True  # two elements are exchanged
+    change(mask, kind(allowed))
+    assert torch.equal(found(), allowed)
+    assert mask._version == version
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,6 @@ def test_a_model_on_the_meta_device_is_refused_when_it_has_run() -> None:
     ):
         model(noise(1, 5, 16, device="meta"))
     assert str(error.value) == (
-        "the attention of '0' cannot be kept: it ran on the meta device, whose tensors have no "
-        "numbers.\n    Run the model on another device."
+        "the attention of '0' cannot be kept: it ran on the meta device or in FakeTensorMode, "
+        "whose tensors have no numbers.\n    Run the model on another device."
     )

@@ -89,6 +89,8 @@ def has_command(path: Path) -> bool:
     return any(list(commands(block)) for block in consoles if block.executed)
 
 
+# PyTorch's compiler imports its own deprecated functions.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_python_block_of_the_documents_runs(path: Path, folder: Path) -> None:
     if path in LESSONS:

@@ -8,6 +8,7 @@ A Tracer observes ``flex_attention`` as an operation if it runs uncompiled. Comp
 kernel that no PyTorch mode observes.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.masks import Causal, Documents, Keep, Mask, Padding, SlidingWindow, as_mask
@@ -37,6 +38,7 @@ __all__ = [
     "attention_of",
     "fused_call",
     "read_flex",
+    "unread_attention",
 ]
 
 FLEX_ATTENTION = torch.ops.higher_order.flex_attention
@@ -108,6 +110,26 @@ def fused_call(operation: Callable[..., Any]) -> FusedCall | None:
     namespace, _, name = operation.name().partition("::")  # a default overload has no suffix
     kind = _TORCH.get(name) if namespace in ("aten", "torch_attn") else _PACKAGES.get(name)
     return None if kind is None else _fused_call(operation, *kind)
+
+
+@cache
+def unread_attention(operation: Callable[..., Any]) -> str | None:
+    """Return the name of an operation that computes attention and has no reader; None for others.
+
+    Its name shows that it computes attention: other packages and later versions of PyTorch bring
+    operations that no table can list. Backward passes and helpers of attention are None.
+    """
+    is_operation = isinstance(operation, OpOverload | HigherOrderOperator)
+    full_name = str(cast(Any, operation).name()) if is_operation else ""
+    if operation is FLEX_ATTENTION or fused_call(cast(Any, operation)) is not None:
+        return None
+    if _HELPERS.search(full_name):
+        return None
+    namespace, _, name = full_name.rpartition("::")
+    is_attention = _ATTENTION.search(name) or (
+        _ATTENTION.search(namespace) and _FORWARD.match(name)
+    )
+    return full_name if is_attention else None
 
 
 def _fused_call(overload: Any, reader: Callable[[Arguments], Read], inside: str = "") -> FusedCall:
@@ -360,6 +382,16 @@ _PACKAGES: dict[str, _Reading] = {
 
 flash-attn 2 and 3 have a namespace each; kernels from a hub have one for each build.
 """
+
+_ATTENTION = re.compile(
+    r"attn|attention|(?<!fl)atten(?![a-z])|flash|scaled_dot|sdpa|multi_?head"
+    r"|transformer_encoder_layer|(?<![a-z])(mha|fmha|mla)(?![a-z])",
+    re.IGNORECASE,
+)
+_HELPERS = re.compile(r"backward|bwd|mask|metadata|and_cache|rotary|norm", re.IGNORECASE)
+"""Operations that compute no attention, although their names contain the word."""
+_FORWARD = re.compile(r"_?(mha_|varlen_)?(fwd|forward)", re.IGNORECASE)
+"""Operations such as ``flash_attn_3::fwd``, whose namespace alone names attention."""
 
 
 def read_flex(operation: Operation) -> Read:

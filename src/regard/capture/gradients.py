@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from regard.capture.storages import tensors_in
+from regard.capture.storages import storage_key, tensors_in
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.tracing.tracer import Operation
 
@@ -29,15 +29,16 @@ class GraphTensors:
     """
 
     def __init__(self) -> None:
-        self._by_memory: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        self._by_storage: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
     def note(self, operation: Operation, *, is_attention: bool = False) -> None:
         """Record the arguments of an operation that runs with gradients."""
         if is_attention or operation.func in _OPERATIONS:
             for tensor in tensors_in((operation.args, tuple(operation.kwargs.values()))):
-                if tensor.requires_grad:
+                storage = storage_key(tensor) if tensor.requires_grad else None
+                if storage is not None:
                     root = tensor if tensor._base is None else tensor._base
-                    self._by_memory[tensor.untyped_storage().data_ptr()] = root
+                    self._by_storage[storage] = root
 
     def matrix(self, copied: AttentionMatrix, part: AttentionMatrix) -> AttentionMatrix:
         """Return a matrix of copies through which gradients flow to the tensors of ``part``."""
@@ -51,7 +52,7 @@ class GraphTensors:
         Call it with gradients enabled, right after the model has used the tensor. The copy is
         returned unchanged if the tensor needs no gradient.
         """
-        root = self._by_memory.get(own.untyped_storage().data_ptr())
+        root = self._by_storage.get(storage_key(own) or 0)
         if own.grad_fn is None and root is not None and root is not own and root.dtype == own.dtype:
             own = root.as_strided(own.shape, own.stride(), own.storage_offset())
         return cast(Tensor, _Linked.apply(own, copied)) if own.requires_grad else copied

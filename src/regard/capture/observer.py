@@ -1,7 +1,8 @@
 """`observe`: record the attention of a model without changing the model."""
 
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from inspect import getattr_static
 from os import PathLike
@@ -10,6 +11,7 @@ from typing import Any, Literal, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
 from regard.capture.distribution import (
@@ -27,14 +29,16 @@ from regard.capture.fused_calls import (
     Read,
     fused_call,
     read_flex,
+    unread_attention,
 )
 from regard.capture.merging import TakeValue
 from regard.capture.met_value import Met, MetValue
-from regard.capture.recorder import Recorder
-from regard.capture.refusals import Absence, compiled_error, is_compiled
+from regard.capture.recorder import WITHOUT_NUMBERS, Recorder, has_no_numbers
+from regard.capture.refusals import UNSEEN, Absence, compiled_error, is_compiled
 from regard.capture.selection import Selection
 from regard.capture.storages import storage_key, tensors_in
-from regard.errors import is_sharded
+from regard.capture.uncompiled import check_compiled, uncompiled
+from regard.errors import RegardError, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
 from regard.recording.recording import Recording
@@ -66,6 +70,7 @@ def observe(
     path: str | PathLike[str] | None = None,
     progress: Callable[[int], None] | None = None,
     strict: bool = False,
+    compiled: Literal["eager"] | None = None,
 ) -> Generator[Recording, None, None]:
     """Record the attention that a model runs inside the block.
 
@@ -81,8 +86,10 @@ def observe(
 
     It records ``scaled_dot_product_attention``, ``flex_attention``, flash-attn,
     ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` with and without their fast path,
-    attention written by hand as products and a softmax, and regard's own ``A @ value``. It does not
-    record attention inside compiled functions.
+    attention written by hand as products and a softmax, and regard's own ``A @ value``. Attention
+    of another kernel is refused: by the name of its operation, or because a module ran whose class
+    is named attention, and nothing was seen in it. Compiled code is recorded with
+    ``compiled="eager"`` only.
 
     Args:
         model: any module: Hugging Face with any ``attn_implementation``, timm, your own.
@@ -102,6 +109,11 @@ def observe(
             exception, it is not called again; recording continues, and the exception is raised when
             the block ends.
         strict: if True, raise an error if anything was refused, even if other layers were recorded.
+        compiled: "eager" runs a model that ``torch.compile`` made, and its compiled parts, without
+            their compiled code, with ``torch.compiler.set_stance("force_eager")``. Then the last
+            bits of the output may differ from those of the compiled model. The setting holds for
+            all threads until the block ends. By default, a compiled model is an error, and the
+            attention of compiled parts is refused.
 
     Yields:
         The Recording, which is filled while the model runs. If the model generates text with a KV
@@ -111,8 +123,9 @@ def observe(
     Raises:
         TypeError: model is not an ``nn.Module``, or an argument has the wrong type.
         ValueError: an argument selects nothing, or names something that does not exist.
-        RegardError: the model is compiled; or nothing was recorded, or less than an argument
-            selects. The latter errors are raised when the block ends, so they never stop the model.
+        RegardError: the model is compiled, or runs an attention implementation of transformers that
+            observe does not see; or nothing was recorded, or less than an argument selects. The
+            latter errors are raised when the block ends, so they never stop the model.
 
     Warns:
         RefusedWarning: some layers were recorded and others refused; ``seen.refused`` has their
@@ -127,7 +140,9 @@ def observe(
         >>> list(seen)
         ['1']
     """
-    modules = _modules_of(model)
+    is_eager = check_compiled(compiled) == "eager"
+    modules = _modules_of(model, is_eager=is_eager)
+    _check_implementations(modules)
     distribution = Distribution.of(model, modules)
     model = unwrapped(model)
     seen = Recording({}, model=class_name(model))
@@ -136,12 +151,16 @@ def observe(
         layers=layers, heads=heads, queries=queries, keep=keep, device=device, modules=modules
     )
     recorder = Recorder(seen, selection, path, progress, distribution)
-    compiled = _compiled_parts(modules)
-    watch = _Watch(model, recorder, has_compiled_parts=bool(compiled))
+    compiled_parts = {} if is_eager else _compiled_parts(model, modules)
+    watch = _Watch(model, recorder, has_compiled_parts=bool(compiled_parts), is_eager=is_eager)
     # Casts that autocast cached before the block would not be recognised as parameters.
     torch.clear_autocast_cache()
     try:
-        with watch.tracer, watched_products(watch.product):
+        with (
+            uncompiled() if is_eager else nullcontext(),
+            watch.tracer,
+            watched_products(watch.product),
+        ):
             yield seen
     except BaseException:
         watch.finish()
@@ -150,10 +169,12 @@ def observe(
     watch.finish()
     if watch.absence.is_compiled:
         recorder.problems.add_text(str(compiled_error("model is compiled")))
-    for name, what in compiled.items():
+    for name, what in compiled_parts.items():
         recorder.refuse_compiled(name, str(compiled_error(what)))
     if _runs_flex_attention(model) and not watch.saw_flex_attention:
         recorder.refuse_compiled(seen.model, _COMPILED_FLEX)
+    for name in watch.absence.unseen({each.module for each in seen.refused}):
+        recorder.refuse(name, UNSEEN)
     recorder.close()
     problem = recorder.problems.error()
     if problem is not None and (strict or recorder.problems.are_fatal or not seen.layers):
@@ -166,8 +187,8 @@ def observe(
         raise recorder.progress_error
 
 
-def _modules_of(model: object) -> dict[str, nn.Module]:
-    """Return the modules of a model by name; raise an error if the model is compiled."""
+def _modules_of(model: object, *, is_eager: bool) -> dict[str, nn.Module]:
+    """Return the modules of a model by name; raise an error if the model runs compiled."""
     if is_stage(model):
         raise TypeError(PIPELINE)
     if not isinstance(model, nn.Module):
@@ -175,21 +196,39 @@ def _modules_of(model: object) -> dict[str, nn.Module]:
             f"model is a {type(model).__name__}; observe needs a torch.nn.Module.\n"
             "    Pass the module whose forward runs the attention."
         )
-    if _is_compiled_module(model):
+    if not is_eager and _is_compiled_module(model):
         raise compiled_error("model is compiled")
-    if is_compiled(_forward_of(model)):
+    if not is_eager and is_compiled(_forward_of(model)):
         name = type(model).__name__
         raise compiled_error(f"model has a compiled function at '{name}.forward'")
     return module_names(model)
 
 
-def _compiled_parts(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+def _check_implementations(modules: Mapping[str, nn.Module]) -> None:
+    """Raise an error if a model of transformers runs kernels that are no operations of PyTorch.
+
+    A function that a user registered is accepted, because it may run operations that observe sees.
+    """
+    for name, module in modules.items():
+        config = getattr(module, "config", None)
+        implementation = getattr(config, "_attn_implementation", None)
+        if isinstance(implementation, str) and _UNSEEN_IMPLEMENTATION.match(implementation):
+            raise RegardError(
+                f"{name!r} runs the attention implementation {implementation!r}; its kernels are "
+                "no operations of PyTorch, so observe cannot see them.\n"
+                '    Call model.set_attn_implementation("sdpa") first.'
+            )
+
+
+def _compiled_parts(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, str]:
     """Return the names of compiled modules and functions of a model, each with a description."""
     found: dict[str, str] = {}
+    # The wrapper of a compiled module has the name of the module inside.
+    wrapped = {id(cast(Any, each)._orig_mod) for each in model.modules() if _is_wrapper(each)}
     for name, module in modules.items():
         if any(name.startswith(f"{outer}.") for outer in found):
             continue
-        if _is_compiled_module(module):
+        if id(module) in wrapped or _is_compiled_module(module):
             found[name] = f"model has a compiled module at {name!r}"
         own = {"forward": _forward_of(module), **vars(module)}
         for attribute, value in own.items():
@@ -205,7 +244,12 @@ def _forward_of(module: nn.Module) -> object:
 
 def _is_compiled_module(module: nn.Module) -> bool:
     in_place = getattr(module, "_compiled_call_impl", None) is not None
-    return in_place or type(module).__module__.startswith("torch._dynamo")
+    return in_place or _is_wrapper(module)
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    """Return True for the module that torch.compile returns for a module."""
+    return type(module).__module__.startswith("torch._dynamo")
 
 
 class _Watch:
@@ -215,7 +259,9 @@ class _Watch:
     have been attention.
     """
 
-    def __init__(self, model: nn.Module, recorder: Recorder, *, has_compiled_parts: bool) -> None:
+    def __init__(
+        self, model: nn.Module, recorder: Recorder, *, has_compiled_parts: bool, is_eager: bool
+    ) -> None:
         self._has_compiled_parts = has_compiled_parts
         self._root = class_name(model)
         self._recorder = recorder
@@ -224,7 +270,7 @@ class _Watch:
         self._has_processes = dist.is_available() and dist.is_initialized()
         self._dtensor_products: set[str] = set()  # modules with a product of two activations
         self._multiplying = False
-        self.absence = Absence(model)
+        self.absence = Absence(model, uncompiled=is_eager)
         handwritten = MetValue(model, self._record_met, self._refuse, self.absence)
         self.finish = handwritten.finish
         self._handwritten = handwritten
@@ -245,9 +291,13 @@ class _Watch:
         """Return the current listener of any other operation; None if it is ignored."""
         if fused_call(func) is not None:
             return self._safe(self._fused)
+        if unread_attention(func) is not None:
+            return self._safe(self._unread)
         listener = self._handwritten.listener_of(func)
         if listener is None and (self._has_processes or torch.is_grad_enabled()):
             listener = self._handwritten.follow
+        if listener is None and _is_projection(func):
+            listener = _noted
         return None if listener is None else self._safe(listener)
 
     def _reporting(self, listener: Listener) -> Listener:
@@ -264,6 +314,8 @@ class _Watch:
                 if self._recorder.gradients:
                     self._recorder.graph.note(operation)
                 if not (self._has_compiled_parts and operation.is_in_compiled_part()):
+                    if _is_projection(operation.func) and not _is_empty(operation.output):
+                        self.absence.note_running(operation)
                     listener(operation)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
                 self._fail(operation.module() or self._root, cause, operation)
@@ -309,6 +361,14 @@ class _Watch:
             self._recorder.graph.note(operation, is_attention=True)
         self._keep(operation, read, call.inside)
 
+    def _unread(self, operation: Operation) -> None:
+        self.absence.note_compiled(operation)
+        name = None if self.absence.is_compiled else operation.module()
+        if name is not None and not _is_empty(operation.output):
+            self.absence.note_attention(name)
+            reason = _UNREAD.format(unread_attention(operation.func))
+            self._refuse(name, reason, operation.place())
+
     def _flexible(self, operation: Operation) -> None:
         self.saw_flex_attention = True
         self._keep(operation, lambda: read_flex(operation))
@@ -343,16 +403,20 @@ class _Watch:
 
     def _keep(self, operation: Operation, read: Callable[[], Read], inside: str = "") -> None:
         """Record an attention; a failure is reported when the block ends."""
-        self.absence.is_compiled |= operation.is_compiled()
+        self.absence.note_compiled(operation)
         name = None if self._multiplying or self.absence.is_compiled else operation.module()
         if name is None:
             return
         if _is_empty(operation.output):
             self.absence.note_product(operation)
+            self.absence.note_attention(name)
             return
         if inside:
             name = inside if name == self._root else f"{name}.{inside}"
         self.absence.note_attention(name)
+        if any(map(has_no_numbers, tensors_in(operation.args))):
+            self._refuse(name, WITHOUT_NUMBERS, operation.place())
+            return
         try:
             with apart(), torch.set_grad_enabled(self._recorder.gradients):
                 matrix, value = read()
@@ -415,8 +479,29 @@ def _has_packed_heads(module: nn.Module | None, args: tuple[Any, ...]) -> bool:
 
 _COMPILED_FLEX = (
     "transformers compiles its flex_attention; observe cannot look into compiled code.\n"
-    "    Load the model with attn_implementation='sdpa' or 'eager'."
+    '    Observe it with compiled="eager", or load it with attn_implementation="sdpa".'
 )
+_UNREAD = (
+    "{} computes attention, and observe does not read this operation.\n"
+    "    Let the layer call scaled_dot_product_attention. For transformers, call "
+    'model.set_attn_implementation("sdpa").'
+)
+# FlashAttention 4, and kernels of a hub except those of FlashAttention 2 and 3, whose operations
+# observe reads.
+_UNSEEN_IMPLEMENTATION = re.compile(
+    r"(paged\|)?(flash_attention_4$|[^/]+/(?!(vllm-)?flash-attn[23]?([@:]|$)))"
+)
+_PROJECTION = re.compile(r"mm|linear|gemm|gemv|matmul")
+
+
+def _noted(_: Operation) -> None:
+    """Ignore a product whose modules are noted."""
+
+
+@cache
+def _is_projection(func: Callable[..., Any]) -> bool:
+    """Return True for a product of matrices, also a quantised one; almost every module runs one."""
+    return isinstance(func, OpOverload) and _PROJECTION.search(func.name()) is not None
 
 
 def _is_empty(output: object) -> bool:

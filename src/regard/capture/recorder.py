@@ -27,11 +27,11 @@ from regard.recording.recording import Recording
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["Recorder"]
+__all__ = ["WITHOUT_NUMBERS", "Recorder", "has_no_numbers"]
 
 _APART = "the calls of {} cannot be put together"
-_ON_META = (
-    "it ran on the meta device, whose tensors have no numbers.\n"
+WITHOUT_NUMBERS = (
+    "it ran on the meta device or in FakeTensorMode, whose tensors have no numbers.\n"
     "    Run the model on another device."
 )
 _CHECKPOINTED = (
@@ -143,7 +143,7 @@ class Recorder:
         """
         place = self._places.setdefault(name, len(self._places))
         if "meta tensor" in reason:  # a message of PyTorch
-            reason = _ON_META
+            reason = WITHOUT_NUMBERS
         if cause is not None or self._selection.has_layer(name, place):
             self.problems.add(_REFUSED, name, reason, cause)
             if name not in self._refused:
@@ -173,8 +173,8 @@ class Recorder:
                     source = _with_one_key_head(matrix.source)
                     self._runs.take(name, source, matrix.mask, self._tensor_copies)
             return None
-        if matrix.device.type == "meta":
-            self.refuse(name, _ON_META)
+        if any(map(has_no_numbers, matrix.source.tensors)):
+            self.refuse(name, WITHOUT_NUMBERS)
             return None
         # Files, copies on another device and answers hold no graph.
         numbers = self._path or self._selection.device or self._selection.reductions
@@ -427,6 +427,14 @@ class Recorder:
                 "    The recording itself is whole; keep what you need of it.",
                 cause,
             )
+
+
+def has_no_numbers(tensor: Tensor) -> bool:
+    """Return True for a tensor of the meta device and for a FakeTensor, which names another one."""
+    try:
+        return tensor.untyped_storage().device.type == "meta"
+    except (NotImplementedError, RuntimeError):  # a tensor without a storage, such as a sparse one
+        return tensor.device.type == "meta"
 
 
 def _with_one_key_head(source: QueryKeyScores) -> QueryKeyScores:

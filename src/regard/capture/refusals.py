@@ -4,14 +4,16 @@
 attention: compiled code, and products without a softmax.
 """
 
+import re
 import warnings
+from collections.abc import Collection
 
 from torch import nn
 
 from regard.errors import RegardError
-from regard.tracing.tracer import Operation
+from regard.tracing.tracer import Operation, module_names
 
-__all__ = ["Absence", "Problems", "compiled_error", "is_compiled"]
+__all__ = ["UNSEEN", "Absence", "Problems", "compiled_error", "is_compiled"]
 
 _MOST = 5
 
@@ -71,12 +73,15 @@ class Absence:
     """Possible attention that was not recorded, reported when the block has ended.
 
     ``is_compiled`` is True if compiled code ran in place of the model's modules. The module of an
-    attention is then unknown.
+    attention is then unknown. With ``uncompiled``, no compiled code runs in the block.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, uncompiled: bool = False) -> None:
         self.is_compiled = False
+        self._uncompiled = uncompiled
         self._model = model
+        self._innermost: set[str | None] = set()
+        self._running: set[str] = set()
         self._unlike: dict[str, str] = {}
         self._present: set[str] = set()
         self._ran = False
@@ -84,8 +89,19 @@ class Absence:
     def note_product(self, operation: Operation) -> None:
         """Record that a product of two tensors ran, and whether compiled code ran the first one."""
         if not self._ran:
-            self.is_compiled |= operation.is_compiled()
+            self.note_compiled(operation)
             self._ran = self.is_compiled or operation.module() is not None
+
+    def note_compiled(self, operation: Operation) -> None:
+        """Record whether compiled code ran an operation in place of the model's modules."""
+        self.is_compiled |= not self._uncompiled and operation.is_compiled()
+
+    def note_running(self, operation: Operation) -> None:
+        """Record the modules that run an operation, once for each innermost one."""
+        innermost = operation.module()
+        if innermost not in self._innermost:
+            self._innermost.add(innermost)
+            self._running.update(operation.running())
 
     def note_attention(self, name: str) -> None:
         """Record that a module ran an attention, whether it is recorded or not."""
@@ -94,6 +110,21 @@ class Absence:
     def note_unlike(self, name: str, how: str) -> None:
         """Record that a module multiplied scores by a value without a softmax, and where."""
         self._unlike.setdefault(name, how)
+
+    def unseen(self, refused: Collection[str]) -> list[str]:
+        """Return the attention modules that ran, and in which no attention was seen.
+
+        A module is an attention module if the name of its class ends so.
+        """
+        known = {*self._present, *self._unlike, *refused}
+        return [
+            name
+            for name, module in module_names(self._model).items()
+            if name in self._running
+            and _ATTENTION_CLASS.search(type(module).__name__)
+            and not any(f"{each}.".startswith(f"{name}.") for each in known)
+            and not any(name.startswith(f"{each}.") for each in refused)
+        ]
 
     def warn(self) -> None:
         """Warn of modules that multiplied scores by a value and are not in the recording."""
@@ -140,5 +171,11 @@ def is_compiled(value: object) -> bool:
     return "_torchdynamo_orig_callable" in known and not known.get("_torchdynamo_disable", False)
 
 
-_UNCOMPILED = "Observe the same model without torch.compile."
+UNSEEN = (
+    "it ran, and observe saw no attention in it; its kernel may be no operation of PyTorch.\n"
+    "    Let it call scaled_dot_product_attention. For transformers, call "
+    'model.set_attn_implementation("sdpa").'
+)
+_ATTENTION_CLASS = re.compile(r"(Attention|Attn|MHA|MLA)\d*$")
+_UNCOMPILED = 'Observe it with compiled="eager", which runs compiled parts uncompiled.'
 _SOFTMAX_ALONE = "observe keeps attention whose weights are a softmax of query times key."

@@ -9,13 +9,13 @@ same number of keys. The comparison forms no second dense mask.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import product
-from typing import Any, TypeAlias, cast
+from secrets import randbits
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import pad
 
 from regard.errors import check_bias, check_broadcast
@@ -31,6 +31,8 @@ _Parts: TypeAlias = tuple[Mask | None, Tensor | None]
 
 _MAX_NUMBERS = 2**20  # read at once
 _SHORT = 2**16  # elements; masks of single queries or of a short text have fewer
+_CACHED_BYTES = 2**18  # a block of rows that stays in the processor's cache
+_SEED = randbits(63)
 
 
 def recognised(mask: Tensor, shape: torch.Size) -> Mask | None:
@@ -149,34 +151,56 @@ _Answer: TypeAlias = Callable[[Tensor], _Parts]
 It keeps no reference to a tensor of the model.
 """
 
-_MEMORY: deque[tuple[Any, tuple[object, ...], _Answer]] = deque(maxlen=8)
+_MEMORY: deque[tuple[Tensor, tuple[object, ...], _Answer]] = deque(maxlen=8)
 
 
 def _remembered(
     tensor: Tensor, shape: torch.Size, read: Callable[[Tensor, torch.Size], _Answer]
 ) -> _Parts:
-    """Return the mask and bias of a tensor, from a cache if the tensor has not changed.
+    """Return the mask and bias of a tensor, from a cache if an equal tensor was analysed before.
 
-    The layers of a model share masks, so recent answers are cached. A small tensor is compared by
-    its values, which takes far less time than recognising it again. A larger tensor is compared by
-    its storage; the cache keeps only a weak reference to it.
+    The layers of a model share masks, so recent answers are cached. A hit compares contents,
+    because NumPy and ``.data`` change a tensor without PyTorch's notice. A small tensor is compared
+    by its values, a larger one by a checksum of each row, a quarter of the analysis's time.
     """
     with torch.inference_mode(False):  # autograd may use the answer later
         dense = without_repeats(tensor)
-        short = dense.numel() <= _SHORT
         state = (shape, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-        key: Any = dense
-        if not short:
-            if tensor.is_inference():  # PyTorch does not count its changes
-                return read(tensor, shape)(tensor)
-            key = StorageWeakRef(tensor.untyped_storage())
-            state += (tensor.storage_offset(), tensor._version)
+        content = dense if dense.numel() <= _SHORT else _checksums(dense)
         for kept, its_state, answer in list(_MEMORY):
-            if its_state == state and (torch.equal(kept, key) if short else kept == key):
+            if its_state == state and torch.equal(kept, content):
                 return answer(tensor)
         answer = read(tensor, shape)
-        _MEMORY.append((key.clone() if short else key, state, answer))
+        _MEMORY.append((content.clone(), state, answer))
         return answer(tensor)
+
+
+def _checksums(dense: Tensor) -> Tensor:
+    """Return a checksum of each row, (rows,), int64.
+
+    It is the sum of the upper and the lower half of each 8 bytes, each times a random number,
+    modulo 2**64. Two halves differ by less than 2**32. So a changed row keeps its checksum with a
+    probability of at most 2**-32, whatever the change.
+    """
+    rows = dense.flatten(0, -2)
+    width = rows.shape[-1] * rows.element_size()
+    upper, lower = _random_factors(-(-width // 8), dense.device)
+    parts: list[Tensor] = []
+    for block in cast(tuple[Tensor, ...], rows.split(max(1, _CACHED_BYTES // width))):
+        numbers = block.contiguous().view(torch.uint8)
+        if width % 8 or numbers.storage_offset() % 8:
+            numbers = pad(numbers, (0, -width % 8))
+        words = numbers.view(torch.int64)
+        parts.append((words >> 32).mul_(upper).addcmul_(words, lower).sum(-1))
+    return torch.cat(parts)
+
+
+@lru_cache(maxsize=8)
+def _random_factors(size: int, device: torch.device) -> Tensor:
+    """Return random int64 numbers, (2, size), that no seed of the model's user changes."""
+    generator = torch.Generator().manual_seed(_SEED)
+    factors = torch.empty(2, size, dtype=torch.int64)
+    return factors.random_(-(2**63), None, generator=generator).to(device)
 
 
 def _recognise(mask: Tensor, shape: torch.Size) -> _Answer:

@@ -386,8 +386,8 @@ def _without_function_modes() -> Generator[None, None, None]:
 def module_names(model: nn.Module) -> dict[str, nn.Module]:
     """Return every module once, by its name; the name of the model itself is that of its class.
 
-    Wrappers are not part of the names: a module inside DistributedDataParallel, FSDP or
-    checkpoint_wrapper has the name of its wrapper.
+    Wrappers are not part of the names: a module inside DistributedDataParallel, FSDP,
+    checkpoint_wrapper or torch.compile has the name of its wrapper.
     """
     named = cast("dict[str, nn.Module]", dict(cast(Any, model.named_modules())))
     names: dict[str, str] = {}
@@ -400,7 +400,7 @@ def module_names(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model itself, without the wrappers of DDP, FSDP and checkpoints."""
+    """Return the model itself, without the wrappers of DDP, FSDP, checkpoints and compilers."""
     inner = _wrapped(model)
     return model if inner is None else unwrapped(inner)
 
@@ -430,7 +430,7 @@ def _folder(module: object) -> str:
     return str(Path(cast(Any, module).__file__).parent)
 
 
-_WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportPrivateUsage]
 _DEVICE_KEYS = {"cpu": "CPU", "cuda": "CUDA", "meta": "Meta", "mps": "MPS", "xpu": "XPU"}
 _HANDLER = Tracer.__torch_dispatch__.__code__
