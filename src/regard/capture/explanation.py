@@ -154,6 +154,8 @@ class _Scores:
             self._sink = sink.reshape(self._count, q_len, 1)
         self._eps = evidence.steps.eps
         self._shift: Tensor | None = None
+        self._is_plain = True  # all weights are exactly the softmax of the scores
+        self._largest = self._reach = 0.0
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Yield slices of the leading axis and of the rows."""
@@ -176,6 +178,7 @@ class _Scores:
         given = scores.softmax(-1)[..., : weights.shape[-1]]
         if torch.equal(given.to(weights.dtype), weights):
             return True
+        self._is_plain = False
         wide = weights.to(self._dtype)
         eps = max(torch.finfo(weights.dtype).eps, 4 * torch.finfo(self._dtype).eps)
         # Numbers below the normal ones of a dtype are rounded to multiples of the smallest one.
@@ -195,6 +198,7 @@ class _Scores:
         error = 4 * torch.finfo(self._dtype).eps * sqrt(query.shape[-1])
         if fast:
             error += max(_FAST_FLOAT32 if self._dtype == torch.float32 else 0.0, self._eps)
+        self._reach = float(reach.max())
         return query, key.mT, reach * error
 
     def rest(self, scale: float | Tensor, cap: float | None, bias: Tensor | None) -> _Rest | None:
@@ -263,6 +267,8 @@ class _Scores:
         bias: "_Spread | None",
     ) -> tuple[Tensor | None, Tensor | None] | None:
         query, key, error = self._factors
+        largest = scale.abs().max() if isinstance(scale, Tensor) else abs(scale * (cap or 1.0))
+        self._largest = self._reach * float(largest)
         scores = self._scores[some, rows].to(self._dtype)
         query, key, error = query[some, rows], key[some], error[some, rows]
         if isinstance(scale, Tensor):
@@ -289,6 +295,12 @@ class _Scores:
         """Return the masked keys and the low rows of one block; None for other numbers."""
         weights = self._weights[some, rows]
         hidden = left < _HIDDEN
+        if self._is_plain and not bool(hidden.all(-1).any()):
+            # Every row has keys. A masked key has the weight 0 if no score is large.
+            is_zero = self._largest < -_HIDDEN / 4 or not bool(weights[hidden].any())
+            least, most = left.masked_fill(hidden, 0.0).aminmax()
+            if is_zero and float(error.min()) >= max(float(most), -float(least)):
+                return hidden, None
         dead = _dead(weights)[..., None]
         lost = hidden.all(-1, keepdim=True) & ~dead
         lowered = None
