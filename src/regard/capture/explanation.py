@@ -41,6 +41,7 @@ class Evidence:
 
     Attributes:
         weights: (..., q_len, kv_len).
+        rounding: the largest relative error of a cast of the weights.
         scores: the input of the softmax, (..., q_len, kv_len).
         sink: a column beside the scores that takes part in the softmax, (..., q_len, 1).
         given_sink: the column as it was put beside scores, broadcastable to the sink; None if
@@ -52,6 +53,7 @@ class Evidence:
     """
 
     weights: Tensor
+    rounding: float
     scores: Tensor
     sink: Tensor | None
     given_sink: Tensor | None
@@ -180,7 +182,7 @@ class _Scores:
             return True
         self._is_plain = False
         wide = weights.to(self._dtype)
-        eps = max(torch.finfo(weights.dtype).eps, 4 * torch.finfo(self._dtype).eps)
+        eps = max(self._evidence.rounding, 4 * torch.finfo(self._dtype).eps)
         # Numbers below the normal ones of a dtype are rounded to multiples of the smallest one.
         tiny = torch.finfo(weights.dtype).smallest_normal
         same = (wide - given).abs() <= 2 * eps * given + tiny
@@ -283,7 +285,7 @@ class _Scores:
         if bias is not None:
             left = left - bias.block(some, rows)
         least, most = left.aminmax()
-        if float(error.min()) >= max(float(most), -float(least)):
+        if self._is_plain and float(error.min()) >= max(float(most), -float(least)):
             return None, None
         if not bool(most < torch.inf):
             return None

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,7 @@ _Part = tuple[tuple[int, ...], tuple[int, ...], int]
 """The sizes, steps and first element of weights in the product that they came from."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Softmax:
     """The softmax of scores, or the exponential of a softmax that is written out.
 
@@ -111,6 +112,7 @@ class _Track:
         axes: the axes in the numbering of the product, or of the softmax without a product.
         steps: the steps from the product.
         softmax: the softmax that was taken; None for scores.
+        rounding: the largest relative error of a dtype that the weights had since the softmax.
         before: the weights before dropout, with their axes.
         shapes: the views that the model took of the storage: sizes, strides and offset.
     """
@@ -119,6 +121,7 @@ class _Track:
     axes: Axes | None
     steps: Steps
     softmax: _Softmax | None = None
+    rounding: float = 0.0
     before: tuple[Tensor, Axes | None] | None = None
     shapes: list[tuple[tuple[int, ...], tuple[int, ...], int]] = field(
         default_factory=list[tuple[tuple[int, ...], tuple[int, ...], int]]
@@ -159,6 +162,7 @@ class MetValue:
         self._sampled: set[str | None] = set()
         self._clock = 0
         self._open: list[_Softmax] = []
+        self._met: WeakSet[_Softmax] = WeakSet()
         self.listeners: Mapping[Callable[..., Any], Listener] = {
             **dict.fromkeys(COPIES, self._copy),
             **dict.fromkeys(GATHERS, self._gather),
@@ -193,6 +197,7 @@ class MetValue:
     # Products
 
     def _multiply_matrices(self, operation: Operation) -> None:
+        self._open = [each for each in self._open if not each.is_met]
         self._tracks.forget()
         self._clock += 1
         self._absence.note_product(operation)
@@ -272,7 +277,7 @@ class MetValue:
             before = self._before_dropout(track, side)
             if before is None:
                 return self._refuse_changed(operation, track, "dropout changed their order")
-            fault = _fault(before)
+            fault = _fault(before, max(track.rounding, _eps(before)))
             if softmax is not None and not softmax.is_of_scores:
                 if fault is None:
                     self._note(operation, softmax.line)
@@ -311,6 +316,7 @@ class MetValue:
         axes = None if track.axes is None else track.axes.of_view(shaped)
         if softmax is not None:
             softmax.is_met = True
+            self._met.add(softmax)
             if axes is not None and met.evidence is not None:
                 part = (axes.sizes, axes.steps, axes.first)
                 if part in softmax.parts:
@@ -362,6 +368,7 @@ class MetValue:
             terms.append(numbers)
         return Evidence(
             weights,
+            track.rounding,
             scores,
             sink,
             given,
@@ -430,10 +437,9 @@ class MetValue:
             return
         self._absence.note_product(operation)
         track = self._tracks.of(source)
-        for earlier in self._open:
-            if earlier.is_met:
-                earlier.scores = None  # free them, even while the model keeps the weights
-        self._open = [each for each in self._open if not each.is_met]
+        for earlier in self._met:
+            earlier.scores = None  # free them, even while the model keeps the weights
+        self._met.clear()
         axes = None if track is None or track.axes is None else track.axes.of_view(source)
         steps = track.steps if track is not None else Steps(torch.finfo(output.dtype).eps)
         product = track.product if track is not None else None
@@ -480,7 +486,9 @@ class MetValue:
         )
         if track.softmax is not None and not track.softmax.is_written_out:
             softmax = track.softmax
-        self._tracks.put(output, track.into(output, axes=moved, softmax=softmax))
+        self._tracks.put(
+            output, track.into(output, axes=moved, softmax=softmax, rounding=_eps(output))
+        )
 
     # Operations in between
 
@@ -513,9 +521,11 @@ class MetValue:
                 if axes is None and (joined := _with_column(operation, track, source, output)):
                     axes, sink = joined
                     steps = replace(steps, sink=sink)
+                rounding = max(track.rounding, _eps(output))
                 if track.softmax is None:
                     steps = steps.after(operation, source, axes)
-                self._tracks.put(output, track.into(output, axes=axes, steps=steps))
+                followed = track.into(output, axes=axes, steps=steps, rounding=rounding)
+                self._tracks.put(output, followed)
 
     def _rewrite(self, operation: Operation, output: Tensor, track: _Track) -> None:
         """Update the track of a storage that an operation writes to."""
@@ -767,38 +777,35 @@ def _reshaped(axes: Axes, output: Tensor) -> Axes | None:
 # What an operand is
 
 
-def _fault(weights: Tensor) -> str | None:
-    """Return why an operand (batch, rows, keys) is no attention weights; None if it is."""
+def _fault(weights: Tensor, rounding: float) -> str | None:
+    """Return why an operand (batch, rows, keys) is no attention weights; None if it is.
+
+    ``rounding`` is the relative error of the least precise dtype that it had.
+    """
     if weights.layout != torch.strided or not weights.is_floating_point():
         return "they are no dense numbers"
-    tolerance = 1e-4 if weights.element_size() > 2 else 2e-2
+    tolerance = 1e-4 if rounding < 1e-4 else 2e-2
     # Most operands that are no weights show it in the first row.
     for part in (weights[:1, :1], weights):
-        wide = part.to(torch.float32) if part.element_size() < 4 else part
+        wide = part if part.element_size() > 2 else part.float()
         dead = wide.isnan().all(-1)
         sums = wide.sum(-1).masked_fill(dead, 0.0)
+        least = wide.amin(-1).masked_fill(dead, 0.0)
         off = ((sums - 1).abs() > tolerance) & (sums != 0)
         if bool(sums.isnan().any()):
             return "some of them are NaN"
-        least = wide.amin(-1).masked_fill(dead, 0.0)
         if bool((least < 0).any()):
-            return f"the least of them is negative, {float(least.min()):.3g}"
+            return f"the least of them is {float(least.min()):.3g}"
         if bool(off.any()):
-            worst = sums.flatten()[(sums - 1).abs().masked_fill(~off, -1.0).argmax()]
-            reason = f"a row sums to {float(worst):.3g}"
-            columns = wide.nan_to_num().sum(-2)
-            if part is weights and bool(((columns - 1).abs() <= tolerance).all()):
-                reason += ", and each column to 1: the softmax runs over the queries"
-            if part is weights or not bool(off.all()) or weights.shape[-2] > 0:
-                return _whole_reason(weights, tolerance, reason)
+            reason = f"a row sums to {float(sums[off][0]):.4g}"
+            columns = weights.float().nan_to_num().sum(-2)
+            is_turned = bool(((columns - 1).abs() <= tolerance).all())
+            return reason + ", and each column to 1: it runs over the queries" * is_turned
     return None if bool((weights != 0).any()) else "all of them are 0"
 
 
-def _whole_reason(weights: Tensor, tolerance: float, reason: str) -> str:
-    columns = weights.float().nan_to_num().sum(-2)
-    if ", and" not in reason and bool(((columns - 1).abs() <= tolerance).all()):
-        reason += ", and each column to 1: the softmax runs over the queries"
-    return reason
+def _eps(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
 
 
 def _is_like(source: Tensor, output: Tensor) -> bool:

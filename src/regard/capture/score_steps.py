@@ -64,7 +64,7 @@ class Steps:
         if func in ("mul", "div"):
             if isinstance(other, Tensor) and other.numel() != 1:
                 return steps
-            factor = float(other)
+            factor = float(other.detach() if isinstance(other, Tensor) else other)
             factor = factor if func == "mul" else 1 / factor if factor else 0.0
             learned = isinstance(other, Tensor) and other.requires_grad
             return replace(steps._times(factor), is_learned=self.is_learned or learned)

@@ -49,10 +49,10 @@ class Storages(Generic[_Fact]):
                 self._room = 2 * len(self._facts) + 64
 
     def forget(self) -> None:
-        """Remove the facts about storages that were freed."""
-        freed = [key for key, (reference, _) in self._facts.items() if reference.expired()]
-        for key in freed:
-            del self._facts[key]
+        """Remove the facts about storages that were freed; a fact may hold other storages."""
+        while freed := [key for key, (ref, _) in self._facts.items() if ref.expired()]:
+            for key in freed:
+                del self._facts[key]
 
 
 class Parameters:
