@@ -215,16 +215,20 @@ class MetValue:
         sides = [(self._tracks.of(side), side, other) for side, other in product.sides]
         tracked = [(track, *rest) for track, *rest in sides if track is not None]
         normalised = [each for each in tracked if each[0].softmax is not None]
-        if not owned:
+        if any(_is_over_heads(track, side) for track, side, _ in tracked):
+            self._follow_mixture(operation, tracked[0][0], tracked[0][1])
+        elif not owned:
             if len(normalised) == 2 and all(_is_of_scores(track) for track, *_ in normalised):
-                self._mix(operation, [track for track, *_ in normalised])
-                return
+                with apart():
+                    factors = (product.left, product.right)
+                    are_both = all(_fault(factor, 0.01) is None for factor in factors)
+                if are_both:
+                    self._mix(operation, [track for track, *_ in normalised])
+                    return
             for track, side, other in (*normalised, *tracked):
                 if self._meets(operation, track, side, other, product):
                     return
             self._begin(operation, product)
-        elif tracked:
-            self._follow_mixture(operation, tracked[0][0], tracked[0][1])
 
     def _begin(self, operation: Operation, written_: Written) -> None:
         """Track the product of two activations as scores."""
@@ -241,13 +245,9 @@ class MetValue:
         self._tracks.put(output, _Track(product, axes, steps, shapes=[_geometry(output)]))
 
     def _follow_mixture(self, operation: Operation, track: _Track, side: Tensor) -> None:
-        """Track scores or weights whose heads a parameter mixes; others become features."""
+        """Track scores or weights whose heads a product mixes."""
         output = cast(Tensor, operation.output)
-        axes = None if track.axes is None else track.axes.of_view(side)
-        product = track.product
-        if output.numel() != side.numel() or axes is None or product is None:
-            return
-        if axes.steps[-1] >= product.steps[0] and axes.sizes[-1] > 1:
+        if output.numel() == side.numel():
             self._tracks.put(output, track.into(output, axes=None, product=None, before=None))
 
     def _mix(self, operation: Operation, tracks: list[_Track]) -> None:
@@ -459,6 +459,8 @@ class MetValue:
         )
         if track is not None:
             self._open.append(softmax)
+            if track.softmax is not None:
+                track.softmax.is_met = True  # this softmax is the one that counts
         moved = None if axes is None else axes.moved(output)
         if moved is None:
             moved, product = Axes.of(output, contiguous(output.shape)), None
@@ -494,7 +496,7 @@ class MetValue:
 
     def follow(self, operation: Operation) -> None:
         """Track what an operation makes of scores or weights."""
-        if not self._tracks or operation.func in SHAPES_ALONE:
+        if not self._tracks:
             return
         inputs = [
             (track, tensor)
@@ -506,6 +508,10 @@ class MetValue:
         changed = list(written_by(operation))
         # Weights count more than scores, and the larger tensor more than the smaller one.
         track, source = max(inputs, key=lambda each: (each[0].softmax is not None, each[1].numel()))
+        if track.softmax is None and operation.func in SHAPES_ALONE:
+            return
+        size = sum(tensor.numel() for _, tensor in inputs if tensor.shape == source.shape)
+        size = size if isinstance(operation.args[0], list | tuple) else source.numel()
         for output in tensors_in((*tensors_in((operation.output,)), *changed)):
             earlier = self._tracks.of(output)
             if earlier is not None and not any(output is each for each in changed):
@@ -514,7 +520,10 @@ class MetValue:
                 continue
             if earlier is not None:
                 self._rewrite(operation, output, earlier)
-            elif _is_like(source, output):
+            elif _is_like(track, source, size, output):
+                for other, _ in inputs:
+                    if other.softmax is not None and other.softmax is not track.softmax:
+                        other.softmax.is_met = True  # it is a part of the new weights
                 axes = None if track.axes is None else track.axes.of_view(source)
                 axes = None if axes is None else axes.moved(output) or _reshaped(axes, output)
                 steps = track.steps
@@ -595,14 +604,12 @@ class MetValue:
 
     def _draw(self, operation: Operation) -> None:
         """Note random numbers, with the probability of a 1; None if it is unknown."""
-        output = cast(Tensor, operation.output)
-        if self._tracks.of(output) is None:
-            source, *given = operation.args
-            chance = given[0] if given else operation.kwargs.get("p", _DEFAULTS.get(operation.func))
-            if chance is None or isinstance(chance, Tensor):
-                chance = _one_number(source if chance is None else chance)
-            self._noise.put(output, None if chance is None else float(chance))
-        self.follow(operation)
+        source, *given = operation.args
+        chance = given[0] if given else operation.kwargs.get("p", _DEFAULTS.get(operation.func))
+        if chance is None or isinstance(chance, Tensor):
+            chance = _one_number(source if chance is None else chance)
+        self._noise.put(operation.output, None if chance is None else float(chance))
+        self._tracks.drop(operation.output)
 
     def _thin(self, operation: Operation, weights: Tensor, noise: Tensor) -> bool:
         """Track weights through a product with dropout's noise; return False for any other."""
@@ -784,7 +791,7 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
     """
     if weights.layout != torch.strided or not weights.is_floating_point():
         return "they are no dense numbers"
-    tolerance = 1e-4 if rounding < 1e-4 else 2e-2
+    tolerance = max(1e-4, 2.5 * rounding)
     # Most operands that are no weights show it in the first row.
     for part in (weights[:1, :1], weights):
         wide = part if part.element_size() > 2 else part.float()
@@ -808,16 +815,27 @@ def _eps(tensor: Tensor) -> float:
     return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
 
 
-def _is_like(source: Tensor, output: Tensor) -> bool:
-    """Return True if an output may hold the scores or weights that its operation read."""
+def _is_like(track: _Track, source: Tensor, size: int, output: Tensor) -> bool:
+    """Return True if an output may hold the scores or weights that its operation read.
+
+    ``size`` is the number of elements that were read.
+    """
     if output.is_nested or not output.ndim or output.is_complex():
         return False
-    size, count = source.numel(), output.numel()
-    if not output.is_floating_point():
-        return count * max(source.shape[-1], 1) >= size and count <= 2 * size
+    count, row = output.numel(), max(source.shape[-1:], default=1)
     if not source.is_floating_point():
         return count >= size
-    return size <= 2 * count and (count <= 2 * size or output.shape[-1] == source.shape[-1])
+    if not output.is_floating_point() or track.softmax is not None:
+        return count * row >= size and (count <= 2 * size or output.shape[-1] == row)
+    return size <= 2 * count and (count <= 2 * size or output.shape[-1] == row)
+
+
+def _is_over_heads(track: _Track, side: Tensor) -> bool:
+    """Return True if a product sums scores or weights over their heads, as talking heads do."""
+    axes = None if track.axes is None else track.axes.of_view(side)
+    if axes is None or track.product is None or axes.sizes[-1] == 1:
+        return False
+    return axes.steps[-1] >= track.product.steps[0]
 
 
 def _is_of_scores(track: _Track) -> bool:

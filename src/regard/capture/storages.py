@@ -48,6 +48,10 @@ class Storages(Generic[_Fact]):
                 self.forget()
                 self._room = 2 * len(self._facts) + 64
 
+    def drop(self, tensor: Tensor) -> None:
+        """Remove the fact about a tensor's storage."""
+        self._facts.pop(cast(int, storage_key(tensor)), None)
+
     def forget(self) -> None:
         """Remove the facts about storages that were freed; a fact may hold other storages."""
         while freed := [key for key, (ref, _) in self._facts.items() if ref.expired()]:
