@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, SupportsIndex, cast
 
 from torch import Tensor
 
-from regard.errors import kind_text
+from regard.errors import is_whole, kind_text
 
 __all__ = ["Token", "as_tokens", "tokens_of"]
 
@@ -119,17 +119,11 @@ def _special_ids(tokenizer: Any) -> set[int]:
 
 
 def _whole_numbers(ids: object) -> list[int]:
-    given = cast(object, ids.tolist()) if isinstance(ids, Tensor) else ids
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    numbers = cast(object, ids.tolist()) if isinstance(ids, Tensor) else ids
+    entries = list(cast(Iterable[object], numbers)) if isinstance(numbers, Iterable) else [None]
+    if not all(map(is_whole, entries)):
         raise TypeError(
-            f"ids is {kind_text(ids)}; it must be the ids of one text.\n"
-            '    Pass for example tokenizer(text)["input_ids"].'
+            f"ids is {kind_text(ids)}; it must be the ids of one text, which are whole numbers.\n"
+            '    Pass for example tokenizer(text)["input_ids"], and of several texts one, ids[0].'
         )
-    numbers = list(cast(Iterable[object], given))
-    for place, number in enumerate(numbers):
-        if not isinstance(number, SupportsIndex) or isinstance(number, bool):
-            raise TypeError(
-                f"ids has {kind_text(number)} at place {place}; each must be a whole number.\n"
-                "    Of several texts pass one, ids[0]."
-            )
-    return [index(cast(SupportsIndex, number)) for number in numbers]
+    return [index(cast(SupportsIndex, entry)) for entry in entries]
