@@ -172,9 +172,8 @@ def test_parts_ask_with_those_of_their_queries_that_were_kept(case: Any, sinks: 
         pytest.param(
             {"first": (0, 9)},
             {"end": (25, 29)},
-            "queries has (25, 29) for 'end'; each span must lie within the text.\n"
-            "    Give {name: (start, stop)} with 0 <= start < stop <= q_len = 4, counted from "
-            "query 25, the first that was kept.",
+            "queries has (25, 29); each span must be non-empty and inside the text.\n"
+            "    Give (start, stop) pairs with 0 <= start < stop <= q_len = 4.",
             id="counted from the beginning of the text",
         ),
     ],
