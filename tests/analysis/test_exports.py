@@ -197,7 +197,7 @@ def test_dense_weights_have_a_limit(ask: Ask, call: str, size: str) -> None:
     message = (
         f"{call} would make {size}; the limit is {count - 1} bytes.\n"
         "    Ask for a part, seen[3][..., rows, cols], or for a summary, seen.pool(512, 512), "
-        f"or pass limit=None to {call}."
+        "or pass limit=None."
     )
     with pytest.raises(MemoryError, match=f"^{re.escape(message)}$"):
         ask(recording(), count - 1)

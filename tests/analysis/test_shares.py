@@ -281,26 +281,25 @@ def test_what_every_query_attends_to_alike_falls_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "names", "has"),
+    ("asked", "names", "parts"),
     [
         pytest.param(PARTS, ["doc"], "'question', 'document'", id="no such part"),
         pytest.param({"answer": (8, 9)}, ["answer"], "'answer'", id="no other part"),
         pytest.param(
             {"a": (0, 1), **PARTS},
             ["a", "question"],
-            "beyond 'a', of 'question', 'document'",
+            "'question', 'document' beyond 'a'",
             id="differences already",
         ),
     ],
 )
-def test_beyond_no_part_is_an_error(asked: dict[str, Any], names: list[str], has: str) -> None:
+def test_beyond_no_part_is_an_error(asked: dict[str, Any], names: list[str], parts: str) -> None:
     drawn = regard.segment_shares(recording(), PARTS, queries=asked)
     for name in names[:-1]:
         drawn = drawn.beyond(name)
     message = (
-        f"query is {names[-1]!r}; the shares are {has}, and it must be one of several.\n"
-        '    Ask for both, segments(parts, queries={"before": ..., "answer": ...}), then '
-        '.beyond("before").'
+        f"query is {names[-1]!r}; it must be one of several parts of plain shares, not of {parts}."
+        '\n    Ask for both, queries={"before": ..., "answer": ...}.'
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         drawn.beyond(names[-1])
@@ -382,8 +381,8 @@ def test_what_cannot_be_asked_is_an_error(
 
 
 DIFFERENT = (
-    "queries is None; it must be given where queries and keys are different texts, as in layer "
-    "'a' with q_len = {} and kv_len = 11.\n    Give the parts of the queries, "
+    "queries is None; it must be given where queries and keys are different texts, or the parts "
+    "have no recorded query: 0 to {}, with kv_len = 11.\n    Give the parts of the queries, "
     "{{name: (start, stop)}}, counted from the first query that was kept."
 )
 
@@ -398,11 +397,11 @@ DIFFERENT = (
             id="no layers",
         ),
         pytest.param(
-            regard.Recording({"a": matrix(q_len=4)}), DIFFERENT.format(4), id="another length"
+            regard.Recording({"a": matrix(q_len=4)}), DIFFERENT.format(3), id="another length"
         ),
         pytest.param(
             regard.Recording({"a": matrix()}).with_tokens(list("abcdefghijk"), list("cbadefghijk")),
-            DIFFERENT.format(11),
+            DIFFERENT.format(10),
             id="other tokens",
         ),
         pytest.param(

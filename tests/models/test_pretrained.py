@@ -230,15 +230,14 @@ def test_a_text_of_few_tokens_may_have_many_characters(loaded: Pretrained) -> No
         pytest.param("", "text is empty; attention needs at least one token.", id="empty"),
         pytest.param(" \n\t", "text is empty; attention needs at least one token.", id="blank"),
         pytest.param("\x07\x08", "text has nothing but characters that the model's", id="bells"),
-        pytest.param("a\udc80", "text has something that is no character at position 1", id="byte"),
+        pytest.param("a\udc80", "'utf-8' codec can't encode character '\\udc80'", id="byte"),
     ],
 )
 def test_a_text_without_anything_to_read_is_refused(
     text: str, message: str, loaded: Pretrained
 ) -> None:
-    with pytest.raises(ValueError, match="text ") as refusal:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         loaded.observe(text)
-    assert str(refusal.value).startswith(message)
 
 
 # Models that are not there, damaged, or of another kind
@@ -249,8 +248,12 @@ def test_a_text_without_anything_to_read_is_refused(
     [
         pytest.param("./missing", "is no folder here, and cannot be loaded from the", id="path"),
         pytest.param("a/b", "is no folder here, and cannot be loaded from the", id="unknown name"),
-        pytest.param(__file__, "cannot be loaded: It looks like the config file", id="file"),
-        pytest.param(str(Path(__file__).parent), "cannot be loaded: Unrecognized", id="folder"),
+        pytest.param(
+            __file__, "cannot be loaded: OSError: It looks like the config file", id="file"
+        ),
+        pytest.param(
+            str(Path(__file__).parent), "cannot be loaded: ValueError: Unrecognized", id="folder"
+        ),
     ],
 )
 def test_a_model_that_is_not_there_is_named(name: str, message: str) -> None:
@@ -319,11 +322,13 @@ def written(name: str, text: str) -> Callable[[Path], object]:
     [
         pytest.param(
             written("config.json", '{"model_type": "bert",'),
-            "cannot be loaded: It looks like the config file at",
+            "cannot be loaded: OSError: It looks like the config file at",
             id="config is no JSON",
         ),
         pytest.param(
-            written("config.json", "[1]"), "cannot be loaded: Unrecognized model", id="list"
+            written("config.json", "[1]"),
+            "cannot be loaded: ValueError: Unrecognized model",
+            id="list",
         ),
         pytest.param(rewritten(hidden_size="x"), "'hidden_size' expected int", id="no number"),
         pytest.param(

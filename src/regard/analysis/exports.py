@@ -17,6 +17,11 @@ from regard.recording.recording import Recording
 
 __all__ = ["Patterns", "patterns", "to_bertviz", "to_circuitsvis", "to_kvpress", "to_numpy"]
 
+_SMALLER = (
+    "Ask for a part, seen[3][..., rows, cols], or for a summary, seen.pool(512, 512), or pass "
+    "limit=None."
+)
+
 
 class Patterns(Mapping[str, Tensor]):
     """A read-only mapping from TransformerLens's names to dense weights, computed on access.
@@ -67,7 +72,7 @@ class Patterns(Mapping[str, Tensor]):
                 f"key is {key!r}; there are the patterns {', '.join(self)}, "
                 'and the short form cache["pattern", layer]'
             )
-        _check_size("patterns()", layer.shape, layer.whole().dtype, self._limit)
+        check_memory("patterns()", layer.shape, layer.whole().dtype, self._limit, _SMALLER)
         return _dense(layer)
 
     def __contains__(self, key: object) -> bool:
@@ -147,8 +152,8 @@ def to_bertviz(seen: Recording, *, limit: int | None = DENSE_LIMIT) -> dict[str,
     layers = seen.layers
     num_heads, q_len, kv_len = shape_of_all("exports.to_bertviz", layers)
     queries, keys = _texts("to_bertviz()", seen)
-    dtype = layers[0].whole().dtype
-    _check_size("to_bertviz()", (len(layers), num_heads, q_len, kv_len), dtype, limit)
+    size = (len(layers), num_heads, q_len, kv_len)
+    check_memory("to_bertviz()", size, layers[0].whole().dtype, limit, _SMALLER)
     attention = tuple(map(_dense, layers))
     if q_len == kv_len and queries == keys:
         return {"attention": attention, "tokens": queries}
@@ -183,7 +188,7 @@ def to_circuitsvis(
             "query_tokens and key_tokens differ; CircuitsVis shows a text that attends to itself.\n"
             "    Use to_bertviz()."
         )
-    _check_size("to_circuitsvis()", chosen.shape, chosen.whole().dtype, limit)
+    check_memory("to_circuitsvis()", chosen.shape, chosen.whole().dtype, limit, _SMALLER)
     return {"attention": _dense(chosen)[0], "tokens": queries}
 
 
@@ -212,7 +217,7 @@ def to_numpy(seen: Recording, *, limit: int | None = DENSE_LIMIT) -> dict[str, A
         for name, matrix in matrices.items()
     }
     size = sum(matrices[name].shape.numel() * dtype.itemsize for name, dtype in dtypes.items())
-    _check_size("to_numpy()", (size,), torch.uint8, limit)
+    check_memory("to_numpy()", (size,), torch.uint8, limit, _SMALLER)
     return {
         name: matrix.to_dense(limit=None).detach().cpu().to(dtypes[name]).numpy()
         for name, matrix in matrices.items()
@@ -224,17 +229,6 @@ def _dense(layer: Layer) -> Tensor:
     weights = layer.whole().to_dense(limit=None)
     num_heads = layer.shape[-3] if weights.ndim > 2 else 1
     return weights.reshape(-1, num_heads, *layer.shape[-2:])
-
-
-def _check_size(call: str, shape: Sequence[int], dtype: torch.dtype, limit: int | None) -> None:
-    check_memory(
-        call,
-        shape,
-        dtype,
-        limit,
-        "Ask for a part, seen[3][..., rows, cols], or for a summary, seen.pool(512, 512), "
-        f"or pass limit=None to {call}.",
-    )
 
 
 def _texts(call: str, seen: Recording) -> tuple[list[str], list[str]]:

@@ -97,12 +97,11 @@ class Shares:
             answer  -0.1000  0.0000  0.1000
         """
         if self.over is not None or query not in self.queries or len(self.queries) < 2:
-            has = f"beyond {self.over!r}, of " if self.over is not None else ""
+            parts = ", ".join(map(repr, self.queries))
             raise ValueError(
-                f"query is {query!r}; the shares are {has}{', '.join(map(repr, self.queries))}, "
-                "and it must be one of several.\n"
-                '    Ask for both, segments(parts, queries={"before": ..., "answer": ...}), '
-                'then .beyond("before").'
+                f"query is {query!r}; it must be one of several parts of plain shares, not of "
+                f"{parts}{'' if self.over is None else f' beyond {self.over!r}'}.\n"
+                '    Ask for both, queries={"before": ..., "answer": ...}.'
             )
         row = self.queries.index(query)
         others = [i for i in range(len(self.queries)) if i != row]
@@ -229,29 +228,22 @@ def _recorded_parts(
     seen: Recording, parts: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
     """Return the parts of the text, limited to the recorded queries and counted from the first."""
-    rows = seen.layers[0].positions
-    remedy = (
-        "    Give the parts of the queries, {name: (start, stop)}, counted from the first query "
-        "that was kept."
-    )
-    for layer in seen.layers:
-        is_same_text = layer.reads_itself and one_text(seen.query_tokens, seen.key_tokens, rows)
-        if not is_same_text or layer.positions != rows:
-            raise ValueError(
-                "queries is None; it must be given where queries and keys are different texts, as "
-                f"in layer {layer.name!r} with q_len = {layer.shape[-2]} and kv_len = "
-                f"{layer.shape[-1]}.\n{remedy}"
-            )
-    inside = {
-        name: (max(start, rows.start) - rows.start, min(stop, rows.stop) - rows.start)
-        for name, (start, stop) in parts.items()
-        if start < rows.stop and stop > rows.start
-    }
+    rows, kv_len = seen.layers[0].positions, seen.layers[0].shape[-1]
+    inside: dict[str, tuple[int, int]] = {}
+    if all(layer.reads_itself and layer.positions == rows for layer in seen.layers) and one_text(
+        seen.query_tokens, seen.key_tokens, rows
+    ):
+        inside = {
+            name: (max(start, rows.start) - rows.start, min(stop, rows.stop) - rows.start)
+            for name, (start, stop) in parts.items()
+            if start < rows.stop and stop > rows.start
+        }
     if not inside:
         raise ValueError(
-            f"parts has no query that was kept, {rows.start} to {rows.stop - 1} of "
-            f"{seen.layers[0].shape[-1]}; one part at least must have one where queries is None.\n"
-            f"{remedy}"
+            "queries is None; it must be given where queries and keys are different texts, or the "
+            f"parts have no recorded query: {rows.start} to {rows.stop - 1}, with kv_len = "
+            f"{kv_len}.\n    Give the parts of the queries, {{name: (start, stop)}}, counted from "
+            "the first query that was kept."
         )
     return inside
 

