@@ -152,70 +152,59 @@ SO_MANY = "there must be so many queries, and keys before them.\n    Use window=
 CONFIG = "\n    It is num_key_value_heads in a model's config."
 
 
-@pytest.mark.parametrize(
-    ("seen", "asked", "message"),
-    [
-        pytest.param(
-            of_queries(3, 12),
-            {"window": 2},
-            "window is 2 and layer 'a' has the queries 3 to 7; the last that ran, 11, must be "
-            "among them.\n    Observe the model again with queries=slice(-2, None).",
-            id="the last queries were not kept",
-        ),
-        pytest.param(
-            answers_only(),
-            {"window": 2, "num_kv_heads": 2},
-            "layer 'a' has answers only, Sum(dim=-2); its query and key were not kept.\n"
-            '    Observe the model again with keep="qk".',
-            id="a window of answers",
-        ),
-        pytest.param(
-            answers_only(),
-            {},
-            f"num_kv_heads is None; it must be given where layer 'a' has answers only.{CONFIG}",
-            id="answers without key heads",
-        ),
-        pytest.param(
-            answers_only(q_len=3),
-            {"num_kv_heads": 2},
-            "layer 'a' has answers only, and as many keys as queries did not run; which queries "
-            'can see a key is not known.\n    Observe the model again with keep="qk".',
-            id="answers about another text",
-        ),
-        pytest.param(
-            regard.Recording({"a": matrix(1, q_len=2)}),
-            {"window": 3},
-            f"window is 3 and layer 'a' has q_len = 2 and kv_len = 5; {SO_MANY.format(2)}",
-            id="more queries than were kept",
-        ),
-        pytest.param(
-            ONE,
-            {"window": 5},
-            f"window is 5 and layer 'a' has q_len = 5 and kv_len = 5; {SO_MANY.format(4)}",
-            id="no key before the window",
-        ),
-        pytest.param(
-            ONE,
-            {"window": 0},
-            "window is 0; it must be at least 1.\n    Pass for example window=1.",
-            id="no window",
-        ),
-        pytest.param(
-            ONE,
-            {"window": 2, "kernel_size": 4},
-            "kernel_size is 4; it must be odd, so that a key lies in the middle.\n"
-            "    SnapKV takes 5.",
-            id="an even kernel",
-        ),
-        pytest.param(
-            ONE,
-            {"num_kv_heads": 3},
-            "num_kv_heads is 3 and layer 'a' has 4 heads; num_heads must be a multiple of it."
-            + CONFIG,
-            id="heads that cannot share keys",
-        ),
-    ],
-)
+UNSCORED = {
+    "the last queries were not kept": (
+        of_queries(3, 12),
+        {"window": 2},
+        "window is 2 and layer 'a' has the queries 3 to 7; the last that ran, 11, must be "
+        "among them.\n    Observe the model again with queries=slice(-2, None).",
+    ),
+    "a window of answers": (
+        answers_only(),
+        {"window": 2, "num_kv_heads": 2},
+        "layer 'a' has answers only, Sum(dim=-2); its query and key were not kept.\n"
+        '    Observe the model again with keep="qk".',
+    ),
+    "answers without key heads": (
+        answers_only(),
+        {},
+        f"num_kv_heads is None; it must be given where layer 'a' has answers only.{CONFIG}",
+    ),
+    "answers about another text": (
+        answers_only(q_len=3),
+        {"num_kv_heads": 2},
+        "layer 'a' has answers only, and as many keys as queries did not run; which queries "
+        'can see a key is not known.\n    Observe the model again with keep="qk".',
+    ),
+    "more queries than were kept": (
+        regard.Recording({"a": matrix(1, q_len=2)}),
+        {"window": 3},
+        f"window is 3 and layer 'a' has q_len = 2 and kv_len = 5; {SO_MANY.format(2)}",
+    ),
+    "no key before the window": (
+        ONE,
+        {"window": 5},
+        f"window is 5 and layer 'a' has q_len = 5 and kv_len = 5; {SO_MANY.format(4)}",
+    ),
+    "no window": (
+        ONE,
+        {"window": 0},
+        "window is 0; it must be at least 1.\n    Pass for example window=1.",
+    ),
+    "an even kernel": (
+        ONE,
+        {"window": 2, "kernel_size": 4},
+        "kernel_size is 4; it must be odd, so that a key lies in the middle.\n    SnapKV takes 5.",
+    ),
+    "heads that cannot share keys": (
+        ONE,
+        {"num_kv_heads": 3},
+        "num_kv_heads is 3 and layer 'a' has 4 heads; num_heads must be a multiple of it." + CONFIG,
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "asked", "message"), UNSCORED.values(), ids=UNSCORED)
 def test_what_no_press_can_score_is_an_error(
     seen: regard.Recording, asked: dict[str, int], message: str
 ) -> None:

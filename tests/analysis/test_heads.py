@@ -94,11 +94,6 @@ def mean(values: object) -> float:
     return sum(listed) / len(listed)
 
 
-def test_a_sink_is_no_neighbour() -> None:
-    [head] = heads_of(recording(looking(at=0, share=1.0)))
-    assert (head.scores["previous token"], head.scores["first-token sink"]) == (0, 1)
-
-
 @pytest.mark.parametrize("length", [1, 2])
 def test_the_shortest_texts_have_kinds(length: int) -> None:
     x = torch.zeros(length, 1)
@@ -326,23 +321,21 @@ def test_a_kind_that_a_trial_shows_goes_before_those_of_the_text() -> None:
     assert (second.kind, second.scores["induction"]) == ("first-token sink", 0.2)
 
 
-@pytest.mark.parametrize(
-    ("trial", "message"),
-    [
-        pytest.param(
-            Trial({"other": {"induction": (0.5,)}}),
-            "trial has no layer 'layer'; it has other.\n"
-            "    Run the trial on the model of the recording, and observe the same module.",
-            id="another layer",
-        ),
-        pytest.param(
-            Trial({"layer": {"induction": (0.5, 0.5)}}),
-            "trial has 2 heads in layer 'layer'; the recording has 1.\n"
-            "    Run the trial on the model of the recording, all heads of it.",
-            id="other heads",
-        ),
-    ],
-)
+UNFIT_TRIALS = {
+    "another layer": (
+        Trial({"other": {"induction": (0.5,)}}),
+        "trial has no layer 'layer'; it has other.\n"
+        "    Run the trial on the model of the recording, and observe the same module.",
+    ),
+    "other heads": (
+        Trial({"layer": {"induction": (0.5, 0.5)}}),
+        "trial has 2 heads in layer 'layer'; the recording has 1.\n"
+        "    Run the trial on the model of the recording, all heads of it.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("trial", "message"), UNFIT_TRIALS.values(), ids=UNFIT_TRIALS)
 def test_a_trial_that_does_not_fit_is_refused(trial: Trial, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         regard.heads(recording(looking(at=0)), trial)

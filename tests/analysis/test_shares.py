@@ -280,19 +280,18 @@ def test_what_every_query_attends_to_alike_falls_out() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("asked", "names", "parts"),
-    [
-        pytest.param(PARTS, ["doc"], "'question', 'document'", id="no such part"),
-        pytest.param({"answer": (8, 9)}, ["answer"], "'answer'", id="no other part"),
-        pytest.param(
-            {"a": (0, 1), **PARTS},
-            ["a", "question"],
-            "'question', 'document' beyond 'a'",
-            id="differences already",
-        ),
-    ],
-)
+BEYOND_NOTHING = {
+    "no such part": (PARTS, ["doc"], "'question', 'document'"),
+    "no other part": ({"answer": (8, 9)}, ["answer"], "'answer'"),
+    "differences already": (
+        {"a": (0, 1), **PARTS},
+        ["a", "question"],
+        "'question', 'document' beyond 'a'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "names", "parts"), BEYOND_NOTHING.values(), ids=BEYOND_NOTHING)
 def test_beyond_no_part_is_an_error(asked: dict[str, Any], names: list[str], parts: str) -> None:
     drawn = regard.segment_shares(recording(), PARTS, queries=asked)
     for name in names[:-1]:
@@ -310,68 +309,61 @@ def test_beyond_no_part_is_an_error(asked: dict[str, Any], names: list[str], par
 OF_KEYS = "\n    Give (start, stop) pairs with 0 <= start < stop <= kv_len = 11."
 
 
+WRONG_ARGUMENTS = {
+    "no mapping": (
+        {"parts": [(0, 1)]},
+        TypeError,
+        "parts is a list; it must be a mapping from names to spans.\n"
+        '    Give {"question": (0, 9)}, or regard.spans.by_sentence(tokens).',
+    ),
+    "no parts": (
+        {"parts": {}},
+        ValueError,
+        "parts is empty; it must have at least one span." + OF_KEYS,
+    ),
+    "no whole numbers": (
+        {"parts": {"doc": (0, 1.5)}},
+        TypeError,
+        "parts has (0, 1.5); each span must be two whole numbers." + OF_KEYS,
+    ),
+    "beyond the text": (
+        {"parts": {"doc": (4, 12)}},
+        ValueError,
+        "parts has (4, 12); each span must be non-empty and inside the text." + OF_KEYS,
+    ),
+    "overlapping": (
+        {"parts": {"b": (4, 9), "a": (0, 5)}},
+        ValueError,
+        "parts has (0, 5) for 'a' and (4, 9) for 'b', which overlap; parts must lie apart, so "
+        "that no weight counts twice.\n    Ask twice, once for each.",
+    ),
+    "queries beyond the text": (
+        {"queries": {"answer": (9, 20)}},
+        ValueError,
+        "queries has (9, 20); each span must be non-empty and inside the text."
+        + OF_KEYS.replace("kv_len", "q_len"),
+    ),
+    "progress": (
+        {"progress": 3},
+        TypeError,
+        "progress is an int; it must be a function of two numbers, done and total.\n"
+        "    Pass for example progress=print.",
+    ),
+    "sinks that are no positions": (
+        {"sinks": [1.5]},
+        TypeError,
+        "sinks is a float; it must be a whole number.\n    Pass an int, for example sinks=1.",
+    ),
+    "a sink beyond the text": (
+        {"sinks": [3, 11]},
+        IndexError,
+        "index 11 is out of range for axis -1 of length 11.\n    Use -11 to 10.",
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("asked", "kind", "message"),
-    [
-        pytest.param(
-            {"parts": [(0, 1)]},
-            TypeError,
-            "parts is a list; it must be a mapping from names to spans.\n"
-            '    Give {"question": (0, 9)}, or regard.spans.by_sentence(tokens).',
-            id="no mapping",
-        ),
-        pytest.param(
-            {"parts": {}},
-            ValueError,
-            "parts is empty; it must have at least one span." + OF_KEYS,
-            id="no parts",
-        ),
-        pytest.param(
-            {"parts": {"doc": (0, 1.5)}},
-            TypeError,
-            "parts has (0, 1.5); each span must be two whole numbers." + OF_KEYS,
-            id="no whole numbers",
-        ),
-        pytest.param(
-            {"parts": {"doc": (4, 12)}},
-            ValueError,
-            "parts has (4, 12); each span must be non-empty and inside the text." + OF_KEYS,
-            id="beyond the text",
-        ),
-        pytest.param(
-            {"parts": {"b": (4, 9), "a": (0, 5)}},
-            ValueError,
-            "parts has (0, 5) for 'a' and (4, 9) for 'b', which overlap; parts must lie apart, so "
-            "that no weight counts twice.\n    Ask twice, once for each.",
-            id="overlapping",
-        ),
-        pytest.param(
-            {"queries": {"answer": (9, 20)}},
-            ValueError,
-            "queries has (9, 20); each span must be non-empty and inside the text."
-            + OF_KEYS.replace("kv_len", "q_len"),
-            id="queries beyond the text",
-        ),
-        pytest.param(
-            {"progress": 3},
-            TypeError,
-            "progress is an int; it must be a function of two numbers, done and total.\n"
-            "    Pass for example progress=print.",
-            id="progress",
-        ),
-        pytest.param(
-            {"sinks": [1.5]},
-            TypeError,
-            "sinks is a float; it must be a whole number.\n    Pass an int, for example sinks=1.",
-            id="sinks that are no positions",
-        ),
-        pytest.param(
-            {"sinks": [3, 11]},
-            IndexError,
-            "index 11 is out of range for axis -1 of length 11.\n    Use -11 to 10.",
-            id="a sink beyond the text",
-        ),
-    ],
+    ("asked", "kind", "message"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS
 )
 def test_what_cannot_be_asked_is_an_error(
     asked: dict[str, Any], kind: type[Exception], message: str
@@ -387,40 +379,32 @@ DIFFERENT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("seen", "message"),
-    [
-        pytest.param(
-            regard.Recording({}),
-            "this recording has no layers yet; segment_shares() needs at least one.\n"
-            "    Run the model inside the block of regard.observe first.",
-            id="no layers",
-        ),
-        pytest.param(
-            regard.Recording({"a": matrix(q_len=4)}), DIFFERENT.format(3), id="another length"
-        ),
-        pytest.param(
-            regard.Recording({"a": matrix()}).with_tokens(list("abcdefghijk"), list("cbadefghijk")),
-            DIFFERENT.format(10),
-            id="other tokens",
-        ),
-        pytest.param(
-            regard.Recording({"a": matrix(), "b": matrix(num_heads=3)}),
-            "layer 'b' has shape (1, 3, 11, 11) and 'a' has (1, 2, 11, 11); num_heads, q_len and "
-            "kv_len must be equal.\n"
-            "    Ask for them apart, regard.segment_shares(seen.part(names)).",
-            id="layers of several shapes",
-        ),
-        pytest.param(
-            regard.Recording(
-                {"a": regard.attend(torch.zeros(3, 1, 9, 2), torch.zeros(3, 1, 9, 2))}
-            ),
-            "layer 'a' has shape (3, 1, 9, 9); segment_shares() looks at one text, a batch of 1.\n"
-            "    Take one of them, seen.entry(0).",
-            id="several texts",
-        ),
-    ],
-)
+WRONG_LAYERS = {
+    "no layers": (
+        regard.Recording({}),
+        "this recording has no layers yet; segment_shares() needs at least one.\n"
+        "    Run the model inside the block of regard.observe first.",
+    ),
+    "another length": (regard.Recording({"a": matrix(q_len=4)}), DIFFERENT.format(3)),
+    "other tokens": (
+        regard.Recording({"a": matrix()}).with_tokens(list("abcdefghijk"), list("cbadefghijk")),
+        DIFFERENT.format(10),
+    ),
+    "layers of several shapes": (
+        regard.Recording({"a": matrix(), "b": matrix(num_heads=3)}),
+        "layer 'b' has shape (1, 3, 11, 11) and 'a' has (1, 2, 11, 11); num_heads, q_len and "
+        "kv_len must be equal.\n"
+        "    Ask for them apart, regard.segment_shares(seen.part(names)).",
+    ),
+    "several texts": (
+        regard.Recording({"a": regard.attend(torch.zeros(3, 1, 9, 2), torch.zeros(3, 1, 9, 2))}),
+        "layer 'a' has shape (3, 1, 9, 9); segment_shares() looks at one text, a batch of 1.\n"
+        "    Take one of them, seen.entry(0).",
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "message"), WRONG_LAYERS.values(), ids=WRONG_LAYERS)
 def test_layers_that_cannot_be_asked_are_an_error(seen: regard.Recording, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         regard.segment_shares(seen, {"a": (0, 2)})

@@ -15,72 +15,58 @@ CLS, SEP = Token("[CLS]", special=True), Token("[SEP]", special=True)
 Spans = dict[str, tuple[int, int]]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        pytest.param(
-            ["un", "believ", "able", " story"],
-            {"unbelievable": (0, 3), "story": (3, 4)},
-            id="a word of several tokens",
-        ),
-        pytest.param(
-            [CLS, "Yes", ",", " no", ".", SEP],
-            {"Yes": (1, 2), "no": (3, 4)},
-            id="punctuation and special tokens are no words",
-        ),
-        pytest.param(
-            ["It", "'", "s", " sun", "-", "lit", " it\u2019s -", "'so'"],
-            {"It's": (0, 3), "sun-lit": (3, 6), "it\u2019s": (6, 7), "so": (7, 8)},
-            id="hyphens and apostrophes",
-        ),
-        pytest.param(
-            ["to", " be", " to", " be", " to"],
-            {"to": (0, 1), "be": (1, 2), "to#2": (2, 3), "be#2": (3, 4), "to#3": (4, 5)},
-            id="repeated words have numbers",
-        ),
-        pytest.param(["a", SEP, "b"], {"a": (0, 1), "b": (2, 3)}, id="a special token ends a word"),
-        pytest.param(["of the", " sea"], {"of": (0, 1), "sea": (1, 2)}, id="two words in a token"),
-        pytest.param(
-            ["caf", "é", "", " noir"], {"café": (0, 3), "noir": (3, 4)}, id="a token without text"
-        ),
-        pytest.param(["привет", " мир"], {"привет": (0, 1), "мир": (1, 2)}, id="another script"),
-    ],
-)
+WORDS = {
+    "a word of several tokens": (
+        ["un", "believ", "able", " story"],
+        {"unbelievable": (0, 3), "story": (3, 4)},
+    ),
+    "punctuation and special tokens are no words": (
+        [CLS, "Yes", ",", " no", ".", SEP],
+        {"Yes": (1, 2), "no": (3, 4)},
+    ),
+    "hyphens and apostrophes": (
+        ["It", "'", "s", " sun", "-", "lit", " it\u2019s -", "'so'"],
+        {"It's": (0, 3), "sun-lit": (3, 6), "it\u2019s": (6, 7), "so": (7, 8)},
+    ),
+    "repeated words have numbers": (
+        ["to", " be", " to", " be", " to"],
+        {"to": (0, 1), "be": (1, 2), "to#2": (2, 3), "be#2": (3, 4), "to#3": (4, 5)},
+    ),
+    "a special token ends a word": (["a", SEP, "b"], {"a": (0, 1), "b": (2, 3)}),
+    "two words in a token": (["of the", " sea"], {"of": (0, 1), "sea": (1, 2)}),
+    "a token without text": (["caf", "é", "", " noir"], {"café": (0, 3), "noir": (3, 4)}),
+    "another script": (["привет", " мир"], {"привет": (0, 1), "мир": (1, 2)}),
+}
+
+
+@pytest.mark.parametrize(("tokens", "words"), WORDS.values(), ids=WORDS)
 def test_words_have_the_tokens_that_they_are_made_of(tokens: Any, words: Spans) -> None:
     assert by_word(tokens) == words
 
 
-@pytest.mark.parametrize(
-    ("tokens", "sentences"),
-    [
-        pytest.param(
-            [CLS, "Dr", ".", " No", " ran", "!", " Why", "?", " Yes", SEP],
-            {"Dr.": (1, 3), "No ran!": (3, 6), "Why?": (6, 8), "Yes": (8, 9)},
-            id="marks",
-        ),
-        pytest.param(
-            ["It", " is", " 3", ".", "5", "."], {"It is 3.5.": (0, 6)}, id="a point in a number"
-        ),
-        pytest.param(
-            ['"', "Go", "!", '"', " He", " went", "."],
-            {'"Go!"': (0, 4), "He went.": (4, 7)},
-            id="a mark inside quotes",
-        ),
-        pytest.param(
-            ["A", " title", "\n", "\n", "Some", " text"],
-            {"A title": (0, 4), "Some text": (4, 6)},
-            id="an empty line",
-        ),
-        pytest.param(
-            ["你好", "\u3002", "你", "好吗", "\uff1f"],
-            {"你好\u3002": (0, 2), "你好吗\uff1f": (2, 5)},
-            id="no space after marks of Chinese",
-        ),
-        pytest.param(
-            ["\n", "\n", "It", " rains", "."], {"It rains.": (0, 5)}, id="empty lines at the start"
-        ),
-    ],
-)
+SENTENCES = {
+    "marks": (
+        [CLS, "Dr", ".", " No", " ran", "!", " Why", "?", " Yes", SEP],
+        {"Dr.": (1, 3), "No ran!": (3, 6), "Why?": (6, 8), "Yes": (8, 9)},
+    ),
+    "a point in a number": (["It", " is", " 3", ".", "5", "."], {"It is 3.5.": (0, 6)}),
+    "a mark inside quotes": (
+        ['"', "Go", "!", '"', " He", " went", "."],
+        {'"Go!"': (0, 4), "He went.": (4, 7)},
+    ),
+    "an empty line": (
+        ["A", " title", "\n", "\n", "Some", " text"],
+        {"A title": (0, 4), "Some text": (4, 6)},
+    ),
+    "no space after marks of Chinese": (
+        ["你好", "\u3002", "你", "好吗", "\uff1f"],
+        {"你好\u3002": (0, 2), "你好吗\uff1f": (2, 5)},
+    ),
+    "empty lines at the start": (["\n", "\n", "It", " rains", "."], {"It rains.": (0, 5)}),
+}
+
+
+@pytest.mark.parametrize(("tokens", "sentences"), SENTENCES.values(), ids=SENTENCES)
 def test_sentences_go_up_to_their_marks(tokens: Any, sentences: Spans) -> None:
     assert by_sentence(tokens) == sentences
 
@@ -104,51 +90,42 @@ def test_every_token_is_in_one_sentence_and_no_token_in_two_words(tokens: list[s
         assert indices == sorted(set(indices))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "pattern", "parts"),
-    [
-        pytest.param(
-            ["was", " warm", " and", " was", " wet", " was", " warm"],
-            r"was \w+",
-            {"was warm": (0, 2), "was wet": (3, 5), "was warm#2": (5, 7)},
-            id="matches are named by their text",
-        ),
-        pytest.param(
-            ["Doc", " one", ".", " Doc", " two", ".", " Q", "?"],
-            {"doc": re.compile(r"doc \w+\.", re.IGNORECASE), "question": r"Q\?"},
-            {"doc": (0, 3), "doc#2": (3, 6), "question": (6, 8)},
-            id="named patterns",
-        ),
-        pytest.param(
-            ["Q", ":", " who", "?"], {"question": r"Q: (\w+)"}, {"question": (2, 3)}, id="a group"
-        ),
-        pytest.param(["a", SEP, " b", SEP], "a b", {"a b": (0, 3)}, id="special tokens inside"),
-        pytest.param(["fore", "st", " fire"], "for", {"for": (0, 1)}, id="the start of a token"),
-        pytest.param(["fore", "st", " fire"], "rest", {"rest": (0, 2)}, id="a part of two tokens"),
-        pytest.param(
-            ["ab", "c", "d"],
-            "[ac]|[bd]+",
-            {"a": (0, 1), "c": (1, 2), "d": (2, 3)},
-            id="a shared token belongs to the first match",
-        ),
-        pytest.param(
-            ["a", "b c", "d"],
-            {"y": "c ?d", "x": "ab"},
-            {"y": (2, 3), "x": (0, 2)},
-            id="a shared token of two patterns",
-        ),
-        pytest.param(
-            ["a", "b", "c"],
-            {"whole": "abc", "part": "b"},
-            {"whole": (0, 3), "part": (1, 2)},
-            id="patterns that overlap",
-        ),
-        pytest.param(
-            ["a", " b", " c"], "a | c", {"a": (0, 1), "c": (2, 3)}, id="white space before a token"
-        ),
-        pytest.param(["aab", " c"], "x*|c", {"c": (1, 2)}, id="empty matches"),
-    ],
-)
+PATTERNS = {
+    "matches are named by their text": (
+        ["was", " warm", " and", " was", " wet", " was", " warm"],
+        r"was \w+",
+        {"was warm": (0, 2), "was wet": (3, 5), "was warm#2": (5, 7)},
+    ),
+    "named patterns": (
+        ["Doc", " one", ".", " Doc", " two", ".", " Q", "?"],
+        {"doc": re.compile(r"doc \w+\.", re.IGNORECASE), "question": r"Q\?"},
+        {"doc": (0, 3), "doc#2": (3, 6), "question": (6, 8)},
+    ),
+    "a group": (["Q", ":", " who", "?"], {"question": r"Q: (\w+)"}, {"question": (2, 3)}),
+    "special tokens inside": (["a", SEP, " b", SEP], "a b", {"a b": (0, 3)}),
+    "the start of a token": (["fore", "st", " fire"], "for", {"for": (0, 1)}),
+    "a part of two tokens": (["fore", "st", " fire"], "rest", {"rest": (0, 2)}),
+    "a shared token belongs to the first match": (
+        ["ab", "c", "d"],
+        "[ac]|[bd]+",
+        {"a": (0, 1), "c": (1, 2), "d": (2, 3)},
+    ),
+    "a shared token of two patterns": (
+        ["a", "b c", "d"],
+        {"y": "c ?d", "x": "ab"},
+        {"y": (2, 3), "x": (0, 2)},
+    ),
+    "patterns that overlap": (
+        ["a", "b", "c"],
+        {"whole": "abc", "part": "b"},
+        {"whole": (0, 3), "part": (1, 2)},
+    ),
+    "white space before a token": (["a", " b", " c"], "a | c", {"a": (0, 1), "c": (2, 3)}),
+    "empty matches": (["aab", " c"], "x*|c", {"c": (1, 2)}),
+}
+
+
+@pytest.mark.parametrize(("tokens", "pattern", "parts"), PATTERNS.values(), ids=PATTERNS)
 def test_a_pattern_finds_the_tokens_of_its_matches(tokens: Any, pattern: Any, parts: Spans) -> None:
     assert by_pattern(tokens, pattern) == parts
 
@@ -166,55 +143,37 @@ NO_MATCH = (
 NONE = "there must be at least one.\n    Special tokens are no part of the text."
 
 
-@pytest.mark.parametrize(
-    ("ask", "kind", "message"),
-    [
-        pytest.param(
-            lambda: by_word(None),
-            ValueError,
-            "tokens is None; parts of a text are found by its tokens.\n"
-            "    Give the recording its tokens with seen.with_tokens(tokens).",
-            id="no tokens known",
-        ),
-        pytest.param(
-            lambda: by_sentence("a text"),
-            TypeError,
-            "tokens is a text; it must be tokens.\n    Pass a list of its pieces.",
-            id="text instead of tokens",
-        ),
-        pytest.param(
-            lambda: by_word([CLS, ".", "!"]), ValueError, f"tokens has no word; {NONE}", id="word"
-        ),
-        pytest.param(
-            lambda: by_sentence([CLS, SEP]),
-            ValueError,
-            f"tokens has no sentence; {NONE}",
-            id="sentence",
-        ),
-        pytest.param(
-            lambda: by_pattern(["a", " b"], "c+"),
-            ValueError,
-            f"pattern has 'c+'; {NO_MATCH}",
-            id="pattern",
-        ),
-        pytest.param(
-            lambda: by_pattern([CLS, "a"], {"a": "a", "start": r"\[CLS\]"}),
-            ValueError,
-            f"pattern has '\\\\[CLS\\\\]' for 'start'; {NO_MATCH}",
-            id="named pattern",
-        ),
-        pytest.param(
-            lambda: by_pattern(["a"], {}), ValueError, f"tokens has no match; {NONE}", id="patterns"
-        ),
-        pytest.param(
-            lambda: by_pattern(["a"], {"a": "("}),
-            ValueError,
-            "pattern has '('; it is no regular expression (missing ), unterminated subpattern at "
-            "position 0).\n    Use re.escape(text) to find a text as it stands.",
-            id="regular expression",
-        ),
-    ],
-)
+NOTHING_FOUND = {
+    "no tokens known": (
+        lambda: by_word(None),
+        ValueError,
+        "tokens is None; parts of a text are found by its tokens.\n"
+        "    Give the recording its tokens with seen.with_tokens(tokens).",
+    ),
+    "text instead of tokens": (
+        lambda: by_sentence("a text"),
+        TypeError,
+        "tokens is a text; it must be tokens.\n    Pass a list of its pieces.",
+    ),
+    "word": (lambda: by_word([CLS, ".", "!"]), ValueError, f"tokens has no word; {NONE}"),
+    "sentence": (lambda: by_sentence([CLS, SEP]), ValueError, f"tokens has no sentence; {NONE}"),
+    "pattern": (lambda: by_pattern(["a", " b"], "c+"), ValueError, f"pattern has 'c+'; {NO_MATCH}"),
+    "named pattern": (
+        lambda: by_pattern([CLS, "a"], {"a": "a", "start": r"\[CLS\]"}),
+        ValueError,
+        f"pattern has '\\\\[CLS\\\\]' for 'start'; {NO_MATCH}",
+    ),
+    "patterns": (lambda: by_pattern(["a"], {}), ValueError, f"tokens has no match; {NONE}"),
+    "regular expression": (
+        lambda: by_pattern(["a"], {"a": "("}),
+        ValueError,
+        "pattern has '('; it is no regular expression (missing ), unterminated subpattern at "
+        "position 0).\n    Use re.escape(text) to find a text as it stands.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ask", "kind", "message"), NOTHING_FOUND.values(), ids=NOTHING_FOUND)
 def test_what_finds_nothing_is_an_error(ask: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=f"^{re.escape(message)}$"):
         ask()

@@ -60,29 +60,26 @@ def test_what_is_done_to_the_given_columns_does_not_reach_it() -> None:
 # As text
 
 
-@pytest.mark.parametrize(
-    ("columns", "lines"),
-    [
-        pytest.param(
-            COLUMNS,
-            [
-                "head  layer   score  strong",
-                "L0H1      0  0.2500   False",
-                "L5H3      5  0.9688    True",
-                "-        11       -       -",
-            ],
-            id="every kind",
-        ),
-        pytest.param({"x": [0.00123]}, ["        x", "1.230e-03"], id="a small number"),
-        pytest.param({"x": [123456789.0]}, ["        x", "1.235e+08"], id="a large number"),
-        pytest.param({"x": [0.0, nan, inf]}, ["     x", "0.0000", "   nan", "   inf"], id="bounds"),
-        pytest.param(
-            {"\x1b[31m": ["a\nb\u202e"]}, ["␛[31m", "a↵b‹U+202E›"], id="control characters"
-        ),
-        pytest.param({"text": ["x" * 50]}, ["text", "x" * 39 + "…"], id="long text"),
-        pytest.param({"a": [], "b": []}, ["a  b"], id="no rows"),
-    ],
-)
+SHOWN = {
+    "every kind": (
+        COLUMNS,
+        [
+            "head  layer   score  strong",
+            "L0H1      0  0.2500   False",
+            "L5H3      5  0.9688    True",
+            "-        11       -       -",
+        ],
+    ),
+    "a small number": ({"x": [0.00123]}, ["        x", "1.230e-03"]),
+    "a large number": ({"x": [123456789.0]}, ["        x", "1.235e+08"]),
+    "bounds": ({"x": [0.0, nan, inf]}, ["     x", "0.0000", "   nan", "   inf"]),
+    "control characters": ({"\x1b[31m": ["a\nb\u202e"]}, ["␛[31m", "a↵b‹U+202E›"]),
+    "long text": ({"text": ["x" * 50]}, ["text", "x" * 39 + "…"]),
+    "no rows": ({"a": [], "b": []}, ["a  b"]),
+}
+
+
+@pytest.mark.parametrize(("columns", "lines"), SHOWN.values(), ids=SHOWN)
 def test_it_shows_aligned_columns(columns: dict[str, list[Any]], lines: list[str]) -> None:
     assert repr(regard.Table(columns)).split("\n") == lines
 
@@ -155,24 +152,15 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("columns", "kind", "message"),
-    [
-        pytest.param(
-            {"a": [1], "b": [1, 2]},
-            ValueError,
-            f"columns has 'a': 1, 'b': 2; {LENGTHS}",
-            id="two lengths",
-        ),
-        pytest.param({}, ValueError, f"columns has no columns; {LENGTHS}", id="no columns"),
-        pytest.param(
-            {"a": [None, b"x"]}, TypeError, f"column 'a' has bytes; {KINDS}", id="another kind"
-        ),
-        pytest.param(
-            {"a": [True, 1]}, TypeError, f"column 'a' has bool and int; {KINDS}", id="two kinds"
-        ),
-    ],
-)
+NO_TABLES = {
+    "two lengths": ({"a": [1], "b": [1, 2]}, ValueError, f"columns has 'a': 1, 'b': 2; {LENGTHS}"),
+    "no columns": ({}, ValueError, f"columns has no columns; {LENGTHS}"),
+    "another kind": ({"a": [None, b"x"]}, TypeError, f"column 'a' has bytes; {KINDS}"),
+    "two kinds": ({"a": [True, 1]}, TypeError, f"column 'a' has bool and int; {KINDS}"),
+}
+
+
+@pytest.mark.parametrize(("columns", "kind", "message"), NO_TABLES.values(), ids=NO_TABLES)
 def test_what_is_no_table_is_an_error(columns: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=f"^{re.escape(message)}$"):
         regard.Table(columns)
