@@ -101,12 +101,6 @@ def test_the_shortest_texts_have_kinds(length: int) -> None:
     assert all(0 <= score <= 1 for score in head.scores.values())
 
 
-def test_layers_may_differ_in_their_number_of_heads() -> None:
-    layers = {str(count): regard.attend(torch.zeros(count, 3, 1), torch.zeros(count, 3, 1))
-              for count in (2, 1)}  # fmt: skip
-    assert [head.name for head in heads_of(regard.Recording(layers))] == ["L0H0", "L0H1", "L1H0"]
-
-
 # Padding
 
 
@@ -181,11 +175,7 @@ def test_texts_of_a_batch_are_padded_each_in_its_own_way() -> None:
 
 
 @pytest.mark.parametrize(
-    "mask",
-    [
-        pytest.param(regard.SlidingWindow(3, 0), id="a window"),
-        pytest.param(torch.ones(N, N).tril().triu(-3).bool(), id="a dense window"),
-    ],
+    "mask", [regard.SlidingWindow(3, 0), torch.ones(N, N).tril().triu(-3).bool()], ids=type
 )
 def test_what_a_window_hides_of_some_queries_is_no_padding(mask: Any) -> None:
     torch.manual_seed(0)
@@ -356,10 +346,12 @@ def test_the_table_has_a_row_for_each_head_and_a_column_for_each_score() -> None
     assert [table["layer"], table["head"]] == [(0, 0), (0, 1)]
 
 
-def test_a_score_that_only_some_layers_have_is_nothing_in_the_others() -> None:
-    layers = {str(kv_len): regard.attend(torch.zeros(1, 7, 1), torch.zeros(1, kv_len, 1))
-              for kv_len in (7, 5)}  # fmt: skip
-    assert regard.heads(regard.Recording(layers))["self"] == (pytest.approx(1 / 7), None)
+def test_layers_may_differ_in_their_scores_and_heads() -> None:
+    zeros = torch.zeros(2, 7, 1)
+    layers = {"a": regard.attend(zeros, zeros), "b": regard.attend(zeros[:1], zeros[:1, :5])}
+    table = regard.heads(regard.Recording(layers))
+    assert table["self"] == (pytest.approx(1 / 7), pytest.approx(1 / 7), None)
+    assert [table["layer"], table["head"]] == [(0, 0, 1), (0, 1, 0)]
 
 
 # What cannot be classified

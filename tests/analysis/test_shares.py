@@ -75,14 +75,14 @@ def test_parts_of_the_queries_may_be_others(q_len: int, sinks: bool) -> None:
     assert answer.keys == ("question", "document")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"sink_bias": torch.tensor([1.0, -1.0])}, id="sink bias"),
-        pytest.param({"softcap": 2.0}, id="softcap"),
-        pytest.param({"bias": torch.linspace(-1, 1, 11)}, id="bias"),
-    ],
-)
+SCORES: dict[str, Any] = {
+    "sink bias": {"sink_bias": torch.tensor([1.0, -1.0])},
+    "softcap": {"softcap": 2.0},
+    "bias": {"bias": torch.linspace(-1, 1, 11)},
+}
+
+
+@pytest.mark.parametrize("options", SCORES.values(), ids=SCORES)
 def test_shares_without_sinks_are_right_for_every_kind_of_score(options: dict[str, Any]) -> None:
     seen = recording(**options)
     answer = regard.segment_shares(seen, PARTS, sinks=False)
@@ -132,21 +132,16 @@ def test_a_query_that_attends_to_sinks_alone_is_left_out_of_the_mean(mask: str) 
     assert answer.total().tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
-def test_sinks_are_the_first_position_and_special_tokens() -> None:
+@pytest.mark.parametrize(("padding", "sinks"), [(0, (0, 2, 10)), (3, (3, 10))])
+def test_sinks_are_the_first_position_of_the_text_and_special_tokens(
+    padding: int, sinks: tuple[int, ...]
+) -> None:
     tokens = [regard.Token(text, special=text == "S") for text in "abSdefghijS"]
-    seen = recording().with_tokens(tokens)
-    assert regard.segment_shares(seen, PARTS, sinks=False).sinks == (0, 2, 10)
-
-
-def test_the_first_position_is_the_first_that_is_no_padding() -> None:
-    real = torch.arange(11) >= 3
-    pad = [regard.Token("<pad>", special=True)] * 3
-    tokens = [*pad, *map(regard.Token, "abcdefg"), regard.Token("[SEP]", special=True)]
-    seen = recording(mask=regard.Causal() & regard.Keep(real)).with_tokens(tokens)
-    parts = {"a": (4, 7), "b": (7, 10)}
+    mask = regard.Causal() & regard.Keep(torch.arange(11) >= padding)
+    seen, parts = recording(mask=mask).with_tokens(tokens), {"a": (4, 7), "b": (7, 10)}
     answer = regard.segment_shares(seen, parts, sinks=False)
-    assert answer.sinks == (3, 10)
-    torch.testing.assert_close(answer.weights, expected(seen, parts, parts, (3, 10)))
+    assert answer.sinks == sinks
+    torch.testing.assert_close(answer.weights, expected(seen, parts, parts, sinks))
 
 
 def test_a_matrix_without_heads_is_one_head() -> None:

@@ -308,9 +308,6 @@ DAMAGE = {
         written("config.json", '{"model_type": "bert",'),
         "cannot be loaded: OSError: It looks like the config file at",
     ),
-    "list": (written("config.json", "[1]"), "cannot be loaded: ValueError: Unrecognized model"),
-    "no number": (rewritten(hidden_size="x"), "'hidden_size' expected int"),
-    "unknown": (rewritten(model_type="unheard-of"), "does not recognize this architecture"),
     "other shapes": (
         rewritten(hidden_size=64),
         "lacks 35 of its weights, 'embeddings.LayerNorm.bias' first; the file is incomplete, "
@@ -348,10 +345,6 @@ OTHER_MODELS = {
     ),
     "resnet": (tiny_models.resnet, "cannot read text: TypeError: ResNetModel"),
     "encoder-decoder": (tiny_models.t5, "an encoder-decoder (t5)"),
-    "another model's tokenizer": (
-        lambda: tiny_models.bert(vocab_size=100),
-        "cannot read text: IndexError: index out of range",
-    ),
 }
 
 

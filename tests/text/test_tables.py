@@ -7,10 +7,7 @@ from math import inf, nan
 from typing import Any
 
 import pandas
-import polars
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import regard
 
@@ -110,26 +107,6 @@ def test_pandas_has_the_columns() -> None:
     assert frame["layer"].tolist() == [0, 5, 11]
     assert frame["score"].tolist()[:2] == [0.25, 0.96875]
     assert frame["head"].isna().tolist() == [False, False, True]
-
-
-CELLS = [
-    st.none() | st.text(),
-    st.none() | st.integers(-(2**53), 2**53),
-    st.none() | st.booleans(),
-    st.none() | st.floats(allow_nan=False),
-]
-
-
-@given(st.data())
-def test_polars_reads_the_records_as_they_are(data: st.DataObject) -> None:
-    rows = data.draw(st.integers(1, 4))
-    made = regard.Table(
-        {
-            str(index): data.draw(st.lists(cells, min_size=rows, max_size=rows))
-            for index, cells in enumerate(CELLS)
-        }
-    )
-    assert polars.DataFrame(made.records()).to_dicts() == made.records()
 
 
 def test_pandas_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,25 +113,6 @@ def test_what_is_no_list_of_ids_is_refused(ids: Any, kind: str) -> None:
         regard.tokens_of(byte_level(), ids)
 
 
-REMEDY = "Pass regard.tokens_of(tokenizer, ids), or a list of pieces of text."
-
-
-NO_TOKENS = {
-    "object": (object(), f"query_tokens is an object; it must be tokens.\n    {REMEDY}"),
-    "ids": (
-        [3],
-        f"query_tokens has an int at place 0; each must be a Token or a string.\n    {REMEDY}",
-    ),
-}
-
-
-@pytest.mark.parametrize(("tokens", "message"), NO_TOKENS.values(), ids=NO_TOKENS)
-def test_the_remedy_for_what_are_no_tokens_names_the_function(tokens: Any, message: str) -> None:
-    with pytest.raises(TypeError) as refusal:
-        regard.Recording({}).with_tokens(tokens)
-    assert str(refusal.value) == message
-
-
 def test_layers_of_two_lengths_take_their_tokens_part_by_part() -> None:
     long, short = torch.zeros(3, 2), torch.zeros(2, 2)
     seen = regard.Recording(
