@@ -186,11 +186,6 @@ UNSCORED = {
         {"window": 5},
         f"window is 5 and layer 'a' has q_len = 5 and kv_len = 5; {SO_MANY.format(4)}",
     ),
-    "no window": (
-        ONE,
-        {"window": 0},
-        "window is 0; it must be at least 1.\n    Pass for example window=1.",
-    ),
     "an even kernel": (
         ONE,
         {"window": 2, "kernel_size": 4},

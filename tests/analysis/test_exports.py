@@ -222,12 +222,6 @@ def test_circuitsvis_shows_no_attention_to_another_text() -> None:
         to_circuitsvis(regard.Recording({"a": matrix(1)}).with_tokens(list("abcde"), TEXTS), 0)
 
 
-def test_a_view_of_all_layers_needs_layers_of_one_shape() -> None:
-    seen = regard.Recording({"a": matrix(1), "b": matrix(1, q_len=4)})
-    with pytest.raises(ValueError, match=r"(?s)'b' has shape .* regard\.exports\.to_bertviz\("):
-        to_bertviz(seen)
-
-
 @pytest.mark.parametrize("call", DENSE)
 def test_a_matrix_that_was_not_kept_has_no_dense_form(call: str) -> None:
     seen = regard.Recording({}, query_tokens=map(regard.Token, TEXTS))
