@@ -160,10 +160,10 @@ def _received_in_window(layer: Layer, window: int, kernel_size: int) -> Tensor:
     return smooth.reshape(received.shape)
 
 
-def _num_kv_heads(layer: Layer, given: int | None) -> int:
+def _num_kv_heads(layer: Layer, argument: int | None) -> int:
     """Return the number of key heads of a layer: the given number, or that of its key."""
     num_heads = layer.shape[-3] if len(layer.shape) > 2 else 1
-    if given is None:
+    if argument is None:
         source = None if layer.matrix is None else layer.whole().source
         if isinstance(source, QueryKeyScores):
             return source.key.shape[-3] if source.key.ndim > 2 else 1
@@ -173,9 +173,9 @@ def _num_kv_heads(layer: Layer, given: int | None) -> int:
                 "only.\n    It is num_key_value_heads in a model's config."
             )
         return num_heads
-    if num_heads % check_count("num_kv_heads", given):
+    if num_heads % check_count("num_kv_heads", argument):
         raise ValueError(
-            f"num_kv_heads is {given} and layer {layer.name!r} has {num_heads} heads; num_heads "
+            f"num_kv_heads is {argument} and layer {layer.name!r} has {num_heads} heads; num_heads "
             "must be a multiple of it.\n    It is num_key_value_heads in a model's config."
         )
-    return given
+    return argument

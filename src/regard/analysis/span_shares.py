@@ -43,7 +43,7 @@ class Shares:
         layers: the names of the layers.
         queries: the names of the parts of the queries.
         keys: the names of the parts of the keys.
-        places: for each layer, its index in the model and the indices of its heads there.
+        indices: for each layer, its index in the model and the indices of its heads there.
         sinks: the positions of the keys that are ignored; empty if sinks count.
         over: the part of the queries whose shares were subtracted; None for plain shares.
 
@@ -62,7 +62,7 @@ class Shares:
     layers: tuple[str, ...]
     queries: tuple[str, ...]
     keys: tuple[str, ...]
-    places: tuple[tuple[int, tuple[int, ...]], ...]
+    indices: tuple[tuple[int, tuple[int, ...]], ...]
     sinks: tuple[int, ...] = ()
     over: str | None = None
 
@@ -89,9 +89,10 @@ class Shares:
             >>> weights = torch.tensor([[0.8, 0.1, 0.1], [0.8, 0.1, 0.1], [0.7, 0.1, 0.2]])
             >>> A = regard.AttentionMatrix.from_weights(weights)
             >>> parts = {"first": (0, 1), "second": (1, 2), "third": (2, 3)}
-            >>> asked = {"before": (1, 2), "answer": (2, 3)}
-            >>> drawn = regard.segment_shares(regard.Recording({"layer": A}), parts, queries=asked)
-            >>> drawn.beyond("before")
+            >>> queries = {"before": (1, 2), "answer": (2, 3)}
+            >>> seen = regard.Recording({"layer": A})
+            >>> shares = regard.segment_shares(seen, parts, queries=queries)
+            >>> shares.beyond("before")
             Shares of 1 layer with 1 head, beyond those of 'before'; the mean over all of them:
                       first  second   third
             answer  -0.1000  0.0000  0.1000
@@ -123,13 +124,13 @@ class Shares:
         Raises:
             ValueError: per has another value.
         """
-        heads = [(layer, head) for layer, heads in self.places for head in heads]
+        heads = [(layer, head) for layer, heads in self.indices for head in heads]
         owners: list[tuple[int, ...]]
         match per:
             case "head":
                 owners, weights = [*heads], self.weights.flatten(0, 1)
             case "layer":
-                owners, weights = [(layer,) for layer, _ in self.places], self.weights.mean(1)
+                owners, weights = [(layer,) for layer, _ in self.indices], self.weights.mean(1)
             case "total":
                 owners, weights = [()], self.total()[None]
             case _:
@@ -217,11 +218,11 @@ def segment_shares(
             progress(len(answers), len(layers))
     names = tuple(layer.name for layer in layers)
     weights = torch.stack(answers)
-    places = tuple(
+    indices = tuple(
         (layer.place(index), tuple(map(layer.head, range(weights.shape[1]))))
         for index, layer in enumerate(layers)
     )
-    return Shares(weights, names, tuple(query_parts), tuple(key_parts), places, out)
+    return Shares(weights, names, tuple(query_parts), tuple(key_parts), indices, out)
 
 
 def _recorded_parts(

@@ -106,14 +106,14 @@ def repeated_tokens(
         )
     generator = torch.Generator().manual_seed(seed)
     ids_of_words = torch.tensor(vocabulary, device="cpu")
-    drawn = [
+    words = [
         ids_of_words[torch.randperm(len(vocabulary), generator=generator, device="cpu")[:length]]
         for _ in range(texts)
     ]
     before = torch.tensor(
         _start(model) if start is None else list(start), dtype=torch.long, device="cpu"
     )
-    ids = torch.stack([torch.cat((before, text, text)) for text in drawn])
+    ids = torch.stack([torch.cat((before, text, text)) for text in words])
     keys = {INDUCTION.name: len(before) + 1, DUPLICATE.name: len(before)}
     return Trial(_weights(model, ids, len(before) + length, keys, length))
 

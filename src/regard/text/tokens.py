@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
-from operator import index
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 from torch import Tensor
@@ -32,27 +31,27 @@ class Token(NamedTuple):
     special: bool = False
 
 
-def as_tokens(name: str, given: Iterable[Token | str] | None) -> tuple[Token, ...] | None:
+def as_tokens(name: str, entries: Iterable[Token | str] | None) -> tuple[Token, ...] | None:
     """Convert strings to tokens, and return all tokens; None stays None.
 
     Args:
         name: the name of the argument, for errors.
-        given: tokens, strings, or both; a string is the text of one token.
+        entries: tokens, strings, or both; a string is the text of one token.
 
     Raises:
         TypeError: the argument is a single string, or contains an object of another type.
     """
-    if given is None:
+    if entries is None:
         return None
-    if isinstance(given, str):
+    if isinstance(entries, str):
         raise TypeError(f"{name} is a text; it must be tokens.\n    Pass a list of its pieces.")
-    if not isinstance(given, Iterable):
-        raise TypeError(f"{name} is {kind_text(given)}; it must be tokens.\n    {_REMEDY}")
+    if not isinstance(entries, Iterable):
+        raise TypeError(f"{name} is {kind_text(entries)}; it must be tokens.\n    {_REMEDY}")
     tokens: list[Token] = []
-    for place, token in enumerate(given):
+    for index, token in enumerate(entries):
         if not isinstance(token, Token | str):
             raise TypeError(
-                f"{name} has {kind_text(token)} at place {place}; each must be a Token or a string."
+                f"{name} has {kind_text(token)} at place {index}; each must be a Token or a string."
                 f"\n    {_REMEDY}"
             )
         tokens.append(token if isinstance(token, Token) else Token(token))
@@ -126,4 +125,4 @@ def _whole_numbers(ids: object) -> list[int]:
             f"ids is {kind_text(ids)}; it must be the ids of one text, which are whole numbers.\n"
             '    Pass for example tokenizer(text)["input_ids"], and of several texts one, ids[0].'
         )
-    return [index(cast(SupportsIndex, entry)) for entry in entries]
+    return [int(cast(SupportsIndex, entry)) for entry in entries]
