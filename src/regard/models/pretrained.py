@@ -210,20 +210,14 @@ class Pretrained:
         query_tokens = key_tokens if queries is None else key_tokens[queries]
         model = self.writer if generate else self.model
         num_layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
-        steps = max(1, generate)
+        total = None if num_layers is None else num_layers * max(1, generate)
 
-        def report(done: int) -> None:
+        def step(done: int) -> None:
             if progress is not None:
-                progress(done, None if num_layers is None else num_layers * steps)
+                progress(done, total)
 
         watching = observe(
-            model,
-            keep=keep,
-            layers=layers,
-            heads=heads,
-            queries=queries,
-            path=path,
-            progress=report,
+            model, keep=keep, layers=layers, heads=heads, queries=queries, path=path, progress=step
         )
         try:
             with quiet(), torch.inference_mode(), watching as seen:
@@ -237,9 +231,7 @@ class Pretrained:
         except RegardError:
             raise
         except Exception as error:
-            raise RegardError(
-                f"model {self.name!r} cannot read text: {type(error).__name__}: {error}"
-            ) from error
+            raise _failure(self.name, "cannot read text", error) from error
         return seen.with_tokens(query_tokens, key_tokens)
 
     def _written(self, inputs: dict[str, torch.Tensor], count: int) -> tuple[Token, ...]:
@@ -486,4 +478,8 @@ def _loading(name: str, problem: str) -> Generator[None]:
     except RegardError:
         raise
     except Exception as error:
-        raise RegardError(f"model {name!r} {problem}: {type(error).__name__}: {error}") from error
+        raise _failure(name, problem, error) from error
+
+
+def _failure(name: str, problem: str, error: Exception) -> RegardError:
+    return RegardError(f"model {name!r} {problem}: {type(error).__name__}: {error}")
