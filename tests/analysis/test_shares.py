@@ -13,6 +13,7 @@ from torch import Tensor
 
 import regard
 from regard.analysis.span_shares import _WithoutSinks  # to choose its backend
+from regard.recording.layers import Queries
 
 PARTS = {"question": (1, 3), "document": (3, 8)}
 
@@ -323,6 +324,14 @@ def test_what_cannot_be_asked_is_an_error(message: str, asked: dict[str, Any]) -
         regard.segment_shares(recording(), **{"parts": PARTS, **asked})
 
 
+def of_queries(*starts: int) -> regard.Recording:
+    """Layers of which four queries were recorded, from each of these positions."""
+    seen = regard.Recording({})
+    for start in starts:
+        seen.add("a", matrix(q_len=4), queries=Queries(start=start, ran=11))
+    return seen
+
+
 DIFFERENT = (
     "queries is None; it must be given where queries and keys are different texts, or the parts "
     "have no recorded query: 0 to {}, with kv_len = 11.\n    Give the parts of the queries, "
@@ -341,6 +350,7 @@ WRONG_LAYERS = {
         regard.Recording({"a": matrix()}).with_tokens(list("abcdefghijk"), list("cbadefghijk")),
         DIFFERENT.format(10),
     ),
+    "other queries": (of_queries(0, 2), DIFFERENT.format(3)),
     "layers of several shapes": (
         regard.Recording({"a": matrix(), "b": matrix(num_heads=3)}),
         "layer 'b' has shape (1, 3, 11, 11) and 'a' has (1, 2, 11, 11); num_heads, q_len and "
