@@ -165,9 +165,8 @@ def test_parts_ask_with_those_of_their_queries_that_were_kept(case: Any, sinks: 
             {"first": (0, 9)},
             None,
             "queries is None; it must be given where queries and keys are different texts, or the "
-            "parts have no recorded query: 25 to 28, with kv_len = 29.\n"
-            "    Give the parts of the queries, {name: (start, stop)}, counted from the first query "
-            "that was kept.",
+            "parts have no recorded query: 25 to 28, with kv_len = 29.\n    Give the parts of the "
+            "queries, {name: (start, stop)}, counted from the first query that was kept.",
             id="none of its queries",
         ),
         pytest.param(
