@@ -1,4 +1,4 @@
-"""How much each part of a text drew from each other, with and without sinks, by dense weights."""
+"""Attention between the parts of a text, with and without sinks, against dense weights."""
 
 import re
 from itertools import pairwise
@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.analysis.span_shares import (
-    _WithoutSinks,  # the question itself, to choose who answers it
-)
+from regard.analysis.span_shares import _WithoutSinks  # to choose its backend
+from regard.recording.layers import Queries
 
 PARTS = {"question": (1, 3), "document": (3, 8)}
 
@@ -52,16 +51,10 @@ def expected(
     return answer
 
 
-MASKS = [
-    pytest.param(None, id="full"),
-    pytest.param(regard.Causal(), id="causal"),
-    pytest.param(regard.SlidingWindow(2, 0), id="window"),
-]
-
-# What is drawn
+# The shares
 
 
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", [None, regard.Causal(), regard.SlidingWindow(2, 0)], ids=repr)
 @pytest.mark.parametrize("sinks", [True, False, (2, 9, 10)], ids=["with", "without", "chosen"])
 def test_shares_are_those_of_the_dense_weights(mask: regard.Mask | None, sinks: Any) -> None:
     seen = recording(mask=mask)
@@ -72,9 +65,10 @@ def test_shares_are_those_of_the_dense_weights(mask: regard.Mask | None, sinks: 
 
 
 @pytest.mark.parametrize("sinks", [True, False])
-def test_parts_of_the_queries_may_be_others(sinks: bool) -> None:
-    seen = recording()
-    queries = {"answer": (8, 11), "first": (0, 1)}
+@pytest.mark.parametrize("q_len", [11, 4])
+def test_parts_of_the_queries_may_be_others(q_len: int, sinks: bool) -> None:
+    seen = regard.Recording({"a": matrix(q_len=q_len)})
+    queries = {"answer": (q_len - 3, q_len), "first": (0, 1)}
     answer = regard.segment_shares(seen, PARTS, queries=queries, sinks=sinks)
     out = () if sinks else (0,)
     torch.testing.assert_close(answer.weights, expected(seen, queries, PARTS, out))
@@ -82,23 +76,15 @@ def test_parts_of_the_queries_may_be_others(sinks: bool) -> None:
     assert answer.keys == ("question", "document")
 
 
-@pytest.mark.parametrize("sinks", [True, False])
-def test_attention_to_another_text_has_queries_of_its_own(sinks: bool) -> None:
-    seen = regard.Recording({"cross": matrix(q_len=4, kv_len=11)})
-    answer = regard.segment_shares(seen, PARTS, queries={"answer": (0, 4)}, sinks=sinks)
-    out = () if sinks else (0,)
-    torch.testing.assert_close(answer.weights, expected(seen, {"answer": (0, 4)}, PARTS, out))
+SCORES: dict[str, Any] = {
+    "sink bias": {"sink_bias": torch.tensor([1.0, -1.0])},
+    "softcap": {"softcap": 2.0},
+    "bias": {"bias": torch.linspace(-1, 1, 11)},
+}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"sink_bias": torch.tensor([1.0, -1.0])}, id="sink bias"),
-        pytest.param({"softcap": 2.0}, id="softcap"),
-        pytest.param({"bias": torch.linspace(-1, 1, 11)}, id="bias"),
-    ],
-)
-def test_scores_of_every_kind_are_taken_as_they_are(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", SCORES.values(), ids=SCORES)
+def test_shares_without_sinks_are_right_for_every_kind_of_score(options: dict[str, Any]) -> None:
     seen = recording(**options)
     answer = regard.segment_shares(seen, PARTS, sinks=False)
     torch.testing.assert_close(answer.weights, expected(seen, PARTS, PARTS, (0,)))
@@ -136,34 +122,27 @@ def test_a_sink_that_takes_all_leaves_the_rest_to_be_compared() -> None:
     torch.testing.assert_close(weights[0, 0, 1], torch.stack([share, 1 - share]))
 
 
-def test_a_query_that_attends_to_sinks_alone_is_left_out_of_the_mean() -> None:
+@pytest.mark.parametrize("mask", ["causal", "the lowest number"])
+def test_a_query_that_attends_to_sinks_alone_is_left_out_of_the_mean(mask: str) -> None:
     x = torch.zeros(4, 2)
-    seen = regard.Recording({"a": regard.attend(x, x, mask=regard.Causal())})
-    answer = regard.segment_shares(
-        seen, {"all": (0, 4), "start": (0, 1)} | {"all": (1, 4)}, sinks=False
-    )
+    bias = torch.full((4, 4), torch.finfo(torch.float32).min).triu(1)
+    options = {"mask": regard.Causal()} if mask == "causal" else {"bias": bias}
+    seen = regard.Recording({"a": regard.attend(x, x, **options)})
+    parts = {"rest": (1, 4), "start": (0, 1)}
+    answer = regard.segment_shares(seen, parts, sinks=False)
     assert answer.total().tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
 
-def test_sinks_are_the_first_position_and_special_tokens() -> None:
-    texts = ["a", " b", "[SEP]", *(f" {place}" for place in range(7)), "[SEP]"]
-    tokens = [regard.Token(text, special=text == "[SEP]") for text in texts]
-    assert regard.segment_shares(recording().with_tokens(tokens), PARTS, sinks=False).sinks == (
-        0,
-        2,
-        10,
-    )
-
-
-def test_the_first_position_is_the_first_that_is_no_padding() -> None:
-    real = torch.arange(11) >= 3
-    pad = [regard.Token("<pad>", special=True)] * 3
-    tokens = [*pad, *map(regard.Token, "abcdefg"), regard.Token("[SEP]", special=True)]
-    seen = recording(mask=regard.Causal() & regard.Keep(real)).with_tokens(tokens)
-    parts = {"a": (4, 7), "b": (7, 10)}
+@pytest.mark.parametrize(("padding", "sinks"), [(0, (0, 2, 10)), (3, (3, 10))])
+def test_sinks_are_the_first_position_of_the_text_and_special_tokens(
+    padding: int, sinks: tuple[int, ...]
+) -> None:
+    tokens = [regard.Token(text, special=text == "S") for text in "abSdefghijS"]
+    mask = regard.Causal() & regard.Keep(torch.arange(11) >= padding)
+    seen, parts = recording(mask=mask).with_tokens(tokens), {"a": (4, 7), "b": (7, 10)}
     answer = regard.segment_shares(seen, parts, sinks=False)
-    assert answer.sinks == (3, 10)
-    torch.testing.assert_close(answer.weights, expected(seen, parts, parts, (3, 10)))
+    assert answer.sinks == sinks
+    torch.testing.assert_close(answer.weights, expected(seen, parts, parts, sinks))
 
 
 def test_a_matrix_without_heads_is_one_head() -> None:
@@ -172,85 +151,67 @@ def test_a_matrix_without_heads_is_one_head() -> None:
     assert weights.tolist() == [[[[0.5]]]]
 
 
-def test_a_kept_answer_is_the_answer() -> None:
+def test_only_the_rows_of_the_parts_are_computed() -> None:
+    reduction = _WithoutSinks(((5, 7), (2, 3)), ((0, 1),), (0,))
+    assert reduction.rows(11) == regard.Segments([(5, 7), (2, 3)]).rows(11) == range(2, 7)
+
+
+def test_progress_is_called_after_each_layer() -> None:
+    calls: list[tuple[int, int]] = []
+    regard.segment_shares(recording(), PARTS, progress=lambda *call: calls.append(call))
+    assert calls == [(1, 2), (2, 2)]
+
+
+# Recordings with answers only
+
+
+def kept(*answers: regard.Reduction) -> regard.Recording:
     A = matrix()
     seen = regard.Recording({})
-    question = regard.Segments(PARTS)
-    seen.add("a", None, answers=[(question, A.reduce(question))], shape=A.shape)
-    torch.testing.assert_close(regard.segment_shares(seen, PARTS).weights[0], A.segments(PARTS)[0])
+    seen.add("a", None, answers=[(each, A.reduce(each)) for each in answers], shape=A.shape)
+    return seen
 
 
-def test_only_the_rows_of_the_parts_are_computed() -> None:
-    asked: list[range] = []
-
-    class Asked(regard.Reduction):
-        """Which rows the block has that it shares with Segments."""
-
-        def rows(self, q_len: int) -> range:
-            return range(0)
-
-        def start(self, shape: Any, dtype: Any, device: Any) -> tuple[Tensor, ...]:
-            return ()
-
-        def update(self, block: regard.Block) -> tuple[regard.Contribution, ...]:
-            asked.append(range(block.box.rows.start, block.box.rows.stop))
-            return ()
-
-        def finish(self, buffers: Any, shape: Any) -> None:
-            return None
-
-    parts = {"b": (5, 7), "a": (2, 3)}
-    A = matrix(num_heads=1)
-    A.reduce(regard.Segments(parts), Asked())
-    A.reduce(_WithoutSinks(tuple(parts.values()), ((0, 1),), (0,)), Asked())
-    assert asked == [range(2, 7)] * 2
+def test_a_recorded_answer_is_used() -> None:
+    lists: Any = {name: list(span) for name, span in PARTS.items()}
+    for parts, queries in ((PARTS, None), (lists, PARTS)):
+        shares = regard.segment_shares(kept(regard.Segments(PARTS)), parts, queries=queries)
+        torch.testing.assert_close(shares.weights[0], matrix().segments(PARTS)[0])
 
 
-def test_the_progress_is_told_after_each_layer() -> None:
-    told: list[tuple[int, int]] = []
-    regard.segment_shares(recording(), PARTS, progress=lambda done, of: told.append((done, of)))
-    assert told == [(1, 2), (2, 2)]
+@pytest.mark.parametrize(
+    ("sinks", "message"),
+    [
+        (True, "layer 'a' has no answer to Segments(...), and its query and key were not kept"),
+        (False, "layer 'a' has answers only, Entropy(); its query and key were not kept"),
+    ],
+)
+def test_an_answer_that_was_not_recorded_is_an_error(sinks: bool, message: str) -> None:
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}"):
+        regard.segment_shares(kept(regard.Entropy()), PARTS, sinks=sinks)
 
 
 # How it is shown
 
 
-def test_the_total_is_the_mean_over_layers_and_heads() -> None:
+@pytest.mark.parametrize(
+    ("per", "axes", "owner"),
+    [
+        ("head", (), {"layer": 1, "head": 0}),
+        ("layer", 1, {"layer": 1}),
+        ("total", (0, 1), {}),
+    ],
+)
+def test_its_table_has_a_row_for_each_pair_of_parts(per: Any, axes: Any, owner: Any) -> None:
     answer = regard.segment_shares(recording(), PARTS)
+    mean = answer.weights.mean(axes) if axes else answer.weights
+    table = answer.table(per)
+    assert table.names == (*owner, "query", "key", "share")
+    assert table["share"] == tuple(mean.flatten().tolist())
+    row = {**owner, "query": "question", "key": "document"}
+    share = mean[tuple(owner.values())][0, 1].item()
+    assert {**row, "share": share} in table.records()
     torch.testing.assert_close(answer.total(), answer.weights.mean((0, 1)))
-
-
-def test_its_table_has_a_row_for_each_pair_of_parts_and_head() -> None:
-    answer = regard.segment_shares(recording(), PARTS)
-    table = answer.table()
-    assert table.names == ("layer", "head", "query", "key", "share")
-    assert len(table) == 2 * 2 * 2 * 2
-    assert table.records()[9] == {
-        "layer": 1,
-        "head": 0,
-        "query": "question",
-        "key": "document",
-        "share": answer.weights[1, 0, 0, 1].item(),
-    }
-
-
-def test_its_table_per_layer_has_the_mean_over_heads() -> None:
-    answer = regard.segment_shares(recording(), PARTS)
-    table = answer.table("layer")
-    assert table.names == ("layer", "query", "key", "share")
-    assert table.records()[-1] == {
-        "layer": 1,
-        "query": "document",
-        "key": "document",
-        "share": answer.weights[1, :, 1, 1].mean().item(),
-    }
-
-
-def test_its_table_in_total_has_the_mean_over_all() -> None:
-    answer = regard.segment_shares(recording(), PARTS)
-    table = answer.table("total")
-    assert table.names == ("query", "key", "share")
-    assert table["share"] == tuple(answer.total().flatten().tolist())
 
 
 def test_it_shows_the_mean_with_queries_down_and_keys_across() -> None:
@@ -266,25 +227,21 @@ def test_it_shows_the_mean_with_queries_down_and_keys_across() -> None:
     ]
 
 
-def test_sinks_of_numpy_s_whole_numbers_are_sinks() -> None:
-    sinks: Any = [numpy.int64(9), 2]
-    assert regard.segment_shares(recording(), PARTS, sinks=sinks).sinks == (2, 9)
-
-
-def test_spans_of_numpy_s_whole_numbers_are_spans() -> None:
+def test_whole_numbers_of_numpy_are_positions() -> None:
     spans = {name: tuple(numpy.array(span)) for name, span in PARTS.items()}
-    for sinks in (True, False):
-        ours, theirs = (
-            regard.segment_shares(recording(), parts, sinks=sinks) for parts in (PARTS, spans)
-        )
-        assert torch.equal(ours.weights, theirs.weights)
+    sinks: Any = [numpy.int64(9), 2]
+    ours, theirs = (
+        regard.segment_shares(recording(), parts, sinks=sinks) for parts in (PARTS, spans)
+    )
+    assert torch.equal(ours.weights, theirs.weights)
+    assert ours.sinks == theirs.sinks == (2, 9)
 
 
 def test_of_many_parts_it_shows_the_first_eight() -> None:
-    parts = {f"a part with quite a long name {place}": (place, place + 1) for place in range(11)}
+    parts = {f"part {index}": (index, index + 1) for index in range(11)}
     lines = repr(regard.segment_shares(recording(), parts, queries={"all": (0, 11)})).splitlines()
     assert lines[0] == "Shares of 2 layers with 2 heads; the mean over all of them:"
-    assert lines[1].count("a part with quite a lon") == 8
+    assert re.findall(r"part \d+", lines[1]) == [f"part {index}" for index in range(8)]
     assert lines[-1] == "... 3 more parts of the keys, in .table('total')"
 
 
@@ -319,185 +276,102 @@ def test_what_every_query_attends_to_alike_falls_out() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("asked", "names", "has"),
-    [
-        pytest.param(PARTS, ["doc"], "'question', 'document'", id="no such part"),
-        pytest.param({"answer": (8, 9)}, ["answer"], "'answer'", id="no other part"),
-        pytest.param(
-            {"a": (0, 1), **PARTS},
-            ["a", "question"],
-            "beyond 'a', of 'question', 'document'",
-            id="differences already",
-        ),
-    ],
-)
-def test_beyond_no_part_is_an_error(asked: dict[str, Any], names: list[str], has: str) -> None:
+BEYOND_NOTHING = {
+    "no such part": (PARTS, ["doc"], "'question', 'document'"),
+    "no other part": ({"answer": (8, 9)}, ["answer"], "'answer'"),
+    "differences already": (
+        {"a": (0, 1), **PARTS},
+        ["a", "question"],
+        "'question', 'document' beyond 'a'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("asked", "names", "parts"), BEYOND_NOTHING.values(), ids=BEYOND_NOTHING)
+def test_beyond_no_part_is_an_error(asked: dict[str, Any], names: list[str], parts: str) -> None:
     drawn = regard.segment_shares(recording(), PARTS, queries=asked)
     for name in names[:-1]:
         drawn = drawn.beyond(name)
     message = (
-        f"query is {names[-1]!r}; the shares are {has}, and it must be one of several.\n"
-        '    Ask for both, segments(parts, queries={"before": ..., "answer": ...}), then '
-        '.beyond("before").'
+        f"query is {names[-1]!r}; it must be one of several parts of plain shares, not of {parts}."
+        '\n    Ask for both, queries={"before": ..., "answer": ...}.'
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         drawn.beyond(names[-1])
 
 
-# What cannot be asked
+# Errors
 
-OF_KEYS = (
-    "\n    Give {name: (start, stop)} with 0 <= start < stop <= kv_len = 11, "
-    "or regard.spans.by_sentence(tokens)."
-)
-OF_QUERIES = OF_KEYS.replace("kv_len", "q_len")
-OF_SINKS = "\n    Give positions from 0 to kv_len - 1; False takes the first and special tokens."
+SPANS = "\n    Give (start, stop) pairs with 0 <= start < stop <= {} = 11."
+WRONG_ARGUMENTS = {
+    "parts is a list; it must be a mapping from names to spans.\n"
+    '    Give {"question": (0, 9)}, or regard.spans.by_sentence(tokens).': {"parts": [(0, 1)]},
+    f"parts is empty; it must have at least one span.{SPANS.format('kv_len')}": {"parts": {}},
+    "parts has (0, 5) for 'a' and (4, 9) for 'b', which overlap; parts must lie apart, so that no "
+    "weight counts twice.\n    Ask twice, once for each.": {"parts": {"b": (4, 9), "a": (0, 5)}},
+    "queries has (9, 20); each span must be non-empty and inside the text."
+    + SPANS.format("q_len"): {"queries": {"answer": (9, 20)}},
+    "progress is an int; it must be a function of two numbers, done and total.\n"
+    "    Pass for example progress=print.": {"progress": 3},
+    "index 11 is out of range for axis -1 of length 11.\n    Use -11 to 10.": {"sinks": [3, 11]},
+}
 
 
-@pytest.mark.parametrize(
-    ("asked", "kind", "message"),
-    [
-        pytest.param(
-            {"parts": [(0, 1)]},
-            TypeError,
-            "parts is a list; it must be a mapping from names to spans." + OF_KEYS,
-            id="no mapping",
-        ),
-        pytest.param(
-            {"parts": {}},
-            ValueError,
-            "parts is empty; it must have at least one part." + OF_KEYS,
-            id="no parts",
-        ),
-        pytest.param(
-            {"parts": {0: (0, 1)}},
-            TypeError,
-            "parts has the name 0, an int; each must be a string." + OF_KEYS,
-            id="a name that is no string",
-        ),
-        pytest.param(
-            {"parts": {"doc": (0, 1.5)}},
-            TypeError,
-            "parts has (0, 1.5) for 'doc'; each span must be two whole numbers." + OF_KEYS,
-            id="no whole numbers",
-        ),
-        pytest.param(
-            {"parts": {"doc": 3}},
-            TypeError,
-            "parts has 3 for 'doc'; each span must be two whole numbers." + OF_KEYS,
-            id="no pair",
-        ),
-        pytest.param(
-            {"parts": {"doc": (4, 4)}},
-            ValueError,
-            "parts has (4, 4) for 'doc', which is empty; each span must hold at least one token."
-            + OF_KEYS,
-            id="empty",
-        ),
-        pytest.param(
-            {"parts": {"doc": (4, 12)}},
-            ValueError,
-            "parts has (4, 12) for 'doc'; each span must lie within the text." + OF_KEYS,
-            id="beyond the text",
-        ),
-        pytest.param(
-            {"parts": {"doc": (-2, 3)}},
-            ValueError,
-            "parts has (-2, 3) for 'doc'; each span must lie within the text." + OF_KEYS,
-            id="before the text",
-        ),
-        pytest.param(
-            {"parts": {"b": (4, 9), "a": (0, 5)}},
-            ValueError,
-            "parts has (0, 5) for 'a' and (4, 9) for 'b', which overlap; parts must lie apart, so "
-            "that no weight counts twice.\n    Ask twice, once for each.",
-            id="overlapping",
-        ),
-        pytest.param(
-            {"queries": {"answer": (9, 20)}},
-            ValueError,
-            "queries has (9, 20) for 'answer'; each span must lie within the text." + OF_QUERIES,
-            id="queries beyond the text",
-        ),
-        pytest.param(
-            {"progress": 3},
-            TypeError,
-            "progress is an int; it must be a function of two numbers, done and total.\n"
-            "    Pass for example progress=print.",
-            id="progress that cannot be called",
-        ),
-        pytest.param(
-            {"sinks": 0},
-            TypeError,
-            "sinks is 0; it must be True, False or whole numbers, at least one." + OF_SINKS,
-            id="sinks that are no positions",
-        ),
-        pytest.param(
-            {"sinks": []},
-            TypeError,
-            "sinks is []; it must be True, False or whole numbers, at least one." + OF_SINKS,
-            id="no sinks",
-        ),
-        pytest.param(
-            {"sinks": [3, 11]},
-            ValueError,
-            "sinks has 11; each must be a position, with kv_len = 11." + OF_SINKS,
-            id="a sink beyond the text",
-        ),
-    ],
-)
-def test_what_cannot_be_asked_is_an_error(
-    asked: dict[str, Any], kind: type[Exception], message: str
-) -> None:
-    with pytest.raises(kind, match=f"^{re.escape(message)}$"):
+@pytest.mark.parametrize(("message", "asked"), WRONG_ARGUMENTS.items())
+def test_what_cannot_be_asked_is_an_error(message: str, asked: dict[str, Any]) -> None:
+    errors = (TypeError, ValueError, IndexError)
+    with pytest.raises(errors, match=f"^{re.escape(message)}$"):
         regard.segment_shares(recording(), **{"parts": PARTS, **asked})
 
 
-APART = "\n    Ask for them apart, regard.segment_shares(seen.part(names))."
+def of_queries(*starts: int) -> regard.Recording:
+    """Layers of which four queries were recorded, from each of these positions."""
+    seen = regard.Recording({})
+    for start in starts:
+        seen.add("a", matrix(q_len=4), queries=Queries(start=start, ran=11))
+    return seen
 
 
-@pytest.mark.parametrize(
-    ("seen", "message"),
-    [
-        pytest.param(
-            regard.Recording({}),
-            "this recording has no layers yet; segment_shares() needs at least one.\n"
-            "    Run the model inside the block of regard.observe first.",
-            id="no layers",
-        ),
-        pytest.param(
-            regard.Recording({"a": matrix(q_len=4)}),
-            "queries is None; it must be given where q_len = 4 and kv_len = 11 differ.\n"
-            "    Give the parts of the queries, {name: (start, stop)}, counted from the first "
-            "query that was kept.",
-            id="another text without queries",
-        ),
-        pytest.param(
-            regard.Recording({"a": matrix(), "b": matrix(num_heads=3)}),
-            "layer 'b' has shape (1, 3, 11, 11) and 'a' has (1, 2, 11, 11); num_heads, q_len and "
-            "kv_len must be equal." + APART,
-            id="layers of several shapes",
-        ),
-        pytest.param(
-            regard.Recording(
-                {"a": regard.attend(torch.zeros(3, 1, 9, 2), torch.zeros(3, 1, 9, 2))}
-            ),
-            "layer 'a' has shape (3, 1, 9, 9); segment_shares() looks at one text, a batch of 1.\n"
-            "    Take one of them, seen.entry(0).",
-            id="several texts",
-        ),
-    ],
+DIFFERENT = (
+    "queries is None; it must be given where queries and keys are different texts, or the parts "
+    "have no recorded query: 0 to {}, with kv_len = 11.\n    Give the parts of the queries, "
+    "{{name: (start, stop)}}, counted from the first query that was kept."
 )
+
+
+WRONG_LAYERS = {
+    "no layers": (
+        regard.Recording({}),
+        "this recording has no layers yet; segment_shares() needs at least one.\n"
+        "    Run the model inside the block of regard.observe first.",
+    ),
+    "another length": (regard.Recording({"a": matrix(q_len=4)}), DIFFERENT.format(3)),
+    "other tokens": (
+        regard.Recording({"a": matrix()}).with_tokens(list("abcdefghijk"), list("cbadefghijk")),
+        DIFFERENT.format(10),
+    ),
+    "other queries": (of_queries(0, 2), DIFFERENT.format(3)),
+    "layers of several shapes": (
+        regard.Recording({"a": matrix(), "b": matrix(num_heads=3)}),
+        "layer 'b' has shape (1, 3, 11, 11) and 'a' has (1, 2, 11, 11); num_heads, q_len and "
+        "kv_len must be equal.\n"
+        "    Ask for them apart, regard.segment_shares(seen.part(names)).",
+    ),
+    "several texts": (
+        regard.Recording({"a": regard.attend(torch.zeros(3, 1, 9, 2), torch.zeros(3, 1, 9, 2))}),
+        "layer 'a' has shape (3, 1, 9, 9); segment_shares() looks at one text, a batch of 1.\n"
+        "    Take one of them, seen.entry(0).",
+    ),
+}
+
+
+@pytest.mark.parametrize(("seen", "message"), WRONG_LAYERS.values(), ids=WRONG_LAYERS)
 def test_layers_that_cannot_be_asked_are_an_error(seen: regard.Recording, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         regard.segment_shares(seen, {"a": (0, 2)})
 
 
 def test_an_unknown_mean_is_an_error() -> None:
-    message = (
-        "per is 'text'; it must be 'head', 'layer' or 'total'.\n"
-        "    It says over what the mean is taken: nothing, heads, layers and heads."
-    )
+    message = "per is 'text'; it must be 'head', 'layer' or 'total'."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         regard.segment_shares(recording(), PARTS).table("text")  # type: ignore[arg-type]

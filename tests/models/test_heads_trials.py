@@ -1,5 +1,6 @@
 """Trials, on heads that are made to do what a trial looks for, and against the dense matrix."""
 
+import re
 from typing import Any
 
 import pytest
@@ -61,15 +62,13 @@ def test_the_scores_are_the_diagonals_of_the_second_half(start: tuple[int, ...])
     n = 11
     embedding = nn.Embedding(VOCABULARY, 16)
     model = nn.Sequential(embedding, regard.nn.SelfAttention(16, num_heads=2))
-    trial = trials.repeated_tokens(
-        model, vocabulary=range(VOCABULARY), start=start, length=n, texts=3, seed=5
-    )
     read: list[Tensor] = []
     embedding.register_forward_pre_hook(lambda _, args: read.append(args[0]))
-    trials.repeated_tokens(
-        model, vocabulary=range(VOCABULARY), start=start, length=n, texts=3, seed=5
-    )
-    [ids] = read
+    options = {"vocabulary": range(VOCABULARY), "start": start, "length": n, "texts": 3, "seed": 5}
+    trial, again = (trials.repeated_tokens(model, **options) for _ in range(2))
+    ids, same_ids = read
+    assert torch.equal(ids, same_ids)
+    assert trial == again
     assert ids.shape == (3, len(start) + 2 * n)
     assert ids[:, : len(start)].tolist() == [list(start)] * 3
     assert torch.equal(ids[:, len(start) : len(start) + n], ids[:, -n:])
@@ -80,39 +79,23 @@ def test_the_scores_are_the_diagonals_of_the_second_half(start: tuple[int, ...])
         assert trial.scores["1"][kind] == pytest.approx(expected.tolist(), rel=1e-5)
 
 
-def test_a_hugging_face_model_says_its_vocabulary_and_its_first_token() -> None:
+@pytest.mark.parametrize(("first", "start"), [(4, [4]), (30, []), (None, [])])
+def test_a_hugging_face_model_says_its_vocabulary_and_its_first_token(
+    first: int | None, start: list[int]
+) -> None:
     model = Heads("none")
-    text = type("Text", (), {"vocab_size": 30, "bos_token_id": 4})()
+    text = type("Text", (), {"vocab_size": 30, "bos_token_id": first})()
     model.config = type("Config", (), {"get_text_config": lambda _: text})()
     trials.repeated_tokens(model, length=30, texts=1)
-    [ids] = model.read
-    assert ids[0, 0] == 4
-    assert sorted(ids[0, 1:31].tolist()) == list(range(30))
-
-
-def test_a_model_that_says_no_vocabulary_is_refused() -> None:
-    with pytest.raises(ValueError, match="vocabulary") as refusal:
-        trials.repeated_tokens(Heads("none"))
-    assert str(refusal.value) == (
-        "vocabulary is None, and Heads has no config that says how many token ids there are.\n"
-        "    Pass for example vocabulary=range(50_000)."
-    )
-
-
-@pytest.mark.parametrize("length", [1, 5])
-def test_a_length_that_cannot_be_drawn_is_refused(length: int) -> None:
-    with pytest.raises(ValueError, match="length") as refusal:
-        trials.repeated_tokens(Heads("none"), vocabulary=range(4), length=length)
-    assert str(refusal.value) == (
-        f"length is {length}; it must be from 2 to the 4 token ids that there are.\n"
-        "    Random tokens are drawn once each."
-    )
+    ids = model.read[0][0].tolist()
+    assert ids[:-60] == start
+    assert sorted(ids[-60:-30]) == sorted(ids[-30:]) == list(range(30))
 
 
 # A needle
 
 
-def places(ids: list[int], part: list[int]) -> list[int]:
+def starts_of(ids: list[int], part: list[int]) -> list[int]:
     """Where a part begins."""
     return [i for i in range(len(ids)) if ids[i : i + len(part)] == part]
 
@@ -127,10 +110,10 @@ def test_the_score_is_the_weight_that_each_answer_token_is_found_with(depth: flo
         assert len(text) == 200
         assert text[:2] == [3, 5]
         answer_ids = words(answer, False)["input_ids"]
-        key, last = places(text, answer_ids)
+        key, last = starts_of(text, answer_ids)
         assert last + len(answer_ids) == 200
-        [asked] = places(text, words(question, False)["input_ids"])
-        assert asked < last
+        [question_start] = starts_of(text, words(question, False)["input_ids"])
+        assert question_start < last
         with regard.observe(model) as seen:
             model(ids)
         rows = torch.arange(len(answer_ids))
@@ -143,7 +126,7 @@ def test_the_score_is_the_weight_that_each_answer_token_is_found_with(depth: flo
 def test_every_needle_is_hidden_at_every_depth() -> None:
     model = Heads("none")
     trials.needle(model, words, length=300, depths=[0.0, 0.5, 1.0])
-    found = [places(ids[0].tolist(), words(parts[1], False)["input_ids"])[0]
+    found = [starts_of(ids[0].tolist(), words(parts[1], False)["input_ids"])[0]
              for parts, start in zip(trials._NEEDLES, (0, 3, 6), strict=True)
              for ids in model.read[start : start + 3]]  # fmt: skip
     assert len(model.read) == 9
@@ -151,37 +134,44 @@ def test_every_needle_is_hidden_at_every_depth() -> None:
         assert found[start] < 20 < 100 < found[start + 1] < 180 < 240 < found[start + 2]
 
 
-@pytest.mark.parametrize("depths", [[], [1.5], [-0.1]], ids=str)
-def test_a_depth_outside_the_text_is_refused(depths: list[float]) -> None:
-    with pytest.raises(ValueError, match="depths") as refusal:
-        trials.needle(Heads("none"), words, depths=depths)
-    assert str(refusal.value) == (
-        f"depths has {depths}; each must be from 0 to 1, and there must be one.\n"
-        "    Pass for example depths=[0.5]."
-    )
-
-
-def test_a_length_without_room_for_a_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="length") as refusal:
-        trials.needle(Heads("none"), words, length=20)
-    assert str(refusal.value) == (
-        "length is 20; needle, question and answer alone have 43 tokens.\n"
-        "    Pass for example length=512."
-    )
-
-
 @pytest.mark.parametrize(
-    "run",
-    [trials.repeated_tokens, lambda model: trials.needle(model, words)],
-    ids=["repeated", "needle"],
+    ("run", "message"),
+    [
+        pytest.param(
+            trials.repeated_tokens,
+            "vocabulary is None, and Heads has no config that says how many token ids there are.\n"
+            "    Pass for example vocabulary=range(50_000).",
+            id="no vocabulary",
+        ),
+        *(
+            pytest.param(
+                lambda model, n=n: trials.repeated_tokens(model, vocabulary=range(4), length=n),
+                f"length is {n}; it must be from 2 to the 4 token ids that there are.\n"
+                "    Random tokens are drawn once each.",
+                id=f"length {n}",
+            )
+            for n in (1, 5)
+        ),
+        *(
+            pytest.param(
+                lambda model, depths=depths: trials.needle(model, words, depths=depths),
+                f"depths has {depths}; each must be from 0 to 1, and there must be one.\n"
+                "    Pass for example depths=[0.5].",
+                id=f"depths {depths}",
+            )
+            for depths in ([], [1.5], [-0.1])
+        ),
+        pytest.param(
+            lambda model: trials.needle(model, words, length=20),
+            "length is 20; needle, question and answer alone have 43 tokens.\n"
+            "    Pass for example length=512.",
+            id="no room",
+        ),
+    ],
 )
-def test_what_is_no_model_is_refused(run: Any) -> None:
-    with pytest.raises(TypeError) as refusal:
-        run("gpt2")
-    assert str(refusal.value) == (
-        "model is a str; it must be a torch.nn.Module.\n"
-        "    Pass what is called as model(ids); of a Pretrained that is its model."
-    )
+def test_a_trial_that_cannot_run_is_refused(run: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        run(Heads("none"))
 
 
 # With the text of a recording

@@ -5,7 +5,6 @@ minutes runs where SMOLLM2 names its folder.
 """
 
 import importlib
-import json
 import os
 import re
 from collections import Counter
@@ -21,7 +20,6 @@ from transformers import AutoModelForCausalLM
 import regard
 from documents import blocks, run_python
 from needles import prompt
-from regard.cli.app import main
 from regard.models.pretrained import Pretrained
 
 ROOT = Path(__file__).parents[2]
@@ -170,22 +168,16 @@ def score(guide: Guide, name: str, kind: str) -> float:
     return guide.names["table"][kind][9 * layer + head]
 
 
-@pytest.mark.parametrize(
-    ("kind", "strongest", "others"),
-    [
-        pytest.param(
-            "induction", ("L18H6", 0.89), {"L17H3", "L17H4", "L17H5", "L18H7"}, id="induction"
-        ),
-        pytest.param(
-            "previous token", ("L16H0", 0.77), {"L11H1", "L1H2", "L2H1"}, id="previous token"
-        ),
-        pytest.param("duplicate token", ("L8H0", 0.69), {"L14H3"}, id="duplicate token"),
-        pytest.param("self", ("L11H6", 0.67), set(), id="self"),
-        pytest.param(
-            "first-token sink", ("L18H8", 1.0), {"L20H8", "L26H5", "L26H3"}, id="first-token sink"
-        ),
-    ],
-)
+STRONGEST = {
+    "induction": ("induction", ("L18H6", 0.89), {"L17H3", "L17H4", "L17H5", "L18H7"}),
+    "previous token": ("previous token", ("L16H0", 0.77), {"L11H1", "L1H2", "L2H1"}),
+    "duplicate token": ("duplicate token", ("L8H0", 0.69), {"L14H3"}),
+    "self": ("self", ("L11H6", 0.67), set()),
+    "first-token sink": ("first-token sink", ("L18H8", 1.0), {"L20H8", "L26H5", "L26H3"}),
+}
+
+
+@pytest.mark.parametrize(("kind", "strongest", "others"), STRONGEST.values(), ids=STRONGEST)
 def test_heads_of_a_known_kind_are_found_and_named(
     kind: str, strongest: tuple[str, float], others: set[str], guide: Guide
 ) -> None:
@@ -260,23 +252,3 @@ def test_the_table_points_at_the_document_with_the_needle(
     # 0.02: another processor rounds bfloat16 elsewhere
     assert found == pytest.approx([float(figure) for figure in figures], abs=0.02)
     assert found[2] > 2 * found[3]
-
-
-def test_a_head_that_finds_the_needle_does_not_look_at_it_before_it_is_asked(guide: Guide) -> None:
-    seen, parts = guide.names["seen"], guide.names["parts"]
-    stretch = parts["maps"]
-    earlier = regard.segment_shares(seen, parts, queries={"before": stretch}, sinks=False)
-    drawn = dict(zip(earlier.keys, earlier.weights[18, 6, 0].tolist(), strict=True))
-    assert drawn["gate"] < 0.2
-
-
-# The command
-
-
-def test_regard_see_reads_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["see", "--model", str(folder), "--json", "Life is short, eat dessert first"])
-    assert end.value.code == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert "".join(token["text"] for token in shown["tokens"]) == "Life is short, eat dessert first"
-    assert len(shown["heads"]) == 270

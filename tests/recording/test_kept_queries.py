@@ -164,17 +164,16 @@ def test_parts_ask_with_those_of_their_queries_that_were_kept(case: Any, sinks: 
         pytest.param(
             {"first": (0, 9)},
             None,
-            "parts has no query that was kept, 25 to 28 of 29; one part at least must have one "
-            "where queries is None.\n    Give the parts of the queries, {name: (start, stop)}, "
-            "counted from the first query that was kept.",
+            "queries is None; it must be given where queries and keys are different texts, or the "
+            "parts have no recorded query: 25 to 28, with kv_len = 29.\n    Give the parts of the "
+            "queries, {name: (start, stop)}, counted from the first query that was kept.",
             id="none of its queries",
         ),
         pytest.param(
             {"first": (0, 9)},
             {"end": (25, 29)},
-            "queries has (25, 29) for 'end'; each span must lie within the text.\n"
-            "    Give {name: (start, stop)} with 0 <= start < stop <= q_len = 4, counted from "
-            "query 25, the first that was kept.",
+            "queries has (25, 29); each span must be non-empty and inside the text.\n"
+            "    Give (start, stop) pairs with 0 <= start < stop <= q_len = 4.",
             id="counted from the beginning of the text",
         ),
     ],

@@ -253,11 +253,11 @@ NO_ORDER = "by is 'size'; it must be weight or position."
 NO_SPANS = "queries must be 1 to 200 parts, each [first token, one past the last]."
 PARTS = "/api/segments?layer=0&head=0&keys=[[0,9]]"
 MANY = json.dumps([[0, 1]] * 201)
-BEYOND = "queries has (0, 10) for '0'; each span must lie within the text."
-BEYOND_KEYS = "keys has (4, 10) for '1'; each span must lie within the text."
+BEYOND = "queries has (0, 10); each span must be non-empty and inside the text."
+BEYOND_KEYS = "keys has (4, 10); each span must be non-empty and inside the text."
 BOTH = "/api/segments?layer=0&head=0&queries=[[0,9]]"
 NOT_OF_ROW = "no parameter of this question; it has layer, head, hidden, query."
-ONE_TOKEN = "each span must hold at least one token."
+ONE_TOKEN = "each span must be non-empty and inside the text."
 TILE = "/api/tile?layer=0&head=0&level=0&row=0"
 
 
@@ -294,7 +294,7 @@ TILE = "/api/tile?layer=0&head=0&level=0&row=0"
         (f"{PARTS}&queries={MANY}", 400, NO_SPANS),
         (f"{PARTS}&queries=[[0,10]]", 400, BEYOND),
         (f"{BOTH}&keys=[[0,4],[4,10]]", 400, BEYOND_KEYS),
-        (f"{BOTH}&keys=[[3,3]]", 400, "keys has (3, 3) for '0', which is empty; " + ONE_TOKEN),
+        (f"{BOTH}&keys=[[3,3]]", 400, "keys has (3, 3); " + ONE_TOKEN),
         ("/nothing", 404, "there is nothing at this address."),
         ("/api/../../etc/passwd", 404, "there is nothing at this address."),
     ],

@@ -158,7 +158,7 @@ def test_heads_have_their_kinds() -> None:
         ),
         pytest.param(
             {"kind": "segments", **HEAD, "queries": [[0, 9]], "keys": [[0, 7]]},
-            "queries has (0, 9) for '0'; each span must lie within the text.",
+            "queries has (0, 9); each span must be non-empty and inside the text.",
             id="spans",
         ),
         pytest.param(

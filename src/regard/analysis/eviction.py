@@ -4,7 +4,7 @@ The scores are those of kvpress 0.5, which is not imported. A key with a low sco
 """
 
 from dataclasses import dataclass
-from typing import cast, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -153,58 +153,29 @@ def _received_in_window(layer: Layer, window: int, kernel_size: int) -> Tensor:
             f"{rows.stop - 1}; the last that ran, {layer.queries.ran - 1}, must be among them.\n"
             f"    Observe the model again with queries=slice(-{window}, None)."
         )
-    received = cast(Tensor, layer.whole().reduce(_FromLast(window)))[..., :-window] / window
+    keys = [(key, key + 1) for key in range(kv_len - window)]
+    received = layer.whole().segments([(q_len - window, q_len)], keys)[..., 0, :]
     flat = received.reshape(-1, 1, received.shape[-1])
     smooth = F.avg_pool1d(flat, kernel_size, stride=1, padding=kernel_size // 2)
     return smooth.reshape(received.shape)
 
 
-@final
-@dataclass(frozen=True)
-class _FromLast(Reduction):
-    """The attention that each key receives from the last queries, (..., num_heads, kv_len).
-
-    Attributes:
-        window: the number of last queries.
-    """
-
-    thread_safe = True
-
-    window: int
-
-    def rows(self, q_len: int) -> range:
-        return range(q_len - self.window, q_len)
-
-    def start(
-        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
-        return (torch.zeros((*shape[:-2], shape[-1]), dtype=dtype, device=device),)
-
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        first = max(0, block.shape[-2] - self.window - block.box.rows.start)
-        return (Contribution(block.box.at_columns, block.weights[..., first:, :].sum(-2)),)
-
-    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
-        return buffers[0]
-
-
-def _num_kv_heads(layer: Layer, given: int | None) -> int:
+def _num_kv_heads(layer: Layer, argument: int | None) -> int:
     """Return the number of key heads of a layer: the given number, or that of its key."""
     num_heads = layer.shape[-3] if len(layer.shape) > 2 else 1
-    if given is None:
+    if argument is None:
         source = None if layer.matrix is None else layer.whole().source
         if isinstance(source, QueryKeyScores):
             return source.key.shape[-3] if source.key.ndim > 2 else 1
         if layer.matrix is None and num_heads > 1:
             raise ValueError(
-                f"num_kv_heads is None and layer {layer.name!r} has answers only; they do not tell "
-                "how many heads its keys have.\n"
-                "    It is num_key_value_heads in a model's config."
+                f"num_kv_heads is None; it must be given where layer {layer.name!r} has answers "
+                "only.\n    It is num_key_value_heads in a model's config."
             )
         return num_heads
-    if num_heads % check_count("num_kv_heads", given):
+    if num_heads % check_count("num_kv_heads", argument):
         raise ValueError(
-            f"num_kv_heads is {given} and layer {layer.name!r} has {num_heads} heads; num_heads "
+            f"num_kv_heads is {argument} and layer {layer.name!r} has {num_heads} heads; num_heads "
             "must be a multiple of it.\n    It is num_key_value_heads in a model's config."
         )
-    return given
+    return argument

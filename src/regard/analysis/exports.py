@@ -1,33 +1,26 @@
 """Exports of a recording to other tools, with a limit on the size of dense weights.
 
-The formats are those of BertViz 1.4, TransformerLens 2, CircuitsVis 1.43 and attnview 0.5. None of
-these packages is imported.
+The formats are those of BertViz 1.4, TransformerLens 2 and CircuitsVis 1.43. None of these packages
+is imported.
 """
 
-import importlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.analysis.eviction import to_kvpress
-from regard.errors import DENSE_LIMIT, RegardError, check_memory
+from regard.errors import DENSE_LIMIT, check_memory
 from regard.recording.layers import Layer, layer_at, shape_of_all
 from regard.recording.recording import Recording
 
-__all__ = [
-    "Patterns",
-    "patterns",
-    "to_attnview",
-    "to_bertviz",
-    "to_circuitsvis",
-    "to_kvpress",
-    "to_numpy",
-]
+__all__ = ["Patterns", "patterns", "to_bertviz", "to_circuitsvis", "to_kvpress", "to_numpy"]
 
-_HOOK = re.compile(r"blocks\.(\d+)\.attn\.hook_pattern")
+_SMALLER = (
+    "Ask for a part, seen[3][..., rows, cols], or for a summary, seen.pool(512, 512), or pass "
+    "limit=None."
+)
 
 
 class Patterns(Mapping[str, Tensor]):
@@ -53,17 +46,17 @@ class Patterns(Mapping[str, Tensor]):
     """
 
     def __init__(self, layers: Sequence[Layer], limit: int | None) -> None:
-        self._layers: dict[int, Layer] = {}
+        self._layers: dict[str, Layer] = {}
+        self._limit = limit
         for index, layer in enumerate(layers):
-            place = layer.place(index)
-            if place in self._layers:
+            hook = _hook(layer.place(index))
+            if hook in self._layers:
                 raise ValueError(
-                    f"layers {self._layers[place].name!r} and {layer.name!r} are both the layer "
-                    f"{place} of the model; TransformerLens has one name for each.\n"
+                    f"layers {self._layers[hook].name!r} and {layer.name!r} are both {hook}; "
+                    "TransformerLens has one name for each.\n"
                     "    Ask for them apart, regard.exports.patterns(seen.part(names))."
                 )
-            self._layers[place] = layer
-        self._limit = limit
+            self._layers[hook] = layer
 
     def __getitem__(self, key: str | tuple[str, int] | tuple[str, int, str]) -> Tensor:
         """Return the weights of a layer, (batch, num_heads, q_len, kv_len).
@@ -73,19 +66,22 @@ class Patterns(Mapping[str, Tensor]):
             MemoryError: the layer exceeds the limit.
             RegardError: query and key were not recorded.
         """
-        return _dense(self._layers[self._place(key)], 'cache["pattern", layer]', self._limit)
+        layer = self._layer(key)
+        if layer is None:
+            raise KeyError(
+                f"key is {key!r}; there are the patterns {', '.join(self)}, "
+                'and the short form cache["pattern", layer]'
+            )
+        check_memory("patterns()", layer.shape, layer.whole().dtype, self._limit, _SMALLER)
+        return _dense(layer)
 
     def __contains__(self, key: object) -> bool:
         """Return True if the key names one of the layers; nothing is computed."""
-        try:
-            self._place(key)
-        except KeyError:
-            return False
-        return True
+        return self._layer(key) is not None
 
     def __iter__(self) -> Iterator[str]:
         """Return the names of the hooks, in the order the layers ran."""
-        return (f"blocks.{place}.attn.hook_pattern" for place in self._layers)
+        return iter(self._layers)
 
     def __len__(self) -> int:
         """Return the number of layers."""
@@ -95,31 +91,27 @@ class Patterns(Mapping[str, Tensor]):
         """Return the number of layers and an example of a key."""
         return f'Patterns(of {len(self)} layers: cache["pattern", layer])'
 
-    def _place(self, key: object) -> int:
-        place: object = None
-        if isinstance(key, str) and (hook := _HOOK.fullmatch(key)):
-            place = int(hook[1])
-        elif isinstance(key, tuple):
-            name, *rest = cast(tuple[object, ...], key)
-            if name == "pattern" and rest and rest[1:] in ([], ["attn"]):
-                place = rest[0]
-        places = list(self._layers)
-        if isinstance(place, int) and -len(places) <= place < 0:
-            return places[place]
-        if not isinstance(place, int) or place not in places:
-            known = ", ".join(map(str, places)) or "none yet"
-            raise KeyError(
-                f"key is {key!r}; there are patterns of the layers {known}, "
-                'as cache["pattern", layer] and cache["blocks.0.attn.hook_pattern"]'
-            )
-        return place
+    def _layer(self, key: object) -> Layer | None:
+        """Return the layer that a key names; None if it names none."""
+        hooks = list(self._layers)
+        match key:
+            case ("pattern", int(index)) | ("pattern", int(index), "attn"):
+                hook = hooks[index] if -len(hooks) <= index < 0 else _hook(index)
+                return self._layers.get(hook)
+            case str():
+                return self._layers.get(key)
+            case _:
+                return None
+
+
+def _hook(layer: int) -> str:
+    return f"blocks.{layer}.attn.hook_pattern"
 
 
 def patterns(seen: Recording, *, limit: int | None = DENSE_LIMIT) -> Patterns:
     """Return the weights under the names of TransformerLens: ``cache["pattern", layer]``.
 
     Each access makes one layer dense, (batch, num_heads, q_len, kv_len).
-    ``attnview.display_cache`` also accepts the result.
 
     Args:
         seen: the recording.
@@ -160,9 +152,9 @@ def to_bertviz(seen: Recording, *, limit: int | None = DENSE_LIMIT) -> dict[str,
     layers = seen.layers
     num_heads, q_len, kv_len = shape_of_all("exports.to_bertviz", layers)
     queries, keys = _texts("to_bertviz()", seen)
-    dtype = layers[0].whole().dtype
-    _check_size("to_bertviz()", (len(layers), num_heads, q_len, kv_len), dtype, limit)
-    attention = tuple(_dense(layer, "to_bertviz()", None) for layer in layers)
+    size = (len(layers), num_heads, q_len, kv_len)
+    check_memory("to_bertviz()", size, layers[0].whole().dtype, limit, _SMALLER)
+    attention = tuple(map(_dense, layers))
     if q_len == kv_len and queries == keys:
         return {"attention": attention, "tokens": queries}
     return {"cross_attention": attention, "encoder_tokens": keys, "decoder_tokens": queries}
@@ -188,47 +180,16 @@ def to_circuitsvis(
         >>> sorted(regard.exports.to_circuitsvis(seen, 0))
         ['attention', 'tokens']
     """
-    form = _one_layer("to_circuitsvis()", seen, layer, limit)
-    if form["query_tokens"] != form["key_tokens"]:
+    chosen = layer_at(seen.layers, layer)
+    shape_of_all("exports.to_circuitsvis", [chosen])
+    queries, keys = _texts("to_circuitsvis()", seen)
+    if queries != keys:
         raise ValueError(
             "query_tokens and key_tokens differ; CircuitsVis shows a text that attends to itself.\n"
-            "    Use to_attnview(layer), or to_bertviz()."
+            "    Use to_bertviz()."
         )
-    return {"attention": form["attention"], "tokens": form["query_tokens"]}
-
-
-def to_attnview(
-    seen: Recording, layer: str | int, *, limit: int | None = DENSE_LIMIT
-) -> dict[str, Any]:
-    """Return a layer as the arguments of attnview.
-
-    Args:
-        seen: the recording.
-        layer: its name, or its index in the order of execution.
-        limit: the maximum size in bytes, 4 GiB by default; None is no limit.
-
-    Returns:
-        ``attention``, ``query_tokens`` and ``key_tokens``.
-
-    Raises:
-        ValueError: the errors of ``to_bertviz``.
-
-    Example:
-        >>> import torch, regard
-        >>> x = torch.zeros(1, 1, 2, 8)
-        >>> seen = regard.Recording({"layer": regard.attend(x, x)}, query_tokens=["Life", " is"])
-        >>> sorted(regard.exports.to_attnview(seen, 0))
-        ['attention', 'key_tokens', 'query_tokens']
-    """
-    return _one_layer("to_attnview()", seen, layer, limit)
-
-
-def _one_layer(call: str, seen: Recording, name: str | int, limit: int | None) -> dict[str, Any]:
-    layer = layer_at(seen.layers, name)
-    shape_of_all(call.removesuffix("()"), [layer])
-    queries, keys = _texts(call, seen)
-    attention = _dense(layer, call, limit)[0]
-    return {"attention": attention, "query_tokens": queries, "key_tokens": keys}
+    check_memory("to_circuitsvis()", chosen.shape, chosen.whole().dtype, limit, _SMALLER)
+    return {"attention": _dense(chosen)[0], "tokens": queries}
 
 
 def to_numpy(seen: Recording, *, limit: int | None = DENSE_LIMIT) -> dict[str, Any]:
@@ -240,7 +201,7 @@ def to_numpy(seen: Recording, *, limit: int | None = DENSE_LIMIT) -> dict[str, A
 
     Raises:
         MemoryError: the layers exceed the limit.
-        RegardError: query and key were not recorded, or NumPy is not installed.
+        RegardError: query and key were not recorded.
 
     Example:
         >>> import torch, regard
@@ -249,48 +210,25 @@ def to_numpy(seen: Recording, *, limit: int | None = DENSE_LIMIT) -> dict[str, A
         >>> regard.exports.to_numpy(seen)["layer"].shape
         (1, 2, 4, 4)
     """
-    layers = seen.layers
-    try:
-        importlib.import_module("numpy")
-    except ModuleNotFoundError as error:
-        raise RegardError(
-            "to_numpy() needs numpy, which is not installed.\n    Run: pip install numpy"
-        ) from error
+    matrices = {layer.name: layer.whole() for layer in seen.layers}
     # NumPy has no bfloat16.
-    dtypes = [
-        torch.float32 if layer.whole().dtype == torch.bfloat16 else layer.whole().dtype
-        for layer in layers
-    ]
-    sizes = [
-        layer.shape.numel() * dtype.itemsize for layer, dtype in zip(layers, dtypes, strict=True)
-    ]
-    _check_size("to_numpy()", (sum(sizes),), torch.uint8, limit)
-    arrays: dict[str, Any] = {}
-    for layer, dtype in zip(layers, dtypes, strict=True):
-        weights = layer.whole().to_dense(limit=None).detach().cpu()
-        arrays[layer.name] = weights.to(dtype).numpy()
-    return arrays
+    dtypes = {
+        name: torch.float32 if matrix.dtype == torch.bfloat16 else matrix.dtype
+        for name, matrix in matrices.items()
+    }
+    size = sum(matrices[name].shape.numel() * dtype.itemsize for name, dtype in dtypes.items())
+    check_memory("to_numpy()", (size,), torch.uint8, limit, _SMALLER)
+    return {
+        name: matrix.to_dense(limit=None).detach().cpu().to(dtypes[name]).numpy()
+        for name, matrix in matrices.items()
+    }
 
 
-def _dense(layer: Layer, call: str, limit: int | None) -> Tensor:
+def _dense(layer: Layer) -> Tensor:
     """Return the weights, (batch, num_heads, q_len, kv_len), with one batch axis."""
-    matrix = layer.whole()
-    _check_size(call, layer.shape, matrix.dtype, limit)
-    weights = matrix.to_dense(limit=None)
+    weights = layer.whole().to_dense(limit=None)
     num_heads = layer.shape[-3] if weights.ndim > 2 else 1
     return weights.reshape(-1, num_heads, *layer.shape[-2:])
-
-
-def _check_size(call: str, shape: Sequence[int], dtype: torch.dtype, limit: int | None) -> None:
-    door = "patterns()" if call.startswith("cache") else call
-    check_memory(
-        call,
-        shape,
-        dtype,
-        limit,
-        "Ask for a part, seen[3][..., rows, cols], or for a summary, seen.pool(512, 512), "
-        f"or pass limit=None to {door}.",
-    )
 
 
 def _texts(call: str, seen: Recording) -> tuple[list[str], list[str]]:

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Any, cast
 
 import torch
 
 from regard.analysis.head_kinds import KINDS, MIXED, Head, kind_of
 from regard.analysis.head_survey import Survey, of_each_head
-from regard.errors import RegardError, check_progress, kind_text
+from regard.errors import RegardError, check_progress
 from regard.recording.layers import Layer, one_text
 from regard.recording.recording import Recording
 from regard.text.tables import Cell, Table
@@ -63,33 +62,28 @@ def classify(
         progress: called with the number of finished layers and the number of layers.
 
     Raises:
-        TypeError: an element of ``trials`` is not a trial.
         ValueError: a trial lacks a layer, or has another number of heads in it.
         RegardError: the weights of a layer contain NaN, or were not recorded.
     """
-    _check_trials(trials)
     check_progress(progress)
     chosen = tuple(layers)
     heads: list[Head] = []
-    for place, layer in enumerate(chosen):
+    for index, layer in enumerate(chosen):
         survey = survey_of(layer, query_tokens, key_tokens)
-        scores: dict[str, Sequence[float]] = {}
-        scores |= of_each_head(survey.scores(_answers(layer, survey)))
+        scores = of_each_head(survey.scores(layer.reduce(*survey.reductions)))
         for trial in trials:
-            scores |= _tried(trial, layer, len(next(iter(scores.values()))))
+            scores |= _trial_scores(trial, layer, len(next(iter(scores.values()))))
         if any(isnan(value) for values in scores.values() for value in values):
             raise RegardError(
-                f"layer {layer.name!r} has weights that are not numbers (NaN); heads have no kind "
-                "then.\n    Look at the recording as it is: the first layer with NaN says where it "
-                "began."
+                f"layer {layer.name!r} has weights that are not numbers (NaN); its heads have no "
+                "kind.\n    Ask for the layers before it alone, seen.part(names)."
             )
         for head, values in enumerate(zip(*scores.values(), strict=True)):
             named = dict(zip(scores, values, strict=True))
             kind, score = kind_of(named)
-            numbers = layer.place(place), layer.head(head)
-            heads.append(Head(*numbers, kind.name, score, named))
+            heads.append(Head(layer.place(index), layer.head(head), kind.name, score, named))
         if progress is not None:
-            progress(place + 1, len(chosen))
+            progress(index + 1, len(chosen))
     return tuple(heads)
 
 
@@ -124,7 +118,6 @@ def heads(
         the kind needs positions.
 
     Raises:
-        TypeError: seen is not a Recording, or another argument is not a trial.
         ValueError: a trial belongs to another model.
         RegardError: query and key were not recorded, or the weights contain NaN.
 
@@ -134,15 +127,10 @@ def heads(
         >>> regard.heads(regard.Recording({"layer": even}))["kind"]
         ('uniform', 'uniform')
     """
-    if not isinstance(cast(object, seen), Recording):
-        raise TypeError(
-            f"seen is {kind_text(seen)}; heads() takes a Recording.\n"
-            '    For one matrix use regard.heads(regard.Recording({"layer": A})).'
-        )
-    found = classify(
+    classified = classify(
         seen.layers, seen.query_tokens, seen.key_tokens, trials=trials, progress=progress
     )
-    return head_table(found)
+    return head_table(classified)
 
 
 def survey_of(
@@ -151,28 +139,12 @@ def survey_of(
     """Return the reductions that ``classify`` computes for a layer."""
     q_len, kv_len = layer.shape[-2:]
     queries, keys = _special(query_tokens, q_len), _special(key_tokens, kv_len)
-    rows = layer.positions
-    texts = layer.texts
+    rows, texts = layer.positions, layer.texts
     if not layer.reads_itself or not one_text(query_tokens, key_tokens, rows):
         return Survey(queries, keys, texts=texts)
     if layer.queries is None:
         return Survey(queries, texts=texts)
     return Survey(queries, keys, rows.start, texts)
-
-
-def _answers(layer: Layer, survey: Survey) -> tuple[Any, ...]:
-    """Return the recorded answers, or compute them from query and key."""
-    if layer.matrix is None:
-        missing = [asked for asked in survey.reductions if asked not in layer.answers]
-        if missing:
-            raise RegardError(
-                f"layer {layer.name!r} has not all the answers that kinds of heads follow from, "
-                "and its query and key were not kept.\n"
-                "    Observe the model again with "
-                "keep=regard.analysis.head_survey.Survey(special).reductions, or with "
-                'keep="qk".'
-            )
-    return layer.reduce(*survey.reductions)
 
 
 def _special(tokens: Sequence[Token] | None, length: int) -> tuple[bool, ...]:
@@ -181,32 +153,20 @@ def _special(tokens: Sequence[Token] | None, length: int) -> tuple[bool, ...]:
     return tuple(token.special for token in tokens)
 
 
-def _check_trials(trials: Sequence[object]) -> None:
-    for trial in trials:
-        if not isinstance(trial, Trial):
-            raise TypeError(
-                f"trials has {kind_text(trial)}; each must be a Trial, from regard.trials.\n"
-                "    Pass for example regard.trials.repeated_tokens(model)."
-            )
-
-
-def _tried(trial: Trial, layer: Layer, num_heads: int) -> Scores:
-    """Return the scores of a trial for a layer."""
+def _trial_scores(trial: Trial, layer: Layer, num_heads: int) -> dict[str, list[float]]:
+    """Return the scores of a trial for the heads of a layer."""
     if layer.name not in trial.scores:
-        known = ", ".join(list(trial.scores)[:3]) or "none at all"
-        more = ", ..." if len(trial.scores) > 3 else ""
         raise ValueError(
-            f"trial has no layer {layer.name!r}; it has {known}{more}.\n"
+            f"trial has no layer {layer.name!r}; it has {', '.join(trial.scores) or 'none'}.\n"
             "    Run the trial on the model of the recording, and observe the same module."
         )
     scores = trial.scores[layer.name]
-    counts = {len(values) for values in scores.values()}
-    kept = [layer.head(head) for head in range(num_heads)]
-    all_heads = layer.origin is None or layer.origin.heads is None
-    fits = counts == {num_heads} if all_heads else len(counts) == 1 and max(kept) < min(counts)
-    if not fits:
+    count = min(map(len, scores.values()))
+    indices = [layer.head(head) for head in range(num_heads)]
+    all_recorded = layer.origin is None or layer.origin.heads is None
+    if max(indices) >= count or (all_recorded and count != num_heads):
         raise ValueError(
-            f"trial has {counts.pop()} heads in layer {layer.name!r}; the recording has "
-            f"{num_heads}.\n    Run the trial on the model of the recording, all heads of it."
+            f"trial has {count} heads in layer {layer.name!r}; the recording has {num_heads}.\n"
+            "    Run the trial on the model of the recording, all heads of it."
         )
-    return {kind: [values[head] for head in kept] for kind, values in scores.items()}
+    return {kind: [values[index] for index in indices] for kind, values in scores.items()}

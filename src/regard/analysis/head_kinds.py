@@ -100,10 +100,10 @@ def kind_of(scores: Mapping[str, float]) -> tuple[Kind, float]:
 
 def stand_out(heads: Sequence[Head]) -> tuple[tuple[Head, str], ...]:
     """Return the head with the largest score of each kind but mixed, with a description."""
-    found: list[tuple[Head, str]] = []
+    best_of_kind: list[tuple[Head, str]] = []
     for kind in KINDS:
         alike = [head for head in heads if head.kind == kind.name]
         if alike and kind is not MIXED:
             best = max(alike, key=lambda head: head.score)
-            found.append((best, kind.reason.format(f"{100 * best.score:.0f} %")))
-    return tuple(found)
+            best_of_kind.append((best, kind.reason.format(f"{100 * best.score:.0f} %")))
+    return tuple(best_of_kind)

@@ -62,11 +62,11 @@ class Survey:
         If batch entries have different padding, the scores of those that have a score are
         concatenated along the first axis.
         """
-        if len(self._asked) == 1:
+        if len(self._texts) == 1:
             return self._scores_of(0, answers)
         entries = [
             self._scores_of(entry, [answer[entry : entry + 1] for answer in answers])
-            for entry in range(len(self._asked))
+            for entry in range(len(self._texts))
         ]
         names = dict.fromkeys(name for scores in entries for name in scores)
         return {
@@ -76,19 +76,18 @@ class Survey:
 
     def _scores_of(self, entry: int, answers: Sequence[Any]) -> dict[str, Tensor]:
         spread, segments, *diagonals = answers
-        text, queries = self._asked[entry]
+        text, queries = self._texts[entry]
         lengths = [
-            (stop - start) * (entry in asking)
-            for (start, stop), asking in self._query_spans.items()
+            (stop - start) * (entry in entries)
+            for (start, stop), entries in self._query_spans.items()
         ]
         shares = torch.einsum("q,...qk->...k", segments.new_tensor(lengths), segments)
         shares = shares / len(queries)
-        drawn = {
-            role: [place for place, roles in enumerate(spans) if roles[entry] == role]
-            for spans in [self._key_spans.values()]
-            for role in (FIRST.name, SEPARATOR.name)
+        roles = [of_texts[entry] for of_texts in self._key_spans.values()]
+        named = {
+            name: shares[..., [index for index, role in enumerate(roles) if role == name]].sum(-1)
+            for name in (FIRST.name, SEPARATOR.name)
         }
-        named = {name: shares[..., places].sum(-1) for name, places in drawn.items()}
         named[UNIFORM.name] = _mean(spread, queries)
         if self._one_text:
             named |= self._near_scores(text, queries, diagonals)
@@ -98,7 +97,8 @@ class Survey:
         self, text: range, queries: list[int], diagonals: Sequence[Tensor]
     ) -> dict[str, Tensor]:
         """Return the scores that depend on positions."""
-        near, first, neighbours = range(-_NEAR, _NEAR + 1), self._first, self._words(text)
+        near, first = range(-_NEAR, _NEAR + 1), self._first
+        neighbours = {key for key in text[1:] if not self._special[key]}
         at = {
             n: _at(first + n, diagonal, len(self.queries))
             for n, diagonal in zip(near, diagonals, strict=True)
@@ -127,19 +127,15 @@ class Survey:
         """True for each key that is a special token."""
         return self.queries if self.keys is None else self.keys
 
-    def _words(self, text: range) -> set[int]:
-        """Return the positions of the keys of a text, without the first and special tokens."""
-        return {place for place in text[1:] if not self._special[place]}
-
     @cached_property
-    def _asked(self) -> tuple[tuple[range, list[int]], ...]:
+    def _texts(self) -> tuple[tuple[range, list[int]], ...]:
         """Each text with the queries that count: its ordinary tokens, or all if it has none."""
         texts = self.texts or (range(len(self._special)),)
         if len(set(texts)) == 1:
             texts = texts[:1]
-        return tuple((text, self._asking(text)) for text in texts)
+        return tuple((text, self._counted_queries(text)) for text in texts)
 
-    def _asking(self, text: range) -> list[int]:
+    def _counted_queries(self, text: range) -> list[int]:
         everyone = range(len(self.queries))
         # If the keys are another text, their padding does not apply to the queries.
         positions = text if self._one_text else everyone
@@ -154,26 +150,26 @@ class Survey:
     @cached_property
     def _query_spans(self) -> dict[tuple[int, int], tuple[int, ...]]:
         """Spans of queries that count, each with the indices of the texts in which it counts."""
-        sets = [set(queries) for _, queries in self._asked]
-        asking = [
+        sets = [set(queries) for _, queries in self._texts]
+        entries = [
             tuple(entry for entry, queries in enumerate(sets) if query in queries)
             for query in range(len(self.queries))
         ]
-        return {span: of for span, of in _runs(asking).items() if of}
+        return {span: of for span, of in _runs(entries).items() if of}
 
     @cached_property
     def _key_spans(self) -> dict[tuple[int, int], tuple[str | None, ...]]:
         """Spans of first and special keys, each with its kind of sink in each text."""
         roles = [
-            tuple(self._role(place, text) for text, _ in self._asked)
-            for place in range(len(self._special))
+            tuple(self._role(key, text) for text, _ in self._texts)
+            for key in range(len(self._special))
         ]
         return {span: of for span, of in _runs(roles).items() if any(of)}
 
-    def _role(self, place: int, text: range) -> str | None:
-        if place == text.start:
+    def _role(self, key: int, text: range) -> str | None:
+        if key == text.start:
             return FIRST.name
-        return SEPARATOR.name if place in text and self._special[place] else None
+        return SEPARATOR.name if key in text and self._special[key] else None
 
 
 def of_each_head(scores: Mapping[str, Tensor]) -> dict[str, list[float]]:
@@ -194,9 +190,9 @@ def _at(offset: int, diagonal: Tensor, q_len: int) -> Tensor:
     return torch.nn.functional.pad(diagonal, (before, after))
 
 
-def _mean(values: Tensor, places: list[int]) -> Tensor:
-    """Return the mean of the values at these places; 0 if there are none."""
-    return values[..., places].mean(-1) if places else values.new_zeros(values.shape[:-1])
+def _mean(values: Tensor, indices: list[int]) -> Tensor:
+    """Return the mean of the values at these indices; 0 if there are none."""
+    return values[..., indices].mean(-1) if indices else values.new_zeros(values.shape[:-1])
 
 
 def _runs(values: Sequence[_Value]) -> dict[tuple[int, int], _Value]:

@@ -3,20 +3,27 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import Any, Literal, cast, final
+from typing import Literal, cast, final
 
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError, check_memory, check_progress, count_text, is_whole, kind_text
-from regard.recording.layers import Layer, one_text, shape_of_all
+from regard.errors import (
+    check_index_bounds,
+    check_memory,
+    check_progress,
+    check_spans,
+    check_whole,
+    count_text,
+    kind_text,
+)
+from regard.recording.layers import one_text, shape_of_all
 from regard.recording.recording import Recording
 from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction
 from regard.reductions.sums import Segments
 from regard.scores.score_source import lowest_score
 from regard.text.tables import Cell, Table
-from regard.text.tokens import Token
 
 __all__ = ["Shares", "checked_parts", "segment_shares"]
 
@@ -36,7 +43,7 @@ class Shares:
         layers: the names of the layers.
         queries: the names of the parts of the queries.
         keys: the names of the parts of the keys.
-        places: for each layer, its index in the model and the indices of its heads there.
+        indices: for each layer, its index in the model and the indices of its heads there.
         sinks: the positions of the keys that are ignored; empty if sinks count.
         over: the part of the queries whose shares were subtracted; None for plain shares.
 
@@ -55,7 +62,7 @@ class Shares:
     layers: tuple[str, ...]
     queries: tuple[str, ...]
     keys: tuple[str, ...]
-    places: tuple[tuple[int, tuple[int, ...]], ...]
+    indices: tuple[tuple[int, tuple[int, ...]], ...]
     sinks: tuple[int, ...] = ()
     over: str | None = None
 
@@ -82,24 +89,24 @@ class Shares:
             >>> weights = torch.tensor([[0.8, 0.1, 0.1], [0.8, 0.1, 0.1], [0.7, 0.1, 0.2]])
             >>> A = regard.AttentionMatrix.from_weights(weights)
             >>> parts = {"first": (0, 1), "second": (1, 2), "third": (2, 3)}
-            >>> asked = {"before": (1, 2), "answer": (2, 3)}
-            >>> drawn = regard.segment_shares(regard.Recording({"layer": A}), parts, queries=asked)
-            >>> drawn.beyond("before")
+            >>> queries = {"before": (1, 2), "answer": (2, 3)}
+            >>> seen = regard.Recording({"layer": A})
+            >>> shares = regard.segment_shares(seen, parts, queries=queries)
+            >>> shares.beyond("before")
             Shares of 1 layer with 1 head, beyond those of 'before'; the mean over all of them:
                       first  second   third
             answer  -0.1000  0.0000  0.1000
         """
         if self.over is not None or query not in self.queries or len(self.queries) < 2:
-            has = f"beyond {self.over!r}, of " if self.over is not None else ""
+            parts = ", ".join(map(repr, self.queries))
             raise ValueError(
-                f"query is {query!r}; the shares are {has}{', '.join(map(repr, self.queries))}, "
-                "and it must be one of several.\n"
-                '    Ask for both, segments(parts, queries={"before": ..., "answer": ...}), '
-                'then .beyond("before").'
+                f"query is {query!r}; it must be one of several parts of plain shares, not of "
+                f"{parts}{'' if self.over is None else f' beyond {self.over!r}'}.\n"
+                '    Ask for both, queries={"before": ..., "answer": ...}.'
             )
-        place = self.queries.index(query)
-        others = [i for i in range(len(self.queries)) if i != place]
-        weights = self.weights[..., others, :] - self.weights[..., place : place + 1, :]
+        row = self.queries.index(query)
+        others = [i for i in range(len(self.queries)) if i != row]
+        weights = self.weights[..., others, :] - self.weights[..., row : row + 1, :]
         queries = tuple(self.queries[i] for i in others)
         return replace(self, weights=weights, queries=queries, over=query)
 
@@ -117,44 +124,38 @@ class Shares:
         Raises:
             ValueError: per has another value.
         """
-        if per not in ("head", "layer", "total"):
-            raise ValueError(
-                f"per is {per!r}; it must be 'head', 'layer' or 'total'.\n"
-                "    It says over what the mean is taken: nothing, heads, layers and heads."
-            )
-        axes = {"head": (), "layer": (1,), "total": (0, 1)}[per]
-        values = self.weights.mean(axes, keepdim=True) if axes else self.weights
-        places = list(zip(*product(*map(range, values.shape)), strict=True))
-        columns: dict[str, Sequence[Cell]] = {}
-        if per != "total":
-            columns["layer"] = [self.places[layer][0] for layer in places[0]]
-        if per == "head":
-            columns["head"] = [
-                self.places[layer][1][head] for layer, head in zip(*places[:2], strict=True)
-            ]
-        columns["query"] = [self.queries[place] for place in places[2]]
-        columns["key"] = [self.keys[place] for place in places[3]]
-        columns["share"] = values.flatten().tolist()
+        heads = [(layer, head) for layer, heads in self.indices for head in heads]
+        owners: list[tuple[int, ...]]
+        match per:
+            case "head":
+                owners, weights = [*heads], self.weights.flatten(0, 1)
+            case "layer":
+                owners, weights = [(layer,) for layer, _ in self.indices], self.weights.mean(1)
+            case "total":
+                owners, weights = [()], self.total()[None]
+            case _:
+                raise ValueError(f"per is {per!r}; it must be 'head', 'layer' or 'total'.")
+        rows = [
+            (*owner, query, key) for owner, query, key in product(owners, self.queries, self.keys)
+        ]
+        names = [*("layer", "head")[: len(owners[0])], "query", "key"]
+        columns: dict[str, Sequence[Cell]] = dict(zip(names, zip(*rows, strict=True), strict=True))
+        columns["share"] = cast(list[float], weights.flatten().tolist())
         return Table(columns)
 
     def __repr__(self) -> str:
         """Return the mean over all layers and heads as text: queries down, keys across."""
         layers, num_heads = self.weights.shape[:2]
-        columns: dict[str, Sequence[Cell]] = {" ": [_short(name) for name in self.queries]}
-        by_key = cast(list[list[float]], self.total().T[:_MOST_KEYS].tolist())
-        for name, shares in zip(self.keys, by_key, strict=False):
-            columns[_short(name) if _short(name) not in columns else name] = shares
-        more = len(self.keys) - len(by_key)
-        rest = f"\n... {more} more parts of the keys, in .table('total')" if more else ""
+        columns: dict[str, Sequence[Cell]] = {" ": self.queries}
+        by_key = cast(list[list[float]], self.total().T.tolist())
+        columns |= dict(zip(self.keys[:_MOST_KEYS], by_key, strict=False))
+        more = len(self.keys) - _MOST_KEYS
+        rest = f"\n... {more} more parts of the keys, in .table('total')" if more > 0 else ""
         of = f"{count_text(layers, 'layer')} with {count_text(num_heads, 'head')}"
         without = f", without {count_text(len(self.sinks), 'sink')}" if self.sinks else ""
-        if self.over is not None:
-            without += f", beyond those of {_short(self.over)!r}"
-        return f"Shares of {of}{without}; the mean over all of them:\n{Table(columns)!r}{rest}"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else name[:23] + "…"
+        beyond = f", beyond those of {self.over!r}" if self.over is not None else ""
+        table = repr(Table(columns))
+        return f"Shares of {of}{without}{beyond}; the mean over all of them:\n{table}{rest}"
 
 
 def segment_shares(
@@ -186,6 +187,7 @@ def segment_shares(
         TypeError: parts is not a mapping from names to spans, or sinks are not positions.
         ValueError: a part is empty, reaches beyond the text, or overlaps another; no part has a
             recorded query; layers differ in shape, or hold several texts.
+        IndexError: a sink lies beyond the text.
         RegardError: query and key were not recorded.
 
     Example:
@@ -198,104 +200,53 @@ def segment_shares(
                 [0., 1.]])
     """
     layers = seen.layers
-    query_tokens, key_tokens = seen.query_tokens, seen.key_tokens
     check_progress(progress)
-    *_, kv_len = shape_of_all("segment_shares", layers)
+    _, q_len, kv_len = shape_of_all("segment_shares", layers)
     key_parts = checked_parts("parts", parts, "kv_len", kv_len)
     if queries is None:
-        _check_one_text(layers, query_tokens, key_tokens)
-        query_parts = key_parts if _all_ran(layers) else _recorded_parts(layers, key_parts)
+        query_parts = _recorded_parts(seen, key_parts)
     else:
-        query_parts = _checked_queries(queries, layers[0])
-    out = _own_sinks(layers, key_tokens) if sinks is False else _named_sinks(sinks, kv_len)
+        query_parts = checked_parts("queries", queries, "q_len", q_len)
+    out = _sinks(seen, sinks, kv_len)
     question = Segments(query_parts, key_parts)
     without = _WithoutSinks(tuple(query_parts.values()), tuple(key_parts.values()), out)
     answers: list[Tensor] = []
     for layer in layers:
-        answer = layer.whole().reduce(without) if out else _answer_of(layer, question)
+        answer: Tensor = layer.whole().reduce(without) if out else layer.reduce(question)
         answers.append(answer.reshape(-1, len(query_parts), len(key_parts)))
         if progress is not None:
             progress(len(answers), len(layers))
     names = tuple(layer.name for layer in layers)
     weights = torch.stack(answers)
-    places = tuple(
+    indices = tuple(
         (layer.place(index), tuple(map(layer.head, range(weights.shape[1]))))
         for index, layer in enumerate(layers)
     )
-    return Shares(weights, names, tuple(query_parts), tuple(key_parts), places, out)
-
-
-def _answer_of(layer: Layer, question: Segments) -> Tensor:
-    """Return the recorded answer, or compute it from query and key."""
-    if layer.matrix is None and question not in layer.answers:
-        spans = [each for each in layer.answers if isinstance(each, Segments)]
-        kept = "; ".join(_spans_text(each) for each in spans) or "none"
-        raise RegardError(
-            f"layer {layer.name!r} has no answer for {_spans_text(question)}, and its query and "
-            f"key were not kept; the parts that were kept are {kept}.\n"
-            "    Observe the model again with regard.Segments(parts) in keep=[...], or with "
-            'keep="qk".'
-        )
-    return cast(Tensor, layer.reduce(question))
-
-
-def _spans_text(question: Segments) -> str:
-    keys = question.query_spans if question.key_spans is None else question.key_spans
-    same = Segments(question.query_spans) == question
-    return f"{keys}" if same else f"{keys}, asked by {question.query_spans}"
-
-
-def _check_one_text(
-    layers: Sequence[Layer],
-    query_tokens: Sequence[Token] | None,
-    key_tokens: Sequence[Token] | None,
-) -> None:
-    """Raise an error if queries and keys have different tokens."""
-    for layer in layers:
-        if layer.reads_itself and not one_text(query_tokens, key_tokens, layer.positions):
-            raise ValueError(
-                "queries is None; it must be given where query_tokens and key_tokens differ.\n"
-                "    Give the parts of the queries, {name: (start, stop)}, counted from the first "
-                "query that was kept."
-            )
-
-
-def _all_ran(layers: Sequence[Layer]) -> bool:
-    """Return True if the rows are all queries of the text of the keys."""
-    return all(layer.reads_itself and layer.queries is None for layer in layers)
+    return Shares(weights, names, tuple(query_parts), tuple(key_parts), indices, out)
 
 
 def _recorded_parts(
-    layers: Sequence[Layer], parts: Mapping[str, tuple[int, int]]
+    seen: Recording, parts: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
     """Return the parts of the text, limited to the recorded queries and counted from the first."""
-    first = layers[0]
-    _, q_len, kv_len = shape_of_all("segment_shares", layers)
-    kept = first.positions
-    if any(not layer.reads_itself or layer.positions != kept for layer in layers):
-        raise ValueError(
-            f"queries is None; it must be given where q_len = {q_len} and kv_len = {kv_len} "
-            "differ.\n    Give the parts of the queries, {name: (start, stop)}, counted from the "
-            "first query that was kept."
-        )
-    inside = {
-        name: (max(start, kept.start) - kept.start, min(stop, kept.stop) - kept.start)
-        for name, (start, stop) in parts.items()
-        if start < kept.stop and stop > kept.start
-    }
+    rows, kv_len = seen.layers[0].positions, seen.layers[0].shape[-1]
+    inside: dict[str, tuple[int, int]] = {}
+    if all(layer.reads_itself and layer.positions == rows for layer in seen.layers) and one_text(
+        seen.query_tokens, seen.key_tokens, rows
+    ):
+        inside = {
+            name: (max(start, rows.start) - rows.start, min(stop, rows.stop) - rows.start)
+            for name, (start, stop) in parts.items()
+            if start < rows.stop and stop > rows.start
+        }
     if not inside:
         raise ValueError(
-            f"parts has no query that was kept, {kept.start} to {kept.stop - 1} of {kv_len}; one "
-            "part at least must have one where queries is None.\n    Give the parts of the "
-            "queries, {name: (start, stop)}, counted from the first query that was kept."
+            "queries is None; it must be given where queries and keys are different texts, or the "
+            f"parts have no recorded query: {rows.start} to {rows.stop - 1}, with kv_len = "
+            f"{kv_len}.\n    Give the parts of the queries, {{name: (start, stop)}}, counted from "
+            "the first query that was kept."
         )
     return inside
-
-
-def _checked_queries(queries: object, layer: Layer) -> dict[str, tuple[int, int]]:
-    """Validate the parts of the queries, counted in rows."""
-    first = 0 if layer.queries is None else layer.queries.start
-    return checked_parts("queries", queries, "q_len", layer.shape[-2], first)
 
 
 @final
@@ -336,22 +287,19 @@ class _WithoutSinks(Reduction):
         row_part = _membership(self.query_parts, box.rows, device)
         column_part = _membership(self.key_parts, box.columns, device)
         first, last = box.columns.start, box.columns.stop
-        inside = [place - first for place in self.sinks if first <= place < last]
+        inside = [sink - first for sink in self.sinks if first <= sink < last]
         lowest = lowest_score(block.maximum.dtype)
         shifted = block.shifted.index_fill(-1, torch.tensor(inside, device=device).long(), lowest)
-        some = shifted.detach().amax(-1, keepdim=True) > lowest  # (..., rows, 1)
-        weights = torch.softmax(shifted, -1)
-        met = cast(Tensor, row_part.unique())
-        members = ((met[:, None] == row_part) & some.mT).to(weights.dtype)  # (..., met, rows)
-        by_query = members @ weights
-        by_part = weights.new_zeros(*by_query.shape[:-1], len(self.key_parts) + 1)
-        by_part = by_part.index_add(-1, column_part, by_query)
-        total = by_part.new_zeros(*by_part.shape[:-2], len(self.query_parts) + 1, by_part.shape[-1])
-        counts = by_part.new_zeros(total.shape[:-1])
+        has_keys = shifted.detach().amax(-1, keepdim=True) > lowest  # (..., rows, 1)
+        weights = torch.softmax(shifted, -1) * has_keys
+        by_key = weights.new_zeros(*weights.shape[:-1], len(self.key_parts) + 1)
+        by_key = by_key.index_add(-1, column_part, weights)  # (..., rows, key parts + 1)
+        total = by_key.new_zeros(*by_key.shape[:-2], len(self.query_parts) + 1, by_key.shape[-1])
+        counts = total.new_zeros(total.shape[:-1])
         return (
-            Contribution(box.leading, total.index_copy(-2, met, by_part)),
+            Contribution(box.leading, total.index_add(-2, row_part, by_key)),
             Contribution(
-                box.leading, counts.index_add(-1, row_part, some.squeeze(-1).to(counts.dtype))
+                box.leading, counts.index_add(-1, row_part, has_keys.squeeze(-1).to(counts.dtype))
             ),
         )
 
@@ -363,13 +311,13 @@ class _WithoutSinks(Reduction):
 def _membership(parts: Sequence[tuple[int, int]], positions: slice, device: torch.device) -> Tensor:
     """Return the index of the part of each position; the number of parts if it is in none."""
     member = torch.full((positions.stop - positions.start,), len(parts), device="cpu")
-    for place, (start, stop) in enumerate(parts):
-        member[max(0, start - positions.start) : max(0, stop - positions.start)] = place
+    for part, (start, stop) in enumerate(parts):
+        member[max(0, start - positions.start) : max(0, stop - positions.start)] = part
     return member.to(device)
 
 
 def checked_parts(
-    argument: str, parts: object, length_name: str, length: int, first: int = 0
+    argument: str, parts: Mapping[str, Sequence[int]], length_name: str, length: int
 ) -> dict[str, tuple[int, int]]:
     """Validate the parts of a text, and return their spans (start, stop) by name.
 
@@ -378,55 +326,19 @@ def checked_parts(
         parts: the argument.
         length_name: "kv_len" or "q_len", for errors.
         length: the number of tokens.
-        first: the position of the first token, for errors.
 
     Raises:
         TypeError: parts is not a mapping from names to spans.
         ValueError: there are no parts, or a part is empty, reaches beyond the text or overlaps
             another.
     """
-    counted = f"counted from query {first}, the first that was kept"
-    remedy = (
-        f"    Give {{name: (start, stop)}} with 0 <= start < stop <= {length_name} = {length}, "
-        f"{counted if first else 'or regard.spans.by_sentence(tokens)'}."
-    )
-    if not isinstance(parts, Mapping):
+    if not isinstance(cast(object, parts), Mapping):
         raise TypeError(
-            f"{argument} is {kind_text(parts)}; it must be a mapping from names to spans.\n{remedy}"
+            f"{argument} is {kind_text(parts)}; it must be a mapping from names to spans.\n"
+            '    Give {"question": (0, 9)}, or regard.spans.by_sentence(tokens).'
         )
-    if not parts:
-        raise ValueError(f"{argument} is empty; it must have at least one part.\n{remedy}")
-    checked: dict[str, tuple[int, int]] = {}
-    for name, span in cast(Mapping[Any, Any], parts).items():
-        if not isinstance(name, str):
-            raise TypeError(
-                f"{argument} has the name {name!r}, {kind_text(name)}; each must be a string.\n"
-                f"{remedy}"
-            )
-        edges = list(cast(Sequence[Any], span)) if isinstance(span, list | tuple) else []
-        if list(map(is_whole, edges)) != [True, True]:
-            raise TypeError(
-                f"{argument} has {span!r} for {name!r}; each span must be two whole numbers.\n"
-                f"{remedy}"
-            )
-        start, stop = int(edges[0]), int(edges[1])
-        if start >= stop:
-            raise ValueError(
-                f"{argument} has {(start, stop)} for {name!r}, which is empty; each span must hold "
-                f"at least one token.\n{remedy}"
-            )
-        if start < 0 or stop > length:
-            raise ValueError(
-                f"{argument} has {(start, stop)} for {name!r}; each span must lie within the text."
-                f"\n{remedy}"
-            )
-        checked[name] = (start, stop)
-    _check_apart(argument, checked)
-    return checked
-
-
-def _check_apart(argument: str, parts: dict[str, tuple[int, int]]) -> None:
-    rising = sorted(parts.items(), key=lambda part: part[1])
+    checked = dict(zip(parts, check_spans(argument, parts, length_name, length), strict=True))
+    rising = sorted(checked.items(), key=lambda part: part[1])
     for (before, span), (after, next_span) in pairwise(rising):
         if next_span[0] < span[1]:
             raise ValueError(
@@ -434,31 +346,19 @@ def _check_apart(argument: str, parts: dict[str, tuple[int, int]]) -> None:
                 "overlap; parts must lie apart, so that no weight counts twice.\n"
                 "    Ask twice, once for each."
             )
+    return checked
 
 
-def _own_sinks(layers: Sequence[Layer], tokens: Sequence[Token] | None) -> tuple[int, ...]:
-    """Return the positions of the first token without padding and of special tokens, in order."""
-    special = {place for place, token in enumerate(tokens or ()) if token.special}
-    texts = [text for layer in layers for text in layer.texts]
+def _sinks(seen: Recording, sinks: bool | Sequence[int], kv_len: int) -> tuple[int, ...]:
+    """Return the positions to ignore in order: the given ones, or those that recordings have."""
+    if sinks is True:
+        return ()
+    if sinks is not False:
+        positions = (check_index_bounds(check_whole("sinks", each), kv_len, -1) for each in sinks)
+        return tuple(sorted(set(positions)))
+    special = {index for index, token in enumerate(seen.key_tokens or ()) if token.special}
+    texts = [text for layer in seen.layers for text in layer.texts]
     if not texts:  # padding cannot be detected from answers
         return tuple(sorted({0, *special}))
     text = range(min(each.start for each in texts), max(each.stop for each in texts))
     return tuple(sorted({text.start, *special.intersection(text)}))
-
-
-def _named_sinks(sinks: object, length: int) -> tuple[int, ...]:
-    """Validate the argument ``sinks``, and return the positions to ignore in order."""
-    if sinks is True:
-        return ()
-    remedy = "    Give positions from 0 to kv_len - 1; False takes the first and special tokens."
-    positions = list(cast(Sequence[Any], sinks)) if isinstance(sinks, list | tuple | range) else []
-    if not positions or not all(map(is_whole, positions)):
-        raise TypeError(
-            f"sinks is {sinks!r}; it must be True, False or whole numbers, at least one.\n{remedy}"
-        )
-    for place in positions:
-        if not 0 <= place < length:
-            raise ValueError(
-                f"sinks has {place}; each must be a position, with kv_len = {length}.\n{remedy}"
-            )
-    return tuple(sorted(set(map(int, positions))))

@@ -76,8 +76,8 @@ def survey(
         >>> from pathlib import Path
         >>> import regard
         >>> _ = Path("texts.txt").write_text("The cat sat.\nLife is short.\n")
-        >>> found = regard.survey("all-MiniLM-L6-v2", "texts.txt", "out")
-        >>> found.count_rows()  # 2 texts, 6 layers, 12 heads
+        >>> dataset = regard.survey("all-MiniLM-L6-v2", "texts.txt", "out")
+        >>> dataset.count_rows()  # 2 texts, 6 layers, 12 heads
         144
     """
     check_count("block", block)
@@ -219,11 +219,11 @@ class _Reader:
         """Return True for each token that overlaps a match."""
         texts = ["" if token.special else token.text for token in tokens]
         spans = [match.span(min(1, pattern.groups)) for match in pattern.finditer("".join(texts))]
-        end, found = 0, list[bool]()
+        end, inside = 0, list[bool]()
         for text in texts:
             begin, end = end, end + len(text)
-            found.append(any(start < end and begin < stop for start, stop in spans))
-        return found
+            inside.append(any(start < end and begin < stop for start, stop in spans))
+        return inside
 
     @staticmethod
     def _check_numbers(answer: Tensor, layer: str, batch: Sequence[_Encoded]) -> None:
@@ -237,7 +237,7 @@ class _Reader:
 
 
 def _patterns(parts: Mapping[str, str]) -> dict[str, re.Pattern[str]]:
-    found: dict[str, re.Pattern[str]] = {}
+    compiled: dict[str, re.Pattern[str]] = {}
     for name, pattern in parts.items():
         if not name or name in (*SCORES, "text", "tokens", "layer", "head"):
             raise ValueError(
@@ -245,12 +245,12 @@ def _patterns(parts: Mapping[str, str]) -> dict[str, re.Pattern[str]]:
                 "    Name the part otherwise."
             )
         try:
-            found[name] = re.compile(pattern)
+            compiled[name] = re.compile(pattern)
         except re.error as error:
             raise ValueError(
                 f"parts has {pattern!r} for {name!r}; it is no regular expression ({error})."
             ) from error
-    return found
+    return compiled
 
 
 def _turn() -> tuple[int, int]:
@@ -266,9 +266,9 @@ def _turn() -> tuple[int, int]:
 
 def _fingerprint(pretrained: Pretrained) -> str:
     """Return a checksum of names, shapes and the ends of the weights of a model."""
-    found = sha256()
+    digest = sha256()
     for name, tensor in pretrained.model.state_dict().items():
         flat = tensor.detach().flatten()
         ends = torch.cat([flat[:64], flat[-64:]]).double().cpu().numpy().tobytes()
-        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + ends)
-    return found.hexdigest()[:16]
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + ends)
+    return digest.hexdigest()[:16]

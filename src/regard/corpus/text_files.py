@@ -120,13 +120,16 @@ def _lines(corpus: Path) -> Iterator[tuple[str, str]]:
 def _json_lines(corpus: Path, column: str) -> Iterator[tuple[str, object]]:
     for place, line in _lines(corpus):
         try:
-            found: object = json.loads(line)
+            record: object = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise RegardError(
                 f"{place} is no JSON ({error}); each line must be an object such as "
                 f'{{"{column}": "..."}}.\n    Correct or remove the line.'
             ) from error
-        yield place, cast(dict[str, object], found).get(column) if isinstance(found, dict) else None
+        yield (
+            place,
+            cast(dict[str, object], record).get(column) if isinstance(record, dict) else None,
+        )
 
 
 def _parquet(corpus: Path, column: str) -> Iterator[tuple[str, object]]:

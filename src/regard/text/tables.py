@@ -1,15 +1,13 @@
-"""A table of plain values, with conversion to pandas, polars, Arrow, Parquet and JSON."""
+"""A table of plain values, with conversion to pandas and JSON."""
 
 import importlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
-from regard.errors import RegardError, kind_text
+from regard.errors import RegardError
 from regard.text.escaping import visible
 
 __all__ = ["Cell", "Table"]
@@ -19,7 +17,7 @@ Cell = str | float | int | bool | None
 
 # A table with more rows shows only its first and last rows.
 _MOST_ROWS = 20
-_SHOWN_AT_AN_END = 8
+_AT_AN_END = 8
 _WIDEST = 40
 
 
@@ -31,7 +29,7 @@ class Table:
             None for missing values. A column of int and float becomes float.
 
     Raises:
-        TypeError: a name is not a string, or a column has another type or mixed types.
+        TypeError: a column has another type or mixed types.
         ValueError: the columns have different lengths, or there are no columns.
 
     Example:
@@ -46,7 +44,7 @@ class Table:
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Cell]]) -> None:
-        self._columns = {_checked_name(name): _checked(name, columns[name]) for name in columns}
+        self._columns = {name: _checked(name, columns[name]) for name in columns}
         lengths = {name: len(column) for name, column in self._columns.items()}
         if len(set(lengths.values())) != 1:
             came = ", ".join(f"{name!r}: {n}" for name, n in lengths.items()) or "no columns"
@@ -101,47 +99,13 @@ class Table:
         Raises:
             RegardError: pandas is not installed.
         """
-        return _package("to_pandas()", "pandas").DataFrame(dict(self._columns))
-
-    def to_polars(self) -> Any:
-        """Return the table as a ``polars.DataFrame``.
-
-        Raises:
-            RegardError: polars is not installed.
-        """
-        return _package("to_polars()", "polars").DataFrame(dict(self._columns))
-
-    def to_arrow(self) -> Any:
-        """Return the table as a ``pyarrow.Table``.
-
-        Raises:
-            RegardError: pyarrow is not installed.
-        """
-        return _package("to_arrow()", "pyarrow").table(dict(self._columns))
-
-    def to_parquet(self, path: str | os.PathLike[str]) -> Path:
-        """Write the table as a Parquet file atomically.
-
-        Args:
-            path: the file; an existing file is replaced.
-
-        Returns:
-            The path.
-
-        Raises:
-            RegardError: pyarrow is not installed.
-            OSError: the file cannot be written.
-        """
-        parquet = _package("to_parquet()", "pyarrow.parquet")
-        target = Path(path)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
-            with partial.open("wb") as file:
-                parquet.write_table(self.to_arrow(), file)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
-        return target
+            pandas: Any = importlib.import_module("pandas")
+        except ModuleNotFoundError as error:
+            raise RegardError(
+                "to_pandas() needs pandas, which is not installed.\n    Run: pip install pandas"
+            ) from error
+        return pandas.DataFrame(dict(self._columns))
 
     def text(self) -> str:
         """Return all rows as text with aligned columns, in the format of ``repr``."""
@@ -149,42 +113,41 @@ class Table:
 
     def __repr__(self) -> str:
         """Return the rows as text with aligned columns; a long table omits rows in the middle."""
-        rows = len(self)
-        if rows <= _MOST_ROWS:
-            return self.text()
-        lines = self._lines([*range(_SHOWN_AT_AN_END), *range(rows - _SHOWN_AT_AN_END, rows)])
-        lines.insert(1 + _SHOWN_AT_AN_END, f"... {rows - 2 * _SHOWN_AT_AN_END} more rows ...")
+        rows, omitted = self._ends()
+        lines = self._lines(rows)
+        if omitted:
+            lines.insert(1 + _AT_AN_END, f"... {omitted} more rows ...")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Return the rows as HTML for a notebook; a long table omits rows in the middle."""
-        rows = len(self)
-        half = _SHOWN_AT_AN_END
-        shown = [*range(rows)] if rows <= _MOST_ROWS else [*range(half), *range(rows - half, rows)]
-        columns = [_texts(name, column, shown) for name, column in self._columns.items()]
-        head, *body = zip(*columns, strict=True)
+        rows, omitted = self._ends()
+        head, *body = self._cells(rows)
         lines = [_html_row("th", head), *(_html_row("td", cells) for cells in body)]
-        if rows > len(shown):
-            more = f'<tr><td colspan="{len(head)}">... {rows - 2 * half} more rows ...</td></tr>'
-            lines.insert(1 + half, more)
+        if omitted:
+            more = f'<tr><td colspan="{len(head)}">... {omitted} more rows ...</td></tr>'
+            lines.insert(1 + _AT_AN_END, more)
         return "<table>\n" + "\n".join(lines) + "\n</table>"
 
-    def _lines(self, shown: Sequence[int]) -> list[str]:
-        columns = [_texts(name, column, shown) for name, column in self._columns.items()]
-        return [("  ".join(cells)).rstrip() for cells in zip(*columns, strict=True)]
+    def _ends(self) -> tuple[Sequence[int], int]:
+        """Return the rows that are shown, and the number of rows that are omitted."""
+        rows = range(len(self))
+        if len(rows) <= _MOST_ROWS:
+            return rows, 0
+        return [*rows[:_AT_AN_END], *rows[-_AT_AN_END:]], len(rows) - 2 * _AT_AN_END
+
+    def _lines(self, rows: Sequence[int]) -> list[str]:
+        return ["  ".join(cells).rstrip() for cells in self._cells(rows)]
+
+    def _cells(self, rows: Sequence[int]) -> list[tuple[str, ...]]:
+        """Return the names of the columns, then some rows; a column is padded to one width."""
+        columns = (_texts(name, column, rows) for name, column in self._columns.items())
+        return list(zip(*columns, strict=True))
 
 
 def _html_row(kind: str, cells: Sequence[str]) -> str:
     texts = (escape(cell.strip()) for cell in cells)
     return "<tr>" + "".join(f"<{kind}>{text}</{kind}>" for text in texts) + "</tr>"
-
-
-def _checked_name(name: object) -> str:
-    if not isinstance(name, str):
-        raise TypeError(
-            f"columns has the name {name!r}; each name must be text.\n    Use str(...)."
-        )
-    return name
 
 
 def _checked(name: str, column: Sequence[Cell]) -> tuple[Cell, ...]:
@@ -193,17 +156,11 @@ def _checked(name: str, column: Sequence[Cell]) -> tuple[Cell, ...]:
     kinds = {type(value) for value in values if value is not None}
     if kinds == {int, float}:
         return tuple(None if value is None else float(value) for value in values)
-    for kind in kinds - {str, int, float, bool}:
-        first = next(value for value in values if type(value) is kind)
-        raise TypeError(
-            f"column {name!r} has {kind_text(first)}; a cell is text, a number, a truth value or "
-            "None.\n    Use tensor.tolist() for a tensor of one axis."
-        )
-    if len(kinds) > 1:
+    if len(kinds) > 1 or not kinds <= {str, int, float, bool}:
         came = " and ".join(sorted(kind.__name__ for kind in kinds))
         raise TypeError(
-            f"column {name!r} has {came}; a column must have one kind of values.\n"
-            "    Make two columns of it."
+            f"column {name!r} has {came}; a column has one kind of values: str, int, float or "
+            "bool, and None.\n    Use tensor.tolist() for a tensor of one axis."
         )
     return values
 
@@ -212,12 +169,12 @@ def _jsonable(value: Cell) -> Cell:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def _texts(name: str, column: tuple[Cell, ...], shown: Sequence[int]) -> list[str]:
+def _texts(name: str, column: tuple[Cell, ...], rows: Sequence[int]) -> list[str]:
     """Return the name and the selected cells of a column, padded to one width.
 
     Numbers are aligned to the right.
     """
-    values = [column[place] for place in shown]
+    values = [column[row] for row in rows]
     is_text = any(isinstance(value, str) for value in values)
     pattern = _float_pattern(column)
     texts = [_short(visible(name)), *(_text(value, pattern) for value in values)]
@@ -241,13 +198,3 @@ def _float_pattern(column: tuple[Cell, ...]) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
-
-
-def _package(call: str, name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        top = name.partition(".")[0]
-        raise RegardError(
-            f"{call} needs {top}, which is not installed.\n    Run: pip install {top}"
-        ) from error

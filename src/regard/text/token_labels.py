@@ -23,8 +23,8 @@ def labels(tokens: Sequence[Token]) -> list[str]:
     return [
         label
         if counts[label] == 1
-        else label + "".join(SUBSCRIPTS[int(digit)] for digit in str(place))
-        for place, label in enumerate(words)
+        else label + "".join(SUBSCRIPTS[int(digit)] for digit in str(index))
+        for index, label in enumerate(words)
     ]
 
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
-from operator import index
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 from torch import Tensor
 
-from regard.errors import kind_text
+from regard.errors import is_whole, kind_text
 
 __all__ = ["Token", "as_tokens", "tokens_of"]
 
@@ -32,27 +31,27 @@ class Token(NamedTuple):
     special: bool = False
 
 
-def as_tokens(name: str, given: Iterable[Token | str] | None) -> tuple[Token, ...] | None:
+def as_tokens(name: str, entries: Iterable[Token | str] | None) -> tuple[Token, ...] | None:
     """Convert strings to tokens, and return all tokens; None stays None.
 
     Args:
         name: the name of the argument, for errors.
-        given: tokens, strings, or both; a string is the text of one token.
+        entries: tokens, strings, or both; a string is the text of one token.
 
     Raises:
         TypeError: the argument is a single string, or contains an object of another type.
     """
-    if given is None:
+    if entries is None:
         return None
-    if isinstance(given, str):
+    if isinstance(entries, str):
         raise TypeError(f"{name} is a text; it must be tokens.\n    Pass a list of its pieces.")
-    if not isinstance(given, Iterable):
-        raise TypeError(f"{name} is {kind_text(given)}; it must be tokens.\n    {_REMEDY}")
+    if not isinstance(entries, Iterable):
+        raise TypeError(f"{name} is {kind_text(entries)}; it must be tokens.\n    {_REMEDY}")
     tokens: list[Token] = []
-    for place, token in enumerate(given):
+    for index, token in enumerate(entries):
         if not isinstance(token, Token | str):
             raise TypeError(
-                f"{name} has {kind_text(token)} at place {place}; each must be a Token or a string."
+                f"{name} has {kind_text(token)} at place {index}; each must be a Token or a string."
                 f"\n    {_REMEDY}"
             )
         tokens.append(token if isinstance(token, Token) else Token(token))
@@ -119,17 +118,11 @@ def _special_ids(tokenizer: Any) -> set[int]:
 
 
 def _whole_numbers(ids: object) -> list[int]:
-    given = cast(object, ids.tolist()) if isinstance(ids, Tensor) else ids
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    numbers = cast(object, ids.tolist()) if isinstance(ids, Tensor) else ids
+    entries = list(cast(Iterable[object], numbers)) if isinstance(numbers, Iterable) else [None]
+    if not all(map(is_whole, entries)):
         raise TypeError(
-            f"ids is {kind_text(ids)}; it must be the ids of one text.\n"
-            '    Pass for example tokenizer(text)["input_ids"].'
+            f"ids is {kind_text(ids)}; it must be the ids of one text, which are whole numbers.\n"
+            '    Pass for example tokenizer(text)["input_ids"], and of several texts one, ids[0].'
         )
-    numbers = list(cast(Iterable[object], given))
-    for place, number in enumerate(numbers):
-        if not isinstance(number, SupportsIndex) or isinstance(number, bool):
-            raise TypeError(
-                f"ids has {kind_text(number)} at place {place}; each must be a whole number.\n"
-                "    Of several texts pass one, ids[0]."
-            )
-    return [index(cast(SupportsIndex, number)) for number in numbers]
+    return [int(cast(SupportsIndex, entry)) for entry in entries]
