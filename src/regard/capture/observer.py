@@ -436,7 +436,10 @@ class _Watch:
             with apart(), torch.set_grad_enabled(gradients):
                 if self._recorder.skips(met.name):
                     return None
-                return self._recorder.take(met.name, met.matrix(gradients=gradients))
+                matrix = met.matrix(gradients=gradients)
+                if matrix.mask is not None and bool(met.weights.isnan().any()):
+                    self.absence.note_nan(met.name)
+                return self._recorder.take(met.name, matrix)
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(met.name, cause)
             return None

@@ -83,6 +83,7 @@ class Absence:
         self._innermost: set[str | None] = set()
         self._running: set[str] = set()
         self._unlike: dict[str, str] = {}
+        self._with_nan: dict[str, None] = {}
         self._present: set[str] = set()
         self._ran = False
 
@@ -111,6 +112,10 @@ class Absence:
         """Record that a module multiplied scores by a value without a softmax, and where."""
         self._unlike.setdefault(name, how)
 
+    def note_nan(self, name: str) -> None:
+        """Record that a module made NaN of rows without keys, which are 0 in the recording."""
+        self._with_nan[name] = None
+
     def unseen(self, refused: Collection[str]) -> list[str]:
         """Return the attention modules that ran, and in which no attention was seen.
 
@@ -127,7 +132,16 @@ class Absence:
         ]
 
     def warn(self) -> None:
-        """Warn of modules that multiplied scores by a value and are not in the recording."""
+        """Warn of modules that multiplied scores by a value and are not in the recording.
+
+        Also warn of rows that are NaN in the model.
+        """
+        if self._with_nan:
+            warnings.warn(
+                f"{_listed(list(self._with_nan))}: rows without a key are NaN in the model, and 0 "
+                "in the recording.\n    Give each query a key to attend to.",
+                stacklevel=4,
+            )
         missing = {name: how for name, how in self._unlike.items() if name not in self._present}
         if missing:
             first, how = next(iter(missing.items()))
