@@ -24,6 +24,7 @@ class Product:
         line: its ``file:line``.
         clock: the number of products that ran until then.
         gathered: True if an index chose the rows of a factor.
+        parameter: the factor that is a parameter; None if both are activations.
     """
 
     left: Tensor
@@ -32,6 +33,7 @@ class Product:
     line: str
     clock: int
     gathered: bool
+    parameter: Tensor | None = None
 
     @property
     def sizes(self) -> Numbers:

@@ -186,38 +186,54 @@ class MetValue:
 
     def finish(self) -> None:
         """Refuse each attention whose weights met no value in a product."""
+        self._forget(*self._open)
+
+    def _forget(self, *ended: _Softmax) -> None:
+        """Forget freed storages, and refuse attention whose weights were freed without a value."""
+        self._tracks.forget()
+        alive = {id(track.softmax) for track in self._tracks}
         for softmax in self._open:
-            if softmax.is_met or softmax.name is None:
-                continue
-            if softmax.is_written_out or not softmax.is_of_scores:
-                continue
-            self._refuse(softmax.name, _UNMET.format(softmax.line), softmax.line)
-        self._open.clear()
+            is_gone = id(softmax) not in alive or softmax in ended
+            if is_gone and not softmax.is_met and softmax.name is not None:
+                self._refuse(softmax.name, _UNMET.format(softmax.line), softmax.line)
+                softmax.is_met = True
+        self._open = [each for each in self._open if not each.is_met]
+        self._tracks.forget()
 
     # Products
 
     def _multiply_matrices(self, operation: Operation) -> None:
-        self._open = [each for each in self._open if not each.is_met]
-        self._tracks.forget()
+        self._forget()
         self._clock += 1
         self._absence.note_product(operation)
         factors = list(tensors_in(operation.args))
-        owned = any(map(self._parameters.has, factors))
+        projects = any(map(self._parameters.projects, factors))
         output = cast(Tensor, operation.output)
-        if (owned and not self._tracks) or output.is_nested or not output.numel():
+        if (projects and not self._tracks) or output.is_nested or not output.numel():
             return
         with apart():
             product = written(operation.func, operation.args, operation.kwargs)
-        self._combine(operation, product, owned=owned)
+        self._combine(operation, product, projects=projects)
 
-    def _combine(self, operation: Operation, product: Written, *, owned: bool) -> None:
+    def _combine(self, operation: Operation, product: Written, *, projects: bool) -> None:
         """Handle a product: one of weights and a value, of a parameter, or a new one of scores."""
         sides = [(self._tracks.of(side), side, other) for side, other in product.sides]
         tracked = [(track, *rest) for track, *rest in sides if track is not None]
         normalised = [each for each in tracked if each[0].softmax is not None]
         if any(_is_over_heads(track, side) for track, side, _ in tracked):
             self._follow_mixture(operation, tracked[0][0], tracked[0][1])
-        elif not owned:
+        elif projects:
+            return
+        elif any(self._parameters.has(factor) for factor in (product.left, product.right)):
+            if not tracked:
+                self._begin(operation, product)
+            for track, side, _ in normalised:
+                softmax = cast(_Softmax, track.softmax)
+                with apart():
+                    is_weights = not softmax.is_of_scores and _fault(side, track.rounding) is None
+                if is_weights:
+                    self._note(operation, softmax.line)
+        else:
             if len(normalised) == 2 and all(_is_of_scores(track) for track, *_ in normalised):
                 with apart():
                     factors = (product.left, product.right)
@@ -236,8 +252,17 @@ class MetValue:
         axes = Axes.of(output, written_.steps)
         left, right = written_.left, written_.right.mT
         gathered = any(self._gathered.of(factor) for factor in (left, right))
+        owned = [factor for factor in (left, right) if self._parameters.has(factor)]
+        if len(owned) == 2:
+            return
         product = Product(
-            left, right, operation.running(), operation.place(), self._clock, gathered=gathered
+            left,
+            right,
+            operation.running(),
+            operation.place(),
+            self._clock,
+            gathered=gathered,
+            parameter=owned[0] if owned else None,
         )
         steps = Steps(torch.finfo(output.dtype).eps, written_.alpha)
         if written_.added is not None and written_.beta:
@@ -278,11 +303,13 @@ class MetValue:
             if before is None:
                 return self._refuse_changed(operation, track, "dropout changed their order")
             fault = _fault(before, max(track.rounding, _eps(before)))
-            if softmax is not None and not softmax.is_of_scores:
-                if fault is None:
-                    self._note(operation, softmax.line)
-                return False
             shaped = _shaped(operation, track, side)
+            if softmax is not None and not softmax.is_of_scores:
+                if fault is not None:
+                    return False
+                if not _has_learned_queries(track, shaped):
+                    self._note(operation, softmax.line)
+                    return False
             weights = shaped if before is side else before.reshape(shaped.shape)
             evidence = self._evidence(track, shaped, weights)
             if fault is not None and evidence is not None and evidence.sink is not None:
@@ -402,6 +429,8 @@ class MetValue:
         product = track.product
         if product is None or track.axes is None or _is_outer(track):
             return
+        if product.parameter is not None:
+            return
         constants = {storage_key(buffer) for buffer in self._buffers()}
         if any(storage_key(each) in constants for each in tensors_in(operation.args)):
             return
@@ -454,13 +483,13 @@ class MetValue:
             dim % source.ndim,
             steps,
             product,
-            is_of_scores=track is not None,
+            is_of_scores=track is not None and (product is None or product.parameter is None),
             shape=output.shape,
         )
-        if track is not None:
+        if softmax.is_of_scores:
             self._open.append(softmax)
-            if track.softmax is not None:
-                track.softmax.is_met = True  # this softmax is the one that counts
+        if track is not None and track.softmax is not None:
+            track.softmax.is_met = True  # this softmax is the one that counts
         moved = None if axes is None else axes.moved(output)
         if moved is None:
             moved, product = Axes.of(output, contiguous(output.shape)), None
@@ -557,7 +586,7 @@ class MetValue:
                     product = broadcast_product(first, second)
                 owned = any(map(self._parameters.has, (first, second)))
                 if product is not None and not owned:
-                    self._combine(operation, product, owned=False)
+                    self._combine(operation, product, projects=False)
                     return
             for weights in (first, second):
                 track = self._tracks.of(weights)
@@ -596,7 +625,7 @@ class MetValue:
         source = operation.args[0]
         if isinstance(source, Tensor) and self._parameters.has(source):
             if storage_key(source) != storage_key(operation.output):
-                self._parameters.note_copy(operation.output)
+                self._parameters.note_copy(source, operation.output)
         elif self._tracks:
             self.follow(operation)
 
@@ -828,6 +857,16 @@ def _is_like(track: _Track, source: Tensor, size: int, output: Tensor) -> bool:
     if not output.is_floating_point() or track.softmax is not None:
         return count * row >= size and (count <= 2 * size or output.shape[-1] == row)
     return size <= 2 * count and (count <= 2 * size or output.shape[-1] == row)
+
+
+def _has_learned_queries(track: _Track, shaped: Tensor) -> bool:
+    """Return True if the rows of weights are those of a parameter, as learned queries are."""
+    product = track.product
+    axes = None if track.axes is None else track.axes.of_view(shaped)
+    factors = None if product is None or axes is None else _factors(product, axes)
+    if product is None or product.parameter is None or factors is None:
+        return False
+    return storage_key(factors[0]) == storage_key(product.parameter)
 
 
 def _is_over_heads(track: _Track, side: Tensor) -> bool:

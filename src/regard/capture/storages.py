@@ -64,31 +64,43 @@ class Parameters:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._storages: Storages[bool] = Storages()
+        self._kinds: Storages[str] = Storages()
         self._add_all()
 
     def has(self, tensor: Tensor) -> bool:
         """Return True for a parameter of the model, a view of one, or a noted copy of one."""
-        is_own = self._storages.of(tensor)
-        if is_own is not None:
-            return is_own
+        return self._kind(tensor) in (_PROJECTION, _OWN)
+
+    def projects(self, tensor: Tensor) -> bool:
+        """Return True for the weight of a layer that projects features, such as nn.Linear."""
+        return self._kind(tensor) == _PROJECTION
+
+    def note_copy(self, parameter: Tensor, copy: Tensor) -> None:
+        """Record a copy of a parameter, such as a cast by autocast."""
+        self._kinds.put(copy, self._kind(parameter))
+
+    def _kind(self, tensor: Tensor) -> str:
+        kind = self._kinds.of(tensor)
+        if kind is not None:
+            return kind
         base = tensor._base  # pyright: ignore[reportPrivateUsage]
         if not any(isinstance(each, nn.Parameter) for each in (tensor, base)):
-            return False
+            return _NONE
         # The model may have registered it, or exchanged its storage, after the block began.
         self._add_all()
-        if self._storages.of(tensor) is None:
-            self._storages.put(tensor, False)
-        return self._storages.of(tensor) is True
-
-    def note_copy(self, tensor: object) -> None:
-        """Record a copy of a parameter, such as a cast by autocast."""
-        if isinstance(tensor, Tensor):
-            self._storages.put(tensor, True)
+        if self._kinds.of(tensor) is None:
+            self._kinds.put(tensor, _NONE)  # a parameter of something else
+        return self._kinds.of(tensor) or _NONE
 
     def _add_all(self) -> None:
-        for parameter in self._model.parameters():
-            self._storages.put(parameter, True)
+        for module in self._model.modules():
+            kind = _PROJECTION if isinstance(module, _PROJECTIONS) else _OWN
+            for parameter in module.parameters(recurse=False):
+                self._kinds.put(parameter, kind)
+
+
+_NONE, _OWN, _PROJECTION = "none", "own", "projection"
+_PROJECTIONS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.modules.conv._ConvNd)
 
 
 def storage_key(tensor: Tensor) -> int | None:
