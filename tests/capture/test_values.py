@@ -369,12 +369,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_of_before_there_were_values_is_read(file: Path) -> None:
-    loaded = regard.load(changed(file, lambda layer: layer.pop("value")))
-    assert loaded[0].shape == (1, 2, 5, 5)
-    assert loaded.layers[0].value is None
-
-
 def test_a_value_of_another_length_is_damage(file: Path) -> None:
     def cut(layer: dict[str, Any]) -> None:
         layer["shape"] = [1, 2, 5, 4]

@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -433,11 +434,12 @@ def test_what_cannot_be_kept_is_told_with_its_remedy(tmp_path: Path) -> None:
     model = tiny_models.bert()
     torch.nn.init.constant_(model.encoder.layer[1].attention.self.query.weight, float("nan"))
     loaded = Pretrained.load(tiny_models.save(tmp_path / "model", model))
-    with pytest.raises(regard.RegardError) as refusal:
-        loaded.observe(SENTENCE, path=tmp_path / "run.safetensors")
-    assert str(refusal.value) == (
-        "layer 'encoder.layer.1.attention.self' cannot be saved: it has NaN in its query; a "
-        "recording in a file holds numbers.\n"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the refusal itself is compared
+        seen = loaded.observe(SENTENCE, path=tmp_path / "run.safetensors")
+    assert "encoder.layer.1.attention.self" not in seen
+    assert seen.refused[0].reason == (
+        "it has NaN in its query; a recording in a file holds numbers.\n"
         "    Look at the recording as it is: the first layer with NaN says where it began."
     )
 

@@ -106,8 +106,9 @@ def observe(
             while the model runs, in ``seen.kept``. Answers that cannot be merged over the calls of
             a generation, such as ``Pool``'s, are omitted with a warning.
         device: the device of the recording. The default is the model's device.
-        path: a file for the recording, written layer by layer, instead of memory. To save tokens
-            in it, set ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.
+        path: a file for the recording, instead of memory. While the model runs, each call is
+            appended to ``<path>.part``, which ``regard.load`` reads after a crash. To save tokens,
+            set ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.
         progress: called after each attention with the number of attentions so far.
         strict: if True, raise an error if anything was refused, even if other layers were recorded.
         mesh: the mesh of ``context_parallel``, in which the processes share each text. Process i of
@@ -154,9 +155,9 @@ def observe(
     try:
         with watch.tracer, watched_products(watch.product):
             yield seen
-    except BaseException:
+    except BaseException as exception:
         watch.finish()
-        recorder.abandon()
+        recorder.abandon(exception)
         raise
     watch.finish()
     if watch.absence.is_compiled:
