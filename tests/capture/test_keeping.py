@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
 import regard.capture.recorder
-import regard.recording.calls
+import regard.recording.merged_calls
 import regard.recording.spool
 from models import LLAMA, MODELS, ids, noise
 from regard.capture.slicing import some_queries, unrepeated
@@ -180,7 +180,7 @@ def test_the_largest_of_fewer_keys_than_were_asked_for_are_padded(tmp_path: Path
 def test_a_layer_that_cannot_be_put_together_loses_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, real = llama(), regard.recording.calls.Calls.matrix
+    model, real = llama(), regard.recording.merged_calls.Calls.matrix
     given = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
     def fails_once(calls: Any, selected: range, kv_len: int) -> Any:
@@ -190,7 +190,7 @@ def test_a_layer_that_cannot_be_put_together_loses_no_other(
         return real(calls, selected, kv_len)
 
     failed = list[object]()
-    monkeypatch.setattr(regard.recording.calls.Calls, "matrix", fails_once)
+    monkeypatch.setattr(regard.recording.merged_calls.Calls, "matrix", fails_once)
     with pytest.raises(regard.RegardError) as error, regard.observe(model, strict=True) as seen:
         model.generate(ids(), **given)
     assert str(error.value) == (

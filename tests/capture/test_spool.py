@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-import regard.recording.calls
+import regard.recording.merged_calls
 from regard.recording.spool import MAGIC
 from regard.recording.tensor_file import checksum
 
@@ -109,7 +109,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_the_spool_of_a_running_model_has_every_call_that_was_finished(
     options: dict[str, Any], joined: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regard.recording.calls, "_JOINED", joined)
+    monkeypatch.setattr(regard.recording.merged_calls, "_JOINED", joined)
     path, model, parts = tmp_path / "run.safetensors", Decoder(), list[regard.Recording]()
 
     def load(_: int) -> None:

@@ -60,14 +60,6 @@ def test_no_flipped_bit_goes_unnoticed(length: int, tmp_path: Path) -> None:
     everything_in(path)
 
 
-def test_a_tensor_is_not_taken_for_another(tmp_path: Path) -> None:
-    path = saved(tmp_path / "run.safetensors", 3000)
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"first/query", b"first/qUery", 1))
-    with pytest.raises(regard.RegardError, match=r"is damaged: its header differs from its check"):
-        regard.load(path)
-
-
 def test_verify_reads_all_and_says_what_it_found(tmp_path: Path) -> None:
     path = saved(tmp_path / "run.safetensors", 3000)
     told: list[tuple[int, int]] = []

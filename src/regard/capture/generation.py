@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.masks import Mask
 from regard.masks.recognise import FAR, allowed_rows
-from regard.recording.calls import Columns
+from regard.recording.merged_calls import Columns
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Place", "Run", "Runs"]

@@ -16,10 +16,16 @@ from regard.capture.selection import Selection
 from regard.capture.slicing import some_queries
 from regard.capture.tensor_copies import TensorCopies
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.calls import CallAnswers, Calls, Columns, SpooledColumns, recorded_queries
 from regard.recording.file_format import Plain, plain_answers, plain_matrix
 from regard.recording.file_writer import check_numbers
 from regard.recording.layers import Answers, InMemory, Layer, Lazy, Origin, asked_of
+from regard.recording.merged_calls import (
+    CallAnswers,
+    Calls,
+    Columns,
+    SpooledColumns,
+    recorded_queries,
+)
 from regard.recording.spool import Piece, Spool
 from regard.reductions.reduction import Reduction
 from regard.reductions.sums import Sum

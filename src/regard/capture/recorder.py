@@ -21,11 +21,11 @@ from regard.capture.slicing import some_heads, some_queries, unrepeated, value_h
 from regard.capture.tensor_copies import TensorCopies
 from regard.errors import RegardError, check_path, check_progress, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.calls import SPILLED
 from regard.recording.file_format import plain_reduction
 from regard.recording.file_reader import read
 from regard.recording.file_writer import about, check_target, unwritable, write
 from regard.recording.layers import InMemory, Layer, Origin, Refusal, layer_at
+from regard.recording.merged_calls import SPILLED
 from regard.recording.recording import Recording
 from regard.recording.spool import Spool, spool_of
 from regard.scores.query_key import QueryKeyScores

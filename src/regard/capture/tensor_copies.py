@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.recording.calls import Columns, MemoryColumns, SpooledColumns
 from regard.recording.layers import InMemory
+from regard.recording.merged_calls import Columns, MemoryColumns, SpooledColumns
 from regard.recording.spool import Spool
 
 __all__ = ["TensorCopies"]

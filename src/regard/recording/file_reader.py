@@ -18,13 +18,6 @@ from torch import Tensor
 
 from regard.errors import RegardError, bytes_text, check_path, check_weights
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.calls import (
-    SPILLED,
-    CallAnswers,
-    Calls,
-    SpooledColumns,
-    recorded_queries,
-)
 from regard.recording.file_format import (
     Take,
     answer_of,
@@ -34,6 +27,13 @@ from regard.recording.file_format import (
 )
 from regard.recording.file_writer import FORMAT, KEY
 from regard.recording.layers import Answers, Layer, Lazy, Origin, Queries, Refusal
+from regard.recording.merged_calls import (
+    SPILLED,
+    CallAnswers,
+    Calls,
+    SpooledColumns,
+    recorded_queries,
+)
 from regard.recording.recording import Recording, merged
 from regard.recording.shard import AXES, Shard
 from regard.recording.spool import MAGIC, SpoolFile, spool_of

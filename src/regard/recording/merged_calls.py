@@ -8,7 +8,6 @@ kind becomes a bool tensor.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any, Protocol, cast
 
 import torch
@@ -18,7 +17,7 @@ from regard.masks import Causal, Mask
 from regard.masks.recognise import allowed_rows, recognised_rows
 from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.layers import Answers, InMemory, Queries
+from regard.recording.layers import Answers, Lazy, Queries
 from regard.recording.spool import Piece, Spool
 from regard.reductions.reduction import Reduction, RowStatistic
 from regard.reductions.sums import Sum
@@ -102,19 +101,32 @@ class SpooledColumns:
         self.latest: tuple[int, Piece] | None = None
         self._spool = spool
         self._parts: list[tuple[int, int, Callable[[], Tensor]]] = []  # first column, columns, read
+        self._recent: tuple[int, MemoryColumns] | None = None  # the first column, and what follows
 
     def append(self, first: int, more: Tensor) -> None:
-        spool = cast(Spool, self._spool)
-        more = more.detach().to("cpu", copy=True)
-        piece, count = spool.append(more), more.shape[-2]
+        spool, count = cast(Spool, self._spool), more.shape[-2]
+        piece = spool.append(more)
         self.latest = first, piece
-        self.add(first, count, InMemory(more) if count < _JOINED else piece)
-        recent = list(takewhile(lambda part: isinstance(part[2], InMemory), self._parts[::-1]))
-        if sum(count for _, count, _ in recent) >= _JOINED:
+        if count >= _JOINED:
+            self._join(first)
+            self.add(first, count, piece)
+            return
+        if self._recent is None or first < self._recent[0]:
+            self._recent = first, MemoryColumns(more.detach().to("cpu", copy=True))
+        start, columns = self._recent
+        columns.append(first - start, more)
+        self.add(start, first + count - start, Lazy(lambda: columns.read(0, columns.length)))
+        if first + count - start >= _JOINED:
             # Few large pieces are read faster than many small ones.
-            start = recent[-1][0]
-            joined = self.read(start, first + count)
-            self.add(start, joined.shape[-2], spool.append(joined))
+            self._join(first + count)
+
+    def _join(self, stop: int) -> None:
+        """Write the columns in memory as one piece, up to a column."""
+        if self._recent is not None and stop > self._recent[0]:
+            start, columns = self._recent
+            piece = cast(Spool, self._spool).append(columns.read(0, stop - start))
+            self.add(start, stop - start, piece)
+        self._recent = None
 
     def add(self, first: int, count: int, read: Callable[[], Tensor]) -> None:
         """Add a piece, in place of all columns from ``first`` on."""
