@@ -349,16 +349,17 @@ def test_of_layers_that_are_not_selected_nothing_is_kept() -> None:
 # What is no spool that observe wrote
 
 
-def spool(folder: Path) -> bytes:
+def spool(folder: Path, keep: Any = "qkv") -> bytes:
     path, model, contents = folder / "run.safetensors", Decoder(1), list[bytes]()
-    with torch.no_grad(), regard.observe(model, path=path, keep="qkv"):
+    with torch.no_grad(), regard.observe(model, path=path, keep=keep):
         model.run(2, after=lambda _: contents.append(Path(f"{path}.part").read_bytes()))
     return contents[-1]
 
 
 def everything_in(path: Path) -> None:
     for layer in regard.load(path).layers:
-        layer.whole().to_dense()
+        if layer.matrix is not None:
+            layer.whole().to_dense()
         if layer.value is not None:
             layer.whole_value()
 
@@ -416,6 +417,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a query beyond": {"first": 2**60},
     "more keys than there are": {"columns": 2**30},
     "more keys at the end": {"kv_len": 2**39},
+    "more rows at the end": {"ran": 2**39},
+    "answers that are none": {"answers": [None]},
     "keys at a gap": {"keys": [100, 0]},
     "keys of no tensor": {"keys": [0, 10**9]},
     "keys before the first": {"keys": [0, -1]},
@@ -427,10 +430,15 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "keep", ["qkv", [regard.Sum(-2), regard.Entropy()]], ids=["qkv", "answers"]
+)
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_notes_are_one_error_or_nothing(change: dict[str, Any], tmp_path: Path) -> None:
-    every, part = records(spool(tmp_path)), tmp_path / "hostile.part"
-    assert packed(every) == spool(tmp_path)
+def test_hostile_notes_are_one_error_or_nothing(
+    change: dict[str, Any], keep: Any, tmp_path: Path
+) -> None:
+    every, part = records(spool(tmp_path, keep)), tmp_path / "hostile.part"
+    assert packed(every) == spool(tmp_path, keep)
     changed = [({**p, **change} if change.keys() <= p.keys() else p, c) for p, c in every]
     part.write_bytes(packed(changed))
     with one_error(part):
@@ -459,6 +467,18 @@ def test_two_blocks_do_not_write_one_file(tmp_path: Path) -> None:
                 use()
         model.run(2)
     same(regard.load(path), recorded(2))
+
+
+def test_a_part_of_something_else_is_not_replaced(tmp_path: Path) -> None:
+    part = tmp_path / "run.safetensors.part"
+    part.write_bytes(b"half of a download")
+    message = f"{part} exists and is not a recording; saving would lose it.\n"
+    with (
+        pytest.raises(regard.RegardError, match=f"^{re.escape(message)}"),
+        regard.observe(Decoder(), path=tmp_path / "run.safetensors"),
+    ):
+        pytest.fail("the block must not run")
+    assert part.read_bytes() == b"half of a download"
 
 
 def test_what_a_file_cannot_have_is_said_before_the_model_runs(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,13 @@ from regard.errors import RegardError, check_path, check_progress, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_format import plain_reduction
 from regard.recording.file_reader import read
-from regard.recording.file_writer import about, check_target, unwritable, write
+from regard.recording.file_writer import (
+    about,
+    check_replaceable,
+    check_target,
+    unwritable,
+    write,
+)
 from regard.recording.layers import InMemory, Layer, Origin, Refusal, layer_at
 from regard.recording.merged_calls import SPILLED
 from regard.recording.recording import Recording
@@ -113,11 +120,14 @@ class Recorder:
         for reduction in self._selection.reductions:
             plain_reduction(reduction)
         queries = self._selection.queries
-        path = check_target(path)
+        part = spool_of(check_target(path))
+        check_replaceable(part)
         try:
-            spool = Spool(spool_of(path))
+            spool = Spool(part)
             spool.note({**about(self._seen), "queries": [queries.start, queries.stop]})
         except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
             raise unwritable(path, error) from error
         return spool
 

@@ -497,6 +497,8 @@ class _StoredCalls:
                 for at, plain in enumerate(note["answers"])
             ]
             answers.add(given, range(first, first + shape[-2]), base)
+            if note["kv_len"] > base + shape[-1]:  # a total is padded to all keys
+                raise ValueError(f"answers about {note['kv_len']} keys of {base + shape[-1]}")
         for at in totals:
             total = self._answer(notes[-1]["answers"][at]["answer"]["tensor"])
             if total.shape[:-1] != leading or not total.is_floating_point():

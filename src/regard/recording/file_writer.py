@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.errors import RegardError, check_path, dtype_text
 from regard.recording.file_format import Plain, plain_answers, plain_matrix, wrong_numbers
 from regard.recording.layers import Layer
-from regard.recording.spool import Piece, Spool, is_locked, lock, spool_of
+from regard.recording.spool import MAGIC, Piece, Spool, is_locked, lock, spool_of
 from regard.recording.tensor_file import DTYPES, packed_header
 from regard.recording.version import version
 from regard.text.tokens import Token, as_tokens
@@ -213,7 +213,7 @@ def check_replaceable(path: Path) -> None:
         with path.open("rb") as file:
             beginning = file.read(200)
     is_recording = beginning[8:].startswith(b'{"__metadata__"') and f'"{KEY}"'.encode() in beginning
-    if beginning and not is_recording:
+    if beginning and not is_recording and not beginning.startswith(MAGIC):
         raise RegardError(
             f"{path} exists and is not a recording; saving would lose it.\n"
             "    Save under another name, or remove that file first."
