@@ -8,10 +8,10 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import RLock
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -285,20 +285,6 @@ class _Recent:
         return sum(size for _, size in self._contents.values())
 
 
-@dataclass(frozen=True, eq=False)
-class _Reading(Generic[Content]):
-    """A function that reads a matrix, a value or an answer."""
-
-    claimed: Content
-    read: Callable[[], Content]
-
-    def __call__(self) -> Content:
-        return self.read()
-
-    def __repr__(self) -> str:
-        return repr(self.claimed)
-
-
 class _StoredLayer:
     """A layer in a file.
 
@@ -331,13 +317,13 @@ class _StoredLayer:
 
     def _stored(
         self, name: object, build: Callable[[Any, torch.Size, Take], Content], plain: Any
-    ) -> "_Reading[Content] | None":
+    ) -> Lazy[Content] | None:
         """Return a function that reads the object of plain data; None if the data are None."""
         if plain is None:
             return None
         claimed = build(plain, self._shape, lambda role: self._file.stand_in(self._names[role]))
         key = self._name, name
-        return _Reading(claimed, lambda: self._recent.get(key, lambda: self._read(build, plain)))
+        return Lazy(lambda: self._recent.get(key, lambda: self._read(build, plain)), claimed)
 
     def _read(
         self, build: Callable[[Any, torch.Size, Take], Content], plain: Any

@@ -38,15 +38,16 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True, eq=False)
 class Lazy(Generic[Content]):
-    """A function that reads an object; its repr reads it, too."""
+    """A function that reads an object; its repr is that of ``shown``, or of the object."""
 
     read: Callable[[], Content]
+    shown: Content | None = None
 
     def __call__(self) -> Content:
         return self.read()
 
     def __repr__(self) -> str:
-        return repr(self.read())
+        return repr(self.read() if self.shown is None else self.shown)
 
 
 @dataclass(frozen=True, eq=False)
