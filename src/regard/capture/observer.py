@@ -36,7 +36,7 @@ from regard.capture.recorder import Recorder
 from regard.capture.refusals import Absence, compiled_error, is_compiled
 from regard.capture.selection import Selection
 from regard.capture.weight_operations import tensors_in
-from regard.errors import is_sharded
+from regard.errors import RegardError, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
 from regard.recording.recording import Recording
@@ -432,7 +432,8 @@ class _Watch:
             return None
 
     def _fail(self, name: str, cause: Exception, operation: Operation | None = None) -> None:
-        said = isinstance(cause, TypeError | ValueError | RuntimeError | MemoryError)
+        kinds = RegardError | TypeError | ValueError | RuntimeError | MemoryError
+        said = isinstance(cause, kinds)
         reason = str(cause) if said else f"{type(cause).__name__}: {cause}"
         self._refuse(name, reason, None if operation is None else operation.place(), cause)
 
