@@ -1,6 +1,5 @@
 """What observe keeps is what was asked for: layers, heads, queries, answers, where it was asked."""
 
-import errno
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
-import regard.capture.merging
-import regard.capture.tensor_copies
-import regard.recording.file_writer
+import regard.capture.recorder
+import regard.recording.merged_calls
+import regard.recording.spool
 from models import LLAMA, MODELS, ids, noise
 from regard.capture.slicing import some_queries, unrepeated
 
@@ -179,48 +178,45 @@ def test_the_largest_of_fewer_keys_than_were_asked_for_are_padded(tmp_path: Path
 
 
 def test_a_layer_that_cannot_be_put_together_loses_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path, model, real = tmp_path / "run.safetensors", llama(), regard.capture.merging.Copies.matrix
+    model, real = llama(), regard.recording.merged_calls.Calls.matrix
     given = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
-    def fails_once(copies: Any, wanted: range) -> Any:
-        if wanted == range(9) and not failed:
-            failed.append(copies)
+    def fails_once(calls: Any, selected: range, kv_len: int) -> Any:
+        if selected == range(9) and not failed:
+            failed.append(calls)
             raise AttributeError("no such thing")
-        return real(copies, wanted)
+        return real(calls, selected, kv_len)
 
     failed = list[object]()
-    monkeypatch.setattr(regard.capture.merging.Copies, "matrix", fails_once)
-    with (
-        pytest.raises(regard.RegardError) as error,
-        regard.observe(model, path=path, strict=True) as seen,
-    ):
+    monkeypatch.setattr(regard.recording.merged_calls.Calls, "matrix", fails_once)
+    with pytest.raises(regard.RegardError) as error, regard.observe(model, strict=True) as seen:
         model.generate(ids(), **given)
     assert str(error.value) == (
         "the calls of 'model.layers.0.self_attn' cannot be put together: AttributeError: no such "
         "thing\n    Of this layer the first call alone is kept."
     )
-    for recording in (seen, regard.load(path)):
-        assert [matrix.shape[-1] for matrix in recording.values()] == [7, 9]
+    assert [matrix.shape[-1] for matrix in seen.values()] == [7, 9]
 
 
-def test_what_cannot_be_written_stays_in_the_recording(
+def test_what_cannot_be_written_stays_in_the_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object, **__: object) -> None:
         raise AttributeError("no such thing")
 
-    monkeypatch.setattr(regard.recording.file_writer.Writer, "_write", fails)
-    path = tmp_path / "run.safetensors"
-    with pytest.raises(regard.RegardError) as error, regard.observe(llama(), path=path) as seen:
-        seen.add("a", regard.attend(noise(3, 2), noise(3, 2)))
+    monkeypatch.setattr(regard.capture.recorder, "write", fails)
+    path, model = tmp_path / "run.safetensors", llama()
+    with pytest.raises(regard.RegardError) as error, regard.observe(model, path=path) as seen:
+        model(ids())
     assert str(error.value) == (
         f"{path} cannot be written: AttributeError: no such thing\n"
-        "    The recording itself is whole; keep what you need of it."
+        f"    {path}.part has what was recorded; load it with regard.load."
     )
-    assert seen[0].shape == (3, 3)
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.safetensors.part"]
+    for recording in (seen, regard.load(f"{path}.part")):
+        assert [matrix.shape for matrix in recording.values()] == [(2, 4, 7, 7)] * 2
 
 
 # Where it is kept
@@ -265,45 +261,6 @@ def test_prompt_and_answer_are_one_matrix_in_a_file_too(tmp_path: Path) -> None:
         model.generate(ids(), pad_token_id=0, **options)
     assert written[1].shape == (2, 4, 96, 96)
     assert torch.equal(written[1].to_dense(), kept[1].to_dense())
-
-
-def test_an_exception_in_the_block_writes_no_file(tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
-    run(llama(), path=path)
-    before = path.read_bytes()
-    with pytest.raises(ZeroDivisionError), regard.observe(llama(), path=path):
-        1 / 0  # noqa: B018
-    assert list(tmp_path.iterdir()) == [path]
-    assert path.read_bytes() == before
-
-
-def test_a_full_disk_stops_no_model_and_leaves_earlier_recordings_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, model = tmp_path / "run.safetensors", llama()
-    run(model, path=path)
-    before = path.read_bytes()
-    rooms = iter(range(3))
-
-    def full(**options: Any) -> Any:
-        if next(rooms, None) is None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(**options)
-
-    real = regard.capture.tensor_copies.TemporaryFile
-    monkeypatch.setattr(regard.capture.tensor_copies, "TemporaryFile", full)
-    with torch.no_grad():
-        plain, outputs = model(ids()).logits, list[Tensor]()
-        with pytest.raises(regard.RegardError) as error, regard.observe(model, path=path) as seen:
-            outputs.append(model(ids()).logits)
-    assert str(error.value) == (
-        f"{path} cannot be written: No space left on device; nothing of it is left, "
-        "and a file that was there is as it was.\n"
-        "    Observe again with a path where there is room, or keep less."
-    )
-    assert torch.equal(outputs[0], plain)
-    assert list(seen) == ["model.layers.0.self_attn"]
-    assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], before)
 
 
 # Bad arguments, before any work

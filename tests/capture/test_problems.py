@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
-import regard.capture.tensor_copies
+import regard.recording.spool
 
 
 class Asks(nn.Module):
@@ -102,10 +102,10 @@ def test_layers_that_did_not_run_are_all_named() -> None:
 def test_a_full_disk_is_told_beside_a_layer_that_could_not_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> Tensor:
+    def full(*_: object, **__: object) -> Tensor:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(regard.capture.tensor_copies.TensorCopies, "empty", full)
+    monkeypatch.setattr(regard.recording.spool.Spool, "append", full)
     path = tmp_path / "run.safetensors"
     assert told(of(2, 3), heads=[2], path=path) == (
         "the attention of '0' cannot be kept: heads has 2; the layer has 2 heads.\n"

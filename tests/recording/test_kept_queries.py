@@ -78,13 +78,6 @@ def test_positions_that_cannot_be_are_damage(queries: Any, what: str, tmp_path: 
         regard.load(path)
 
 
-def test_a_file_without_positions_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
-    written(queries=slice(-4, None), layers=[0], path=path)
-    changed(path, lambda about: about["layers"][0].pop("queries"))
-    assert regard.load(path).layers[0].queries is None
-
-
 def test_where_all_queries_are_kept_none_are_named() -> None:
     seen = seen_by(MODELS["bert"])
     assert {layer.queries for layer in seen.layers} == {None}

@@ -84,18 +84,6 @@ def no_recording(path: Path, what: str) -> str:
     return f"^{re.escape(f'{path} is no recording of regard: {what}.{NO_RECORDING}')}$"
 
 
-def test_a_file_that_is_not_there_is_said_as_python_says_it(tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
-    message = f"^there is no file {path}; a recording is made with seen\\.save\\(\\)\\.$"
-    with pytest.raises(FileNotFoundError, match=message):
-        read(path)
-
-
-def test_a_folder_is_no_recording(tmp_path: Path) -> None:
-    with pytest.raises(regard.RegardError, match=no_recording(tmp_path, "it is a folder")):
-        read(tmp_path)
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -146,13 +134,13 @@ def test_metadata_that_are_none_are_refused(text: str, path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("version", [0, 3, "1.5", None, True], ids=str)
+@pytest.mark.parametrize("version", [0, 2, 4, "3", None, True], ids=str)
 def test_another_format_is_refused_by_its_number(version: object, path: Path) -> None:
     changed(path, lambda about: about.update(format=version, regard="9.9"))
     message = (
         f"{path} is a recording of format {version!r}; this version of regard reads "
-        "formats 1 to 2.\n"
-        "    Open it with the regard that made it, '9.9', or a newer one."
+        "format 3.\n"
+        "    Open it with the regard that made it, '9.9'."
     )
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
         read(path)
@@ -161,11 +149,19 @@ def test_another_format_is_refused_by_its_number(version: object, path: Path) ->
 # Truncated
 
 
-@pytest.mark.parametrize("left", [7, 8, 100, -100, -1], ids=str)
-def test_a_truncated_file_is_refused(left: int, path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:left])
-    with pytest.raises(regard.RegardError, match=rf"^{path} is no recording of regard: "):
-        read(path)
+@pytest.mark.parametrize(
+    ("name", "kind", "what"),
+    [
+        ("gone", FileNotFoundError, "there is no file {}; a recording is made with seen.save()."),
+        ("", regard.RegardError, "{} is no recording of regard: it is a folder." + NO_RECORDING),
+    ],
+    ids=["no file", "a folder"],
+)
+def test_what_is_no_file_is_said(
+    name: str, kind: type[Exception], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(what.format(tmp_path / name))}$"):
+        read(tmp_path / name)
 
 
 def test_a_file_with_something_after_its_end_is_refused(path: Path) -> None:
@@ -195,85 +191,52 @@ def test_a_damaged_header_is_said_before_its_json_is_read(
         read(path)
 
 
-def test_tokens_of_another_count_are_said(path: Path) -> None:
-    changed(path, lambda about: about["query_tokens"]["text"].append("d"))
-    with pytest.raises(
-        regard.RegardError,
-        match=damaged(path, "query_tokens has 4 tokens; layer 'full' has q_len = 3"),
-    ):
-        read(path)
+FLOATS = {"NaN": float("nan"), "an infinity": float("inf"), "an infinity ": -float("inf")}
+NUMBERS = {
+    **{
+        f"{name} in {role}": (
+            f"full/{role}",
+            struct.pack("<f", number),
+            f"{name.strip()} in its {role}",
+        )
+        for role in ("query", "key", "sink_bias", "table")
+        for name, number in FLOATS.items()
+        if name == "NaN" or role in ("query", "key")
+    },
+    "NaN in an answer": (
+        "answers/answers.0",
+        struct.pack("<f", float("nan")),
+        "NaN in its answers.0",
+    ),
+    "a bool": (
+        "full/mask.second",
+        b"\x02",
+        "something neither true nor false in its mask.second",
+    ),
+    "a key beyond the last": (
+        "full/answers.0.keys",
+        struct.pack("<q", 3),
+        "a key 3 among its largest weights",
+    ),
+    "a key before none": (
+        "full/answers.0.keys",
+        struct.pack("<q", -2),
+        "a key -2 among its largest weights",
+    ),
+    "weights": ("weights/values", struct.pack("<f", 7.0), "row (0, 0) with the sum "),
+}
 
 
-def test_a_missing_tensor_is_named(path: Path) -> None:
-    changed(path, lambda about: about["layers"][0]["tensors"].pop("full/key"))
-    with pytest.raises(
-        regard.RegardError, match=damaged(path, "layer 'full': 'full/key' is missing")
-    ):
-        read(path)
-
-
-NAN = struct.pack("<f", float("nan"))
-
-
-@pytest.mark.parametrize("role", ["query", "key", "sink_bias", "table"])
-def test_nan_is_said_when_its_layer_is_asked_for(role: str, path: Path) -> None:
-    tensor_changed(path, f"full/{role}", 4, NAN)
-    first, second, *_ = read(path).layers
-    second.whole()
-    with pytest.raises(
-        regard.RegardError, match=damaged(path, f"layer 'full' has NaN in its {role}")
-    ):
-        first.whole()
-
-
-def test_nan_is_said_when_an_answer_is_asked_for(path: Path) -> None:
-    tensor_changed(path, "answers/answers.0", 8, NAN)
-    with pytest.raises(
-        regard.RegardError, match=damaged(path, "layer 'answers' has NaN in its answers.0")
-    ):
-        read(path).layers[-1].reduce(regard.Entropy())
-
-
-@pytest.mark.parametrize(
-    ("tensor", "place", "content", "what"),
-    [
-        pytest.param(
-            "full/mask.second",
-            3,
-            b"\x02",
-            "something neither true nor false in its mask.second",
-            id="a bool",
-        ),
-        pytest.param(
-            "full/answers.0.keys",
-            8,
-            struct.pack("<q", 3),
-            "a key 3 among its largest weights",
-            id="a key beyond the last",
-        ),
-        pytest.param(
-            "full/answers.0.keys",
-            8,
-            struct.pack("<q", -2),
-            "a key -2 among its largest weights",
-            id="a key before none",
-        ),
-    ],
-)
-def test_numbers_that_cannot_be_are_said(
-    tensor: str, place: int, content: bytes, what: str, path: Path
+@pytest.mark.parametrize(("tensor", "content", "what"), NUMBERS.values(), ids=NUMBERS)
+def test_numbers_that_cannot_be_are_said_when_their_layer_is_asked(
+    tensor: str, content: bytes, what: str, path: Path
 ) -> None:
-    tensor_changed(path, tensor, place, content)
-    [layer, *_] = read(path).layers
-    with pytest.raises(regard.RegardError, match=damaged(path, f"layer 'full' has {what}")):
-        layer.reduce(regard.TopK(2)), layer.whole()
-
-
-def test_weights_that_are_none_are_said(path: Path) -> None:
-    tensor_changed(path, "weights/values", 0, struct.pack("<f", 7.0))
-    message = rf"^{path} is damaged: layer 'weights' has row \(0, 0\) with the sum 7\."
-    with pytest.raises(regard.RegardError, match=message):
-        read(path).layers[2].whole()
+    tensor_changed(path, tensor, 0, content)
+    read(path)
+    name = tensor.partition("/")[0]
+    message = f"{path} is damaged: layer {name!r} has {what}"
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}"):
+        everything_in(path)
 
 
 def test_what_a_file_says_cannot_steer_the_terminal(path: Path) -> None:
@@ -294,6 +257,11 @@ def scores_of(about: dict[str, Any], place: int = 0) -> dict[str, Any]:
 
 HUGE = [2**40, 2**40, 2**40, 2**40]
 CHANGES: dict[str, Change] = {
+    "tokens of another count": lambda about: about["query_tokens"]["text"].append("d"),
+    "a tensor that is missing": lambda about: layer_of(about)["tensors"].pop("full/key"),
+    "a kind of another module": lambda about: scores_of(about).update(kind="os.system"),
+    "no positions": lambda about: layer_of(about).pop("queries"),
+    "no value": lambda about: layer_of(about).pop("value"),
     "a shape that is absurd": lambda about: layer_of(about, 3).update(shape=HUGE),
     "a shape beyond all numbers": lambda about: layer_of(about, 3).update(shape=[10**40, 3]),
     "a shape of zero": lambda about: layer_of(about, 3).update(shape=[2, 4, 0, 3]),
@@ -341,7 +309,7 @@ CHANGES: dict[str, Change] = {
     ),
     "rows that are not there": lambda about: layer_of(about)["matrix"].update(
         mask={
-            "kind": "Rows",
+            "kind": "RowSlice",
             "start": 2,
             "q_len": 3,
             "mask": {"kind": "Causal", "align": "top-left"},
@@ -382,15 +350,6 @@ def test_json_that_says_no_recording_is_one_error(change: Change, path: Path) ->
         everything_in(path)
 
 
-def test_nothing_is_looked_up_by_a_name_in_the_file(path: Path) -> None:
-    changed(path, lambda about: scores_of(about).update(kind="os.system", query="echo"))
-    with pytest.raises(
-        regard.RegardError,
-        match=damaged(path, "layer 'full': scores of the kind 'os.system'"),
-    ):
-        read(path)
-
-
 # Anything at all
 
 
@@ -403,27 +362,6 @@ def good(folder: Path) -> bytes:
         file = changed(saved(folder / "good.safetensors"))
         GOOD.append(file.read_bytes())
     return GOOD[0]
-
-
-def check_anything(content: bytes, folder: Path) -> None:
-    """It is refused with one error, or it is a recording whose layers answer."""
-    path = folder / "anything.safetensors"
-    path.write_bytes(content)
-    with suppress(regard.RegardError):
-        everything_in(path)
-
-
-@settings(max_examples=300)
-@given(st.data())
-def test_bytes_that_flip_give_an_error_or_a_recording(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    content = bytearray(good(folder))
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(content) - 1))
-        content[place] = data.draw(st.integers(0, 255))
-    check_anything(bytes(content), folder)
 
 
 @settings(max_examples=100)
@@ -443,7 +381,7 @@ def test_a_file_that_ends_anywhere_is_refused(
 KEYWORDS = st.sampled_from(
     [
         *("kind", "mask", "scores", "tensors", "answers", "shape", "name", "first", "second"),
-        *("Keep", "Both", "Not", "Causal", "TopK", "full/query", "full/mask.second", "list"),
+        *("Keep", "And", "Not", "Causal", "TopK", "full/query", "full/mask.second", "list"),
     ]
 )
 VALUES = st.recursive(

@@ -3,7 +3,6 @@
 import os
 import re
 import resource
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +13,8 @@ import torch
 from torch import Tensor
 
 import regard
-from recording_files import tensor_changed
 from regard.matrix.weighted_sums import WeightedSum
-from regard.recording.file_reader import read, verify
-from regard.recording.file_writer import Writer
-from regard.recording.layers import Answers, Layer
+from regard.recording.file_reader import read
 from regard.scores.given_scores import GivenScores
 
 
@@ -54,29 +50,6 @@ def test_it_says_how_many_layers_it_has_written(tmp_path: Path) -> None:
     assert told == [(1, 2), (2, 2)]
 
 
-def changing(*matrices: regard.AttentionMatrix) -> regard.Recording:
-    """A recording whose matrix is another one each time that it is read."""
-    seen, found = regard.Recording({}), iter(matrices)
-    seen.put(Layer("a", matrices[0].shape, lambda: next(found), Answers()))
-    return seen
-
-
-def test_numbers_that_change_while_they_are_saved_give_a_whole_file(tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
-    changing(small(), small(1)).save(path)
-    assert verify(path).endswith("every number has its checksum")
-    assert torch.equal(read(path)["a"].source.key, small(1).source.key)
-
-
-def test_a_layer_that_becomes_another_while_it_is_saved_is_refused(tmp_path: Path) -> None:
-    source, documents = small().source, regard.Documents(torch.tensor([0, 0, 1]))
-    bias = torch.zeros(2, 3, 3)
-    larger = regard.attend(source.query, source.key, bias=bias, mask=documents & regard.Causal())
-    with pytest.raises(regard.RegardError, match="the recording changed while it was saved"):
-        changing(small(), larger).save(tmp_path / "run.safetensors")
-    assert left_in(tmp_path) == []
-
-
 @pytest.mark.parametrize("names", [("a", "b" * 300), ("b" * 300, "a"), ("\N{PARROT}" * 40, "/")])
 def test_layers_that_share_their_tensors_may_have_any_names(
     names: tuple[str, str], tmp_path: Path
@@ -104,13 +77,6 @@ def test_until_it_is_finished_a_recording_of_that_name_is_whole(tmp_path: Path) 
     assert left_in(tmp_path) == ["run.safetensors"]
 
 
-def test_what_is_abandoned_leaves_nothing(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "run.safetensors")
-    assert len(left_in(tmp_path)) == 1
-    writer.abandon()
-    assert left_in(tmp_path) == []
-
-
 def test_an_error_while_writing_leaves_nothing(tmp_path: Path) -> None:
     def fails(*_: int) -> None:
         raise KeyboardInterrupt
@@ -118,13 +84,6 @@ def test_an_error_while_writing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         recording().save(tmp_path / "run.safetensors", progress=fails)
     assert left_in(tmp_path) == []
-
-
-def test_what_is_being_written_is_marked_as_partial(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "run.safetensors")
-    (name,) = left_in(tmp_path)
-    assert re.fullmatch(r"run\.safetensors\.[0-9a-f]{8}\.partial", name)
-    writer.abandon()
 
 
 def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path) -> None:
@@ -198,7 +157,7 @@ def test_a_folder_that_is_not_there_is_said_before_anything_runs(tmp_path: Path)
     path = tmp_path / "nowhere" / "run.safetensors"
     message = rf"^{path} cannot be written: No such file or directory; nothing of it is left"
     with pytest.raises(regard.RegardError, match=message):
-        Writer(path)
+        write(path, a=small())
 
 
 def test_a_folder_is_no_file_to_write_to(tmp_path: Path) -> None:
@@ -207,7 +166,7 @@ def test_a_folder_is_no_file_to_write_to(tmp_path: Path) -> None:
         rf"\n    Save it in the folder, {tmp_path}/run.safetensors\.$"
     )
     with pytest.raises(regard.RegardError, match=message):
-        Writer(tmp_path)
+        write(tmp_path, a=small())
 
 
 EXAMPLE = '\n    Pass for example path="run.safetensors".'
@@ -230,58 +189,6 @@ def test_what_is_no_path_of_a_file_is_said_at_the_door(
 ) -> None:
     with pytest.raises(kind, match=f"^{re.escape(message + EXAMPLE)}$"):
         use(path)
-
-
-@pytest.mark.parametrize("role", ["query", "key"])
-@pytest.mark.parametrize("number", [torch.inf, -torch.inf])
-def test_an_infinity_in_a_file_is_said_when_its_layer_is_asked_for(
-    role: str, number: float, tmp_path: Path
-) -> None:
-    path = tmp_path / "run.safetensors"
-    inputs = {"query": torch.ones(3, 4), "key": torch.ones(3, 4)}
-    inputs[role][0, 0] = 0.625
-    write(path, a=regard.attend(**inputs))
-    tensor_changed(path, f"a/{role}", 0, struct.pack("<f", number))
-    message = f"{path} is damaged: layer 'a' has an infinity in its {role}."
-    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}"):
-        regard.load(path)["a"]
-
-
-def test_a_file_that_is_being_written_takes_no_second_writer(tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
-    first = Writer(path)
-    message = (
-        f"{path} is being written already; the later of two would replace the other.\n"
-        "    Give each its own path, or end the block of the observe that writes it before."
-    )
-    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
-        write(tmp_path / "." / "run.safetensors", a=small())
-    first.write(regard.Recording({"b": small()}))
-    assert [layer.name for layer in read(path).layers] == ["b"]
-    assert left_in(tmp_path) == ["run.safetensors"]
-
-
-def ended(writer: Writer) -> None:
-    writer.write(recording())
-
-
-def left(writer: Writer) -> None:
-    writer.abandon()
-
-
-def forgotten(writer: Writer) -> None:
-    """Nobody holds it any more, and nobody has ended it."""
-
-
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")  # it was left open
-@pytest.mark.parametrize("end", [ended, left, forgotten])
-def test_a_file_may_be_written_again_when_its_writer_is_gone(
-    end: Callable[[Writer], None], tmp_path: Path
-) -> None:
-    path = tmp_path / "run.safetensors"
-    end(Writer(path))
-    write(path, a=small())
-    assert [layer.name for layer in read(path).layers] == ["a"]
 
 
 class MyBias(regard.Bias):

@@ -11,20 +11,20 @@ as in the cross-attention of a decoder. Otherwise they are heads in a loop or un
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.capture.tensor_copies import TensorCopies
 from regard.masks import Mask
 from regard.masks.recognise import FAR, allowed_rows
+from regard.recording.merged_calls import Columns
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["Place", "Run", "Runs", "extended"]
+__all__ = ["Place", "Run", "Runs"]
 
 
 class Place(NamedTuple):
@@ -48,7 +48,7 @@ class Run:
     Attributes:
         traits: the properties that all calls share; None if no call can continue the run.
         last_query: the last query of the first call, (..., num_heads, 1, head_dim).
-        keys: the keys, (..., num_kv_heads, room, head_dim); the first kv_len are filled.
+        keys: the keys, (..., num_kv_heads, columns, head_dim); the first kv_len are filled.
         before: the number of keys before the queries of the first call.
         time: the time of the last call, counted in calls of all layers.
         parts: the number of calls.
@@ -59,7 +59,7 @@ class Run:
     traits: Hashable
     sink_bias: Tensor | None
     last_query: Tensor
-    keys: Tensor
+    keys: Columns
     kv_len: int
     q_len: int
     before: int
@@ -77,6 +77,29 @@ class Run:
         return self.before if self.grows else 0
 
 
+class LastColumn:
+    """The last key of the calls of a layer that is not recorded.
+
+    It shows whether a call continues the others, in memory that does not grow with the text.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.length = tensor.shape[-2]
+        self._last = tensor[..., -1:, :].clone()
+
+    def append(self, first: int, more: Tensor) -> None:
+        self.length = first + more.shape[-2]
+        self._last = more[..., -1:, :].clone()
+
+    def equal(self, start: int, other: Tensor) -> bool:
+        ends_here = start + other.shape[-2] == self.length
+        return ends_here and torch.equal(self._last, other[..., -1:, :])
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return no columns, because none but the last is known."""
+        return self._last[..., :0, :]
+
+
 class Runs:
     """The calls of each module, grouped into runs.
 
@@ -91,21 +114,30 @@ class Runs:
         self._last_restart = 0  # the time of the last call that did not continue its module's run
         self._grew = 0  # the time of the last call that added keys to a run
 
+    def follow(self, name: str, source: QueryKeyScores, mask: Mask | None) -> None:
+        """Add a call of a layer that is not recorded, which tells what other layers continue."""
+        key = source.key[..., : visible_stop(source, mask), :]
+        key = key[..., :1, :, :] if key.ndim > 2 else key
+        self.take(name, replace(source, key=key, bias=None), None, LastColumn)
+
     def take(
         self,
         name: str,
         source: QueryKeyScores | GivenScores,
         mask: Mask | None,
-        copies: TensorCopies,
+        columns: Callable[[Tensor], Columns],
     ) -> tuple[Run, Place | None]:
-        """Add a call, and return its run and its place there; the place of a first call is None."""
+        """Add a call, and return its run and its place there; the place of a first call is None.
+
+        ``columns`` copies the keys of a first call.
+        """
         self._clock += 1
         if isinstance(source, GivenScores):
             return _alone(source, self._clock), None
         runs, stop = self._runs.setdefault(name, []), visible_stop(source, mask)
         found = self._found(name, runs, source, stop)
         if found is None:
-            run = self._begin(name, runs, source, stop, copies)
+            run = self._begin(name, runs, source, stop, columns)
             run.reach = _reach(source, mask, stop)
             return run, None
         run, place = found
@@ -116,8 +148,7 @@ class Runs:
         if run.grows:
             self._grew = self._clock
             first, run.kv_len = place.base + place.known, place.base + place.stop
-            more = source.key[..., place.known : place.stop, :]
-            run.keys = extended(run.keys, first, more, copies.empty)
+            run.keys.append(first, source.key[..., place.known : place.stop, :])
         return run, place
 
     def _begin(
@@ -126,7 +157,7 @@ class Runs:
         runs: list[Run],
         source: QueryKeyScores,
         stop: int,
-        copies: TensorCopies,
+        columns: Callable[[Tensor], Columns],
     ) -> Run:
         q_len = source.query.shape[-2]
         went_back = _has_first_key(runs, source, stop)
@@ -138,7 +169,7 @@ class Runs:
             traits=_traits(source),
             sink_bias=None if source.sink_bias is None else source.sink_bias.clone(),
             last_query=source.query[..., -1:, :].clone(),
-            keys=copies.copy(source.key),
+            keys=columns(source.key),
             kv_len=stop,
             q_len=q_len,
             before=stop - q_len,
@@ -158,7 +189,7 @@ class Runs:
                 place = self._with_same_keys(run, source) or _with_more_keys(run, source, stop)
                 if place is not None:
                     found.append((run, place))
-        if len(found) > 1 or any(_has_equal_entries(run, place) for run, place in found):
+        if len(found) > 1 or any(_has_equal_entries(*each, source) for each in found):
             self.broken[name] = None  # heads with a shared key, or beams
             return None
         return found[0] if found else None
@@ -169,39 +200,13 @@ class Runs:
         The result is None for any other call.
         """
         kv_len, q_len = source.key.shape[-2], source.query.shape[-2]
-        if run.grows or kv_len != run.keys.shape[-2]:
+        if run.grows or kv_len != run.keys.length:
             return None
         if run.time < self._last_restart or run.time > self._grew:
             return None
         if q_len == kv_len and torch.equal(run.last_query, source.query[..., -1:, :]):
             return None  # the same text ran twice
-        return Place(0, kv_len, kv_len) if torch.equal(run.keys, _at(source.key, run)) else None
-
-
-def _alone(source: GivenScores, time: int) -> Run:
-    """Return a run of one call whose weights are kept, and which no call continues."""
-    nothing = source.values.new_zeros(()).expand(source.shape[-1], 1)
-    q_len, kv_len = source.shape[-2:]
-    return Run(None, None, nothing, nothing, kv_len, q_len, 0, time)
-
-
-def extended(
-    kept: Tensor, first: int, more: Tensor, empty: Callable[[Sequence[int], Tensor], Tensor]
-) -> Tensor:
-    """Write new keys or values into a buffer from a column on, and enlarge it if necessary.
-
-    The result, (..., num_kv_heads, room, dim), may have room for more columns. ``empty`` returns an
-    uninitialised tensor, given a shape and a tensor with its dtype.
-    """
-    stop = first + more.shape[-2]
-    if kept.shape[-2] < stop:
-        # Growing by half keeps the cost of all copies proportional to the number of keys.
-        room = stop + max(64, stop // 2)
-        larger = empty((*more.shape[:-2], room, more.shape[-1]), kept)
-        larger[..., :first, :] = kept[..., :first, :]
-        kept = larger
-    kept[..., first:stop, :] = more
-    return kept
+        return Place(0, kv_len, kv_len) if run.keys.equal(0, source.key) else None
 
 
 def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
@@ -246,8 +251,7 @@ def _with_more_keys(run: Run, source: QueryKeyScores, stop: int) -> Place | None
     base = run.kv_len - known
     if known < 1 or base < 0 or run.grows is False:
         return None
-    there, key = run.keys[..., base : run.kv_len, :], _at(source.key[..., :known, :], run)
-    return Place(base, known, stop) if torch.equal(there, key) else None
+    return Place(base, known, stop) if run.keys.equal(base, source.key[..., :known, :]) else None
 
 
 def _traits(source: QueryKeyScores) -> Hashable:
@@ -271,7 +275,8 @@ def _has_first_key(runs: Sequence[Run], source: QueryKeyScores, stop: int) -> bo
     for run in runs:
         if run.traits != traits or not (run.grows or (run.grows is None and not run.before)):
             continue
-        key, known = _at(source.key[..., :stop, :], run), run.keys[..., : run.kv_len, :]
+        known = run.keys.read(0, run.kv_len)
+        key = source.key[..., :stop, :].to(known.device)
         first, there = _of_first_head(key[..., :1, :]), _of_first_head(known)
         if not bool((there == first[:, None]).all(-1).any()):
             continue
@@ -281,18 +286,21 @@ def _has_first_key(runs: Sequence[Run], source: QueryKeyScores, stop: int) -> bo
     return False
 
 
-def _has_equal_entries(run: Run, place: Place) -> bool:
+def _has_equal_entries(run: Run, place: Place, source: QueryKeyScores) -> bool:
     """Return True if two batch entries have equal keys in a call.
 
     A beam could then continue either of them.
     """
-    keys = run.keys[..., : run.kv_len, :]
-    if keys.ndim < 4:
+    compares = place.base > 0 or place.known == place.stop
+    if source.key.ndim < 4 or source.key.shape[0] == 1 or not compares:
         return False
+    keys = run.keys.read(0, run.kv_len)
+    if not keys.shape[-2]:
+        return False  # a LastColumn
     if place.known == place.stop:
         return any(torch.equal(one, other) for one, other in pairwise(keys))
     seen = keys[..., place.base :, :]
-    return place.base > 0 and any(
+    return any(
         torch.equal(seen[one], seen[other]) and not torch.equal(keys[one], keys[other])
         for one, other in combinations(range(len(keys)), 2)
     )
@@ -303,11 +311,6 @@ def _of_first_head(keys: Tensor) -> Tensor:
     while keys.ndim < 4:
         keys = keys[None]
     return keys.flatten(0, -4)[:, 0]
-
-
-def _at(tensor: Tensor, run: Run) -> Tensor:
-    """Move a tensor to the device of the run's keys."""
-    return tensor.to(run.keys.device)
 
 
 def _same(first: Tensor | None, second: Tensor | None) -> bool:

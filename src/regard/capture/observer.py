@@ -103,8 +103,9 @@ def observe(
             while the model runs, in ``seen.kept``. Answers that cannot be merged over the calls of
             a generation, such as ``Pool``'s, are omitted with a warning.
         device: the device of the recording. The default is the model's device.
-        path: a file for the recording, written layer by layer, instead of memory. To save tokens
-            in it, set ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.
+        path: a file for the recording, instead of memory. While the model runs, each call is
+            appended to ``<path>.part``, which ``regard.load`` reads after a crash. To save tokens,
+            set ``seen.query_tokens`` and ``seen.key_tokens`` before the block ends.
         progress: called after each attention with the number of attentions so far. If it raises an
             exception, it is not called again; recording continues, and the exception is raised when
             the block ends.
@@ -162,9 +163,9 @@ def observe(
             watched_products(watch.product),
         ):
             yield seen
-    except BaseException:
+    except BaseException as exception:
         watch.finish()
-        recorder.abandon()
+        recorder.abandon(exception)
         raise
     watch.finish()
     if watch.absence.is_compiled:
@@ -445,7 +446,8 @@ class _Watch:
             return None
 
     def _fail(self, name: str, cause: Exception, operation: Operation | None = None) -> None:
-        said = isinstance(cause, TypeError | ValueError | RuntimeError | MemoryError)
+        kinds = RegardError | TypeError | ValueError | RuntimeError | MemoryError
+        said = isinstance(cause, kinds)
         reason = str(cause) if said else f"{type(cause).__name__}: {cause}"
         self._refuse(name, reason, None if operation is None else operation.place(), cause)
 

@@ -3,8 +3,10 @@
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -13,17 +15,26 @@ from torch import Tensor
 from regard.capture.distribution import GATHERED, Distribution
 from regard.capture.generation import Run, Runs
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
-from regard.capture.merging import CallGroup, Copies, TakeValue, Values
+from regard.capture.merging import CallGroup, TakeValue, Values
 from regard.capture.refusals import Problems
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
 from regard.capture.tensor_copies import TensorCopies
 from regard.errors import RefusedWarning, RegardError, check_path, check_progress, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.file_format import plain_reduction
 from regard.recording.file_reader import read
-from regard.recording.file_writer import Writer
+from regard.recording.file_writer import (
+    about,
+    check_replaceable,
+    check_target,
+    unwritable,
+    write,
+)
 from regard.recording.layers import InMemory, Layer, Origin, Refusal, layer_at
+from regard.recording.merged_calls import SPILLED
 from regard.recording.recording import Recording
+from regard.recording.spool import Spool, spool_of
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
@@ -43,10 +54,6 @@ _UNMERGED = (
     '    Observe with keep="qk", and ask the recording.'
 )
 _REFUSED = "the attention of {} cannot be kept"
-_SPILLED = (
-    "rows of padding attend to slots of a static cache that no token has filled.\n"
-    '    Use attn_implementation="sdpa", or a dynamic cache.'
-)
 
 
 class Recorder:
@@ -86,10 +93,8 @@ class Recorder:
             self._path = seen.shard.file(self._path)
         self._distribution = distribution
         self.without: dict[str, None] = {}
-        self._writer = None if self._path is None else Writer(self._path)
-        self._tensor_copies = TensorCopies(
-            self._selection.device, None if self._path is None else self._path.parent
-        )
+        self._spool = None if self._path is None else self._begun(self._path)
+        self._tensor_copies = TensorCopies(self._selection.device, self._spool)
         self._places: dict[str, int] = {}
         self._origins: dict[str, Origin] = {}
         self._names: dict[str, list[str]] = {}  # the names of the layers of each module
@@ -97,9 +102,26 @@ class Recorder:
         self._progress = progress
         self.progress_error: Exception | None = None
         self._taken = 0
-        self._gave_up = False
+        self._failure: OSError | None = None  # of the spool, after which nothing is recorded
+        self._is_left = False  # by an exception
         self._runs = Runs()
         self._call_groups: dict[Run, CallGroup] = {}
+
+    def _begun(self, path: Path) -> Spool:
+        """Begin the spool of a file, after all checks."""
+        for reduction in self._selection.reductions:
+            plain_reduction(reduction)
+        queries = self._selection.queries
+        part = spool_of(check_target(path))
+        check_replaceable(part)
+        try:
+            spool = Spool(part)
+            spool.note({**about(self._seen), "queries": [queries.start, queries.stop]})
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise unwritable(path, error) from error
+        return spool
 
     def take(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         """Record an attention that a module has just run, from the model's own tensors.
@@ -148,12 +170,20 @@ class Recorder:
             self.problems.add(_REFUSED, name, reason, cause)
             if name not in self._refused:
                 self._seen.refused.append(Refusal(name, line, reason))
+                self._note_refusal(name, self._seen.refused[-1])
         self._refused.add(name)
         for layer in self._names.pop(name, ()):
             self._seen.remove(layer)
         self._call_groups = {
             run: calls for run, calls in self._call_groups.items() if calls.module != name
         }
+
+    def _note_refusal(self, module: str, refusal: Refusal) -> None:
+        if self._spool is not None and self._failure is None:
+            try:
+                self._spool.note({"kind": "refused", "module": module, "refused": refusal})
+            except OSError as error:
+                self._failure = error
 
     def refuse_compiled(self, name: str, reason: str) -> None:
         """Report a compiled part of the model, whose attention is not recorded."""
@@ -162,16 +192,14 @@ class Recorder:
 
     def _record(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
         place = self._places.setdefault(name, len(self._places))
-        if self._gave_up:
+        if self._failure is not None:
             return None
         if any(map(is_sharded, matrix.source.tensors)):
             self.refuse(name, GATHERED)
             return None
         if name in self._refused or not self._selection.has_layer(name, place):
-            if isinstance(matrix.source, QueryKeyScores):
-                with torch.no_grad():
-                    source = _with_one_key_head(matrix.source)
-                    self._runs.take(name, source, matrix.mask, self._tensor_copies)
+            with torch.no_grad():
+                self._runs.follow(name, matrix.source, matrix.mask)
             return None
         if any(map(has_no_numbers, matrix.source.tensors)):
             self.refuse(name, WITHOUT_NUMBERS)
@@ -194,13 +222,13 @@ class Recorder:
             if self._selection.names is not None or numbers is not None:
                 self._origins[name] = Origin(place, numbers)
             try:
-                values = self._take(name, part, gradients=gradients)
+                calls = self._take(name, part, gradients=gradients)
             except OSError as error:
-                self._give_up(error)
+                self._failure = error
                 return None
-        if values is None:
+        if calls.values is None:
             return None
-        return partial(self._take_value, values, whole, heads, gradients)
+        return partial(self._take_value, calls, calls.values, whole, heads, gradients)
 
     def _chosen_heads(
         self, name: str, matrix: AttentionMatrix
@@ -233,6 +261,7 @@ class Recorder:
 
     def _take_value(
         self,
+        calls: CallGroup,
         values: Values,
         matrix: AttentionMatrix,
         heads: list[int] | None,
@@ -240,16 +269,16 @@ class Recorder:
         value: Tensor,
     ) -> None:
         """Record the value of the last call; a failure is reported when the block ends."""
-        if self._gave_up:
+        if self._failure is not None:
             return
         with torch.inference_mode(False), torch.no_grad():
             try:
-                values.add(value_heads(value, matrix, heads))
+                calls.take_value(value_heads(value, matrix, heads))
                 if gradients:
                     with torch.enable_grad():
                         values.in_graph = value_heads(value, matrix, heads)
             except OSError as error:
-                self._give_up(error)
+                self._failure = error
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
                 values.trouble = _reason(cause)
 
@@ -257,13 +286,9 @@ class Recorder:
         """Merge the calls of each layer and write the file; call this when the block has ended."""
         lost: list[str] = []
         with torch.inference_mode(False), torch.no_grad():
-            spilled = [
-                calls.module
-                for run, calls in self._call_groups.items()
-                if run.parts > 1 and run.reach > run.kv_len and not self._selection.reductions
-            ]
+            spilled = [calls.module for calls in self._call_groups.values() if calls.spills]
             for name in dict.fromkeys(spilled):
-                self.refuse(name, _SPILLED)
+                self.refuse(name, SPILLED)
             for run, calls in self._call_groups.items():
                 try:
                     if run.parts > 1 and calls.name is not None:
@@ -286,11 +311,10 @@ class Recorder:
             )
         if self._seen.shard is not None:
             self._seen.shard = self._seen.shard._replace(without=tuple(self.without))
-        complete = not self._gave_up and self._has_selection()
-        if self._writer is not None and complete and (self._seen.layers or self.without):
-            self._write(self._writer)
-        elif self._writer is not None:
-            self._writer.abandon()
+        if self._failure is None and self._has_selection() and not self._is_left:
+            self._write()
+        elif self._spool is not None:
+            self._leave(self._spool)
 
     def _number_layers(self) -> None:
         """Store the index of each layer in the model; refused layers leave gaps in the order."""
@@ -306,7 +330,7 @@ class Recorder:
         """Replace a layer by the merged layer of all calls, without answers that cannot merge."""
         layer = calls.layer()
         if layer is not None and (layer.matrix is not None or layer.answers):
-            self._seen.put(replace(layer, name=name, origin=self._origins.get(calls.module)))
+            self._seen.put(replace(layer, name=name))
         elif layer is not None:
             self._names[calls.module].remove(name)
             self._seen.remove(name)
@@ -314,12 +338,12 @@ class Recorder:
             reason = _UNMERGED.format(", ".join(map(repr, calls.unmerged)))
             self.problems.add("{} lack answers", name, reason)
 
-    def abandon(self) -> None:
-        """Merge the calls and remove the file; call this if an exception ended the block."""
-        if self._writer is not None:
-            self._writer.abandon()
-            self._writer = None
+    def abandon(self, exception: BaseException) -> None:
+        """Merge the calls, and write no file; call this if an exception ended the block."""
+        self._is_left = True
         self.close()
+        if self._spool is not None and self._seen.layers:
+            exception.add_note(f"{self._spool.path} has what regard recorded before.")
 
     def _has_graph(self, layer: str) -> bool:
         matrix = layer_at(self._seen.layers, layer).matrix
@@ -349,46 +373,41 @@ class Recorder:
         if value is not None:
             if values.in_graph is not None and self._has_graph(name):
                 with torch.enable_grad():
-                    value = self.graph.linked(value, values.in_graph)
+                    value = InMemory(self.graph.linked(value(), values.in_graph))
             layer = layer_at(self._seen.layers, name)
-            self._seen.put(replace(layer, value=InMemory(value)))
+            self._seen.put(replace(layer, value=value))
         else:
             self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
 
-    def _take(self, name: str, part: AttentionMatrix, *, gradients: bool) -> Values | None:
-        source, q_len = cast("QueryKeyScores | GivenScores", part.source), part.shape[-2]
+    def _take(self, name: str, part: AttentionMatrix, *, gradients: bool) -> CallGroup:
+        source = cast(QueryKeyScores, part.source)
         asking = bool(self._selection.reductions)
         # If keys are not recorded, the keys of one head suffice to group calls.
-        alone = asking and isinstance(source, QueryKeyScores)
-        one = _with_one_key_head(source) if alone else source
-        run, place = self._runs.take(name, one, part.mask, self._tensor_copies)
+        one = _with_one_key_head(source) if asking else source
+        run, place = self._runs.take(name, one, part.mask, self._tensor_copies.columns)
         if place is None:
-            copies = None if asking else Copies(run, self._tensor_copies)
-            values = Values(self._tensor_copies) if self._selection.values else None
             self._call_groups[run] = CallGroup(
-                name, run, self._selection, part.shape[:-2], copies, values
+                len(self._call_groups),
+                name,
+                run,
+                self._selection,
+                part.shape[:-2],
+                self._tensor_copies,
+                self._origins.get(name),
             )
         calls = self._call_groups[run]
-        if calls.values is not None:
-            calls.values.expect(place, part.shape)
-        calls.take(part, run.q_len - q_len, 0 if place is None else place.base)
+        calls.take(part, place)
         layer = None if calls.name is not None else calls.layer()
         if layer is not None:
             calls.name = self._add(layer)
         if gradients and place is None and calls.name is not None:
             self._show_graph(calls.name, part)
-        return calls.values
+        return calls
 
     def _add(self, layer: Layer) -> str:
         """Add a layer under the name of its module, and return the layer's unique name."""
-        name = self._seen.add(
-            layer.name,
-            None if layer.matrix is None else layer.matrix(),
-            answers=layer.answers.items(),
-            shape=layer.shape,
-            origin=self._origins.get(layer.name),
-            queries=layer.queries,
-        )
+        name = self._seen.add(layer.name, None, shape=layer.shape)
+        self._seen.put(replace(layer, name=name))
         self._names.setdefault(layer.name, []).append(name)
         return name
 
@@ -401,32 +420,49 @@ class Recorder:
             self.problems.add_text(text)
         return text is None
 
-    def _give_up(self, error: OSError) -> None:
-        """Stop recording because the disk is full; the model continues to run."""
-        if self._writer is not None:
-            self._writer.abandon()
-            self._writer = None
-        self._gave_up = True
-        self.problems.add_text(
-            f"{self._path} cannot be written: {error.strerror}; nothing of it is left, "
-            "and a file that was there is as it was.\n"
-            "    Observe again with a path where there is room, or keep less."
-        )
-
-    def _write(self, writer: Writer) -> None:
-        """Write the file, and let the recording read its tensors from it."""
-        try:
-            writer.write(self._seen)
-            for layer in read(writer.path).layers:
+    def _leave(self, spool: Spool) -> None:
+        """Leave the spool as the file of the recording, or remove it if no layer is in it."""
+        spool.end()
+        if self._failure is None:
+            if self._seen.layers and not self._is_left:
+                self.problems.add_text(f"{spool.path} has what was recorded.")
+        else:
+            # The calls in memory may be ahead of the spool.
+            for name in self._seen.shapes:
+                self._seen.remove(name)
+            for layer in read(cast(Path, spool.path)).layers:
                 self._seen.put(layer)
-        except RegardError as error:
-            self.problems.add_text(str(error), error)
-        except Exception as cause:  # noqa: BLE001  the layers stay in the recording
+            left = f"{spool.path} has what was finished until then"
+            if not self._seen.layers:
+                left = "nothing of it is left, and a file that was there is as it was"
             self.problems.add_text(
-                f"{writer.path} cannot be written: {_reason(cause)}\n"
-                "    The recording itself is whole; keep what you need of it.",
-                cause,
+                f"{self._path} cannot be written: {self._failure.strerror}; {left}.\n"
+                "    Observe again with a path where there is room, or keep less."
             )
+        if not self._seen.layers:
+            spool.remove()
+
+    def _write(self) -> None:
+        """Write the file, and let the recording read its tensors from it."""
+        if self._spool is None or self._path is None:
+            return
+        if self._seen.layers or self.without:
+            try:
+                write(self._path, self._seen, self._spool)
+            except Exception as cause:  # noqa: BLE001  the spool has all layers
+                self.problems.add_text(
+                    f"{cause if isinstance(cause, RegardError) else self._unwritten(cause)}\n"
+                    f"    {self._spool.path} has what was recorded; load it with regard.load.",
+                    cause,
+                )
+                self._spool.end()
+                return
+            for layer in read(self._path).layers:
+                self._seen.put(layer)
+        self._spool.remove()
+
+    def _unwritten(self, cause: Exception) -> str:
+        return f"{self._path} cannot be written: {_reason(cause)}"
 
 
 def has_no_numbers(tensor: Tensor) -> bool:

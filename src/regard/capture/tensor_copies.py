@@ -1,17 +1,16 @@
-"""Copies of a model's tensors: on the same device, on another one, or in mapped files."""
+"""Copies of a model's tensors: on the same device, on another one, or in a spool."""
 
-import mmap
-from collections.abc import Sequence
-from math import prod
-from pathlib import Path
-from tempfile import TemporaryFile
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["TensorCopies"]
+from regard.recording.layers import InMemory
+from regard.recording.merged_calls import Columns, MemoryColumns, SpooledColumns
+from regard.recording.spool import Spool
 
-_AT_ONCE = bytes(2**20)
+__all__ = ["TensorCopies"]
 
 
 class TensorCopies:
@@ -22,20 +21,38 @@ class TensorCopies:
 
     Args:
         device: the device of the copies; None keeps each copy on the device of its original.
-        folder: the folder of the temporary files that copies are mapped from; None keeps copies in
-            memory. The files are unlinked, so that none remains after a crash.
+        spool: the spool that has the copies; None keeps them in memory. Masks and biases, which
+            layers share, stay in memory.
+
+    Attributes:
+        device: the device of the copies.
+        spool: the spool.
     """
 
-    def __init__(self, device: torch.device | None = None, folder: Path | None = None) -> None:
-        self._device = device
-        self._folder = folder
+    def __init__(self, device: torch.device | None = None, spool: Spool | None = None) -> None:
+        self.device = device if spool is None else torch.device("cpu")
+        self.spool = spool
         self._shared: dict[tuple[object, ...], list[Tensor]] = {}
 
-    def copy(self, tensor: Tensor) -> Tensor:
-        """Return a new contiguous copy."""
-        copied = self.empty(tensor.shape, tensor)
-        waits = "cpu" in (tensor.device.type, copied.device.type)
-        return copied.copy_(tensor.detach(), non_blocking=not waits)
+    def copy(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Return a function that returns a new contiguous copy.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        return InMemory(self._copied(tensor)) if self.spool is None else self.spool.append(tensor)
+
+    def columns(self, tensor: Tensor) -> Columns:
+        """Return a copy of keys or values, to which more columns can be appended.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if self.spool is None:
+            return MemoryColumns(self._copied(tensor))
+        columns = SpooledColumns(self.spool)
+        columns.append(0, tensor)
+        return columns
 
     def copy_once(self, tensor: Tensor) -> Tensor:
         """Return a copy, the same one for all tensors with equal elements.
@@ -44,7 +61,7 @@ class TensorCopies:
         """
         strides = zip(tensor.shape, tensor.stride(), strict=True)
         distinct = tensor.detach()[tuple(slice(0, n if stride else 1) for n, stride in strides)]
-        device = self._device or tensor.device
+        device = self.device or tensor.device
         known = self._shared.setdefault((tensor.shape, distinct.shape, tensor.dtype, device), [])
         distinct = distinct.to(device)
         for kept in known:
@@ -54,30 +71,8 @@ class TensorCopies:
         known.append(own.expand(tensor.shape))
         return known[-1]
 
-    def empty(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Return an uninitialised tensor of this shape, with the dtype of ``like``.
-
-        Raises:
-            OSError: the disk is full.
-        """
-        if self._folder is not None:
-            return self._mapped(shape, like.dtype)
-        return torch.empty(tuple(shape), dtype=like.dtype, device=self._device or like.device)
-
-    def _mapped(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a tensor whose memory is mapped from a file.
-
-        The operating system can write it to the disk if memory runs short.
-        """
-        count = prod(shape)
-        if not count:
-            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-        size = count * dtype.itemsize
-        with TemporaryFile(dir=self._folder) as file:
-            # The whole file is written first: a write to a mapped page for which the disk has no
-            # room would kill the process.
-            for start in range(0, size, len(_AT_ONCE)):
-                file.write(_AT_ONCE[: size - start])
-            file.flush()
-            content = mmap.mmap(file.fileno(), size)
-        return torch.frombuffer(content, dtype=dtype, count=count).view(tuple(shape))
+    def _copied(self, tensor: Tensor) -> Tensor:
+        options: dict[str, Any] = {"dtype": tensor.dtype, "device": self.device or tensor.device}
+        copied = torch.empty(tuple(tensor.shape), **options)
+        waits = "cpu" in (tensor.device.type, copied.device.type)
+        return copied.copy_(tensor.detach(), non_blocking=not waits)

@@ -4,9 +4,9 @@ Plain data from a file pass the same checks as arguments of the public functions
 therefore raise the errors of wrong arguments, which the reader converts to one error of its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ __all__ = [
     "matrix_of",
     "plain_answers",
     "plain_matrix",
+    "plain_reduction",
     "reduction_of",
     "wrong_numbers",
 ]
@@ -64,15 +65,11 @@ __all__ = [
 Plain = dict[str, Any]
 """Values that JSON can represent."""
 
-Take = Callable[[object], Tensor]
-"""A function that returns the tensor with a name."""
+Take = Callable[[Any], Tensor]
+"""A function that returns the tensor with a name or a number."""
 
-
-class Put(Protocol):
-    """A function that stores a tensor by its role in a layer, and returns its name in the file."""
-
-    def __call__(self, role: str, tensor: Tensor) -> str: ...
-
+Put = Callable[[str, Tensor], str | int]
+"""A function that stores a tensor by its role in a layer, and returns its name or number."""
 
 _LARGEST_CALLABLE = 2**26
 _FAR = 2**48  # larger whole numbers are damage; up to here positions are exact
@@ -83,17 +80,11 @@ _REDUCTIONS: dict[str, tuple[type[Reduction], tuple[str, ...]]] = {
     "Entropy": (Entropy, ()),
     "LogSumExp": (LogSumExp, ()),
     "MaxScore": (MaxScore, ()),
+    "NormalizedEntropy": (NormalizedEntropy, ()),
     "Pool": (Pool, ("rows_wanted", "columns_wanted")),
-    "Spread": (NormalizedEntropy, ()),
     "Sum": (Sum, ("dim",)),
     "TopK": (TopK, ("k",)),
 }
-
-# A reduction in older files; its answer is that of TopK(1) without the last axis.
-_OLD_MAX = "Max"
-_REDUCTION_KINDS = {kind: name for name, (kind, _) in _REDUCTIONS.items()}
-# The names in the file format that differ from the names of the classes.
-_MASK_KINDS: dict[type[Mask], str] = {And: "Both", Or: "Either", RowSlice: "Rows"}
 
 
 # To plain data
@@ -174,7 +165,7 @@ def _plain_bias(bias: Bias | None, put: Put) -> Plain | None:
 def _plain_mask(
     mask: Mask, shape: torch.Size, device: torch.device, put: Put, role: str = "mask"
 ) -> Plain:
-    kind = {"kind": _MASK_KINDS.get(type(mask), type(mask).__name__)}
+    kind = {"kind": type(mask).__name__}
 
     def inside(mask: Mask, name: str, shape: torch.Size = shape) -> Plain:
         return _plain_mask(mask, shape, device, put, f"{role}.{name}")
@@ -221,30 +212,35 @@ def _written_out(mask: Mask, shape: torch.Size, device: torch.device) -> Mask:
     return known
 
 
-def plain_answers(answers: Mapping[Reduction, Any], put: Put) -> list[Plain]:
-    """Convert the recorded answers and their reductions to plain data.
+def plain_answers(answers: Iterable[tuple[Reduction, Any]], put: Put) -> list[Plain]:
+    """Convert pairs of a reduction and its answer, or None, to plain data.
 
     Raises:
         RegardError: a reduction is not one of regard's, or a name of its spans is not a string.
     """
     return [
         {
-            "reduction": _plain_reduction(reduction),
-            "answer": _plain_answer(f"answers.{place}", answer, put),
+            "reduction": plain_reduction(reduction),
+            "answer": None if answer is None else _plain_answer(f"answers.{index}", answer, put),
         }
-        for place, (reduction, answer) in enumerate(answers.items())
+        for index, (reduction, answer) in enumerate(answers)
     ]
 
 
-def _plain_reduction(reduction: Reduction) -> Plain:
+def plain_reduction(reduction: Reduction) -> Plain:
+    """Convert a reduction to plain data.
+
+    Raises:
+        RegardError: the reduction is not one of regard's, or a name of its spans is not a string.
+    """
     if isinstance(reduction, Segments):
         keys = reduction.key_spans
         spans = (_plain_spans(reduction.query_spans), None if keys is None else _plain_spans(keys))
         return {"kind": "Segments", "query_spans": spans[0], "key_spans": spans[1]}
-    if type(reduction) not in _REDUCTION_KINDS:
+    kind = type(reduction).__name__
+    known, fields = _REDUCTIONS.get(kind, (None, ()))
+    if type(reduction) is not known:
         raise _code(f"the answer to {reduction!r}")
-    kind = _REDUCTION_KINDS[type(reduction)]
-    _, fields = _REDUCTIONS[kind]
     return {"kind": kind, **{field: getattr(reduction, field) for field in fields}}
 
 
@@ -356,14 +352,14 @@ def _mask_of(plain: Plain, take: Take) -> Mask:
             return Documents(take(plain["ids"]))
         case "Keep":
             return Keep(take(plain["mask"]))
-        case "Rows":
+        case "RowSlice":
             start, q_len = _number(plain["start"]), _number(plain["q_len"])
             return RowSlice(_mask_of(plain["mask"], take), start, q_len)
         case "Not":
             return Not(_mask_of(plain["mask"], take))
-        case "Both":
+        case "And":
             return And(_mask_of(plain["first"], take), _mask_of(plain["second"], take))
-        case "Either":
+        case "Or":
             return Or(_mask_of(plain["first"], take), _mask_of(plain["second"], take))
         case kind:
             raise ValueError(f"a mask of the kind {kind!r}")
@@ -380,8 +376,6 @@ def reduction_of(plain: Plain) -> Reduction:
     if kind == "Segments":
         keys = asked["key_spans"]
         return Segments(_spans_of(asked["query_spans"]), None if keys is None else _spans_of(keys))
-    if kind == _OLD_MAX:
-        return TopK(1)
     known, fields = _REDUCTIONS[kind]
     return known(*(_number(asked[field]) for field in fields))
 
@@ -400,8 +394,6 @@ def answer_of(plain: Plain, shape: torch.Size, take: Take) -> Any:
     if not isinstance(expected, Top):
         return _alike(take(answer["tensor"]), expected)
     values, indices = take(answer["values"]), take(answer["indices"])
-    if _kind(plain["reduction"]) == _OLD_MAX:  # without the last axis
-        values, indices = values[..., None], indices[..., None]
     return Top(_alike(values, expected.values), _alike(indices, expected.indices))
 
 

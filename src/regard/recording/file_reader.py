@@ -8,10 +8,10 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from threading import RLock
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -26,10 +26,19 @@ from regard.recording.file_format import (
     wrong_numbers,
 )
 from regard.recording.file_writer import FORMAT, KEY
-from regard.recording.layers import Answers, Layer, Origin, Queries, Refusal
+from regard.recording.layers import Answers, Layer, Lazy, Origin, Queries, Refusal
+from regard.recording.merged_calls import (
+    SPILLED,
+    CallAnswers,
+    Calls,
+    SpooledColumns,
+    recorded_queries,
+)
 from regard.recording.recording import Recording, merged
 from regard.recording.shard import AXES, Shard
+from regard.recording.spool import MAGIC, SpoolFile, spool_of
 from regard.recording.tensor_file import DamagedError, TensorFile
+from regard.reductions.sums import Sum
 from regard.reductions.top_k import Top
 from regard.scores.given_scores import GivenScores
 from regard.text.escaping import visible
@@ -39,7 +48,6 @@ __all__ = ["load", "read", "verify"]
 
 Content = TypeVar("Content")
 
-_FORMATS = range(1, FORMAT + 1)
 _MOST_AXES = 16
 _MOST_PARTS = 2**16
 _MOST_CHARACTERS = 200
@@ -56,6 +64,7 @@ _WRONG = (
     ValueError,
 )
 """The exceptions that invalid plain data raise."""
+_SAVE = "a recording is made with seen.save()."
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
@@ -66,6 +75,9 @@ def load(path: str | os.PathLike[str]) -> Recording:
 
     A folder holds the parts of a distributed run, one file for each process. They are merged as by
     ``Recording.merge``.
+
+    ``run.safetensors.part`` is what ``observe(path="run.safetensors")`` has written so far, or had
+    written when its process ended. It is loaded up to the last call that was finished.
 
     Args:
         path: the file, or the folder.
@@ -106,30 +118,68 @@ def read(path: str | os.PathLike[str]) -> Recording:
         RegardError: the file is not a recording, has another format, or is damaged.
     """
     path = check_path(path)
-    return _recording(path, *_opened(path))
+    _check_file(path)
+    with path.open("rb") as file:
+        is_spool = file.read(len(MAGIC)) == MAGIC
+    return _recovered(path) if is_spool else _recording(path, *_opened(path))
+
+
+def _empty(path: Path, about: dict[str, Any]) -> Recording:
+    """Return a recording without layers, from its plain data."""
+    if about["format"] != FORMAT or type(about["format"]) is not int:
+        raise RegardError(
+            f"{path} is a recording of format {_shortened(repr(about['format']))}; "
+            f"this version of regard reads format {FORMAT}.\n"
+            f"    Open it with the regard that made it, {_shortened(repr(about.get('regard')))}."
+        )
+    queries, keys = (_tokens(about[name]) for name in ("query_tokens", "key_tokens"))
+    seen = Recording({}, model=str(about["model"]), query_tokens=queries, key_tokens=keys)
+    seen.refused = list(map(_refusal, about["refused"]))
+    seen.shard = _shard(about.get("shard"))
+    return seen
 
 
 def _recording(path: Path, file: TensorFile, about: dict[str, Any]) -> Recording:
-    if type(about["format"]) is not int or about["format"] not in _FORMATS:
-        raise RegardError(
-            f"{path} is a recording of format {_shortened(repr(about['format']))}; "
-            f"this version of regard reads formats 1 to {FORMAT}.\n"
-            f"    Open it with the regard that made it, {_shortened(repr(about.get('regard')))}, "
-            "or a newer one."
-        )
     try:
-        if about["format"] > 1 and not file.has_checksums:
-            raise ValueError("its checksums are missing")
-        queries, keys = (_tokens(about[name]) for name in ("query_tokens", "key_tokens"))
-        seen = Recording({}, model=str(about["model"]), query_tokens=queries, key_tokens=keys)
-        seen.refused = list(map(_refusal, about.get("refused", [])))
-        seen.shard = _shard(about.get("shard"))
-        recent = _Recent()
+        seen, recent = _empty(path, about), _Recent()
         for plain in about["layers"]:
             seen.put(_StoredLayer(file, path, recent, plain).layer)
         if len(seen.layers) < len(about["layers"]):
             raise ValueError("two layers have one name")
         return seen
+    except RegardError:
+        raise
+    except _WRONG as error:
+        raise _damaged(path, _reason(error)) from error
+
+
+def _recovered(path: Path) -> Recording:
+    """Return the recording in a spool, up to its last call that was finished."""
+    try:
+        file = SpoolFile(path)
+        if not file.notes:
+            raise ValueError("no layer in it was finished")
+        first, *notes = file.notes
+        seen, recent, queries = _empty(path, first), _Recent(), _slice(first["queries"])
+        runs: dict[object, _StoredCalls] = {}
+        for note in notes:
+            if note["kind"] == "refused":
+                seen.refused.append(_refusal(note["refused"]))
+                runs = {run: calls for run, calls in runs.items() if calls.module != note["module"]}
+            else:
+                run = note["run"]
+                if run not in runs and note["kind"] != "value":
+                    runs[run] = _StoredCalls(file, path, recent, note["module"])
+                runs[run].add(note)
+        for calls in runs.values():
+            if calls.spills:
+                seen.refused.append(Refusal(calls.module, None, SPILLED))
+            elif (layer := calls.layer(queries)) is not None:
+                name = seen.add(layer.name, None, shape=layer.shape)
+                seen.put(replace(layer, name=name))
+        return seen
+    except RegardError:
+        raise
     except _WRONG as error:
         raise _damaged(path, _reason(error)) from error
 
@@ -172,8 +222,7 @@ def verify(
         RegardError: the file is not a recording, or is damaged.
     """
     path = check_path(path)
-    file, about = _opened(path)
-    read_layers = _recording(path, file, about).layers
+    read_layers = read(path).layers
     for done, layer in enumerate(read_layers, 1):
         if layer.matrix is not None:
             layer.whole()
@@ -185,16 +234,20 @@ def verify(
             progress(done, len(read_layers))
     size = bytes_text(path.stat().st_size)
     layers = f"{len(read_layers)} layer{'s' * (len(read_layers) != 1)}"
-    found = "has its checksum" if file.has_checksums else "can be read; format 1 has no checksums"
-    return f"{layers}, {size}: every number {found}"
+    return f"{layers}, {size}: every number has its checksum"
+
+
+def _check_file(path: Path) -> None:
+    if not path.exists():
+        part = spool_of(path)
+        remedy = f"{part} has what was finished." if part.exists() else _SAVE
+        raise FileNotFoundError(f"there is no file {path}; {remedy}")
+    if not path.is_file():
+        raise _no_recording(path, "it is a folder" if path.is_dir() else "it is no file")
 
 
 def _opened(path: Path) -> tuple[TensorFile, dict[str, Any]]:
     """Open a file, and return its tensors and the JSON of its recording."""
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file {path}; a recording is made with seen.save().")
-    if not path.is_file():
-        raise _no_recording(path, "it is a folder" if path.is_dir() else "it is no file")
     try:
         file = TensorFile(path)
         about: Any = json.loads(file.metadata.get(KEY, "null"))
@@ -204,6 +257,8 @@ def _opened(path: Path) -> tuple[TensorFile, dict[str, Any]]:
         raise _no_recording(path, _reason(error)) from error
     if not isinstance(about, dict) or "format" not in about:
         raise _no_recording(path, "it is a safetensors file of something else")
+    if not file.has_checksums:
+        raise _damaged(path, "its checksums are missing")
     return file, cast(dict[str, Any], about)
 
 
@@ -226,20 +281,6 @@ class _Recent:
 
     def _bytes(self) -> int:
         return sum(size for _, size in self._contents.values())
-
-
-@dataclass(frozen=True, eq=False)
-class _Reading(Generic[Content]):
-    """A function that reads a matrix, a value or an answer."""
-
-    claimed: Content
-    read: Callable[[], Content]
-
-    def __call__(self) -> Content:
-        return self.read()
-
-    def __repr__(self) -> str:
-        return repr(self.claimed)
 
 
 class _StoredLayer:
@@ -266,22 +307,21 @@ class _StoredLayer:
                 self._stored("matrix", _matrix, plain["matrix"]),
                 Answers.reading((asked, read) for asked, read in answers if read is not None),
                 _origin(plain["origin"], shape),
-                # Older files lack queries and values.
-                _queries(plain.get("queries"), shape),
-                self._stored("value", _value, plain.get("value")),
+                _queries(plain["queries"], shape),
+                self._stored("value", _value, plain["value"]),
             )
         except _WRONG as error:
             raise ValueError(f"layer {name!r}: {_reason(error)}") from error
 
     def _stored(
         self, name: object, build: Callable[[Any, torch.Size, Take], Content], plain: Any
-    ) -> "_Reading[Content] | None":
+    ) -> Lazy[Content] | None:
         """Return a function that reads the object of plain data; None if the data are None."""
         if plain is None:
             return None
         claimed = build(plain, self._shape, lambda role: self._file.stand_in(self._names[role]))
         key = self._name, name
-        return _Reading(claimed, lambda: self._recent.get(key, lambda: self._read(build, plain)))
+        return Lazy(lambda: self._recent.get(key, lambda: self._read(build, plain)), claimed)
 
     def _read(
         self, build: Callable[[Any, torch.Size, Take], Content], plain: Any
@@ -305,6 +345,162 @@ class _StoredLayer:
     def _check(self, problem: str | None) -> None:
         if problem is not None:
             raise _damaged(self._path, f"layer {self._name!r} has {problem}")
+
+
+class _StoredCalls:
+    """The calls of one attention in a spool, merged when they are first read."""
+
+    def __init__(self, file: SpoolFile, path: Path, recent: _Recent, module: Any) -> None:
+        if not isinstance(module, str):
+            raise TypeError(f"a layer of the name {module!r}")
+        self.module = module
+        self._file, self._path, self._recent = file, path, recent
+        self._keys, self._value = SpooledColumns(), SpooledColumns()
+        self._calls = Calls(self._keys, lambda tensor: tensor, torch.device("cpu"))
+        self._notes: list[
+            tuple[Any, int]
+        ] = []  # of each call, with the calls that have rows so far
+        self._count = 0
+        self._values = 0
+        self._masks: dict[int, Tensor] = {}
+
+    @property
+    def spills(self) -> bool:
+        """True if rows attend to slots of a cache that no call has filled."""
+        return bool(self._notes and self._notes[-1][0]["spills"])
+
+    def add(self, note: Any) -> None:
+        """Add the plain data of a call or a value."""
+        try:
+            if note["kind"] == "value":
+                self._values += 1
+                if note["value"] is not None:
+                    self._append(self._value, "value", note["value"])
+                return
+            if note["kind"] == "call":
+                self._add_call(note)
+            self._notes.append((note, self._count))
+        except _WRONG as error:
+            raise ValueError(f"layer {self.module!r}: {_reason(error)}") from error
+
+    def _add_call(self, note: Any) -> None:
+        if note["keys"] is not None:
+            self._append(self._keys, "key", note["keys"])
+        if note["matrix"] is None:
+            return  # none of its queries is selected
+        scores, base = note["matrix"]["scores"], _whole_number(note["base"])
+        kv_len = _whole_number(note["columns"])
+        if not 0 < base + kv_len <= self._keys.length:
+            raise ValueError(f"keys {base} to {base + kv_len} of {self._keys.length}")
+
+        def take(number: Any) -> Tensor:
+            if number == "key":
+                some = self._key
+                return some[..., :1, :].expand(*some.shape[:-2], kv_len, some.shape[-1])
+            return self._file.stand_in(number) if number == query else self._tensor(number, "mask")
+
+        query = scores["query"]
+        matrix = matrix_of(note["matrix"], take)
+        self._calls.add(
+            matrix, _whole_number(note["first"]), base, lambda: self._tensor(query, "query")
+        )
+        self._count += 1
+
+    def _append(self, columns: SpooledColumns, role: str, plain: Any) -> None:
+        at, number = plain
+        tensor = self._file.stand_in(number)
+        if tensor.ndim < 2 or not tensor.numel() or not 0 <= _whole_number(at) <= columns.length:
+            raise ValueError(f"a {role} of shape {tuple(tensor.shape)} at {at}")
+        if role == "key":
+            self._key = tensor
+        columns.add(at, tensor.shape[-2], lambda: self._tensor(number, role))
+
+    def _tensor(self, number: Any, role: str) -> Tensor:
+        if number in self._masks:
+            return self._masks[number]
+        tensor = self._file.tensor(number)
+        if (problem := _tensor_problem(role, tensor)) is not None:
+            raise ValueError(f"it has {problem}")
+        if role == "mask":  # layers and calls share them
+            self._masks[number] = tensor
+        return tensor
+
+    def layer(self, queries: slice) -> Layer | None:
+        """Return the layer; None if none of its queries is selected."""
+        notes, name = self._notes, self.module
+        if not notes:
+            return None
+        if self._values and self._values == len(notes) - 1:
+            notes = notes[:-1]  # the process ended before the value of the last call
+        notes = _up_to_totals(notes)
+        last, count = notes[-1]
+        kv_len, start, ran = (_whole_number(last[key]) for key in ("kv_len", "start", "ran"))
+        origin = last["origin"]
+        if last["kind"] == "answers":
+            answers, leading = self._answers([note for note, _ in notes])
+            shape = torch.Size((*leading, answers.q_len, kv_len))
+            kept = recorded_queries(answers.rows, ran, start)
+            merged = answers.merged(kv_len)
+            return Layer(name, shape, None, merged, _origin(origin, shape), kept)
+        rows = range(ran)[queries]
+        found = self._calls.matrix(rows, kv_len, count)
+        if found is None or kv_len > self._keys.length:
+            return None
+        shape, build = found
+        value = None
+        if self._values == len(notes) and self._value.length >= kv_len:
+            value = self._lazy("value", lambda: self._value.read(0, kv_len), shape)
+        matrix, kept = self._lazy("matrix", build, shape), recorded_queries(rows, ran, start)
+        return Layer(name, shape, matrix, Answers(), _origin(origin, shape), kept, value)
+
+    def _lazy(self, name: str, build: Callable[[], Content], shape: torch.Size) -> Lazy[Content]:
+        def read() -> tuple[Content, int]:
+            try:
+                content = build()
+                if (problem := _problem(content, shape)) is not None:
+                    raise ValueError(f"it has {problem}")
+            except _WRONG as error:
+                raise _damaged(self._path, f"layer {self.module!r}: {_reason(error)}") from error
+            tensors = (
+                [content] if isinstance(content, Tensor) else cast(Any, content).source.tensors
+            )
+            return content, sum(tensor.nbytes for tensor in tensors)
+
+        return Lazy(lambda: self._recent.get((self, name), read))
+
+    def _answers(self, notes: list[Any]) -> tuple[CallAnswers, torch.Size]:
+        """Return the answers of the calls, and the shape of a matrix without rows and columns."""
+        reductions = [reduction_of(plain) for plain in notes[0]["answers"]]
+        totals = [index for index, each in enumerate(reductions) if each == Sum(-2)]
+        answers, leading = CallAnswers(reductions), _shape(notes[0]["shape"])[:-2]
+        for note in notes:
+            shape = _shape(note["shape"])
+            first, base = _whole_number(note["first"]), _whole_number(note["base"])
+            given = [
+                None if at in totals else answer_of(plain, shape, self._answer)
+                for at, plain in enumerate(note["answers"])
+            ]
+            answers.add(given, range(first, first + shape[-2]), base)
+            if note["kv_len"] > base + shape[-1]:  # a total is padded to all keys
+                raise ValueError(f"answers about {note['kv_len']} keys of {base + shape[-1]}")
+        for at in totals:
+            total = self._answer(notes[-1]["answers"][at]["answer"]["tensor"])
+            if total.shape[:-1] != leading or not total.is_floating_point():
+                raise ValueError(f"an answer of shape {tuple(total.shape)}")
+            answers.totals[at] = total
+        return answers, leading
+
+    def _answer(self, number: Any) -> Tensor:
+        return self._tensor(number, "answers")
+
+
+def _up_to_totals(notes: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+    """Return the calls up to the last that has all answers: totals are not written at each call."""
+    while len(notes) > 1 and any(
+        each["answer"] is None for each in notes[-1][0].get("answers", ())
+    ):
+        notes = notes[:-1]
+    return notes
 
 
 def _origin(plain: Any, shape: torch.Size) -> Origin | None:
@@ -342,6 +538,13 @@ def _value(plain: Any, shape: torch.Size, take: Take) -> Tensor:
     if len(shape) > 2 and shape[-3] % value.shape[-3]:
         raise ValueError(f"a value of {value.shape[-3]} heads for {shape[-3]}")
     return value
+
+
+def _slice(plain: Any) -> slice:
+    start, stop = plain
+    if not all(end is None or (type(end) is int and abs(end) < _LONGEST) for end in (start, stop)):
+        raise TypeError(f"queries of {plain!r:.60}")
+    return slice(start, stop)
 
 
 def _whole_number(plain: object) -> int:

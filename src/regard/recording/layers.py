@@ -18,6 +18,7 @@ __all__ = [
     "Answers",
     "InMemory",
     "Layer",
+    "Lazy",
     "NotKeptError",
     "Origin",
     "Queries",
@@ -33,6 +34,20 @@ __all__ = [
 
 
 Content = TypeVar("Content")
+
+
+@dataclass(frozen=True, eq=False)
+class Lazy(Generic[Content]):
+    """A function that reads an object; its repr is that of ``shown``, or of the object."""
+
+    read: Callable[[], Content]
+    shown: Content | None = None
+
+    def __call__(self) -> Content:
+        return self.read()
+
+    def __repr__(self) -> str:
+        return repr(self.read() if self.shown is None else self.shown)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from regard.errors import RegardError, check_path, is_whole
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.notebook_hook import notebook_bundle
 from regard.matrix.rollouts import Rollout, rollout
-from regard.recording.file_writer import Writer
+from regard.recording.file_writer import check_target, write
 from regard.recording.joining import Piece, joined
 from regard.recording.layers import (
     Answers,
@@ -395,7 +395,7 @@ class Recording(Mapping[str, AttentionMatrix]):
             'Tiny'
         """
         file = path if self.shard is None else self.shard.file(check_path(path))
-        Writer(file).write(self, progress)
+        write(check_target(file), self, progress=progress)
 
     def rollout(self, residual: float = 0.5) -> Rollout:
         """Return the attention rollout of all layers; see ``rollout``.

@@ -8,7 +8,6 @@ if the file is truncated.
 import json
 import os
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -21,7 +20,18 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-__all__ = ["DTYPES", "DamagedError", "TensorFile", "checksum", "packed_header", "written"]
+__all__ = [
+    "DTYPES",
+    "Bytes",
+    "DamagedError",
+    "Entry",
+    "TensorFile",
+    "checksum",
+    "entry_of",
+    "packed_header",
+    "read_tensor",
+    "stand_in",
+]
 
 DTYPES = {
     torch.bool: "BOOL",
@@ -44,7 +54,6 @@ _NO_DIGEST = "0" * (2 * _DIGEST)
 _BEFORE_DIGEST = json.dumps({_METADATA: {_HEADER: ""}}).encode().removesuffix(b'"}}')
 _SMALL = 2**16  # bytes; tensors up to this size are read when the file is opened
 _AT_ONCE = 2**24  # bytes
-_BUFFER = 2**18  # bytes that are copied before they are written
 
 
 class DamagedError(ValueError):
@@ -56,37 +65,107 @@ def checksum(content: memoryview | bytes) -> str:
     return blake2b(content, digest_size=_DIGEST).hexdigest()
 
 
-def written(file: BinaryIO, content: memoryview) -> str:
-    """Write some bytes, which may change meanwhile, and return the checksum of what was written."""
-    digest = blake2b(digest_size=_DIGEST)
-    for start in range(0, len(content), _BUFFER):
-        part = bytes(content[start : start + _BUFFER])
-        digest.update(part)
-        file.write(part)
-    return digest.hexdigest()
-
-
 def packed_header(
-    metadata: dict[str, str], checksums: dict[str, str], entries: dict[str, Any], size: int = 0
+    metadata: dict[str, str], checksums: dict[str, str], entries: dict[str, Any]
 ) -> bytes:
-    """Return the bytes of a file before its first tensor, padded to ``size``, a multiple of 8.
+    """Return the bytes of a file before its first tensor.
 
     ``entries`` has the dtype, shape and data_offsets of each tensor.
     """
     texts = {_HEADER: _NO_DIGEST, **metadata, _TENSORS: json.dumps(checksums)}
     header = json.dumps({_METADATA: texts, **entries}).encode()
-    header += b" " * max(-len(header) % 8, size - 8 - len(header))  # the tensors are aligned
+    header += b" " * (-len(header) % 8)  # the tensors are aligned
     packed = struct.pack("<Q", len(header)) + header
     start = 8 + len(_BEFORE_DIGEST)
     return packed[:start] + checksum(packed).encode() + packed[start + 2 * _DIGEST :]
 
 
+class Bytes:
+    """A file that is read at any offset, by concurrent threads and by forked processes.
+
+    It is closed when nothing refers to it any more.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._seeking = Lock()
+        finalize(self, file.close)
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def at(self, start: int, length: int) -> bytes:
+        """Read some bytes.
+
+        Raises:
+            DamagedError: the file is shorter than it was.
+        """
+        content = bytearray(length)
+        self.fill(memoryview(content), start)
+        return bytes(content)
+
+    def fill(self, part: memoryview, start: int) -> None:
+        """Read bytes into a buffer.
+
+        Raises:
+            DamagedError: the file is shorter than it was.
+        """
+        while part:
+            if hasattr(os, "preadv"):
+                count = os.preadv(self._file.fileno(), [part], start)
+            else:  # Windows has neither preadv nor fork
+                with self._seeking:
+                    self._file.seek(start)
+                    count = cast(Any, self._file).readinto(part) or 0
+            if not count:
+                raise DamagedError("it became shorter after it was opened")
+            part, start = part[count:], start + count
+
+
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
+    """The dtype, the shape and the bytes of a tensor in a file, from ``start`` to ``stop``."""
+
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
     stop: int
+
+
+def entry_of(plain: Any, start: int) -> Entry:
+    """Convert the plain data of a tensor, which begins at ``start``, to an Entry.
+
+    Raises:
+        LookupError, TypeError: the plain data are invalid.
+    """
+    dtype, shape = _DTYPES[plain["dtype"]], tuple(plain["shape"])
+    if not all(type(each) is int and each >= 0 for each in shape):
+        raise TypeError("a shape that is no whole numbers")
+    return Entry(dtype, shape, start, start + prod(shape) * dtype.itemsize)
+
+
+def read_tensor(source: Bytes, name: object, entry: Entry, digest: str | None) -> Tensor:
+    """Read a tensor, and compare it with its checksum unless that is None.
+
+    Raises:
+        DamagedError: the tensor differs from its checksum.
+    """
+    content = torch.empty(entry.stop - entry.start, dtype=torch.uint8, device="cpu")
+    view, summed = memoryview(cast(Any, content.numpy())), blake2b(digest_size=_DIGEST)
+    for start in range(0, len(view), _AT_ONCE):
+        part = view[start : start + _AT_ONCE]
+        source.fill(part, entry.start + start)
+        if digest is not None:
+            summed.update(part)
+    if digest is not None and summed.hexdigest() != digest:
+        raise DamagedError(f"the tensor {name!r} differs from its checksum")
+    return content.view(entry.dtype).view(entry.shape)
+
+
+def stand_in(entry: Entry) -> Tensor:
+    """Return zeros of a tensor's shape and dtype that use no memory."""
+    return torch.zeros((), dtype=entry.dtype, device="cpu").expand(entry.shape)
 
 
 class TensorFile:
@@ -94,7 +173,7 @@ class TensorFile:
 
     Attributes:
         metadata: the texts in the header.
-        has_checksums: True if the header and each tensor have a checksum.
+        has_checksums: True if the header has a checksum.
 
     Raises:
         OSError: the file cannot be read.
@@ -103,47 +182,41 @@ class TensorFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("rb", buffering=0)
-        finalize(self, self._file.close)
-        self._seeking = Lock()
-        self._small: dict[str, Tensor] = {}
-        size = os.fstat(self._file.fileno()).st_size
-        length = struct.unpack("<Q", self._bytes(0, 8))[0] if size >= 8 else 0
-        self._data = 8 + length
+        self._bytes = Bytes(path.open("rb", buffering=0))
+        size = self._bytes.size
+        length = struct.unpack("<Q", self._bytes.at(0, 8))[0] if size >= 8 else 0
         if not 2 <= length <= size - 8:
             raise ValueError("it has no header, or is cut off")
-        packed = self._bytes(0, self._data)
-        if packed[8:].startswith(_BEFORE_DIGEST):  # first, because damaged JSON may not parse
+        packed = self._bytes.at(0, 8 + length)
+        self.has_checksums = packed[8:].startswith(_BEFORE_DIGEST)
+        if self.has_checksums:  # checked first, because damaged JSON may not parse
             _check_header(packed)
         try:
             header = json.loads(packed[8:])
             self.metadata = _texts(header.pop(_METADATA, {}))
-            self._entries = {name: _entry(each) for name, each in header.items()}
+            self._entries = {name: _with_offsets(each, 8 + length) for name, each in header.items()}
+            self._checksums = _texts(json.loads(self.metadata.get(_TENSORS, "{}")))
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
             raise ValueError("its header is no header of tensors") from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError("its header is not JSON") from error
-        self.has_checksums = _HEADER in self.metadata
+        _check_offsets(self._entries, 8 + length, size)
+        self._small: dict[str, Tensor] = {}
         if self.has_checksums:
-            _check_header(packed)
-        self._checksums = _texts(json.loads(self.metadata.get(_TENSORS, "{}")))
-        _check_places(self._entries, size - self._data)
-        for name, entry in self._entries.items():
-            if entry.stop - entry.start <= _SMALL:
-                self._small[name] = self._read(name)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._entries)
+            for name, entry in self._entries.items():
+                if entry.stop - entry.start <= _SMALL:
+                    self._small[name] = self.tensor(name)
 
     def tensor(self, name: str) -> Tensor:
         """Read a tensor.
 
         Raises:
-            LookupError: there is no tensor of this name.
+            LookupError: there is no tensor or checksum of this name.
             DamagedError: the tensor differs from its checksum.
         """
-        return self._small[name] if name in self._small else self._read(name)
+        if name in self._small:
+            return self._small[name]
+        return read_tensor(self._bytes, name, self._entries[name], self._checksums[name])
 
     def stand_in(self, name: str) -> Tensor:
         """Return a small tensor, or zeros of a large one's shape and dtype that use no memory.
@@ -152,44 +225,17 @@ class TensorFile:
             LookupError: there is no tensor of this name.
         """
         entry = self._entries[name]
-        zero = torch.zeros((), dtype=entry.dtype, device="cpu")
-        return self._small.get(name, zero.expand(entry.shape))
-
-    def _read(self, name: str) -> Tensor:
-        entry = self._entries[name]
-        content = torch.empty(entry.stop - entry.start, dtype=torch.uint8, device="cpu")
-        digest = blake2b(digest_size=_DIGEST)
-        for part, place in _parts(content, self._data + entry.start):
-            self._fill(part, place)
-            if self.has_checksums:
-                digest.update(part)
-        if self.has_checksums and digest.hexdigest() != self._checksums.get(name):
-            raise DamagedError(f"the tensor {name!r} differs from its checksum")
-        return content.view(entry.dtype).view(entry.shape)
-
-    def _bytes(self, place: int, length: int) -> bytes:
-        content = bytearray(length)
-        self._fill(memoryview(content), place)
-        return bytes(content)
-
-    def _fill(self, part: memoryview, place: int) -> None:
-        """Read bytes into a buffer; safe for concurrent threads and forked processes."""
-        while part:
-            if hasattr(os, "preadv"):
-                count = os.preadv(self._file.fileno(), [part], place)
-            else:  # Windows has neither preadv nor fork
-                with self._seeking:
-                    self._file.seek(place)
-                    count = self._file.readinto(part) or 0
-            if not count:
-                raise DamagedError("it became shorter after it was opened")
-            part, place = part[count:], place + count
+        return self._small[name] if name in self._small else stand_in(entry)
 
 
-def _parts(content: Tensor, place: int) -> Iterator[tuple[memoryview, int]]:
-    view = memoryview(cast(Any, content.numpy()))
-    for start in range(0, len(view), _AT_ONCE):
-        yield view[start : start + _AT_ONCE], place + start
+def _with_offsets(plain: Any, data: int) -> Entry:
+    start, stop = plain["data_offsets"]
+    if type(start) is not int or start < 0:
+        raise TypeError("an offset that is no whole number")
+    entry = entry_of(plain, data + start)
+    if entry.stop != data + stop:
+        raise ValueError("a tensor has another number of bytes than its shape needs")
+    return entry
 
 
 def _texts(plain: Any) -> dict[str, str]:
@@ -198,29 +244,17 @@ def _texts(plain: Any) -> dict[str, str]:
     return cast(dict[str, str], plain)
 
 
-def _entry(plain: Any) -> _Entry:
-    shape, (start, stop) = plain["shape"], plain["data_offsets"]
-    numbers = [*shape, start, stop]
-    if not all(type(each) is int and each >= 0 for each in numbers):
-        raise TypeError("a shape or place that is no whole number")
-    dtype = _DTYPES[plain["dtype"]]
-    if prod(shape) * dtype.itemsize != stop - start:
-        raise ValueError("a tensor has another number of bytes than its shape needs")
-    return _Entry(dtype, tuple(shape), start, stop)
-
-
 def _check_header(packed: bytes) -> None:
     start = 8 + len(_BEFORE_DIGEST)
     stop = start + 2 * _DIGEST
     blank = packed[:start] + _NO_DIGEST.encode() + packed[stop:]
-    found = packed[start:stop]
-    if packed[8:start] != _BEFORE_DIGEST or checksum(blank).encode() != found:
+    if checksum(blank).encode() != packed[start:stop]:
         raise DamagedError("its header differs from its checksum")
 
 
-def _check_places(entries: dict[str, _Entry], size: int) -> None:
+def _check_offsets(entries: dict[str, Entry], start: int, stop: int) -> None:
     """Raise an error for tensors that overlap, leave gaps, or do not end with the file."""
-    places = sorted((entry.start, entry.stop) for entry in entries.values())
-    edges = [(0, 0), *places, (size, size)]
+    ranges = sorted((entry.start, entry.stop) for entry in entries.values())
+    edges = [(start, start), *ranges, (stop, stop)]
     if any(before[1] != after[0] for before, after in pairwise(edges)):
         raise ValueError("its tensors do not fill it; it may be cut off")

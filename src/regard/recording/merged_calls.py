@@ -1,0 +1,457 @@
+"""The calls of one attention, merged to one matrix or to the answers of one matrix.
+
+A model that generates text runs a layer once for each token. Each row of the merged mask allows the
+same keys as in its call. The mask is recognised in blocks of rows. Causal masks and sliding windows
+stay such masks, also with padding: they need no memory and make answers fast. A mask of no known
+kind becomes a bool tensor.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from regard.masks import Causal, Mask
+from regard.masks.recognise import allowed_rows, recognised_rows
+from regard.masks.row_slice import row_slice_of
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.layers import Answers, Lazy, Queries
+from regard.recording.spool import Piece, Spool
+from regard.reductions.reduction import Reduction, RowStatistic
+from regard.reductions.sums import Sum
+from regard.reductions.top_k import Top, TopK
+from regard.scores.query_key import QueryKeyScores
+
+__all__ = [
+    "SPILLED",
+    "CallAnswers",
+    "Calls",
+    "Columns",
+    "MemoryColumns",
+    "SpooledColumns",
+    "recorded_queries",
+]
+
+SPILLED = (
+    "rows of padding attend to slots of a static cache that no token has filled.\n"
+    '    Use attn_implementation="sdpa", or a dynamic cache.'
+)
+"""The reason for which a layer is refused whose rows attend to keys that no call has."""
+
+_JOINED = 256  # columns that stay in memory before they are written as one piece
+
+
+class Columns(Protocol):
+    """The keys or values of several calls, (..., num_kv_heads, columns, dim).
+
+    ``length`` is the number of columns; the last ones may be room of a cache that is not filled.
+    """
+
+    length: int
+
+    def append(self, first: int, more: Tensor) -> None:
+        """Copy columns to the end, from column ``first`` on."""
+        ...
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return a range of columns."""
+        ...
+
+    def equal(self, start: int, other: Tensor) -> bool:
+        """Return True if the columns from ``start`` on are equal to those of another tensor."""
+        ...
+
+
+class MemoryColumns:
+    """Columns in one tensor, which grows by half when it is full."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._buffer = tensor
+        self.length = tensor.shape[-2]
+
+    def append(self, first: int, more: Tensor) -> None:
+        stop, kept = first + more.shape[-2], self._buffer
+        if kept.shape[-2] < stop:
+            # Growing by half keeps the cost of all copies proportional to the number of columns.
+            room = stop + max(64, stop // 2)
+            self._buffer = kept.new_empty((*more.shape[:-2], room, more.shape[-1]))
+            self._buffer[..., :first, :] = kept[..., :first, :]
+        self._buffer[..., first:stop, :] = more
+        self.length = max(self.length, stop)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        return self._buffer[..., start:stop, :]
+
+    def equal(self, start: int, other: Tensor) -> bool:
+        columns = self.read(start, start + other.shape[-2])
+        return torch.equal(columns, other.to(columns.device))
+
+
+class SpooledColumns:
+    """Columns in pieces of a spool, of which the last ones are also in memory.
+
+    Attributes:
+        latest: the first column and the piece of what was appended last.
+    """
+
+    def __init__(self, spool: Spool | None = None) -> None:
+        self.length = 0
+        self.latest: tuple[int, Piece] | None = None
+        self._spool = spool
+        self._parts: list[tuple[int, int, Callable[[], Tensor]]] = []  # first column, columns, read
+        self._recent: tuple[int, MemoryColumns] | None = None  # the first column, and what follows
+
+    def append(self, first: int, more: Tensor) -> None:
+        spool, count = cast(Spool, self._spool), more.shape[-2]
+        piece = spool.append(more)
+        self.latest = first, piece
+        if count >= _JOINED:
+            self._join(first)
+            self.add(first, count, piece)
+            return
+        if self._recent is None or first < self._recent[0]:
+            self._recent = first, MemoryColumns(more.detach().to("cpu", copy=True))
+        start, columns = self._recent
+        columns.append(first - start, more)
+        self.add(start, first + count - start, Lazy(lambda: columns.read(0, columns.length)))
+        if first + count - start >= _JOINED:
+            # Few large pieces are read faster than many small ones.
+            self._join(first + count)
+
+    def _join(self, stop: int) -> None:
+        """Write the columns in memory as one piece, up to a column."""
+        if self._recent is not None and stop > self._recent[0]:
+            start, columns = self._recent
+            piece = cast(Spool, self._spool).append(columns.read(0, stop - start))
+            self.add(start, stop - start, piece)
+        self._recent = None
+
+    def add(self, first: int, count: int, read: Callable[[], Tensor]) -> None:
+        """Add a piece, in place of all columns from ``first`` on."""
+        kept = [(at, min(n, first - at), each) for at, n, each in self._parts if at < first]
+        self._parts = [*kept, (first, count, read)]
+        self.length = max(self.length, first + count)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        parts = list(self._read(start, stop))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+
+    def equal(self, start: int, other: Tensor) -> bool:
+        other, at = other.cpu(), 0
+        for part in self._read(start, start + other.shape[-2]):
+            count = part.shape[-2]
+            if not torch.equal(part, other[..., at : at + count, :]):
+                return False
+            at += count
+        return at == other.shape[-2]
+
+    def _read(self, start: int, stop: int) -> Iterator[Tensor]:
+        for first, count, read in self._parts:
+            low, high = max(start - first, 0), min(stop - first, count)
+            if low < high:
+                yield read()[..., low:high, :]
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """The recorded part of one call, without its keys.
+
+    Attributes:
+        first: the position of its first query among the queries of all calls.
+        shape: the shape of its matrix, (..., num_heads, rows, kv_len).
+        query: a function that returns the query of its matrix.
+        device: the device of the query.
+        mask: the mask, bound to the shape; None for all keys.
+        bias: the bias, with all axes of the matrix; each is full or has size 1.
+        base: the column of its first key.
+        skipped: the number of rows of the query before the first row of this part.
+    """
+
+    first: int
+    shape: torch.Size
+    query: Callable[[], Tensor]
+    device: torch.device
+    mask: Mask | None
+    bias: Tensor | None
+    base: int
+    skipped: int = 0
+
+    @property
+    def rows(self) -> range:
+        """Return the positions of its queries among the queries of all calls."""
+        return range(self.first, self.first + self.shape[-2])
+
+    @property
+    def kv_len(self) -> int:
+        return self.shape[-1]
+
+    def only(self, selected: range) -> "_Call":
+        """Return the part of the call with the queries at the given positions."""
+        rows = self.rows
+        start = min(max(selected.start, rows.start), rows.stop) - rows.start
+        stop = max(min(selected.stop, rows.stop) - rows.start, start)
+        if (start, stop) == (0, len(rows)):
+            return self
+        bias, mask = self.bias, self.mask
+        if bias is not None and bias.shape[-2] > 1:
+            bias = bias[..., start:stop, :]
+        if mask is not None and start < stop:
+            mask = row_slice_of(mask, range(start, stop), len(rows))
+        shape = torch.Size((*self.shape[:-2], stop - start, self.kv_len))
+        first, skipped = rows.start + start, self.skipped + start
+        return replace(self, first=first, shape=shape, mask=mask, bias=bias, skipped=skipped)
+
+    def rows_of_query(self) -> Tensor:
+        query = self.query()
+        # A slice of a tensor would keep all of the tensor alive.
+        part = query[..., self.skipped : self.skipped + self.shape[-2], :]
+        return query if part.shape == query.shape else part.clone()
+
+
+class Calls:
+    """The queries, masks and biases of the calls of one attention, and the keys of all calls.
+
+    Args:
+        keys: the keys of all calls.
+        once: a function that returns one tensor for all tensors with equal elements.
+        device: the device of the copies; None for that of the calls.
+    """
+
+    def __init__(
+        self,
+        keys: Columns,
+        once: Callable[[Tensor], Tensor],
+        device: torch.device | None = None,
+    ) -> None:
+        self._keys = keys
+        self._once = once
+        self._device = device
+        self._calls: list[_Call] = []
+        self._source: QueryKeyScores | None = None
+
+    def add(
+        self, part: AttentionMatrix, first: int, base: int, query: Callable[[], Tensor]
+    ) -> None:
+        """Add the next call, whose mask and bias are copied.
+
+        Args:
+            part: its matrix, of the selected queries.
+            first: the position of its first query among the queries of all calls.
+            base: the column of its first key.
+            query: a function that returns a copy of the query.
+        """
+        source = cast(QueryKeyScores, part.source)
+        mask = None if part.mask is None else part.mask.map(self._once)
+        bias = None if source.bias is None else self._once(source.bias)
+        if self._source is None:
+            nothing = source.query.new_empty(0)
+            without = replace(source, query=nothing, key=nothing, bias=None)
+            self._source = without.map(lambda each: each if each is nothing else self._once(each))
+        device = self._device or part.device
+        self._calls.append(_Call(first, part.shape, query, device, mask, bias, base))
+
+    def matrix(
+        self, selected: range, kv_len: int, count: int | None = None
+    ) -> tuple[torch.Size, Callable[[], AttentionMatrix]] | None:
+        """Return the shape of the matrix of the calls so far, and a function that merges them.
+
+        Args:
+            selected: the positions of the queries among the queries of all calls. If there are
+                none, the result is None.
+            kv_len: the number of keys.
+            count: the number of calls; None for all of them.
+        """
+        calls = tuple(self._calls[:count])
+        rows = sum(len(call.only(selected).rows) for call in calls)
+        if not rows:
+            return None
+        shape = torch.Size((*calls[0].shape[:-2], rows, kv_len))
+        return shape, lambda: self._merged(calls, selected, kv_len)
+
+    def _merged(self, every: Sequence[_Call], selected: range, kv_len: int) -> AttentionMatrix:
+        calls = [part for call in every if (part := call.only(selected)).rows]
+        queries = [call.rows_of_query() for call in calls]
+        query = queries[0] if len(queries) == 1 else torch.cat(queries, -2)
+        mask, bias = calls[0].mask, calls[0].bias
+        key = self._keys.read(0, kv_len).contiguous()
+        if len(every) > 1 or (every[0].base, every[0].kv_len) != (0, kv_len):
+            shape = torch.Size((*query.shape[:-1], kv_len))
+            # The mask of all rows, of which some may be selected, is of a simpler kind.
+            first, count = every[0].first, sum(len(call.rows) for call in every)
+            mask = _merged_mask(every, torch.Size((*shape[:-2], count, kv_len)))
+            if mask is not None:
+                start = calls[0].first - first
+                mask = row_slice_of(mask, range(start, start + shape[-2]), count).map(self._once)
+            bias = _merged_bias(calls, shape)
+            bias = None if bias is None else self._once(bias)
+        source = cast(QueryKeyScores, self._source)
+        return AttentionMatrix(replace(source, query=query, key=key, bias=bias), mask)
+
+
+def _merged_bias(calls: Sequence[_Call], shape: torch.Size) -> Tensor | None:
+    """Return the merged bias; it is 0 where a call has no bias or lacks the key."""
+    given = [call.bias for call in calls if call.bias is not None]
+    if not given:
+        return None
+    leading = [max(axis) for axis in zip(*(bias.shape[:-2] for bias in given), strict=True)]
+    merged, row = given[0].new_zeros(*leading, *shape[-2:]), 0
+    for call in calls:
+        there = merged[..., row : row + len(call.rows), call.base : call.base + call.kv_len]
+        row += len(call.rows)
+        if call.bias is not None:
+            whole = call.bias.expand(*call.bias.shape[:-2], len(call.rows), call.kv_len)
+            there.copy_(whole[..., : there.shape[-1]])
+    return merged
+
+
+def _merged_mask(calls: Sequence[_Call], shape: torch.Size) -> Mask | None:
+    """Return the bound mask of the rows of all calls; None if every row allows every key.
+
+    The rows are contiguous. ``shape`` is that of their matrix, (..., num_heads, rows, kv_len).
+    """
+    if all(call.mask is None and call.kv_len == shape[-1] for call in calls):
+        return None
+    first = calls[0].first
+    before = shape[-1] - shape[-2] - first  # the position of query 0 among the keys
+    if all(_is_causal(call, call.first + before) for call in calls):
+        return Causal().bind(shape, calls[0].device)
+    sizes = [_allowed(call, range(1), shape).shape[:-2] for call in calls]
+    leading = cast(torch.Size, torch.broadcast_shapes((1,) * (len(shape) - 2), *sizes))
+
+    def allowed(rows: slice) -> Tensor:
+        blocks: list[Tensor] = []
+        for call in calls:
+            skipped = call.first - first
+            start, stop = max(rows.start - skipped, 0), min(rows.stop - skipped, len(call.rows))
+            if start < stop:
+                block = _allowed(call, range(start, stop), shape)
+                blocks.append(block.expand(*leading, *block.shape[-2:]))
+        return torch.cat(blocks, -2)
+
+    return recognised_rows(allowed, torch.Size((*leading, *shape[-2:])), shape)
+
+
+def _is_causal(call: _Call, position: int) -> bool:
+    """Return True if a call's mask is that of its rows in a causal mask of all keys.
+
+    Its first query has this position among the keys.
+    """
+    rows = len(call.rows)
+    is_causal = rows == 1 if call.mask is None else call.mask == Causal()
+    return is_causal and call.base == 0 and call.kv_len == position + rows
+
+
+def _allowed(call: _Call, rows: range, shape: torch.Size) -> Tensor:
+    """Return True for each key that rows of a call may attend to, (..., rows, kv_len).
+
+    The columns are the keys of all calls.
+    """
+    block = allowed_rows(call.mask, slice(rows.start, rows.stop), call.shape, call.device)
+    whole = block.new_zeros(*block.shape[:-1], shape[-1])
+    there = whole[..., call.base : call.base + call.kv_len]
+    there.copy_(block[..., : there.shape[-1]])
+    return whole
+
+
+def recorded_queries(rows: range | None, ran: int, start: int = 0) -> Queries | None:
+    """Return the recorded queries; None if all were recorded from the first token on, or unknown.
+
+    ``rows`` are the recorded ones among the ``ran`` queries; the first is at position ``start``.
+    """
+    if rows is None or (rows == range(ran) and not start):
+        return None
+    return Queries(start + rows.start, start + ran)
+
+
+class CallAnswers:
+    """The answers of the calls of one attention, merged to those of all calls.
+
+    Attributes:
+        reductions: the reductions that each call answers.
+        totals: for each ``Sum(-2)`` among them, by its index, the sum over all calls.
+        calls: the number of calls.
+
+    Args:
+        reductions: the reductions.
+    """
+
+    def __init__(self, reductions: Sequence[Reduction]) -> None:
+        self.reductions = reductions
+        self.totals: dict[int, Tensor] = {}
+        self.calls = 0
+        self._parts: list[list[Any]] = [[] for _ in reductions]
+        self._rows: list[range] = []
+
+    def add(self, answers: Sequence[Any], rows: range, base: int) -> None:
+        """Add the answers of the next call, whose first key is at column ``base``.
+
+        ``rows`` are the positions of its queries among the queries of all calls.
+        """
+        self.calls += 1
+        if self._rows and self._rows[-1].stop == rows.start:
+            self._rows[-1] = range(self._rows[-1].start, rows.stop)
+        else:
+            self._rows.append(rows)
+        for index, (reduction, answer) in enumerate(zip(self.reductions, answers, strict=True)):
+            if answer is None:
+                continue  # a total that is added later
+            if reduction == Sum(-2):  # one total suffices, however many calls there are
+                self.totals[index] = _added(self.totals.get(index), answer, base)
+            elif isinstance(answer, Top) and base:
+                indices = answer.indices + base * (answer.indices >= 0)
+                self._parts[index].append(Top(answer.values, indices))
+            else:
+                self._parts[index].append(answer)
+
+    @property
+    def q_len(self) -> int:
+        """The number of rows."""
+        return sum(map(len, self._rows))
+
+    @property
+    def rows(self) -> range | None:
+        """The positions of all rows; None if there is a gap between them."""
+        return self._rows[0] if len(self._rows) == 1 else None
+
+    @property
+    def unmerged(self) -> list[Reduction]:
+        """The reductions whose answers of several calls cannot be merged."""
+        asked = self.reductions if self.calls > 1 else ()
+        return [each for each in asked if not isinstance(each, RowStatistic | TopK | Sum)]
+
+    def merged(self, kv_len: int) -> Answers:
+        """Return the merged answers, without those of ``unmerged``.
+
+        ``kv_len`` is the number of keys of all calls.
+        """
+        unmerged = self.unmerged
+        return Answers(
+            (each, self._merged(index, kv_len))
+            for index, each in enumerate(self.reductions)
+            if each not in unmerged
+        )
+
+    def _merged(self, index: int, kv_len: int) -> Any:
+        if (total := self.totals.get(index)) is not None:
+            # pad() also cuts: of the static cache, the slots that no call has filled.
+            return torch.nn.functional.pad(total, (0, kv_len - total.shape[-1]))
+        parts = self._parts[index]
+        if len(parts) == 1:
+            return parts[0]
+        if isinstance(self.reductions[index], TopK):
+            return Top(*(torch.cat(tensors, -2) for tensors in zip(*parts, strict=True)))
+        return torch.cat(parts, -1)
+
+
+def _added(total: Tensor | None, answer: Tensor, base: int) -> Tensor:
+    """Add the column sums of a call, whose first key is at column ``base``, to the total."""
+    # A static cache has slots that later calls fill; padding may already attend to them.
+    before = 0 if total is None else total.shape[-1]
+    columns = max(before, base + answer.shape[-1])
+    added = answer.new_zeros(*answer.shape[:-1], columns)
+    if total is not None:
+        added[..., :before] += total
+    added[..., base : base + answer.shape[-1]] += answer
+    return added
