@@ -13,7 +13,7 @@ as in the cross-attention of a decoder. Otherwise they are heads in a loop or un
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,10 +21,36 @@ from torch import Tensor
 from regard.masks import Mask
 from regard.masks.recognise import FAR, allowed_rows
 from regard.recording.merged_calls import Columns
-from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["Place", "Run", "Runs"]
+__all__ = ["Call", "Place", "Run", "Runs", "WeightCall"]
+
+
+@dataclass(frozen=True, eq=False)
+class WeightCall:
+    """A call of which the weights are kept: its rows are the weights, its columns the value.
+
+    Attributes:
+        query: the weights, (..., num_heads, q_len, kv_len).
+        key: the value, (..., num_kv_heads, kv_len, head_dim).
+    """
+
+    query: Tensor
+    key: Tensor
+    bias: None = None
+    sink_bias: None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.query.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.query.device
+
+
+Call: TypeAlias = QueryKeyScores | WeightCall
+"""What is compared to group the calls of a layer."""
 
 
 class Place(NamedTuple):
@@ -114,7 +140,7 @@ class Runs:
         self._last_restart = 0  # the time of the last call that did not continue its module's run
         self._grew = 0  # the time of the last call that added keys to a run
 
-    def follow(self, name: str, source: QueryKeyScores, mask: Mask | None) -> None:
+    def follow(self, name: str, source: Call, mask: Mask | None) -> None:
         """Add a call of a layer that is not recorded, which tells what other layers continue."""
         key = source.key[..., : visible_stop(source, mask), :]
         key = key[..., :1, :, :] if key.ndim > 2 else key
@@ -123,7 +149,7 @@ class Runs:
     def take(
         self,
         name: str,
-        source: QueryKeyScores | GivenScores,
+        source: Call,
         mask: Mask | None,
         columns: Callable[[Tensor], Columns],
     ) -> tuple[Run, Place | None]:
@@ -132,8 +158,6 @@ class Runs:
         ``columns`` copies the keys of a first call.
         """
         self._clock += 1
-        if isinstance(source, GivenScores):
-            return _alone(source, self._clock), None
         runs, stop = self._runs.setdefault(name, []), visible_stop(source, mask)
         found = self._found(name, runs, source, stop)
         if found is None:
@@ -155,7 +179,7 @@ class Runs:
         self,
         name: str,
         runs: list[Run],
-        source: QueryKeyScores,
+        source: Call,
         stop: int,
         columns: Callable[[Tensor], Columns],
     ) -> Run:
@@ -180,7 +204,7 @@ class Runs:
         return run
 
     def _found(
-        self, name: str, runs: Sequence[Run], source: QueryKeyScores, stop: int
+        self, name: str, runs: Sequence[Run], source: Call, stop: int
     ) -> tuple[Run, Place] | None:
         """Return the only run that a call continues; None if there is none or several."""
         traits, found = _traits(source), list[tuple[Run, Place]]()
@@ -194,7 +218,7 @@ class Runs:
             return None
         return found[0] if found else None
 
-    def _with_same_keys(self, run: Run, source: QueryKeyScores) -> Place | None:
+    def _with_same_keys(self, run: Run, source: Call) -> Place | None:
         """Return the place of a call with the same keys as the run, as in cross-attention.
 
         The result is None for any other call.
@@ -209,7 +233,7 @@ class Runs:
         return Place(0, kv_len, kv_len) if run.keys.equal(0, source.key) else None
 
 
-def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
+def visible_stop(source: Call, mask: Mask | None) -> int:
     """Return the number of keys up to the last one that the last query may attend to.
 
     A cache is empty after that key. If the last query may attend to no key, all keys count.
@@ -229,7 +253,7 @@ def visible_stop(source: QueryKeyScores, mask: Mask | None) -> int:
     return int(keys[-1]) + 1 if len(keys) else kv_len
 
 
-def _reach(source: QueryKeyScores, mask: Mask | None, stop: int) -> int:
+def _reach(source: Call, mask: Mask | None, stop: int) -> int:
     """Return the number of keys that rows attend to, of which ``stop`` are filled.
 
     A row of padding whose bias is equally low everywhere attends to all keys equally.
@@ -245,7 +269,7 @@ def _reach(source: QueryKeyScores, mask: Mask | None, stop: int) -> int:
     return shape[-1] if bool(spills.any()) else stop
 
 
-def _with_more_keys(run: Run, source: QueryKeyScores, stop: int) -> Place | None:
+def _with_more_keys(run: Run, source: Call, stop: int) -> Place | None:
     """Return the place of a call whose keys begin with the keys of the run; None otherwise."""
     known = stop - source.query.shape[-2]
     base = run.kv_len - known
@@ -254,16 +278,18 @@ def _with_more_keys(run: Run, source: QueryKeyScores, stop: int) -> Place | None
     return Place(base, known, stop) if run.keys.equal(base, source.key[..., :known, :]) else None
 
 
-def _traits(source: QueryKeyScores) -> Hashable:
+def _traits(source: Call) -> Hashable:
     """Return the properties that all calls of a run share; None if no call can continue this."""
+    query, key = source.query, source.key
+    outer = (query.shape[:-2], key.shape[:-2], key.shape[-1], query.dtype, query.device)
+    if isinstance(source, WeightCall):
+        return outer
     if source.position_bias is not None or source.score_mod is not None:
         return None  # both depend on positions, which count from the start of each call
-    query, key = source.query, source.key
-    outer = (query.shape[:-2], query.shape[-1], key.shape[:-2], key.shape[-1])
-    return (outer, query.dtype, query.device, source.scale, source.softcap)
+    return (*outer, query.shape[-1], source.scale, source.softcap)
 
 
-def _has_first_key(runs: Sequence[Run], source: QueryKeyScores, stop: int) -> bool:
+def _has_first_key(runs: Sequence[Run], source: Call, stop: int) -> bool:
     """Return True if an earlier run contains the first key, as with beams or a shortened cache.
 
     The result is False for other queries with exactly the same keys, as in cross-attention. It is
@@ -286,7 +312,7 @@ def _has_first_key(runs: Sequence[Run], source: QueryKeyScores, stop: int) -> bo
     return False
 
 
-def _has_equal_entries(run: Run, place: Place, source: QueryKeyScores) -> bool:
+def _has_equal_entries(run: Run, place: Place, source: Call) -> bool:
     """Return True if two batch entries have equal keys in a call.
 
     A beam could then continue either of them.

@@ -183,7 +183,7 @@ class CallGroup:
             self.values.expect(place, matrix.shape)
         query = None
         if part is not None:
-            query = self._copies.copy(cast(QueryKeyScores, part.source).query)
+            query = self._copies.copy(_rows_of(part))
             cast(Calls, self._calls).add(part, first, base, query)
         if self._copies.spool is not None:
             self._note_call(matrix, part, query, place, first)
@@ -250,18 +250,20 @@ class CallGroup:
         first: int,
     ) -> None:
         """Append the plain data of a call to the spool, after its new keys and its query."""
-        spool, keys, key = cast(Spool, self._copies.spool), None, None
+        spool, keys = cast(Spool, self._copies.spool), None
         if place is None or place.known < place.stop:
             at, piece = cast(Any, self._run.keys).latest
-            keys, key = (at, piece.number), cast(QueryKeyScores, matrix.source).key
-            key = key if place is None else key[..., place.known : place.stop, :]
-            check_numbers("key", key)
+            keys = at, piece.number
+            if isinstance(matrix.source, QueryKeyScores):
+                key = matrix.source.key
+                key = key if place is None else key[..., place.known : place.stop, :]
+                check_numbers("key", key)
 
         def put(role: str, tensor: Tensor) -> str | int:
             if role == "key":
                 return role
             check_numbers(role, tensor)
-            if role == "query":
+            if role in ("query", "values"):
                 return cast(Piece, query).number
             return spool.append(tensor, once=True).number
 
@@ -307,6 +309,13 @@ class CallGroup:
             "spills": self.spills,
         }
         cast(Spool, self._copies.spool).note({**about, **more})
+
+
+def _rows_of(part: AttentionMatrix) -> Tensor:
+    """Return the query of a matrix, or the weights of which it was made."""
+    source = part.source
+    given = isinstance(source, GivenScores)
+    return source.values if given else cast(QueryKeyScores, source).query
 
 
 def _at(answer: Any, device: torch.device | None) -> Any:

@@ -43,6 +43,7 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
 from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
+from regard.scores.query_key import QueryKeyScores
 from regard.tracing.operations import PRODUCTS, SOFTMAXES
 from regard.tracing.tracer import (
     Listener,
@@ -71,6 +72,7 @@ def observe(
     progress: Callable[[int], None] | None = None,
     strict: bool = False,
     compiled: Literal["eager"] | None = None,
+    max_weights: float = 4.0,
 ) -> Generator[Recording, None, None]:
     """Record the attention that a model runs inside the block.
 
@@ -116,6 +118,9 @@ def observe(
             all threads until the block ends. By default, a compiled model is an error, and the
             attention of compiled parts is refused.
 
+        max_weights: the GiB of weights that are kept in memory, of layers whose weights do not
+            follow from a query and a key. A layer that would pass it is refused.
+
     Yields:
         The Recording, which is filled while the model runs. If the model generates text with a KV
         cache, the calls of each layer are merged to one matrix when the block ends. Then the file
@@ -151,7 +156,7 @@ def observe(
     selection = Selection.of(
         layers=layers, heads=heads, queries=queries, keep=keep, device=device, modules=modules
     )
-    recorder = Recorder(seen, selection, path, progress, distribution)
+    recorder = Recorder(seen, selection, path, progress, distribution, max_weights)
     compiled_parts = {} if is_eager else _compiled_parts(model, modules)
     watch = _Watch(model, recorder, has_compiled_parts=bool(compiled_parts), is_eager=is_eager)
     # Casts that autocast cached before the block would not be recognised as parameters.
@@ -421,7 +426,8 @@ class _Watch:
         try:
             with apart(), torch.set_grad_enabled(self._recorder.gradients):
                 matrix, value = read()
-                take_value = self._recorder.take(name, matrix)
+                is_given = not isinstance(matrix.source, QueryKeyScores)
+                take_value = self._recorder.take(name, matrix, value() if is_given else None)
                 if take_value is not None:
                     take_value(value())
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
@@ -440,7 +446,7 @@ class _Watch:
                 matrix = met.matrix(gradients=gradients)
                 if matrix.mask is not None and bool(met.weights.isnan().any()):
                     self.absence.note_nan(met.name)
-                return self._recorder.take(met.name, matrix)
+                return self._recorder.take(met.name, matrix, met.value)
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(met.name, cause)
             return None

@@ -13,14 +13,22 @@ import torch
 from torch import Tensor
 
 from regard.capture.distribution import GATHERED, Distribution
-from regard.capture.generation import Run, Runs
+from regard.capture.generation import Call, Run, Runs, WeightCall
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
 from regard.capture.merging import CallGroup, TakeValue, Values
 from regard.capture.refusals import Problems
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
 from regard.capture.tensor_copies import TensorCopies
-from regard.errors import RefusedWarning, RegardError, check_path, check_progress, is_sharded
+from regard.errors import (
+    RefusedWarning,
+    RegardError,
+    bytes_text,
+    check_number,
+    check_path,
+    check_progress,
+    is_sharded,
+)
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_format import plain_reduction
 from regard.recording.file_reader import read
@@ -53,6 +61,12 @@ _UNMERGED = (
     "{} of several calls cannot be merged to one of all.\n"
     '    Observe with keep="qk", and ask the recording.'
 )
+_TOO_LARGE = (
+    "its weights do not follow from a query and a key, so they would be kept; they take {}, beside "
+    "{} of other layers, and max_weights is {:g} GiB.\n"
+    "    Observe with keep=[...], heads=, layers=, path= or a larger max_weights=, or the model with "
+    'attn_implementation="sdpa".'
+)
 _REFUSED = "the attention of {} cannot be kept"
 
 
@@ -80,7 +94,12 @@ class Recorder:
         path: str | os.PathLike[str] | None = None,
         progress: Callable[[int], None] | None = None,
         distribution: Distribution | None = None,
+        max_weights: float = 4.0,
     ) -> None:
+        self._max_weights = check_number(
+            "max_weights", max_weights, "Pass the GiB of weights that may be kept in memory."
+        )
+        self._kept: dict[str, int] = {}  # the bytes of weights by module
         check_progress(progress, "one number")
         self.problems = Problems()
         self.gradients = False
@@ -123,16 +142,19 @@ class Recorder:
             raise unwritable(path, error) from error
         return spool
 
-    def take(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
+    def take(
+        self, name: str, matrix: AttentionMatrix, value: Tensor | None = None
+    ) -> TakeValue | None:
         """Record an attention that a module has just run, from the model's own tensors.
 
-        Return a function that receives the model's value tensor; None if it is not recorded.
+        Return a function that receives the model's value tensor; None if it is not recorded. A
+        matrix of given weights or scores comes with its value, by which its calls are merged.
 
         Raises:
             ValueError: the attention lacks a selected head, or a reduction does not fit it.
         """
         self._taken += 1
-        take_value = self._record(name, matrix)
+        take_value = self._record(name, matrix, value)
         self._report_progress()
         return take_value
 
@@ -172,6 +194,7 @@ class Recorder:
                 self._seen.refused.append(Refusal(name, line, reason))
                 self._note_refusal(name, self._seen.refused[-1])
         self._refused.add(name)
+        self._kept.pop(name, None)
         for layer in self._names.pop(name, ()):
             self._seen.remove(layer)
         self._call_groups = {
@@ -190,7 +213,7 @@ class Recorder:
         self.problems.add("{} is not looked into", name, reason)
         self._seen.refused.append(Refusal(name, None, reason))
 
-    def _record(self, name: str, matrix: AttentionMatrix) -> TakeValue | None:
+    def _record(self, name: str, matrix: AttentionMatrix, value: Tensor | None) -> TakeValue | None:
         place = self._places.setdefault(name, len(self._places))
         if self._failure is not None:
             return None
@@ -199,7 +222,7 @@ class Recorder:
             return None
         if name in self._refused or not self._selection.has_layer(name, place):
             with torch.no_grad():
-                self._runs.follow(name, matrix.source, matrix.mask)
+                self._runs.follow(name, _call_of(matrix, value), matrix.mask)
             return None
         if any(map(has_no_numbers, matrix.source.tensors)):
             self.refuse(name, WITHOUT_NUMBERS)
@@ -221,14 +244,29 @@ class Recorder:
         with torch.inference_mode(False), torch.no_grad():
             if self._selection.names is not None or numbers is not None:
                 self._origins[name] = Origin(place, numbers)
+            if (reason := self._too_large(name, part)) is not None:
+                self.refuse(name, reason)
+                return None
             try:
-                calls = self._take(name, part, gradients=gradients)
+                calls = self._take(name, part, value, gradients=gradients)
             except OSError as error:
                 self._failure = error
                 return None
         if calls.values is None:
             return None
         return partial(self._take_value, calls, calls.values, whole, heads, gradients)
+
+    def _too_large(self, name: str, part: AttentionMatrix) -> str | None:
+        """Return why the weights of a call cannot be kept in memory; None if they can."""
+        if self._path or self._selection.reductions or not isinstance(part.source, GivenScores):
+            return None
+        rows = self._selection.rows(0, part.shape[-2], all_there=True)
+        size = part.source.values.nbytes * len(rows) // max(part.shape[-2], 1)
+        kept = sum(self._kept.values())
+        if kept + size > self._max_weights * 2**30:
+            return _TOO_LARGE.format(bytes_text(size), bytes_text(kept), self._max_weights)
+        self._kept[name] = self._kept.get(name, 0) + size
+        return None
 
     def _chosen_heads(
         self, name: str, matrix: AttentionMatrix
@@ -379,12 +417,14 @@ class Recorder:
         else:
             self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
 
-    def _take(self, name: str, part: AttentionMatrix, *, gradients: bool) -> CallGroup:
-        source = cast(QueryKeyScores, part.source)
-        asking = bool(self._selection.reductions)
+    def _take(
+        self, name: str, part: AttentionMatrix, value: Tensor | None, *, gradients: bool
+    ) -> CallGroup:
+        call = _call_of(part, value)
         # If keys are not recorded, the keys of one head suffice to group calls.
-        one = _with_one_key_head(source) if asking else source
-        run, place = self._runs.take(name, one, part.mask, self._tensor_copies.columns)
+        if self._selection.reductions or isinstance(call, WeightCall):
+            call = replace(call, key=call.key[..., :1, :, :] if call.key.ndim > 2 else call.key)
+        run, place = self._runs.take(name, call, part.mask, self._tensor_copies.columns)
         if place is None:
             self._call_groups[run] = CallGroup(
                 len(self._call_groups),
@@ -473,8 +513,13 @@ def has_no_numbers(tensor: Tensor) -> bool:
         return tensor.device.type == "meta"
 
 
-def _with_one_key_head(source: QueryKeyScores) -> QueryKeyScores:
-    return replace(source, key=source.key[..., :1, :, :]) if source.key.ndim > 2 else source
+def _call_of(matrix: AttentionMatrix, value: Tensor | None) -> Call:
+    """Return what tells whether a call of a layer continues earlier ones."""
+    source = matrix.source
+    if isinstance(source, GivenScores):
+        columns = source.values.new_zeros(()).expand(source.shape[-1], 1)
+        return WeightCall(source.values, columns if value is None else value)
+    return cast(QueryKeyScores, source)
 
 
 def _reason(cause: Exception) -> str:

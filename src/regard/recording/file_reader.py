@@ -399,7 +399,7 @@ class _StoredCalls:
                 return some[..., :1, :].expand(*some.shape[:-2], kv_len, some.shape[-1])
             return self._file.stand_in(number) if number == query else self._tensor(number, "mask")
 
-        query = scores["query"]
+        query = scores["values" if scores["kind"] == "Given" else "query"]
         matrix = matrix_of(note["matrix"], take)
         self._calls.add(
             matrix, _whole_number(note["first"]), base, lambda: self._tensor(query, "query")

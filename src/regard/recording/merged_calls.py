@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.masks import Causal, Mask
 from regard.masks.recognise import allowed_rows, recognised_rows
@@ -22,6 +23,7 @@ from regard.recording.spool import Piece, Spool
 from regard.reductions.reduction import Reduction, RowStatistic
 from regard.reductions.sums import Sum
 from regard.reductions.top_k import Top, TopK
+from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
 __all__ = [
@@ -229,7 +231,7 @@ class Calls:
         self._once = once
         self._device = device
         self._calls: list[_Call] = []
-        self._source: QueryKeyScores | None = None
+        self._source: QueryKeyScores | GivenScores | None = None
 
     def add(
         self, part: AttentionMatrix, first: int, base: int, query: Callable[[], Tensor]
@@ -240,15 +242,21 @@ class Calls:
             part: its matrix, of the selected queries.
             first: the position of its first query among the queries of all calls.
             base: the column of its first key.
-            query: a function that returns a copy of the query.
+            query: a function that returns a copy of the query, or of the weights of given ones.
         """
-        source = cast(QueryKeyScores, part.source)
+        source = part.source
         mask = None if part.mask is None else part.mask.map(self._once)
-        bias = None if source.bias is None else self._once(source.bias)
-        if self._source is None:
+        bias = None
+        if isinstance(source, GivenScores):
+            self._source = replace(source, values=source.values.new_empty(0))
+        else:
+            source = cast(QueryKeyScores, source)
+            bias = None if source.bias is None else self._once(source.bias)
             nothing = source.query.new_empty(0)
             without = replace(source, query=nothing, key=nothing, bias=None)
-            self._source = without.map(lambda each: each if each is nothing else self._once(each))
+            self._source = self._source or without.map(
+                lambda each: each if each is nothing else self._once(each)
+            )
         device = self._device or part.device
         self._calls.append(_Call(first, part.shape, query, device, mask, bias, base))
 
@@ -273,6 +281,15 @@ class Calls:
     def _merged(self, every: Sequence[_Call], selected: range, kv_len: int) -> AttentionMatrix:
         calls = [part for call in every if (part := call.only(selected)).rows]
         queries = [call.rows_of_query() for call in calls]
+        if isinstance(self._source, GivenScores):
+            # The keys that a call did not have get the weight 0.
+            empty = 0.0 if self._source.are_weights else -torch.inf
+            wide = [
+                pad(rows, (call.base, kv_len - call.base - call.kv_len), value=empty)
+                for call, rows in zip(calls, queries, strict=True)
+            ]
+            values = wide[0] if len(wide) == 1 else torch.cat(wide, -2)
+            return AttentionMatrix(replace(self._source, values=values))
         query = queries[0] if len(queries) == 1 else torch.cat(queries, -2)
         mask, bias = calls[0].mask, calls[0].bias
         key = self._keys.read(0, kv_len).contiguous()
