@@ -68,12 +68,6 @@ class Axes:
             return None
         return Axes.of(result, (*(0,) * new, *self.steps), self.first)
 
-    def reshaped(self, copy: Tensor) -> "Axes | None":
-        """Return the axes of a copy of the tensor in another shape."""
-        basis = zip(self.sizes, contiguous(self.sizes), self.steps, strict=True)
-        found = translated(basis, copy.shape, contiguous(copy.shape), 0)
-        return None if found is None else Axes.of(copy, found[0], self.first + found[1])
-
     def arranged(self, operand: Tensor, final: "Axes") -> Tensor | None:
         """Return a view of a tensor that broadcasts to ``sizes``, on the axes of ``final``.
 

@@ -39,6 +39,7 @@ from regard.tracing.operations import (
     SAMPLERS,
     SHAPES_ALONE,
     SOFTMAXES,
+    SUMS,
 )
 from regard.tracing.tracer import Listener, Operation, apart
 
@@ -159,6 +160,7 @@ class MetValue:
         self._noise: Storages[float | None] = Storages()
         self._gathered: Storages[bool] = Storages()
         self._outputs: Storages[int] = Storages()
+        self._outer: Storages[bool] = Storages()
         self._sampled: set[str | None] = set()
         self._clock = 0
         self._open: list[_Softmax] = []
@@ -170,6 +172,7 @@ class MetValue:
             **dict.fromkeys(MULTIPLICATIONS, self._multiply),
             **dict.fromkeys(SOFTMAXES, self.on_softmax),
             **dict.fromkeys(SAMPLERS, self._sample),
+            **dict.fromkeys(SUMS, self._sum),
         }
         self._on_chain: Mapping[Callable[..., Any], Listener] = {
             **dict.fromkeys(EXPONENTIALS, self._exponential),
@@ -554,7 +557,7 @@ class MetValue:
                     if other.softmax is not None and other.softmax is not track.softmax:
                         other.softmax.is_met = True  # it is a part of the new weights
                 axes = None if track.axes is None else track.axes.of_view(source)
-                axes = None if axes is None else axes.moved(output) or _reshaped(axes, output)
+                axes = None if axes is None else axes.moved(output) or _copied(axes, output)
                 steps = track.steps
                 if axes is None and (joined := _with_column(operation, track, source, output)):
                     axes, sink = joined
@@ -563,6 +566,8 @@ class MetValue:
                 if track.softmax is None:
                     steps = steps.after(operation, source, axes)
                 followed = track.into(output, axes=axes, steps=steps, rounding=rounding)
+                if axes is not None:
+                    followed.shapes.insert(0, (axes.sizes, axes.strides, axes.offset))
                 self._tracks.put(output, followed)
 
     def _rewrite(self, operation: Operation, output: Tensor, track: _Track) -> None:
@@ -588,6 +593,8 @@ class MetValue:
                 if product is not None and not owned:
                     self._combine(operation, product, projects=False)
                     return
+            if _is_written_out(first, second):
+                self._outer.put(cast(Tensor, operation.output), True)
             for weights in (first, second):
                 track = self._tracks.of(weights)
                 if track is not None and track.softmax is not None:
@@ -596,6 +603,15 @@ class MetValue:
                     if grown and sampled and not track.softmax.is_of_scores:
                         self._note(operation, track.softmax.line)
         if self._tracks:
+            self.follow(operation)
+
+    def _sum(self, operation: Operation) -> None:
+        """Track the sum of an elementwise product as scores: a product that is written out."""
+        output = cast(Tensor, operation.output)
+        if self._outer.of(operation.args[0]) and output.ndim:
+            steps = Steps(_eps(output))
+            self._tracks.put(output, _Track(None, None, steps, shapes=[_geometry(output)]))
+        else:
             self.follow(operation)
 
     def _is_of_one_key(self, first: Tensor, second: Tensor) -> bool:
@@ -805,9 +821,14 @@ def _with_column(
     return Axes.of(output, axes.steps, first), (column, beside)
 
 
-def _reshaped(axes: Axes, output: Tensor) -> Axes | None:
-    same = math.prod(axes.sizes) == output.numel() and output.layout == torch.strided
-    return axes.reshaped(output) if same and output.is_contiguous() else None
+def _copied(axes: Axes, output: Tensor) -> Axes | None:
+    """Return the axes of a contiguous copy of a tensor in any shape, with the tensor's own axes."""
+    if math.prod(axes.sizes) != output.numel() or output.layout != torch.strided:
+        return None
+    if not output.is_contiguous():
+        return None
+    offset = int(output.storage_offset())
+    return Axes(axes.sizes, contiguous(axes.sizes), offset, axes.steps, axes.first)
 
 
 # What an operand is
@@ -893,6 +914,14 @@ def _is_outer_product(first: Tensor, second: Tensor) -> bool:
     sizes = [*zip(first.shape, second.shape, strict=True)]
     rows, columns = sum(n > m == 1 for n, m in sizes), sum(m > n == 1 for n, m in sizes)
     return sizes[-1] == (1, 1) and rows == columns == 1
+
+
+def _is_written_out(first: Tensor, second: Tensor) -> bool:
+    """Return True if rows of one tensor are multiplied with rows of another one, all with all."""
+    if first.ndim != second.ndim or first.ndim < 3 or first.shape[-1] != second.shape[-1]:
+        return False
+    sizes = [*zip(first.shape[:-1], second.shape[:-1], strict=True)]
+    return any(n > m == 1 for n, m in sizes) and any(m > n == 1 for n, m in sizes)
 
 
 def _gathers_rows(operation: Operation) -> bool:

@@ -64,8 +64,8 @@ _UNMERGED = (
 _TOO_LARGE = (
     "its weights do not follow from a query and a key, so they would be kept; they take {}, beside "
     "{} of other layers, and max_weights is {:g} GiB.\n"
-    "    Observe with keep=[...], heads=, layers=, path= or a larger max_weights=, or the model with "
-    'attn_implementation="sdpa".'
+    "    Observe with keep=[...], heads=, layers=, path= or a larger max_weights=, or load the "
+    'model with attn_implementation="sdpa".'
 )
 _REFUSED = "the attention of {} cannot be kept"
 

@@ -28,6 +28,7 @@ PRODUCTS: _Operations = (
 MULTIPLICATIONS: _Operations = (
     *(aten.mul.Tensor, aten.mul.Scalar, aten.mul_.Tensor, aten.mul_.Scalar),
 )
+SUMS: _Operations = (aten.sum.dim_IntList,)
 SOFTMAXES: _Operations = (aten._softmax.default, aten._softmax.out, aten._safe_softmax.default)
 EXPONENTIALS: _Operations = (aten.exp.default, aten.exp_.default)
 """The first step of a softmax that is written out."""
