@@ -62,6 +62,15 @@ class Evidence:
     steps: Steps
     terms: tuple[Tensor, ...] | None
 
+    @cached_property
+    def numbers(self) -> "_Scores":
+        return _Scores(self)
+
+    @cached_property
+    def gives_weights(self) -> bool:
+        """True if the softmax of the scores gives all weights, but rows that are 0 or NaN."""
+        return self.numbers.give_the_weights()
+
 
 def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
     """Return the matrix of query and key that gives the weights; None if it would not give all.
@@ -69,8 +78,8 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
     With ``gradients``, it is also None if a gradient would not reach all that it reached in the
     model, as that of a learned temperature.
     """
-    scores = _Scores(evidence)
-    if not scores.give_the_weights():
+    scores = evidence.numbers
+    if not evidence.gives_weights:
         return None
     query, key, steps = evidence.query, evidence.key, evidence.steps
     biases = _bias(evidence, gradients=gradients)
@@ -79,7 +88,9 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
     rest: _Rest | None = None
     if biases is not None and not (gradients and steps.is_learned):
         bias = biases[0]
-        rest = scores.rest(scale, cap, biases[1])
+        # A matrix caps the bias as well, so numbers that are added after the cap are none.
+        if cap is None or bias is None:
+            rest = scores.rest(scale, cap, biases[1])
     if rest is None and not gradients:
         bias = None
         for fitted in scores.fitted():

@@ -11,7 +11,7 @@ all of it. Dropout is the one step that is looked through.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from weakref import WeakSet
@@ -115,6 +115,7 @@ class _Track:
         softmax: the softmax that was taken; None for scores.
         rounding: the largest relative error of a dtype that the weights had since the softmax.
         before: the weights before dropout, with their axes.
+        is_changed: True if more than a copy was made since the product.
         shapes: the views that the model took of the storage: sizes, strides and offset.
     """
 
@@ -124,6 +125,7 @@ class _Track:
     softmax: _Softmax | None = None
     rounding: float = 0.0
     before: tuple[Tensor, Axes | None] | None = None
+    is_changed: bool = False
     shapes: list[tuple[tuple[int, ...], tuple[int, ...], int]] = field(
         default_factory=list[tuple[tuple[int, ...], tuple[int, ...], int]]
     )
@@ -347,7 +349,7 @@ class MetValue:
         if softmax is not None:
             softmax.is_met = True
             self._met.add(softmax)
-            if axes is not None and met.evidence is not None:
+            if axes is not None and met.evidence is not None and met.evidence.gives_weights:
                 part = (axes.sizes, axes.steps, axes.first)
                 if part in softmax.parts:
                     return  # the weights of the softmax are used again, unchanged
@@ -437,8 +439,8 @@ class MetValue:
         constants = {storage_key(buffer) for buffer in self._buffers()}
         if any(storage_key(each) in constants for each in tensors_in(operation.args)):
             return
-        is_changed = track.softmax is not None or track.steps != Steps(track.steps.eps)
-        if operation.module() in product.modules and (is_changed or product.is_of_vectors):
+        is_scores = track.is_changed or product.is_of_vectors
+        if operation.module() in product.modules and is_scores:
             how = f"scores meet a value ({operation.place()}) without a softmax"
             self._absence.note_unlike(cast(str, operation.module()), f"{how}: {fault}")
 
@@ -496,7 +498,8 @@ class MetValue:
         moved = None if axes is None else axes.moved(output)
         if moved is None:
             moved, product = Axes.of(output, contiguous(output.shape)), None
-        self._tracks.put(output, _Track(product, moved, steps, softmax, shapes=[_geometry(output)]))
+        followed = _Track(product, moved, steps, softmax, _eps(output), shapes=[_geometry(output)])
+        self._tracks.put(output, followed)
 
     def _exponential(self, operation: Operation) -> None:
         """Track the exponentials of a softmax that is written out."""
@@ -565,7 +568,10 @@ class MetValue:
                 rounding = max(track.rounding, _eps(output))
                 if track.softmax is None:
                     steps = steps.after(operation, source, axes)
-                followed = track.into(output, axes=axes, steps=steps, rounding=rounding)
+                is_changed = track.is_changed or operation.func not in COPIES
+                followed = track.into(
+                    output, axes=axes, steps=steps, rounding=rounding, is_changed=is_changed
+                )
                 if axes is not None:
                     followed.shapes.insert(0, (axes.sizes, axes.strides, axes.offset))
                 self._tracks.put(output, followed)
@@ -703,24 +709,40 @@ def _geometry(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
 
 
+def _views(track: _Track, side: Tensor) -> Iterator[Tensor]:
+    """Yield the views of an operand (batch, rows, keys) that the model took, with keys last.
+
+    Axes of size 1 are left out of views with more axes than the softmax has, as einsum makes them.
+    """
+    ndim = 0 if track.softmax is None else len(track.softmax.shape)
+    for sizes, strides, offset in track.shapes:
+        axes = [*zip(sizes, strides, strict=False)]
+        if len(sizes) > ndim:
+            axes = [axis for axis in axes if axis[0] > 1]
+        sizes = tuple(size for size, _ in axes)
+        if len(sizes) < 2 or sizes[-1] != side.shape[-1] or math.prod(sizes) != side.numel():
+            continue
+        view = side.as_strided(sizes, tuple(stride for _, stride in axes), offset)
+        if _alike(view, side):
+            yield view
+
+
 def _shaped(operation: Operation, track: _Track, side: Tensor) -> Tensor:
     """Return weights (batch, rows, keys) in the shape that the model gave them.
 
     Its last axis are the keys, the one before are the rows of the softmax or of the product. Of
     several shapes, the last one with the most axes counts; matmul itself makes others with fewer.
     """
-    batch, rows, keys = side.shape
+    batch, rows, _ = side.shape
     shape = side.shape if track.softmax is None else track.softmax.shape
     best, most = side, (False, -1, False)
-    for sizes, strides, offset in track.shapes:
-        if not strides or len(sizes) < 2 or sizes[-1] != keys or math.prod(sizes) != side.numel():
+    for view in _views(track, side):
+        height = view.shape[-2]
+        if height not in (rows, *shape[-2:-1]) or rows % height:
             continue
-        if sizes[-2] not in (rows, *shape[-2:-1]) or rows % sizes[-2]:
-            continue
-        view = side.as_strided(sizes, strides, offset)
-        long = sum(size > 1 for size in sizes)
-        axes = sizes[-2:-1] == tuple(shape[-2:-1]), long, len(sizes) == len(shape)
-        if axes >= most and _alike(view, side):
+        long = sum(size > 1 for size in view.shape)
+        axes = height in shape[-2:-1], long, view.ndim == len(shape)
+        if axes >= most:
             best, most = view, axes
     if best is side and batch == 1:
         return side.squeeze(0)
@@ -809,13 +831,20 @@ def _with_column(
     """
     tensors = list(tensors_in(operation.args[:1]))
     axes = None if track.axes is None else track.axes.of_view(source)
-    if axes is None or len(tensors) != 2 or any(each.ndim != output.ndim for each in tensors):
+    if axes is None or any(each.ndim != output.ndim for each in tensors):
         return None
     grown = [axis for axis in range(output.ndim) if output.shape[axis] != source.shape[axis]]
     if len(grown) != 1 or output.shape[grown[0]] != source.shape[grown[0]] + 1:
         return None
-    dim, is_before = grown[0], tensors[1] is source
-    column = tensors[0 if is_before else 1]
+    dim = grown[0]
+    if operation.func is torch.ops.aten.constant_pad_nd.default and dim == output.ndim - 1:
+        is_before = bool(operation.args[1][0])
+        column = output.narrow(dim, 0 if is_before else source.shape[dim], 1)
+    elif len(tensors) == 2:
+        is_before = tensors[1] is source
+        column = tensors[0 if is_before else 1]
+    else:
+        return None
     beside = replace(axes, sizes=tuple(column.shape))
     first = axes.first - (axes.steps[dim] if is_before else 0)
     return Axes.of(output, axes.steps, first), (column, beside)
@@ -877,6 +906,8 @@ def _is_like(track: _Track, source: Tensor, size: int, output: Tensor) -> bool:
         return count >= size
     if not output.is_floating_point() or track.softmax is not None:
         return count * row >= size and (count <= 2 * size or output.shape[-1] == row)
+    if output.shape[-2:] == source.shape[-2:] and output.ndim > 1:
+        return True
     return size <= 2 * count and (count <= 2 * size or output.shape[-1] == row)
 
 
@@ -892,10 +923,13 @@ def _has_learned_queries(track: _Track, shaped: Tensor) -> bool:
 
 def _is_over_heads(track: _Track, side: Tensor) -> bool:
     """Return True if a product sums scores or weights over their heads, as talking heads do."""
-    axes = None if track.axes is None else track.axes.of_view(side)
-    if axes is None or track.product is None or axes.sizes[-1] == 1:
+    if track.axes is None or track.product is None or side.shape[-1] == 1:
         return False
-    return axes.steps[-1] >= track.product.steps[0]
+    for view in (side, *_views(track, side)):
+        axes = track.axes.of_view(view)
+        if axes is not None:
+            return axes.steps[-1] >= track.product.steps[0]
+    return False
 
 
 def _is_of_scores(track: _Track) -> bool:
