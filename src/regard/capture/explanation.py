@@ -430,7 +430,8 @@ def _one_a_head(evidence: Evidence, rest: "_Rest") -> Tensor | None:
     given = evidence.given_sink if evidence.given_sink is not None else column
     each = given[(0,) * (given.ndim - 3)][..., :1, :1] if given.ndim > 2 else given[:1, :1]
     bound = 8 * evidence.steps.eps * (column.abs() + 1)
-    if not bool(((column - each).abs() <= bound).all()):
+    near = ((column - each).abs() <= bound) | _dead(evidence.weights)[..., None]
+    if not bool(near.all()):
         return None
     return each.flatten() if each.numel() > 1 else each.flatten()[0]
 

@@ -595,8 +595,11 @@ class MetValue:
             if _is_outer_product(first, second) or self._is_of_one_key(first, second):
                 with apart():
                     product = broadcast_product(first, second)
-                owned = any(map(self._parameters.has, (first, second)))
-                if product is not None and not owned:
+                both = (first, second)
+                owned = any(map(self._parameters.has, both))
+                tracks = [self._tracks.of(each) for each in both]
+                gates = any(t and t.softmax and not _is_of_scores(t) for t in tracks)
+                if product is not None and not owned and not gates:
                     self._combine(operation, product, projects=False)
                     return
             if _is_written_out(first, second):
