@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -216,7 +217,7 @@ def test_heads_that_share_a_key_are_attentions_of_their_own() -> None:
         model(x)
     assert list(seen) == ["SharedKey", "SharedKey#2", "SharedKey#3", "SharedKey#4"]
     for matrix, q in zip(seen.values(), model.q(x).chunk(4, -1), strict=True):
-        expected = (q @ model.k(x).mT / 2).softmax(-1)[:, None]
+        expected = (q @ model.k(x).mT / 2).softmax(-1)
         torch.testing.assert_close(matrix.to_dense(), expected, atol=1e-6, rtol=0)
 
 
@@ -235,7 +236,7 @@ def test_heads_that_share_a_cache_stand_apart_and_are_warned_of() -> None:
     key, heads = model.k(x), model.q(x).chunk(4, -1)
     calls = [(q, start, stop) for start, stop in steps for q in heads]
     for matrix, (q, start, stop) in zip(seen.values(), calls, strict=True):
-        expected = (q[:, start:stop] @ key[:, :stop].mT / 2).softmax(-1)[:, None]
+        expected = (q[:, start:stop] @ key[:, :stop].mT / 2).softmax(-1)
         torch.testing.assert_close(matrix.to_dense(), expected, atol=1e-6, rtol=0)
 
 
@@ -372,3 +373,81 @@ def test_a_long_prompt_forms_no_mask() -> None:
             run()
     assert seen[0].mask.text == "Causal()"
     assert mode.elements <= plain
+
+
+class Shifted(nn.Module):
+    """Attention over all tokens so far, with relu between the scores and their softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+        self.used: list[Tensor] = []
+
+    def forward(self, x: Tensor, first: int) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (2, 4)).transpose(1, 2)
+            for part in (self.q(x[:, first:]), self.k(x), self.v(x))
+        )
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1 + first)
+        weights = (q @ k.mT).relu().masked_fill(later, -torch.inf).softmax(-1)
+        self.used.append(weights.clone())
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+    def generate(self) -> Tensor:
+        """Return the weights of all calls, 0 for the keys that a call did not have."""
+        x, self.used = noise(1, 8, 8), []
+        for first, stop in ((0, 5), (5, 6), (6, 7), (7, 8)):
+            self(x[:, :stop], first)
+        return torch.cat([F.pad(each, (0, 8 - each.shape[-1])) for each in self.used], 2)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "part"),
+    [
+        ({}, (...,)),
+        ({"heads": [1]}, (slice(None), [1])),
+        ({"queries": slice(-3, None)}, (..., slice(-3, None), slice(None))),
+        ({"keep": "qkv"}, (...,)),
+        ({"path": True}, (...,)),
+    ],
+    ids=["all", "heads", "queries", "values", "path"],
+)
+def test_weights_that_are_kept_are_merged_over_the_calls(
+    chosen: dict[str, Any], part: Any, tmp_path: Path
+) -> None:
+    model = Shifted()
+    options = chosen | ({"path": tmp_path / "run.safetensors"} if "path" in chosen else {})
+    with torch.no_grad(), regard.observe(model, **options) as seen:
+        expected = model.generate()
+    assert list(seen) == ["Shifted"]
+    torch.testing.assert_close(seen[0].to_dense(), expected[part], atol=1e-6, rtol=0)
+
+
+def test_answers_of_kept_weights_are_merged_over_the_calls() -> None:
+    model, asked = Shifted(), [regard.TopK(2), regard.Entropy(), regard.Sum(-2)]
+    with torch.no_grad(), regard.observe(model, keep=asked) as seen:
+        expected = regard.AttentionMatrix.from_weights(model.generate())
+    for reduction in asked[1:]:
+        answer = seen.kept["Shifted"][reduction]
+        torch.testing.assert_close(answer, expected.reduce(reduction), atol=1e-5, rtol=0)
+    top = seen.kept["Shifted"][asked[0]]
+    torch.testing.assert_close(top.values, expected.topk(2).values, atol=1e-6, rtol=0)
+
+
+def test_weights_beyond_the_limit_are_refused_with_their_size() -> None:
+    model = nn.Sequential(regard.nn.SelfAttention(8), Wrapped(Shifted()))
+    limit, warned = 100 / 2**30, pytest.warns(regard.RefusedWarning, match="they take 200 bytes")
+    with torch.no_grad(), warned, regard.observe(model, max_weights=limit) as seen:
+        model(noise(1, 5, 8))
+    assert list(seen) == ["0"]
+    assert "max_weights is" in seen.refused[0].reason
+    assert seen.refused[0].module == "1.inner"
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner: Shifted) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(torch.cat((x, x), 1)[:, :5], 0)

@@ -114,7 +114,7 @@ class _Track:
         steps: the steps from the product.
         softmax: the softmax that was taken; None for scores.
         rounding: the largest relative error of a dtype that the weights had since the softmax.
-        before: the weights before dropout, with their axes.
+        before: the weights before dropout, what multiplied them, and the axes of both.
         is_changed: True if more than a copy was made since the product.
         shapes: the views that the model took of the storage: sizes, strides and offset.
     """
@@ -124,7 +124,7 @@ class _Track:
     steps: Steps
     softmax: _Softmax | None = None
     rounding: float = 0.0
-    before: tuple[Tensor, Axes | None] | None = None
+    before: tuple[Tensor, Tensor, Axes | None] | None = None
     is_changed: bool = False
     shapes: list[tuple[tuple[int, ...], tuple[int, ...], int]] = field(
         default_factory=list[tuple[tuple[int, ...], tuple[int, ...], int]]
@@ -306,7 +306,7 @@ class MetValue:
         with apart():
             before = self._before_dropout(track, side)
             if before is None:
-                return self._refuse_changed(operation, track, "dropout changed their order")
+                return self._refuse_changed(operation, track, "more than dropout was done to them")
             fault = _fault(before, max(track.rounding, _eps(before)))
             shaped = _shaped(operation, track, side)
             if softmax is not None and not softmax.is_of_scores:
@@ -410,14 +410,27 @@ class MetValue:
         )
 
     def _before_dropout(self, track: _Track, side: Tensor) -> Tensor | None:
-        """Return weights as they were before dropout, (batch, rows, keys)."""
+        """Return weights as they were before dropout, (batch, rows, keys).
+
+        The result is None if anything but dropout was done to them.
+        """
         if track.before is None:
             return side
-        before, axes = track.before
+        *pair, axes = track.before
         view = None if track.axes is None else track.axes.of_view(side)
-        if view is not None and axes is not None:
-            return axes.arranged(before, view)
-        return before.reshape(side.shape) if before.numel() == side.numel() else None
+        parts = [
+            axes.arranged(each, view)
+            if view is not None and axes is not None
+            else each.reshape(side.shape)
+            for each in cast("list[Tensor]", pair)
+            if each.numel() == side.numel() or view is not None
+        ]
+        if len(parts) != 2 or parts[0] is None or parts[1] is None:
+            return None
+        before, noise = parts
+        rounding = 4 * max(track.rounding, _eps(side))
+        used = (before * noise).to(side.dtype)
+        return before if torch.allclose(side, used, rtol=rounding, atol=1e-7) else None
 
     def _refuse_changed(self, operation: Operation, track: _Track, fault: str) -> bool:
         """Refuse the weights of a softmax that are no weights when they meet a value."""
@@ -687,7 +700,7 @@ class MetValue:
                     return False
                 axes = None if axes is None else axes.moved(source)
         moved = None if axes is None else axes.moved(output)
-        self._tracks.put(output, track.into(output, axes=moved, before=(source, axes)))
+        self._tracks.put(output, track.into(output, axes=moved, before=(source, noise, axes)))
         return True
 
     def _drop(self, operation: Operation) -> None:
@@ -700,7 +713,10 @@ class MetValue:
             return
         axes = None if track.axes is None else track.axes.of_view(source)
         moved = None if axes is None else axes.moved(output)
-        self._tracks.put(output, track.into(output, axes=moved, before=(source, axes)))
+        kept, chance = operation.output[1], operation.args[1]
+        with apart():
+            noise = kept.to(source.dtype) / (1 - chance)
+        self._tracks.put(output, track.into(output, axes=moved, before=(source, noise, axes)))
 
 
 # The axes of weights and their factors
