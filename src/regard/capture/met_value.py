@@ -53,7 +53,8 @@ class Met:
     Attributes:
         name: the name of its module.
         weights: what multiplied the value, (..., q_len, kv_len), before dropout.
-        value: (..., kv_len, head_dim), with the leading axes of the weights or 1.
+        value: (..., kv_len, head_dim), with the leading axes of the weights or 1; None if each
+            query has a value of its own.
         evidence: what the weights may follow from; None if that is unknown.
         lines: the ``file:line`` of its product, its softmax and its product with the value, by
             "product", "softmax" and "value".
@@ -61,7 +62,7 @@ class Met:
 
     name: str
     weights: Tensor
-    value: Tensor
+    value: Tensor | None
     evidence: Evidence | None
     lines: Mapping[str, str]
 
@@ -225,19 +226,16 @@ class MetValue:
         sides = [(self._tracks.of(side), side, other) for side, other in product.sides]
         tracked = [(track, *rest) for track, *rest in sides if track is not None]
         normalised = [each for each in tracked if each[0].softmax is not None]
-        if any(_is_over_heads(track, side) for track, side, _ in tracked):
-            self._follow_mixture(operation, tracked[0][0], tracked[0][1])
+        mixed = [(track, side) for track, side, _ in tracked if _is_over_heads(track, side)]
+        if mixed:
+            self._follow_mixture(operation, *mixed[0])
         elif projects:
             return
         elif any(self._parameters.has(factor) for factor in (product.left, product.right)):
             if not tracked:
                 self._begin(operation, product)
-            for track, side, _ in normalised:
-                softmax = cast(_Softmax, track.softmax)
-                with apart():
-                    is_weights = not softmax.is_of_scores and _fault(side, track.rounding) is None
-                if is_weights:
-                    self._note(operation, softmax.line)
+            for track, side, other in normalised:
+                self._meets(operation, track, side, other, product)
         else:
             if len(normalised) == 2 and all(_is_of_scores(track) for track, *_ in normalised):
                 with apart():
@@ -309,13 +307,19 @@ class MetValue:
                 return self._refuse_changed(operation, track, "more than dropout was done to them")
             fault = _fault(before, max(track.rounding, _eps(before)))
             shaped = _shaped(operation, track, side)
+            turned = _turned(track, shaped)
             if softmax is not None and not softmax.is_of_scores:
                 if fault is not None:
                     return False
                 if not _has_learned_queries(track, shaped):
                     self._note(operation, softmax.line)
                     return False
+            met_value = None
+            if turned is None:
+                met_value = _value(value, shaped.shape[:-2], side.shape[0])
             weights = shaped if before is side else before.reshape(shaped.shape)
+            if turned is not None:
+                shaped, weights = shaped.movedim(turned, -2), weights.movedim(turned, -2)
             evidence = self._evidence(track, shaped, weights)
             if fault is not None and evidence is not None and evidence.sink is not None:
                 # Weights beside a sink sum to less than 1.
@@ -328,44 +332,47 @@ class MetValue:
             self._suspect(operation, track, fault)
             return False
         self._meet(
-            operation,
             track,
             Met(
                 self._owner(operation, track) or "",
                 weights,
-                _value(value, shaped.shape[:-2], side.shape[0]),
+                met_value,
                 evidence,
                 _lines(operation, track),
             ),
             shaped,
+            value,
         )
         self._outputs.put(cast(Tensor, operation.output), self._clock)
         return True
 
-    def _meet(self, operation: Operation, track: _Track, met: Met, shaped: Tensor) -> None:
+    def _meet(self, track: _Track, met: Met, shaped: Tensor, value: Tensor) -> None:
         """Record an attention unless its matrix would not be that of its tokens, in order."""
-        softmax, product = track.softmax, track.product
+        softmax, product, evidence = track.softmax, track.product, met.evidence
         axes = None if track.axes is None else track.axes.of_view(shaped)
+        part = None if axes is None else (axes.sizes, axes.steps, axes.first)
         if softmax is not None:
             softmax.is_met = True
             self._met.add(softmax)
-            if axes is not None and met.evidence is not None and met.evidence.gives_weights:
-                part = (axes.sizes, axes.steps, axes.first)
-                if part in softmax.parts:
-                    return  # the weights of the softmax are used again, unchanged
-                softmax.parts.append(part)
+            if part in softmax.parts and evidence is not None and evidence.gives_weights:
+                return  # the weights of the softmax are used again, unchanged
         if not met.name:
             return
-        clock = self._outputs.of(met.value)
+        line = met.lines.get("softmax", met.lines["value"])
+        clock = self._outputs.of(value)
         if clock is not None and product is not None and product.clock < clock:
-            line = met.lines.get("softmax", product.line)
             self._refuse(met.name, _COMPOSITE.format(line), line)
-        elif product is not None and product.gathered:
-            self._refuse(met.name, _GATHERED.format(product.line), product.line)
+        elif (product is not None and product.gathered) or (
+            self._gathered.of(value) and not (evidence is not None and evidence.gives_weights)
+        ):
+            self._refuse(met.name, _GATHERED.format(line), line)
         else:
             take_value = self._record(met)
-            if take_value is not None:
+            if take_value is not None and met.value is not None:
                 take_value(met.value)
+            is_read = evidence is not None and "gives_weights" in vars(evidence)
+            if softmax is not None and part is not None and is_read and evidence.gives_weights:
+                softmax.parts.append(part)
 
     def _evidence(self, track: _Track, shaped: Tensor, weights: Tensor) -> Evidence | None:
         """Return what the weights may follow from, on their own axes."""
@@ -462,7 +469,7 @@ class MetValue:
         name = operation.module()
         if name is not None:
             how = f"a softmax ({line}) of no product of query and key multiplies a value"
-            self._absence.note_unlike(name, how)
+            self._absence.note_other(name, how)
 
     def _owner(self, operation: Operation, track: _Track) -> str | None:
         """Return the innermost running module that also ran the product of query and key.
@@ -774,6 +781,21 @@ def _shaped(operation: Operation, track: _Track, side: Tensor) -> Tensor:
     return best
 
 
+def _turned(track: _Track, shaped: Tensor) -> int | None:
+    """Return the axis of the queries if weights (..., keys) do not have it before the keys.
+
+    Einsum makes a batch of the queries where each of them has a value of its own.
+    """
+    product = track.product
+    axes = None if track.axes is None else track.axes.of_view(shaped)
+    if product is None or axes is None or shaped.shape[-1] == 1:
+        return None
+    (_, row, column), (_, rows, columns) = product.steps, product.sizes
+    queries = (row, rows) if axes.steps[-1] < row else (column, columns)
+    both = [*zip(axes.steps, axes.sizes, strict=True)]
+    return both.index(queries) if queries in both[:-2] and both[-2] != queries else None
+
+
 def _alike(view: Tensor, side: Tensor) -> bool:
     """Return True if a view of the same storage has the elements of ``side`` in the same order."""
     try:
@@ -1016,6 +1038,6 @@ _COMPOSITE = (
     "its attention.\n    Record the layers that multiply one softmax with a value."
 )
 _GATHERED = (
-    "an index chose the rows of its query or key ({}), so its rows or columns are no tokens in "
-    "order.\n    Compute the scores of all tokens, and mask those that are left out."
+    "an index chose the rows of its query, key or value ({}), so its rows or columns are no tokens "
+    "in order.\n    Compute the scores of all tokens, and mask those that are left out."
 )

@@ -83,6 +83,7 @@ class Absence:
         self._innermost: set[str | None] = set()
         self._running: set[str] = set()
         self._unlike: dict[str, str] = {}
+        self._others: dict[str, str] = {}
         self._with_nan: dict[str, None] = {}
         self._present: set[str] = set()
         self._ran = False
@@ -112,6 +113,10 @@ class Absence:
         """Record that a module multiplied scores by a value without a softmax, and where."""
         self._unlike.setdefault(name, how)
 
+    def note_other(self, name: str, how: str) -> None:
+        """Record that a module multiplied the softmax of anything else by a value, and where."""
+        self._others.setdefault(name, how)
+
     def note_nan(self, name: str) -> None:
         """Record that a module made NaN of rows without keys, which are 0 in the recording."""
         self._with_nan[name] = None
@@ -121,7 +126,7 @@ class Absence:
 
         A module is an attention module if the name of its class ends so.
         """
-        known = {*self._present, *self._unlike, *refused}
+        known = {*self._present, *self._unlike, *self._others, *refused}
         return [
             name
             for name, module in module_names(self._model).items()
@@ -143,6 +148,7 @@ class Absence:
                 stacklevel=4,
             )
         missing = {name: how for name, how in self._unlike.items() if name not in self._present}
+        missing |= self._others
         if missing:
             first, how = next(iter(missing.items()))
             more = f", and {len(missing) - 1} more modules likewise" if len(missing) > 1 else ""
@@ -159,7 +165,7 @@ class Absence:
         )
 
     def _why(self) -> tuple[str, str]:
-        for name, how in self._unlike.items():
+        for name, how in (self._unlike | self._others).items():
             return f"in {name!r}, {how}", _SOFTMAX_ALONE
         if not self._ran:
             return (
