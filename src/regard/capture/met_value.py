@@ -31,6 +31,7 @@ from regard.scores.given_scores import GivenScores
 from regard.tracing.operations import (
     CHANCE,
     COPIES,
+    DISTANCES,
     DROPOUTS,
     EXPONENTIALS,
     GATHERS,
@@ -100,6 +101,7 @@ class _Softmax:
     product: Product | None = None
     is_written_out: bool = False
     is_of_scores: bool = True
+    is_gate: bool = False
     shape: tuple[int, ...] = ()
     is_met: bool = False
     parts: list[_Part] = field(default_factory=list[_Part])
@@ -164,6 +166,7 @@ class MetValue:
         self._gathered: Storages[bool] = Storages()
         self._outputs: Storages[int] = Storages()
         self._outer: Storages[bool] = Storages()
+        self._projected: Storages[int] = Storages()
         self._sampled: set[str | None] = set()
         self._clock = 0
         self._open: list[_Softmax] = []
@@ -176,6 +179,7 @@ class MetValue:
             **dict.fromkeys(SOFTMAXES, self.on_softmax),
             **dict.fromkeys(SAMPLERS, self._sample),
             **dict.fromkeys(SUMS, self._sum),
+            **dict.fromkeys(DISTANCES, self._distance),
         }
         self._on_chain: Mapping[Callable[..., Any], Listener] = {
             **dict.fromkeys(EXPONENTIALS, self._exponential),
@@ -215,6 +219,8 @@ class MetValue:
         factors = list(tensors_in(operation.args))
         projects = any(map(self._parameters.projects, factors))
         output = cast(Tensor, operation.output)
+        if projects and output.ndim:
+            self._projected.put(output, output.shape[-1])
         if (projects and not self._tracks) or output.is_nested or not output.numel():
             return
         with apart():
@@ -306,13 +312,15 @@ class MetValue:
             if before is None:
                 return self._refuse_changed(operation, track, "more than dropout was done to them")
             fault = _fault(before, max(track.rounding, _eps(before)))
+            if softmax is None and not track.is_changed:
+                fault = fault or "nothing was done to them"
             shaped = _shaped(operation, track, side)
             turned = _turned(track, shaped)
             if softmax is not None and not softmax.is_of_scores:
                 if fault is not None:
                     return False
                 if not _has_learned_queries(track, shaped):
-                    self._note(operation, softmax.line)
+                    self._note(operation, softmax)
                     return False
             met_value = None
             if turned is None:
@@ -459,16 +467,15 @@ class MetValue:
         constants = {storage_key(buffer) for buffer in self._buffers()}
         if any(storage_key(each) in constants for each in tensors_in(operation.args)):
             return
-        is_scores = track.is_changed or product.is_of_vectors
-        if operation.module() in product.modules and is_scores:
+        if operation.module() in product.modules:
             how = f"scores meet a value ({operation.place()}) without a softmax"
             self._absence.note_unlike(cast(str, operation.module()), f"{how}: {fault}")
 
-    def _note(self, operation: Operation, line: str) -> None:
+    def _note(self, operation: Operation, softmax: _Softmax) -> None:
         """Note the softmax of anything but a product of activations that multiplies a value."""
         name = operation.module()
-        if name is not None:
-            how = f"a softmax ({line}) of no product of query and key multiplies a value"
+        if name is not None and (not softmax.is_gate or name in self._sampled):
+            how = f"a softmax ({softmax.line}) of no product of query and key multiplies a value"
             self._absence.note_other(name, how)
 
     def _owner(self, operation: Operation, track: _Track) -> str | None:
@@ -509,6 +516,7 @@ class MetValue:
             steps,
             product,
             is_of_scores=track is not None and (product is None or product.parameter is None),
+            is_gate=self._is_gate(source, dim % source.ndim),
             shape=output.shape,
         )
         if softmax.is_of_scores:
@@ -520,6 +528,10 @@ class MetValue:
             moved, product = Axes.of(output, contiguous(output.shape)), None
         followed = _Track(product, moved, steps, softmax, _eps(output), shapes=[_geometry(output)])
         self._tracks.put(output, followed)
+
+    def _is_gate(self, source: Tensor, dim: int) -> bool:
+        width = self._projected.of(source)
+        return dim == source.ndim - 1 and width in (None, source.shape[-1])
 
     def _exponential(self, operation: Operation) -> None:
         """Track the exponentials of a softmax that is written out."""
@@ -628,9 +640,8 @@ class MetValue:
                 track = self._tracks.of(weights)
                 if track is not None and track.softmax is not None:
                     grown = cast(Tensor, operation.output).numel() > 2 * weights.numel()
-                    sampled = operation.module() in self._sampled
-                    if grown and sampled and not track.softmax.is_of_scores:
-                        self._note(operation, track.softmax.line)
+                    if grown and not track.softmax.is_of_scores:
+                        self._note(operation, track.softmax)
         if self._tracks:
             self.follow(operation)
 
@@ -642,6 +653,13 @@ class MetValue:
             self._tracks.put(output, _Track(None, None, steps, shapes=[_geometry(output)]))
         else:
             self.follow(operation)
+
+    def _distance(self, operation: Operation) -> None:
+        """Track the distances of all rows of two activations as scores."""
+        output = cast(Tensor, operation.output)
+        if output.numel() and not any(map(self._parameters.has, operation.args[:2])):
+            steps = Steps(_eps(output))
+            self._tracks.put(output, _Track(None, None, steps, shapes=[_geometry(output)]))
 
     def _is_of_one_key(self, first: Tensor, second: Tensor) -> bool:
         """Return True if one factor holds weights over a single key."""
@@ -658,6 +676,11 @@ class MetValue:
         source, output = operation.args[0], operation.output
         if source.ndim >= 3 and source.is_floating_point() and _gathers_rows(operation):
             self._gathered.put(output, True)
+            chosen = [self._tracks.of(each) for each in tensors_in(operation.args[1:])]
+            name = operation.module()
+            if name is not None and self._tracks.of(source) is None and any(chosen):
+                how = f"an index of the scores chooses a value ({operation.place()})"
+                self._absence.note_other(name, how)
         self.follow(operation)
 
     def _sample(self, operation: Operation) -> None:
@@ -671,7 +694,11 @@ class MetValue:
         if isinstance(source, Tensor) and self._parameters.has(source):
             if storage_key(source) != storage_key(operation.output):
                 self._parameters.note_copy(source, operation.output)
-        elif self._tracks:
+            return
+        width = self._projected.of(source)
+        if width is not None:
+            self._projected.put(operation.output, width)
+        if self._tracks:
             self.follow(operation)
 
     # Dropout

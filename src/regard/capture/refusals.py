@@ -153,7 +153,7 @@ class Absence:
             first, how = next(iter(missing.items()))
             more = f", and {len(missing) - 1} more modules likewise" if len(missing) > 1 else ""
             warnings.warn(
-                f"{first!r} is missing from the recording: {how}{more}. {_SOFTMAX_ALONE}",
+                f"{first!r} has attention that is not recorded: {how}{more}. {_SOFTMAX_ALONE}",
                 stacklevel=4,
             )
 

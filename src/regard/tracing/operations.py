@@ -25,6 +25,9 @@ PRODUCTS: _Operations = (
 )
 """Products of two tensors over a shared axis."""
 
+DISTANCES: _Operations = (aten._cdist_forward.default, aten._euclidean_dist.default)
+"""Distances of all rows of two tensors."""
+
 MULTIPLICATIONS: _Operations = (
     *(aten.mul.Tensor, aten.mul.Scalar, aten.mul_.Tensor, aten.mul_.Scalar),
 )
