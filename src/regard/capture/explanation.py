@@ -102,7 +102,7 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
         return None
     sink = None
     if evidence.sink is not None:
-        sink = _one_a_head(evidence, rest)
+        sink = _one_a_head(evidence, rest, gradients=gradients)
         if sink is None:
             return None
     if isinstance(scale, Tensor):
@@ -405,7 +405,7 @@ def _bias(evidence: Evidence, *, gradients: bool) -> tuple[Tensor | None, Tensor
         whole = numbers if term.factor == 1 else numbers * term.factor
         low = whole < _HIDDEN
         bias = whole.masked_fill(low, 0.0) if bool(low.any()) else whole
-        if bool(bias.any()):
+        if bool(bias.any()) or (gradients and term.numbers.requires_grad):
             parts.append((whole, bias))
             if gradients and term.numbers.requires_grad and term.factor != 1:
                 return None
@@ -419,7 +419,7 @@ def _bias(evidence: Evidence, *, gradients: bool) -> tuple[Tensor | None, Tensor
     return total, total
 
 
-def _one_a_head(evidence: Evidence, rest: "_Rest") -> Tensor | None:
+def _one_a_head(evidence: Evidence, rest: "_Rest", *, gradients: bool) -> Tensor | None:
     """Return the logits of a sink, (num_heads,) or (); None if they differ by batch or row.
 
     Numbers that were added to a whole row were added to its sink, too.
@@ -427,13 +427,14 @@ def _one_a_head(evidence: Evidence, rest: "_Rest") -> Tensor | None:
     column = cast(Tensor, evidence.sink)
     if rest.shift is not None:
         column = column - rest.shift
-    given = evidence.given_sink if evidence.given_sink is not None else column
-    each = given[(0,) * (given.ndim - 3)][..., :1, :1] if given.ndim > 2 else given[:1, :1]
     bound = 8 * evidence.steps.eps * (column.abs() + 1)
-    near = ((column - each).abs() <= bound) | _dead(evidence.weights)[..., None]
-    if not bool(near.all()):
-        return None
-    return each.flatten() if each.numel() > 1 else each.flatten()[0]
+    dead = _dead(evidence.weights)[..., None]
+    given = [evidence.given_sink] * (evidence.given_sink is not None)
+    for sink in given if gradients else (*given, column):
+        each = sink[(0,) * (sink.ndim - 3)][..., :1, :1] if sink.ndim > 2 else sink[:1, :1]
+        if bool((((column - each).abs() <= bound) | dead).all()):
+            return each.flatten() if each.numel() > 1 else each.flatten()[0]
+    return None
 
 
 def _dead(weights: Tensor) -> Tensor:

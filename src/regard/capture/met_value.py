@@ -57,6 +57,7 @@ class Met:
         value: (..., kv_len, head_dim), with the leading axes of the weights or 1; None if each
             query has a value of its own.
         evidence: what the weights may follow from; None if that is unknown.
+        has_gradient: True if gradients flow to the weights.
         lines: the ``file:line`` of its product, its softmax and its product with the value, by
             "product", "softmax" and "value".
     """
@@ -65,18 +66,24 @@ class Met:
     weights: Tensor
     value: Tensor | None
     evidence: Evidence | None
+    has_gradient: bool
     lines: Mapping[str, str]
 
     def matrix(self, *, gradients: bool = False) -> AttentionMatrix:
         """Return the matrix of query and key if they give all the weights, else of the weights.
 
         With ``gradients``, all gradients that reached the weights reach the result's tensors.
+
+        Raises:
+            ValueError: weights beside a sink have gradients that no query, key or sink has.
         """
         if self.evidence is not None:
             with torch.no_grad():
                 matrix = explained(self.evidence, gradients=gradients)
             if matrix is not None:
                 return matrix
+            if self.evidence.sink is not None:
+                raise ValueError(_LEARNED_SINK)
         return AttentionMatrix(GivenScores(self.weights, are_weights=True))
 
 
@@ -346,6 +353,10 @@ class MetValue:
                 weights,
                 met_value,
                 evidence,
+                any(
+                    each.requires_grad and storage_key(each) == storage_key(side)
+                    for each in tensors_in(operation.args)
+                ),
                 _lines(operation, track),
             ),
             shaped,
@@ -420,7 +431,7 @@ class MetValue:
             sink,
             given,
             *factors,
-            softmax.steps,
+            replace(softmax.steps, is_learned=track.steps.is_learned),
             None if terms is None else tuple(terms),
         )
 
@@ -600,6 +611,8 @@ class MetValue:
                 rounding = max(track.rounding, _eps(output))
                 if track.softmax is None:
                     steps = steps.after(operation, source, axes)
+                elif operation.func not in COPIES:
+                    steps = steps.beside(operation, source)
                 is_changed = track.is_changed or operation.func not in COPIES
                 followed = track.into(
                     output, axes=axes, steps=steps, rounding=rounding, is_changed=is_changed
@@ -1059,6 +1072,10 @@ _CHANGED = (
 _UNMET = (
     "the weights of the softmax ({}) met no value.\n"
     "    Multiply the weights that the softmax gave with the value, as weights @ value."
+)
+_LEARNED_SINK = (
+    "its weights beside a sink sum to less than 1, and gradients flow to more than its query, key, "
+    "bias and sink.\n    Observe it under torch.no_grad()."
 )
 _COMPOSITE = (
     "its output is a product of several softmaxes ({}), as in Nyström attention; none of them is "

@@ -438,7 +438,7 @@ class _Watch:
         if self._multiplying or self.absence.is_compiled:
             return None
         self.absence.note_attention(met.name)
-        gradients = self._recorder.gradients
+        self._recorder.gradients = gradients = self._recorder.gradients and met.has_gradient
         try:
             with apart(), torch.set_grad_enabled(gradients):
                 if self._recorder.skips(met.name):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.capture.element_axes import Axes
+from regard.capture.storages import tensors_in
 from regard.tracing.tracer import Operation
 
 __all__ = ["Steps", "Term"]
@@ -31,7 +32,8 @@ class Steps:
 
     Attributes:
         eps: the largest relative rounding error of a step, that of the least precise dtype.
-        is_learned: True if the scale or the cap needs a gradient.
+        is_learned: True if a tensor beside the scores that needs a gradient had another part than
+            a sum.
         sink: a column that was put beside the scores, with the axes of one column; None without.
     """
 
@@ -53,6 +55,8 @@ class Steps:
             eps = max(eps, torch.finfo(output.dtype).eps)
         steps = replace(self, eps=eps)
         func, args = str(operation.func).split(".")[1].rstrip("_"), operation.args
+        if func not in ("add", "sub", "rsub", "cat"):
+            steps = steps.beside(operation, scores)
         others = [each for each in args[:2] if each is not scores]
         if func == "neg":
             return steps._times(-1.0)
@@ -66,8 +70,7 @@ class Steps:
                 return steps
             factor = float(other.detach() if isinstance(other, Tensor) else other)
             factor = factor if func == "mul" else 1 / factor if factor else 0.0
-            learned = isinstance(other, Tensor) and other.requires_grad
-            return replace(steps._times(factor), is_learned=self.is_learned or learned)
+            return steps._times(factor)
         if func in ("add", "sub", "rsub"):
             alpha = float(cast(Any, args[2] if len(args) > 2 else operation.kwargs.get("alpha", 1)))
             turned = func == "rsub" or (func == "sub" and args[0] is not scores)
@@ -75,6 +78,11 @@ class Steps:
             factor = -alpha if func == "sub" and not turned else alpha
             return steps.plus(other, axes, 1.0 if turned else factor)
         return steps
+
+    def beside(self, operation: Operation, own: Tensor) -> "Steps":
+        """Return the steps after an operation in which learned tensors may have had a part."""
+        others = (each for each in tensors_in(operation.args) if each is not own)
+        return replace(self, is_learned=self.is_learned or any(x.requires_grad for x in others))
 
     def plus(self, numbers: object, axes: Axes | None, factor: float) -> "Steps":
         """Return the steps after numbers were added; a single number changes no weight."""
