@@ -72,7 +72,7 @@ def test_json_has_every_refused_layer(arguments: tuple[str, ...], run: Run, doub
     (refusal,) = json.loads(out)["refused"]
     assert refusal["module"] == REFUSED
     assert refusal["line"].rpartition(":")[0].endswith("tiny_models.py")
-    assert "\n    Change copies of them" in refusal["reason"]
+    assert "a row sums to 2.\n    Mask, scale" in refusal["reason"]
 
 
 def test_json_of_segments_has_every_refused_layer(run: Run, incomplete: str) -> None:

@@ -6,13 +6,13 @@
 ``MetValue`` listens to a ``Tracer``. It marks the storages whose numbers descend from a product of
 two activations, whatever made them. A marked operand that multiplies another activation, is not
 negative and has rows that sum to 1 (or to 0, without keys) is an attention. It is recorded as it
-stands, in the model's own axes. ``explanation.py`` puts query and key in its place where they give
+stands, in the model's own axes. ``evidence.py`` puts query and key in its place where they give
 all of it. Dropout is the one step that is looked through.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -20,12 +20,31 @@ import torch
 from torch import Tensor, nn
 
 from regard.capture.contractions import Product, Written, broadcast_product, written
-from regard.capture.element_axes import Axes, contiguous, translated
-from regard.capture.explanation import Evidence, explained
+from regard.capture.dropout import Dropout, before_dropout
+from regard.capture.element_axes import Axes, contiguous
+from regard.capture.evidence import Evidence, explained
 from regard.capture.merging import TakeValue
 from regard.capture.refusals import Absence
 from regard.capture.score_steps import Steps
 from regard.capture.storages import Parameters, Storages, storage_key, tensors_in, written_by
+from regard.capture.weight_tracks import (
+    Softmax,
+    Track,
+    axes_of_copy,
+    evidence_of,
+    geometry,
+    has_learned_queries,
+    is_like,
+    is_of_scores,
+    is_outer,
+    is_over_heads,
+    lines_of,
+    query_axis,
+    rounding_of,
+    shaped_value,
+    shaped_weights,
+    with_column,
+)
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.given_scores import GivenScores
 from regard.tracing.operations import (
@@ -87,64 +106,6 @@ class Met:
         return AttentionMatrix(GivenScores(self.weights, are_weights=True))
 
 
-_Part = tuple[tuple[int, ...], tuple[int, ...], int]
-"""The sizes, steps and first element of weights in the product that they came from."""
-
-
-@dataclass(eq=False, slots=True, weakref_slot=True)
-class _Softmax:
-    """The softmax of scores, or the exponential of a softmax that is written out.
-
-    ``scores`` is its input, until the weights met a value. ``product`` is None if its input does
-    not descend from one product. ``is_of_scores`` is False for the softmax of anything else.
-    """
-
-    name: str | None
-    line: str
-    scores: Tensor | None
-    axes: Axes | None
-    dim: int
-    steps: Steps
-    product: Product | None = None
-    is_written_out: bool = False
-    is_of_scores: bool = True
-    is_gate: bool = False
-    shape: tuple[int, ...] = ()
-    is_met: bool = False
-    parts: list[_Part] = field(default_factory=list[_Part])
-
-
-@dataclass(frozen=True, slots=True)
-class _Track:
-    """A storage that descends from a product of two activations.
-
-    Attributes:
-        product: the product; None if it is unknown, or there are several.
-        axes: the axes in the numbering of the product, or of the softmax without a product.
-        steps: the steps from the product.
-        softmax: the softmax that was taken; None for scores.
-        rounding: the largest relative error of a dtype that the weights had since the softmax.
-        before: the weights before dropout, what multiplied them, and the axes of both.
-        is_changed: True if more than a copy was made since the product.
-        shapes: the views that the model took of the storage: sizes, strides and offset.
-    """
-
-    product: Product | None
-    axes: Axes | None
-    steps: Steps
-    softmax: _Softmax | None = None
-    rounding: float = 0.0
-    before: tuple[Tensor, Tensor, Axes | None] | None = None
-    is_changed: bool = False
-    shapes: list[tuple[tuple[int, ...], tuple[int, ...], int]] = field(
-        default_factory=list[tuple[tuple[int, ...], tuple[int, ...], int]]
-    )
-
-    def into(self, tensor: Tensor, **changes: Any) -> "_Track":
-        """Return the track of a new storage, whose tensor is given."""
-        return replace(self, shapes=[_geometry(tensor)], **changes)
-
-
 class MetValue:
     """A detector of attention that is written as products.
 
@@ -168,16 +129,16 @@ class MetValue:
         self._record, self._refuse, self._absence = record, refuse, absence
         self._buffers = model.buffers
         self._parameters = Parameters(model)
-        self._tracks: Storages[_Track] = Storages()
-        self._noise: Storages[float | None] = Storages()
+        self._tracks: Storages[Track] = Storages()
+        self._dropout = Dropout(self._tracks)
         self._gathered: Storages[bool] = Storages()
         self._outputs: Storages[int] = Storages()
         self._outer: Storages[bool] = Storages()
         self._projected: Storages[int] = Storages()
         self._sampled: set[str | None] = set()
         self._clock = 0
-        self._open: list[_Softmax] = []
-        self._met: WeakSet[_Softmax] = WeakSet()
+        self._open: list[Softmax] = []
+        self._met: WeakSet[Softmax] = WeakSet()
         self.listeners: Mapping[Callable[..., Any], Listener] = {
             **dict.fromkeys(COPIES, self._copy),
             **dict.fromkeys(GATHERS, self._gather),
@@ -190,7 +151,7 @@ class MetValue:
         }
         self._on_chain: Mapping[Callable[..., Any], Listener] = {
             **dict.fromkeys(EXPONENTIALS, self._exponential),
-            **dict.fromkeys(CHANCE, self._draw),
+            **dict.fromkeys(CHANCE, self._dropout.draw),
             **dict.fromkeys(DROPOUTS, self._drop),
         }
 
@@ -205,7 +166,7 @@ class MetValue:
         """Refuse each attention whose weights met no value in a product."""
         self._forget(*self._open)
 
-    def _forget(self, *ended: _Softmax) -> None:
+    def _forget(self, *ended: Softmax) -> None:
         """Forget freed storages, and refuse attention whose weights were freed without a value."""
         self._tracks.forget()
         alive = {id(track.softmax) for track in self._tracks}
@@ -239,7 +200,7 @@ class MetValue:
         sides = [(self._tracks.of(side), side, other) for side, other in product.sides]
         tracked = [(track, *rest) for track, *rest in sides if track is not None]
         normalised = [each for each in tracked if each[0].softmax is not None]
-        mixed = [(track, side) for track, side, _ in tracked if _is_over_heads(track, side)]
+        mixed = [(track, side) for track, side, _ in tracked if is_over_heads(track, side)]
         if mixed:
             self._follow_mixture(operation, *mixed[0])
         elif projects:
@@ -250,7 +211,7 @@ class MetValue:
             for track, side, other in normalised:
                 self._meets(operation, track, side, other, product)
         else:
-            if len(normalised) == 2 and all(_is_of_scores(track) for track, *_ in normalised):
+            if len(normalised) == 2 and all(is_of_scores(track) for track, *_ in normalised):
                 with apart():
                     factors = (product.left, product.right)
                     are_both = all(_fault(factor, 0.01) is None for factor in factors)
@@ -283,19 +244,19 @@ class MetValue:
         steps = Steps(torch.finfo(output.dtype).eps, written_.alpha)
         if written_.added is not None and written_.beta:
             steps = steps.plus(written_.added, axes, written_.beta)
-        self._tracks.put(output, _Track(product, axes, steps, shapes=[_geometry(output)]))
+        self._tracks.put(output, Track(product, axes, steps, shapes=[geometry(output)]))
 
-    def _follow_mixture(self, operation: Operation, track: _Track, side: Tensor) -> None:
+    def _follow_mixture(self, operation: Operation, track: Track, side: Tensor) -> None:
         """Track scores or weights whose heads a product mixes."""
         output = cast(Tensor, operation.output)
         if output.numel() == side.numel():
             self._tracks.put(output, track.into(output, axes=None, product=None, before=None))
 
-    def _mix(self, operation: Operation, tracks: list[_Track]) -> None:
+    def _mix(self, operation: Operation, tracks: list[Track]) -> None:
         """Track the product of two weights, which may be weights itself."""
-        softmax = cast(_Softmax, tracks[0].softmax)
+        softmax = cast(Softmax, tracks[0].softmax)
         for track in tracks:
-            cast(_Softmax, track.softmax).is_met = True
+            cast(Softmax, track.softmax).is_met = True
         mixed = replace(softmax, scores=None, axes=None, product=None, is_met=False, parts=[])
         self._open.append(mixed)
         output = cast(Tensor, operation.output)
@@ -307,7 +268,7 @@ class MetValue:
     # The value
 
     def _meets(
-        self, operation: Operation, track: _Track, side: Tensor, value: Tensor, product: Written
+        self, operation: Operation, track: Track, side: Tensor, value: Tensor, product: Written
     ) -> bool:
         """Record weights (batch, rows, keys) that multiply a value (batch, keys, head_dim).
 
@@ -315,27 +276,26 @@ class MetValue:
         """
         softmax = track.softmax
         with apart():
-            before = self._before_dropout(track, side)
+            before = before_dropout(track, side)
             if before is None:
                 return self._refuse_changed(operation, track, "more than dropout was done to them")
-            fault = _fault(before, max(track.rounding, _eps(before)))
+            fault = _fault(before, max(track.rounding, rounding_of(before)))
             if softmax is None and not track.is_changed:
                 fault = fault or "nothing was done to them"
-            shaped = _shaped(operation, track, side)
-            turned = _turned(track, shaped)
+            shaped = shaped_weights(operation, track, side)
+            turned = query_axis(track, shaped)
             if softmax is not None and not softmax.is_of_scores:
                 if fault is not None:
                     return False
-                if not _has_learned_queries(track, shaped):
+                if not has_learned_queries(track, shaped):
                     self._note(operation, softmax)
                     return False
-            met_value = None
-            if turned is None:
-                met_value = _value(value, shaped.shape[:-2], side.shape[0])
             weights = shaped if before is side else before.reshape(shaped.shape)
+            met_value = shaped_value(value, shaped.shape[:-2], side.shape[0])
             if turned is not None:
                 shaped, weights = shaped.movedim(turned, -2), weights.movedim(turned, -2)
-            evidence = self._evidence(track, shaped, weights)
+                met_value = None
+            evidence = evidence_of(track, shaped, weights)
             if fault is not None and evidence is not None and evidence.sink is not None:
                 # Weights beside a sink sum to less than 1.
                 fault = None if explained(evidence, gradients=False) is not None else fault
@@ -346,26 +306,13 @@ class MetValue:
                 return self._refuse_changed(operation, track, fault)
             self._suspect(operation, track, fault)
             return False
-        self._meet(
-            track,
-            Met(
-                self._owner(operation, track) or "",
-                weights,
-                met_value,
-                evidence,
-                any(
-                    each.requires_grad and storage_key(each) == storage_key(side)
-                    for each in tensors_in(operation.args)
-                ),
-                _lines(operation, track),
-            ),
-            shaped,
-            value,
-        )
+        name, lines = self._owner(operation, track) or "", lines_of(operation, track)
+        flows = _has_gradient(operation, side)
+        self._meet(track, Met(name, weights, met_value, evidence, flows, lines), shaped, value)
         self._outputs.put(cast(Tensor, operation.output), self._clock)
         return True
 
-    def _meet(self, track: _Track, met: Met, shaped: Tensor, value: Tensor) -> None:
+    def _meet(self, track: Track, met: Met, shaped: Tensor, value: Tensor) -> None:
         """Record an attention unless its matrix would not be that of its tokens, in order."""
         softmax, product, evidence = track.softmax, track.product, met.evidence
         axes = None if track.axes is None else track.axes.of_view(shaped)
@@ -393,85 +340,20 @@ class MetValue:
             if softmax is not None and part is not None and is_read and evidence.gives_weights:
                 softmax.parts.append(part)
 
-    def _evidence(self, track: _Track, shaped: Tensor, weights: Tensor) -> Evidence | None:
-        """Return what the weights may follow from, on their own axes."""
-        softmax, product = track.softmax, track.product
-        axes = None if track.axes is None else track.axes.of_view(shaped)
-        if softmax is None or product is None or axes is None or softmax.product is not product:
-            return None
-        if softmax.scores is None or softmax.axes is None:
-            return None
-        factors = _factors(product, axes)
-        scores = softmax.axes.arranged(softmax.scores, axes)
-        if factors is None or scores is None or scores.shape[-2:] != shaped.shape[-2:]:
-            return None
-        scores = scores.expand(shaped.shape)
-        sink = given = None
-        length = softmax.axes.sizes[softmax.dim]
-        if length == shaped.shape[-1] + 1:
-            sink = _column_beside(softmax, axes)
-            if softmax.steps.sink is not None:
-                column, its_axes = softmax.steps.sink
-                given = its_axes.arranged(column, replace(axes, sizes=(*axes.sizes[:-1], 1)))
-        if length not in (shaped.shape[-1], shaped.shape[-1] + 1) or (
-            length > shaped.shape[-1] and sink is None
-        ):
-            return None
-        terms: list[Tensor] | None = []
-        for term in softmax.steps.terms:
-            numbers = term.axes.arranged(term.numbers, axes)
-            if numbers is None:
-                terms = None
-                break
-            terms.append(numbers)
-        return Evidence(
-            weights,
-            track.rounding,
-            scores,
-            sink,
-            given,
-            *factors,
-            replace(softmax.steps, is_learned=track.steps.is_learned),
-            None if terms is None else tuple(terms),
-        )
-
-    def _before_dropout(self, track: _Track, side: Tensor) -> Tensor | None:
-        """Return weights as they were before dropout, (batch, rows, keys).
-
-        The result is None if anything but dropout was done to them.
-        """
-        if track.before is None:
-            return side
-        *pair, axes = track.before
-        view = None if track.axes is None else track.axes.of_view(side)
-        parts = [
-            axes.arranged(each, view)
-            if view is not None and axes is not None
-            else each.reshape(side.shape)
-            for each in cast("list[Tensor]", pair)
-            if each.numel() == side.numel() or view is not None
-        ]
-        if len(parts) != 2 or parts[0] is None or parts[1] is None:
-            return None
-        before, noise = parts
-        rounding = 4 * max(track.rounding, _eps(side))
-        used = (before * noise).to(side.dtype)
-        return before if torch.allclose(side, used, rtol=rounding, atol=1e-7) else None
-
-    def _refuse_changed(self, operation: Operation, track: _Track, fault: str) -> bool:
+    def _refuse_changed(self, operation: Operation, track: Track, fault: str) -> bool:
         """Refuse the weights of a softmax that are no weights when they meet a value."""
-        softmax = cast(_Softmax, track.softmax)
+        softmax = cast(Softmax, track.softmax)
         softmax.is_met = True
         name = self._owner(operation, track)
-        if name is not None and not _is_outer(track):
+        if name is not None and not is_outer(track):
             reason = _CHANGED.format(softmax.line, operation.place(), fault)
             self._refuse(name, reason, softmax.line)
         return True
 
-    def _suspect(self, operation: Operation, track: _Track, fault: str | None) -> None:
+    def _suspect(self, operation: Operation, track: Track, fault: str | None) -> None:
         """Note scores that meet a value without a softmax in the module of their product."""
         product = track.product
-        if product is None or track.axes is None or _is_outer(track):
+        if product is None or track.axes is None or is_outer(track):
             return
         if product.parameter is not None:
             return
@@ -482,14 +364,14 @@ class MetValue:
             how = f"scores meet a value ({operation.place()}) without a softmax"
             self._absence.note_unlike(cast(str, operation.module()), f"{how}: {fault}")
 
-    def _note(self, operation: Operation, softmax: _Softmax) -> None:
+    def _note(self, operation: Operation, softmax: Softmax) -> None:
         """Note the softmax of anything but a product of activations that multiplies a value."""
         name = operation.module()
         if name is not None and (not softmax.is_gate or name in self._sampled):
             how = f"a softmax ({softmax.line}) of no product of query and key multiplies a value"
             self._absence.note_other(name, how)
 
-    def _owner(self, operation: Operation, track: _Track) -> str | None:
+    def _owner(self, operation: Operation, track: Track) -> str | None:
         """Return the innermost running module that also ran the product of query and key.
 
         This skips a module for the second product alone, which several layers may share.
@@ -517,8 +399,8 @@ class MetValue:
         product = track.product if track is not None else None
         name = operation.module()
         if product is not None:
-            name = self._owner(operation, cast(_Track, track))
-        softmax = _Softmax(
+            name = self._owner(operation, cast(Track, track))
+        softmax = Softmax(
             name,
             operation.place(),
             source if product is not None else None,
@@ -537,7 +419,9 @@ class MetValue:
         moved = None if axes is None else axes.moved(output)
         if moved is None:
             moved, product = Axes.of(output, contiguous(output.shape)), None
-        followed = _Track(product, moved, steps, softmax, _eps(output), shapes=[_geometry(output)])
+        followed = Track(
+            product, moved, steps, softmax, rounding_of(output), shapes=[geometry(output)]
+        )
         self._tracks.put(output, followed)
 
     def _is_gate(self, source: Tensor, dim: int) -> bool:
@@ -553,7 +437,7 @@ class MetValue:
         if track is None or moved is None or storage_key(source) == storage_key(output):
             self.follow(operation)
             return
-        softmax = _Softmax(
+        softmax = Softmax(
             operation.module(),
             operation.place(),
             source,
@@ -567,10 +451,14 @@ class MetValue:
         if track.softmax is not None and not track.softmax.is_written_out:
             softmax = track.softmax
         self._tracks.put(
-            output, track.into(output, axes=moved, softmax=softmax, rounding=_eps(output))
+            output, track.into(output, axes=moved, softmax=softmax, rounding=rounding_of(output))
         )
 
     # Operations in between
+
+    def _drop(self, operation: Operation) -> None:
+        if not self._dropout.drop(operation):
+            self.follow(operation)
 
     def follow(self, operation: Operation) -> None:
         """Track what an operation makes of scores or weights."""
@@ -594,21 +482,21 @@ class MetValue:
             earlier = self._tracks.of(output)
             if earlier is not None and not any(output is each for each in changed):
                 if storage_key(output) != storage_key(source) or output.numel() > 0:
-                    earlier.shapes.append(_geometry(output))
+                    earlier.shapes.append(geometry(output))
                 continue
             if earlier is not None:
                 self._rewrite(operation, output, earlier)
-            elif _is_like(track, source, size, output):
+            elif is_like(track, source, size, output):
                 for other, _ in inputs:
                     if other.softmax is not None and other.softmax is not track.softmax:
                         other.softmax.is_met = True  # it is a part of the new weights
                 axes = None if track.axes is None else track.axes.of_view(source)
-                axes = None if axes is None else axes.moved(output) or _copied(axes, output)
+                axes = None if axes is None else axes.moved(output) or axes_of_copy(axes, output)
                 steps = track.steps
-                if axes is None and (joined := _with_column(operation, track, source, output)):
+                if axes is None and (joined := with_column(operation, track, source, output)):
                     axes, sink = joined
                     steps = replace(steps, sink=sink)
-                rounding = max(track.rounding, _eps(output))
+                rounding = max(track.rounding, rounding_of(output))
                 if track.softmax is None:
                     steps = steps.after(operation, source, axes)
                 elif operation.func not in COPIES:
@@ -621,12 +509,12 @@ class MetValue:
                     followed.shapes.insert(0, (axes.sizes, axes.strides, axes.offset))
                 self._tracks.put(output, followed)
 
-    def _rewrite(self, operation: Operation, output: Tensor, track: _Track) -> None:
+    def _rewrite(self, operation: Operation, output: Tensor, track: Track) -> None:
         """Update the track of a storage that an operation writes to."""
         if track.softmax is None and track.axes is not None:
             axes = track.axes.of_view(output)
             steps = track.steps.after(operation, output, axes)
-            if _geometry(output)[0] == track.axes.sizes or output.numel() == math.prod(
+            if geometry(output)[0] == track.axes.sizes or output.numel() == math.prod(
                 track.axes.sizes
             ):
                 self._tracks.put(output, replace(track, steps=steps))
@@ -635,7 +523,9 @@ class MetValue:
         """Track an elementwise product: a step, dropout, or an einsum over an axis of size 1."""
         first, second = operation.args[:2]
         if isinstance(first, Tensor) and isinstance(second, Tensor):
-            if self._thin(operation, first, second) or self._thin(operation, second, first):
+            if self._dropout.thin(operation, first, second) or self._dropout.thin(
+                operation, second, first
+            ):
                 return
             if _is_outer_product(first, second) or self._is_of_one_key(first, second):
                 with apart():
@@ -643,7 +533,7 @@ class MetValue:
                 both = (first, second)
                 owned = any(map(self._parameters.has, both))
                 tracks = [self._tracks.of(each) for each in both]
-                gates = any(t and t.softmax and not _is_of_scores(t) for t in tracks)
+                gates = any(t and t.softmax and not is_of_scores(t) for t in tracks)
                 if product is not None and not owned and not gates:
                     self._combine(operation, product, projects=False)
                     return
@@ -662,8 +552,8 @@ class MetValue:
         """Track the sum of an elementwise product as scores: a product that is written out."""
         output = cast(Tensor, operation.output)
         if self._outer.of(operation.args[0]) and output.ndim:
-            steps = Steps(_eps(output))
-            self._tracks.put(output, _Track(None, None, steps, shapes=[_geometry(output)]))
+            steps = Steps(rounding_of(output))
+            self._tracks.put(output, Track(None, None, steps, shapes=[geometry(output)]))
         else:
             self.follow(operation)
 
@@ -671,8 +561,8 @@ class MetValue:
         """Track the distances of all rows of two activations as scores."""
         output = cast(Tensor, operation.output)
         if output.numel() and not any(map(self._parameters.has, operation.args[:2])):
-            steps = Steps(_eps(output))
-            self._tracks.put(output, _Track(None, None, steps, shapes=[_geometry(output)]))
+            steps = Steps(rounding_of(output))
+            self._tracks.put(output, Track(None, None, steps, shapes=[geometry(output)]))
 
     def _is_of_one_key(self, first: Tensor, second: Tensor) -> bool:
         """Return True if one factor holds weights over a single key."""
@@ -714,235 +604,6 @@ class MetValue:
         if self._tracks:
             self.follow(operation)
 
-    # Dropout
-
-    def _draw(self, operation: Operation) -> None:
-        """Note random numbers, with the probability of a 1; None if it is unknown."""
-        source, *given = operation.args
-        chance = given[0] if given else operation.kwargs.get("p", _DEFAULTS.get(operation.func))
-        if chance is None or isinstance(chance, Tensor):
-            chance = _one_number(source if chance is None else chance)
-        self._noise.put(operation.output, None if chance is None else float(chance))
-        self._tracks.drop(operation.output)
-
-    def _thin(self, operation: Operation, weights: Tensor, noise: Tensor) -> bool:
-        """Track weights through a product with dropout's noise; return False for any other."""
-        track, chance = self._tracks.of(weights), self._noise.of(noise)
-        output = cast(Tensor, operation.output)
-        if track is None or track.softmax is None or not chance or chance >= 1:
-            return False
-        with apart():
-            kept = noise[noise != 0]
-            exact = bool(torch.isclose(kept, kept.new_tensor(1 / chance), rtol=1e-2).all())
-            if not exact or weights.shape != output.shape:
-                return False
-            source, axes = weights, None if track.axes is None else track.axes.of_view(weights)
-            if storage_key(weights) == storage_key(output):
-                # Dropout in place: the weights follow from the scores.
-                softmax = track.softmax
-                if softmax.scores is None or softmax.scores.shape != weights.shape:
-                    return False
-                source = softmax.scores.softmax(softmax.dim).to(weights.dtype)
-                if not torch.allclose(source * noise, output, rtol=1e-2, atol=1e-6):
-                    return False
-                axes = None if axes is None else axes.moved(source)
-        moved = None if axes is None else axes.moved(output)
-        self._tracks.put(output, track.into(output, axes=moved, before=(source, noise, axes)))
-        return True
-
-    def _drop(self, operation: Operation) -> None:
-        """Track weights through PyTorch's own dropout operation."""
-        source = operation.args[0]
-        track = self._tracks.of(source)
-        output = next(tensors_in((operation.output,)))
-        if track is None or track.softmax is None or storage_key(source) == storage_key(output):
-            self.follow(operation)
-            return
-        axes = None if track.axes is None else track.axes.of_view(source)
-        moved = None if axes is None else axes.moved(output)
-        kept, chance = operation.output[1], operation.args[1]
-        with apart():
-            noise = kept.to(source.dtype) / (1 - chance)
-        self._tracks.put(output, track.into(output, axes=moved, before=(source, noise, axes)))
-
-
-# The axes of weights and their factors
-
-
-def _geometry(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    if tensor.layout != torch.strided:
-        return tuple(tensor.shape), (), 0
-    return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
-
-
-def _views(track: _Track, side: Tensor) -> Iterator[Tensor]:
-    """Yield the views of an operand (batch, rows, keys) that the model took, with keys last.
-
-    Axes of size 1 are left out of views with more axes than the softmax has, as einsum makes them.
-    """
-    ndim = 0 if track.softmax is None else len(track.softmax.shape)
-    for sizes, strides, offset in track.shapes:
-        axes = [*zip(sizes, strides, strict=False)]
-        if len(sizes) > ndim:
-            axes = [axis for axis in axes if axis[0] > 1]
-        sizes = tuple(size for size, _ in axes)
-        if len(sizes) < 2 or sizes[-1] != side.shape[-1] or math.prod(sizes) != side.numel():
-            continue
-        view = side.as_strided(sizes, tuple(stride for _, stride in axes), offset)
-        if _alike(view, side):
-            yield view
-
-
-def _shaped(operation: Operation, track: _Track, side: Tensor) -> Tensor:
-    """Return weights (batch, rows, keys) in the shape that the model gave them.
-
-    Its last axis are the keys, the one before are the rows of the softmax or of the product. Of
-    several shapes, the last one with the most axes counts; matmul itself makes others with fewer.
-    """
-    batch, rows, _ = side.shape
-    shape = side.shape if track.softmax is None else track.softmax.shape
-    best, most = side, (False, -1, False)
-    for view in _views(track, side):
-        height = view.shape[-2]
-        if height not in (rows, *shape[-2:-1]) or rows % height:
-            continue
-        long = sum(size > 1 for size in view.shape)
-        axes = height in shape[-2:-1], long, view.ndim == len(shape)
-        if axes >= most:
-            best, most = view, axes
-    if best is side and batch == 1:
-        return side.squeeze(0)
-    if best.ndim == 3 and isinstance(module := operation.innermost(), nn.MultiheadAttention):
-        # PyTorch's own MultiheadAttention merges batch and heads.
-        inputs = next(iter(operation.inputs()), [])
-        own = type(module).forward is nn.MultiheadAttention.forward and batch == best.shape[0]
-        if own and inputs and inputs[0].ndim == 3:
-            return best.unflatten(0, (-1, module.num_heads))
-    return best
-
-
-def _turned(track: _Track, shaped: Tensor) -> int | None:
-    """Return the axis of the queries if weights (..., keys) do not have it before the keys.
-
-    Einsum makes a batch of the queries where each of them has a value of its own.
-    """
-    product = track.product
-    axes = None if track.axes is None else track.axes.of_view(shaped)
-    if product is None or axes is None or shaped.shape[-1] == 1:
-        return None
-    (_, row, column), (_, rows, columns) = product.steps, product.sizes
-    queries = (row, rows) if axes.steps[-1] < row else (column, columns)
-    both = [*zip(axes.steps, axes.sizes, strict=True)]
-    return both.index(queries) if queries in both[:-2] and both[-2] != queries else None
-
-
-def _alike(view: Tensor, side: Tensor) -> bool:
-    """Return True if a view of the same storage has the elements of ``side`` in the same order."""
-    try:
-        same = view.view(side.shape)
-    except RuntimeError:
-        return False
-    steps = zip(side.shape, same.stride(), side.stride(), strict=True)
-    return same.storage_offset() == side.storage_offset() and all(
-        size == 1 or first == second for size, first, second in steps
-    )
-
-
-def _value(value: Tensor, leading: torch.Size, batch: int) -> Tensor:
-    """Return the value (batch, keys, head_dim) on the leading axes of the weights.
-
-    Axes of heads that share it, because they are rows of one product, have size 1.
-    """
-    value = value.detach()
-    if math.prod(leading) == batch:
-        return value.reshape(*leading, *value.shape[-2:])
-    shared = 1
-    for axis in reversed(range(len(leading))):
-        shared *= leading[axis]
-        if math.prod(leading[:axis]) == batch:
-            return value.reshape(*leading[:axis], *(1,) * (len(leading) - axis), *value.shape[-2:])
-    return value
-
-
-def _factors(product: Product, axes: Axes) -> tuple[Tensor, Tensor] | None:
-    """Return query (..., q_len, head_dim) and key (..., kv_len, head_dim) on the weights' axes."""
-    _, row, _ = product.steps
-    is_column = axes.steps[-1] < row or (axes.sizes[-1] == 1 and axes.steps[-2] >= row)
-    query, key = (product.left, product.right) if is_column else (product.right, product.left)
-    operands = (
-        _operand(product, axes, query, omitted=-1),
-        _operand(product, axes, key, omitted=-2),
-    )
-    return None if operands[0] is None or operands[1] is None else cast(Any, operands)
-
-
-def _operand(product: Product, axes: Axes, tensor: Tensor, *, omitted: int) -> Tensor | None:
-    """Return a factor, (..., tokens, head_dim), as a view where possible."""
-    is_left = tensor is product.left
-    kept = [axis for axis in range(len(axes.sizes)) if axis != len(axes.sizes) + omitted]
-    sizes, steps = ([of[axis] for axis in kept] for of in (axes.sizes, axes.steps))
-    for operand in (tensor, tensor.contiguous()):
-        batch, tokens, depth = operand.stride()
-        own = (batch, tokens, 0) if is_left else (batch, 0, tokens)
-        basis = zip(product.sizes, product.steps, own, strict=True)
-        laid = translated(basis, sizes, steps, axes.first)
-        if laid is not None:
-            offset = int(operand.storage_offset()) + laid[1]
-            return operand.as_strided((*sizes, operand.shape[-1]), (*laid[0], depth), offset)
-    return None
-
-
-def _column_beside(softmax: _Softmax, axes: Axes) -> Tensor | None:
-    """Return the one column of a softmax's input that the weights lack, (..., q_len, 1)."""
-    scores, whole = cast(Tensor, softmax.scores), cast(Axes, softmax.axes)
-    is_before = axes.first != whole.first
-    column = scores.narrow(softmax.dim, 0 if is_before else scores.shape[softmax.dim] - 1, 1)
-    sizes = tuple(1 if axis == softmax.dim else n for axis, n in enumerate(whole.sizes))
-    beside = replace(whole, sizes=sizes)
-    final = replace(axes, sizes=(*axes.sizes[:-1], 1), first=whole.first)
-    return beside.arranged(column, final)
-
-
-def _with_column(
-    operation: Operation, track: _Track, source: Tensor, output: Tensor
-) -> tuple[Axes, tuple[Tensor, Axes]] | None:
-    """Return the axes of scores beside which one column was put, and that column with its axes.
-
-    The result is None for any other operation.
-    """
-    tensors = list(tensors_in(operation.args[:1]))
-    axes = None if track.axes is None else track.axes.of_view(source)
-    if axes is None or any(each.ndim != output.ndim for each in tensors):
-        return None
-    grown = [axis for axis in range(output.ndim) if output.shape[axis] != source.shape[axis]]
-    if len(grown) != 1 or output.shape[grown[0]] != source.shape[grown[0]] + 1:
-        return None
-    dim = grown[0]
-    if operation.func is torch.ops.aten.constant_pad_nd.default and dim == output.ndim - 1:
-        is_before = bool(operation.args[1][0])
-        column = output.narrow(dim, 0 if is_before else source.shape[dim], 1)
-    elif len(tensors) == 2:
-        is_before = tensors[1] is source
-        column = tensors[0 if is_before else 1]
-    else:
-        return None
-    beside = replace(axes, sizes=tuple(column.shape))
-    first = axes.first - (axes.steps[dim] if is_before else 0)
-    return Axes.of(output, axes.steps, first), (column, beside)
-
-
-def _copied(axes: Axes, output: Tensor) -> Axes | None:
-    """Return the axes of a contiguous copy of a tensor in any shape, with the tensor's own axes."""
-    if math.prod(axes.sizes) != output.numel() or output.layout != torch.strided:
-        return None
-    if not output.is_contiguous():
-        return None
-    offset = int(output.storage_offset())
-    return Axes(axes.sizes, contiguous(axes.sizes), offset, axes.steps, axes.first)
-
-
-# What an operand is
-
 
 def _fault(weights: Tensor, rounding: float) -> str | None:
     """Return why an operand (batch, rows, keys) is no attention weights; None if it is.
@@ -971,55 +632,12 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
     return None if bool((weights != 0).any()) else "all of them are 0"
 
 
-def _eps(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
-
-
-def _is_like(track: _Track, source: Tensor, size: int, output: Tensor) -> bool:
-    """Return True if an output may hold the scores or weights that its operation read.
-
-    ``size`` is the number of elements that were read.
-    """
-    if output.is_nested or not output.ndim or output.is_complex():
-        return False
-    count, row = output.numel(), max(source.shape[-1:], default=1)
-    if not source.is_floating_point():
-        return count >= size
-    if not output.is_floating_point() or track.softmax is not None:
-        return count * row >= size and (count <= 2 * size or output.shape[-1] == row)
-    if output.shape[-2:] == source.shape[-2:] and output.ndim > 1:
-        return True
-    return size <= 2 * count and (count <= 2 * size or output.shape[-1] == row)
-
-
-def _has_learned_queries(track: _Track, shaped: Tensor) -> bool:
-    """Return True if the rows of weights are those of a parameter, as learned queries are."""
-    product = track.product
-    axes = None if track.axes is None else track.axes.of_view(shaped)
-    factors = None if product is None or axes is None else _factors(product, axes)
-    if product is None or product.parameter is None or factors is None:
-        return False
-    return storage_key(factors[0]) == storage_key(product.parameter)
-
-
-def _is_over_heads(track: _Track, side: Tensor) -> bool:
-    """Return True if a product sums scores or weights over their heads, as talking heads do."""
-    if track.axes is None or track.product is None or side.shape[-1] == 1:
-        return False
-    for view in (side, *_views(track, side)):
-        axes = track.axes.of_view(view)
-        if axes is not None:
-            return axes.steps[-1] >= track.product.steps[0]
-    return False
-
-
-def _is_of_scores(track: _Track) -> bool:
-    return track.softmax is not None and track.softmax.is_of_scores
-
-
-def _is_outer(track: _Track) -> bool:
-    """Return True for a product over one number, as that of positions and frequencies."""
-    return track.product is not None and track.product.left.shape[-1] == 1
+def _has_gradient(operation: Operation, side: Tensor) -> bool:
+    """Return True if gradients flow to a factor of a product, of which a view is given."""
+    return any(
+        each.requires_grad and storage_key(each) == storage_key(side)
+        for each in tensors_in(operation.args)
+    )
 
 
 def _is_outer_product(first: Tensor, second: Tensor) -> bool:
@@ -1048,23 +666,6 @@ def _gathers_rows(operation: Operation) -> bool:
     return int(chosen) % source.ndim == source.ndim - 2
 
 
-def _one_number(value: Tensor) -> float | None:
-    first = value.flatten()[0] if value.numel() else None
-    return float(first) if first is not None and bool((value == first).all()) else None
-
-
-def _lines(operation: Operation, track: _Track) -> dict[str, str]:
-    """Return the ``file:line`` of each stage of an attention whose value has just been met."""
-    lines = {"value": operation.place()}
-    if track.product is not None:
-        lines["product"] = track.product.line
-    if track.softmax is not None:
-        lines["softmax"] = track.softmax.line
-    return lines
-
-
-_DEFAULTS = {torch.ops.aten.bernoulli_.float: 0.5}
-"""The probability of operations that may leave it out."""
 _CHANGED = (
     "the weights of the softmax ({}) are no softmax any more when they meet the value ({}): {}.\n"
     "    Mask, scale and reorder before the softmax, over the axis of the keys, dim=-1."

@@ -173,14 +173,7 @@ def observe(
         recorder.abandon(exception)
         raise
     watch.finish()
-    if watch.absence.is_compiled:
-        recorder.problems.add_text(str(compiled_error("model is compiled")))
-    for name, what in compiled_parts.items():
-        recorder.refuse_compiled(name, str(compiled_error(what)))
-    if _runs_flex_attention(model) and not watch.saw_flex_attention:
-        recorder.refuse_compiled(seen.model, _COMPILED_FLEX)
-    for name in watch.absence.unseen({each.module for each in seen.refused}):
-        recorder.refuse(name, UNSEEN)
+    _refuse_unseen(model, watch, recorder, seen, compiled_parts)
     recorder.close()
     problem = recorder.problems.error()
     if problem is not None and (strict or recorder.problems.are_fatal or not seen.layers):
@@ -191,6 +184,24 @@ def observe(
     watch.absence.warn()
     if recorder.progress_error is not None:
         raise recorder.progress_error
+
+
+def _refuse_unseen(
+    model: nn.Module,
+    watch: "_Watch",
+    recorder: Recorder,
+    seen: Recording,
+    compiled_parts: Mapping[str, str],
+) -> None:
+    """Refuse compiled parts and attention modules in which nothing was seen."""
+    if watch.absence.is_compiled:
+        recorder.problems.add_text(str(compiled_error("model is compiled")))
+    for name, what in compiled_parts.items():
+        recorder.refuse_compiled(name, str(compiled_error(what)))
+    if _runs_flex_attention(model) and not watch.saw_flex_attention:
+        recorder.refuse_compiled(seen.model, _COMPILED_FLEX)
+    for name in watch.absence.unseen({each.module for each in seen.refused}):
+        recorder.refuse(name, UNSEEN)
 
 
 def _modules_of(model: object, *, is_eager: bool) -> dict[str, nn.Module]:

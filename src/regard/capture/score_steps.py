@@ -1,6 +1,6 @@
 """The steps from a product of query and key to its scores, as far as operations tell them.
 
-They are a first guess: ``explanation.py`` compares the scores that they give with all scores that
+They are a first guess: ``evidence.py`` compares the scores that they give with all scores that
 the model's softmax got. A step that is not read here, such as a mask, is found in these numbers.
 """
 

@@ -199,7 +199,7 @@ def _checksums(dense: Tensor) -> Tensor:
 def _random_factors(size: int, device: torch.device) -> Tensor:
     """Return random int64 numbers, (2, size), that no seed of the model's user changes."""
     generator = torch.Generator().manual_seed(_SEED)
-    factors = torch.empty(2, size, dtype=torch.int64)
+    factors = torch.empty(2, size, dtype=torch.int64, device="cpu")
     return factors.random_(-(2**63), None, generator=generator).to(device)
 
 

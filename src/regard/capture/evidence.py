@@ -243,7 +243,7 @@ class _Scores:
         if hidden is None and any(each is not None for each in first.values()):
             height = next(self.blocks())[1].stop
             parts = [
-                torch.zeros(1, min(height, q_len - start), kv_len, dtype=torch.bool).to(low.device)
+                low.new_zeros(1, min(height, q_len - start), kv_len, dtype=torch.bool)
                 if each is None
                 else each
                 for start, each in first.items()

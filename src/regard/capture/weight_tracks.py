@@ -1,0 +1,356 @@
+"""The storages that descend from a product of two activations, and their axes in that product.
+
+A Track says what is known of one storage: the product, its axes, the softmax that was taken. The
+functions read from it the shape that a model gave to weights, and the query and key of each.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.capture.contractions import Product
+from regard.capture.element_axes import Axes, contiguous, translated
+from regard.capture.evidence import Evidence
+from regard.capture.score_steps import Steps
+from regard.capture.storages import storage_key, tensors_in
+from regard.tracing.tracer import Operation
+
+Part = tuple[tuple[int, ...], tuple[int, ...], int]
+"""The sizes, steps and first element of weights in the product that they came from."""
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Softmax:
+    """The softmax of scores, or the exponential of a softmax that is written out.
+
+    ``scores`` is its input, until the weights met a value. ``product`` is None if its input does
+    not descend from one product. ``is_of_scores`` is False for the softmax of anything else.
+    """
+
+    name: str | None
+    line: str
+    scores: Tensor | None
+    axes: Axes | None
+    dim: int
+    steps: Steps
+    product: Product | None = None
+    is_written_out: bool = False
+    is_of_scores: bool = True
+    is_gate: bool = False
+    shape: tuple[int, ...] = ()
+    is_met: bool = False
+    parts: list[Part] = field(default_factory=list[Part])
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """A storage that descends from a product of two activations.
+
+    Attributes:
+        product: the product; None if it is unknown, or there are several.
+        axes: the axes in the numbering of the product, or of the softmax without a product.
+        steps: the steps from the product.
+        softmax: the softmax that was taken; None for scores.
+        rounding: the largest relative error of a dtype that the weights had since the softmax.
+        before: the weights before dropout, what multiplied them, and the axes of both.
+        is_changed: True if more than a copy was made since the product.
+        shapes: the views that the model took of the storage: sizes, strides and offset.
+    """
+
+    product: Product | None
+    axes: Axes | None
+    steps: Steps
+    softmax: Softmax | None = None
+    rounding: float = 0.0
+    before: tuple[Tensor, Tensor, Axes | None] | None = None
+    is_changed: bool = False
+    shapes: list[tuple[tuple[int, ...], tuple[int, ...], int]] = field(
+        default_factory=list[tuple[tuple[int, ...], tuple[int, ...], int]]
+    )
+
+    def into(self, tensor: Tensor, **changes: Any) -> "Track":
+        """Return the track of a new storage, whose tensor is given."""
+        return replace(self, shapes=[geometry(tensor)], **changes)
+
+
+def lines_of(operation: Operation, track: Track) -> dict[str, str]:
+    """Return the ``file:line`` of each stage of an attention whose value has just been met."""
+    lines = {"value": operation.place()}
+    if track.product is not None:
+        lines["product"] = track.product.line
+    if track.softmax is not None:
+        lines["softmax"] = track.softmax.line
+    return lines
+
+
+def is_of_scores(track: Track) -> bool:
+    """Return True for weights of a softmax of scores."""
+    return track.softmax is not None and track.softmax.is_of_scores
+
+
+def is_outer(track: Track) -> bool:
+    """Return True for a product over one number, as that of positions and frequencies."""
+    return track.product is not None and track.product.left.shape[-1] == 1
+
+
+def is_like(track: Track, source: Tensor, size: int, output: Tensor) -> bool:
+    """Return True if an output may hold the scores or weights that its operation read.
+
+    ``size`` is the number of elements that were read.
+    """
+    if output.is_nested or not output.ndim or output.is_complex():
+        return False
+    count, row = output.numel(), max(source.shape[-1:], default=1)
+    if not source.is_floating_point():
+        return count >= size
+    if not output.is_floating_point() or track.softmax is not None:
+        return count * row >= size and (count <= 2 * size or output.shape[-1] == row)
+    if output.shape[-2:] == source.shape[-2:] and output.ndim > 1:
+        return True
+    return size <= 2 * count and (count <= 2 * size or output.shape[-1] == row)
+
+
+def is_over_heads(track: Track, side: Tensor) -> bool:
+    """Return True if a product sums scores or weights over their heads, as talking heads do."""
+    if track.axes is None or track.product is None or side.shape[-1] == 1:
+        return False
+    for view in (side, *_views(track, side)):
+        axes = track.axes.of_view(view)
+        if axes is not None:
+            return axes.steps[-1] >= track.product.steps[0]
+    return False
+
+
+def has_learned_queries(track: Track, shaped: Tensor) -> bool:
+    """Return True if the rows of weights are those of a parameter, as learned queries are."""
+    product = track.product
+    axes = None if track.axes is None else track.axes.of_view(shaped)
+    factors = None if product is None or axes is None else query_and_key(product, axes)
+    if product is None or product.parameter is None or factors is None:
+        return False
+    return storage_key(factors[0]) == storage_key(product.parameter)
+
+
+def shaped_weights(operation: Operation, track: Track, side: Tensor) -> Tensor:
+    """Return weights (batch, rows, keys) in the shape that the model gave them.
+
+    Its last axis are the keys, the one before are the rows of the softmax or of the product. Of
+    several shapes, the last one with the most axes counts; matmul itself makes others with fewer.
+    """
+    batch, rows, _ = side.shape
+    shape = side.shape if track.softmax is None else track.softmax.shape
+    best, most = side, (False, -1, False)
+    for view in _views(track, side):
+        height = view.shape[-2]
+        if height not in (rows, *shape[-2:-1]) or rows % height:
+            continue
+        long = sum(size > 1 for size in view.shape)
+        axes = height in shape[-2:-1], long, view.ndim == len(shape)
+        if axes >= most:
+            best, most = view, axes
+    if best is side and batch == 1:
+        return side.squeeze(0)
+    if best.ndim == 3 and isinstance(module := operation.innermost(), nn.MultiheadAttention):
+        # PyTorch's own MultiheadAttention merges batch and heads.
+        inputs = next(iter(operation.inputs()), [])
+        own = type(module).forward is nn.MultiheadAttention.forward and batch == best.shape[0]
+        if own and inputs and inputs[0].ndim == 3:
+            return best.unflatten(0, (-1, module.num_heads))
+    return best
+
+
+def query_axis(track: Track, shaped: Tensor) -> int | None:
+    """Return the axis of the queries if weights (..., keys) do not have it before the keys.
+
+    Einsum makes a batch of the queries where each of them has a value of its own.
+    """
+    product = track.product
+    axes = None if track.axes is None else track.axes.of_view(shaped)
+    if product is None or axes is None or shaped.shape[-1] == 1:
+        return None
+    (_, row, column), (_, rows, columns) = product.steps, product.sizes
+    queries = (row, rows) if axes.steps[-1] < row else (column, columns)
+    both = [*zip(axes.steps, axes.sizes, strict=True)]
+    return both.index(queries) if queries in both[:-2] and both[-2] != queries else None
+
+
+def _views(track: Track, side: Tensor) -> Iterator[Tensor]:
+    """Yield the views of an operand (batch, rows, keys) that the model took, with keys last.
+
+    Axes of size 1 are left out of views with more axes than the softmax has, as einsum makes them.
+    """
+    ndim = 0 if track.softmax is None else len(track.softmax.shape)
+    for sizes, strides, offset in track.shapes:
+        axes = [*zip(sizes, strides, strict=False)]
+        if len(sizes) > ndim:
+            axes = [axis for axis in axes if axis[0] > 1]
+        sizes = tuple(size for size, _ in axes)
+        if len(sizes) < 2 or sizes[-1] != side.shape[-1] or math.prod(sizes) != side.numel():
+            continue
+        view = side.as_strided(sizes, tuple(stride for _, stride in axes), offset)
+        if _alike(view, side):
+            yield view
+
+
+def _alike(view: Tensor, side: Tensor) -> bool:
+    """Return True if a view of the same storage has the elements of ``side`` in the same order."""
+    try:
+        same = view.view(side.shape)
+    except RuntimeError:
+        return False
+    steps = zip(side.shape, same.stride(), side.stride(), strict=True)
+    return same.storage_offset() == side.storage_offset() and all(
+        size == 1 or first == second for size, first, second in steps
+    )
+
+
+def shaped_value(value: Tensor, leading: torch.Size, batch: int) -> Tensor:
+    """Return the value (batch, keys, head_dim) on the leading axes of the weights.
+
+    Axes of heads that share it, because they are rows of one product, have size 1.
+    """
+    value = value.detach()
+    if math.prod(leading) == batch:
+        return value.reshape(*leading, *value.shape[-2:])
+    shared = 1
+    for axis in reversed(range(len(leading))):
+        shared *= leading[axis]
+        if math.prod(leading[:axis]) == batch:
+            return value.reshape(*leading[:axis], *(1,) * (len(leading) - axis), *value.shape[-2:])
+    return value
+
+
+def evidence_of(track: Track, shaped: Tensor, weights: Tensor) -> Evidence | None:
+    """Return what the weights may follow from, on their own axes."""
+    softmax, product = track.softmax, track.product
+    axes = None if track.axes is None else track.axes.of_view(shaped)
+    if softmax is None or product is None or axes is None or softmax.product is not product:
+        return None
+    if softmax.scores is None or softmax.axes is None:
+        return None
+    factors = query_and_key(product, axes)
+    scores = softmax.axes.arranged(softmax.scores, axes)
+    if factors is None or scores is None or scores.shape[-2:] != shaped.shape[-2:]:
+        return None
+    scores = scores.expand(shaped.shape)
+    sink = given = None
+    length = softmax.axes.sizes[softmax.dim]
+    if length == shaped.shape[-1] + 1:
+        sink = column_beside(softmax, axes)
+        if softmax.steps.sink is not None:
+            column, its_axes = softmax.steps.sink
+            given = its_axes.arranged(column, replace(axes, sizes=(*axes.sizes[:-1], 1)))
+    if length not in (shaped.shape[-1], shaped.shape[-1] + 1) or (
+        length > shaped.shape[-1] and sink is None
+    ):
+        return None
+    terms: list[Tensor] | None = []
+    for term in softmax.steps.terms:
+        numbers = term.axes.arranged(term.numbers, axes)
+        if numbers is None:
+            terms = None
+            break
+        terms.append(numbers)
+    return Evidence(
+        weights,
+        track.rounding,
+        scores,
+        sink,
+        given,
+        *factors,
+        replace(softmax.steps, is_learned=track.steps.is_learned),
+        None if terms is None else tuple(terms),
+    )
+
+
+def query_and_key(product: Product, axes: Axes) -> tuple[Tensor, Tensor] | None:
+    """Return query (..., q_len, head_dim) and key (..., kv_len, head_dim) on the weights' axes."""
+    _, row, _ = product.steps
+    is_column = axes.steps[-1] < row or (axes.sizes[-1] == 1 and axes.steps[-2] >= row)
+    query, key = (product.left, product.right) if is_column else (product.right, product.left)
+    operands = (
+        _operand(product, axes, query, omitted=-1),
+        _operand(product, axes, key, omitted=-2),
+    )
+    return None if operands[0] is None or operands[1] is None else cast(Any, operands)
+
+
+def _operand(product: Product, axes: Axes, tensor: Tensor, *, omitted: int) -> Tensor | None:
+    """Return a factor, (..., tokens, head_dim), as a view where possible."""
+    is_left = tensor is product.left
+    kept = [axis for axis in range(len(axes.sizes)) if axis != len(axes.sizes) + omitted]
+    sizes, steps = ([of[axis] for axis in kept] for of in (axes.sizes, axes.steps))
+    for operand in (tensor, tensor.contiguous()):
+        batch, tokens, depth = operand.stride()
+        own = (batch, tokens, 0) if is_left else (batch, 0, tokens)
+        basis = zip(product.sizes, product.steps, own, strict=True)
+        laid = translated(basis, sizes, steps, axes.first)
+        if laid is not None:
+            offset = int(operand.storage_offset()) + laid[1]
+            return operand.as_strided((*sizes, operand.shape[-1]), (*laid[0], depth), offset)
+    return None
+
+
+def column_beside(softmax: Softmax, axes: Axes) -> Tensor | None:
+    """Return the one column of a softmax's input that the weights lack, (..., q_len, 1)."""
+    scores, whole = cast(Tensor, softmax.scores), cast(Axes, softmax.axes)
+    is_before = axes.first != whole.first
+    column = scores.narrow(softmax.dim, 0 if is_before else scores.shape[softmax.dim] - 1, 1)
+    sizes = tuple(1 if axis == softmax.dim else n for axis, n in enumerate(whole.sizes))
+    beside = replace(whole, sizes=sizes)
+    final = replace(axes, sizes=(*axes.sizes[:-1], 1), first=whole.first)
+    return beside.arranged(column, final)
+
+
+def with_column(
+    operation: Operation, track: Track, source: Tensor, output: Tensor
+) -> tuple[Axes, tuple[Tensor, Axes]] | None:
+    """Return the axes of scores beside which one column was put, and that column with its axes.
+
+    The result is None for any other operation.
+    """
+    tensors = list(tensors_in(operation.args[:1]))
+    axes = None if track.axes is None else track.axes.of_view(source)
+    if axes is None or any(each.ndim != output.ndim for each in tensors):
+        return None
+    grown = [axis for axis in range(output.ndim) if output.shape[axis] != source.shape[axis]]
+    if len(grown) != 1 or output.shape[grown[0]] != source.shape[grown[0]] + 1:
+        return None
+    dim = grown[0]
+    if operation.func is torch.ops.aten.constant_pad_nd.default and dim == output.ndim - 1:
+        is_before = bool(operation.args[1][0])
+        column = output.narrow(dim, 0 if is_before else source.shape[dim], 1)
+    elif len(tensors) == 2:
+        is_before = tensors[1] is source
+        column = tensors[0 if is_before else 1]
+    else:
+        return None
+    beside = replace(axes, sizes=tuple(column.shape))
+    first = axes.first - (axes.steps[dim] if is_before else 0)
+    return Axes.of(output, axes.steps, first), (column, beside)
+
+
+def axes_of_copy(axes: Axes, output: Tensor) -> Axes | None:
+    """Return the axes of a contiguous copy of a tensor in any shape, with the tensor's own axes."""
+    if math.prod(axes.sizes) != output.numel() or output.layout != torch.strided:
+        return None
+    if not output.is_contiguous():
+        return None
+    offset = int(output.storage_offset())
+    return Axes(axes.sizes, contiguous(axes.sizes), offset, axes.steps, axes.first)
+
+
+def geometry(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return the sizes, strides and offset of a tensor; no strides if it has none."""
+    if tensor.layout != torch.strided:
+        return tuple(tensor.shape), (), 0
+    return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset())
+
+
+def rounding_of(tensor: Tensor) -> float:
+    """Return the relative rounding error of a tensor's dtype; 0 for whole numbers."""
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
