@@ -22,7 +22,6 @@ class Product:
         right: (batch, columns, depth).
         modules: the names of the modules that were running when the product was computed.
         line: its ``file:line``.
-        clock: the number of products that ran until then.
         gathered: True if an index chose the rows of a factor.
         parameter: the factor that is a parameter; None if both are activations.
     """
@@ -31,7 +30,6 @@ class Product:
     right: Tensor
     modules: tuple[str, ...]
     line: str
-    clock: int
     gathered: bool
     parameter: Tensor | None = None
 

@@ -31,6 +31,9 @@ _HIDDEN = -500.0
 _BLOCK = 2**18
 """The number of scores that are compared at once; they lie in the cache."""
 
+_COARSE = 0.01
+"""The largest rounding of a sum of scores and a number of a row from which scores are read."""
+
 _FAST_FLOAT32 = 2.0**-9
 """The relative error of a float32 product with TF32 or bfloat16 arithmetic."""
 
@@ -120,6 +123,8 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
     if low is not None:
         bias = low if bias is None else bias + low
     scale = scale if cap is None else scale * cap
+    if cap is not None and cap <= 0:
+        return None
     return attend(query, key, mask=mask, scale=scale, bias=bias, softcap=cap, sink_bias=sink)
 
 
@@ -333,6 +338,8 @@ class _Scores:
         hidden = hidden | dead
         left = left.masked_fill(hidden | lost, 0.0)
         bound = (2 * self._eps * scores.abs()).masked_fill_(hidden | lost, 0.0).add_(error)
+        if self._eps > 1e-4 and not self._is_balanced(scores, left, error):
+            return None
         if not bool((left.abs() <= bound).all()):
             # Numbers that are added to a whole row change no weight.
             best = scores.masked_fill(hidden | lost, -torch.inf).argmax(-1, keepdim=True)
@@ -343,11 +350,28 @@ class _Scores:
                 )
             self._shift[some, rows] = shift
             left = (left - shift).masked_fill(hidden | lost, 0.0)
-            bound = bound + self._eps * scores.gather(-1, best).abs()
+            coarse = self._eps * scores.gather(-1, best).abs()
+            if bool((coarse.masked_fill(lost | dead, 0.0) > _COARSE).any()):
+                return None  # the sums are too coarse to show the scores
+            bound = bound + coarse
             bound = bound.masked_fill(lost | dead, torch.inf)
             if not bool((left.abs() <= 2 * bound).all()):
                 return None
         return (hidden if bool(hidden.any()) else None), lowered
+
+    def depend_on(self, scale: float | Tensor) -> bool:
+        """Return True if query and key tell two scores apart, with this scale."""
+        largest = scale.abs().min() if isinstance(scale, Tensor) else abs(scale)
+        return float(largest) * self._reach > 1e-3
+
+    def _is_balanced(self, scores: Tensor, left: Tensor, error: Tensor) -> bool:
+        """Return True if the rest of each key's scores cancels as rounding does.
+
+        In 16 bits, a small number that was added to all scores of a key hides behind the rounding
+        of each, and not behind that of their sum. The limit is five standard deviations.
+        """
+        deviation = self._eps * scores.where(left != 0, 0.0).square().sum(-2).sqrt() / 2
+        return bool((left.sum(-2).abs() <= 5 * deviation + error.sum(-2)).all())
 
     def fitted(self) -> Iterator[float | Tensor]:
         """Yield scales that fit the scores best: of all rows, of each head, of each row."""

@@ -132,11 +132,10 @@ class MetValue:
         self._tracks: Storages[Track] = Storages()
         self._dropout = Dropout(self._tracks)
         self._gathered: Storages[bool] = Storages()
-        self._outputs: Storages[int] = Storages()
+        self._outputs: Storages[bool] = Storages()
         self._outer: Storages[bool] = Storages()
         self._projected: Storages[int] = Storages()
         self._sampled: set[str | None] = set()
-        self._clock = 0
         self._open: list[Softmax] = []
         self._met: WeakSet[Softmax] = WeakSet()
         self.listeners: Mapping[Callable[..., Any], Listener] = {
@@ -182,7 +181,6 @@ class MetValue:
 
     def _multiply_matrices(self, operation: Operation) -> None:
         self._forget()
-        self._clock += 1
         self._absence.note_product(operation)
         factors = list(tensors_in(operation.args))
         projects = any(map(self._parameters.projects, factors))
@@ -237,7 +235,6 @@ class MetValue:
             right,
             operation.running(),
             operation.place(),
-            self._clock,
             gathered=gathered,
             parameter=owned[0] if owned else None,
         )
@@ -309,7 +306,7 @@ class MetValue:
         name, lines = self._owner(operation, track) or "", lines_of(operation, track)
         flows = _has_gradient(operation, side)
         self._meet(track, Met(name, weights, met_value, evidence, flows, lines), shaped, value)
-        self._outputs.put(cast(Tensor, operation.output), self._clock)
+        self._outputs.put(cast(Tensor, operation.output), True)
         return True
 
     def _meet(self, track: Track, met: Met, shaped: Tensor, value: Tensor) -> None:
@@ -325,8 +322,7 @@ class MetValue:
         if not met.name:
             return
         line = met.lines.get("softmax", met.lines["value"])
-        clock = self._outputs.of(value)
-        if clock is not None and product is not None and product.clock < clock:
+        if self._outputs.of(value) and not _attends_to(product, value):
             self._refuse(met.name, _COMPOSITE.format(line), line)
         elif (product is not None and product.gathered) or (
             self._gathered.of(value) and not (evidence is not None and evidence.gives_weights)
@@ -630,6 +626,13 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
             is_turned = bool(((columns - 1).abs() <= tolerance).all())
             return reason + ", and each column to 1: it runs over the queries" * is_turned
     return None if bool((weights != 0).any()) else "all of them are 0"
+
+
+def _attends_to(product: Product | None, value: Tensor) -> bool:
+    """Return True if a value is also the query or the key of its attention."""
+    if product is None:
+        return False
+    return storage_key(value) in (storage_key(product.left), storage_key(product.right))
 
 
 def _has_gradient(operation: Operation, side: Tensor) -> bool:
