@@ -74,6 +74,11 @@ class Evidence:
         """True if the softmax of the scores gives all weights, but rows that are 0 or NaN."""
         return self.numbers.give_the_weights()
 
+    @property
+    def is_exact(self) -> bool:
+        """True if the weights are exactly the softmax of the scores."""
+        return self.gives_weights and self.numbers.is_plain
+
 
 def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
     """Return the matrix of query and key that gives the weights; None if it would not give all.
@@ -96,7 +101,7 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
             rest = scores.rest(scale, cap, biases[1])
     if rest is None and not gradients:
         bias = None
-        for fitted in scores.fitted():
+        for fitted in filter(scores.depend_on, scores.fitted()):
             rest, cap = scores.rest(fitted, None, None), None
             if rest is not None:
                 scale = fitted
@@ -172,7 +177,7 @@ class _Scores:
             self._sink = sink.reshape(self._count, q_len, 1)
         self._eps = evidence.steps.eps
         self._shift: Tensor | None = None
-        self._is_plain = True  # all weights are exactly the softmax of the scores
+        self.is_plain = True  # all weights are exactly the softmax of the scores
         self._largest = self._reach = 0.0
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
@@ -196,7 +201,7 @@ class _Scores:
         given = scores.softmax(-1)[..., : weights.shape[-1]]
         if torch.equal(given.to(weights.dtype), weights):
             return True
-        self._is_plain = False
+        self.is_plain = False
         wide = weights.to(self._dtype)
         eps = max(self._evidence.rounding, 4 * torch.finfo(self._dtype).eps)
         # Numbers below the normal ones of a dtype are rounded to multiples of the smallest one.
@@ -301,7 +306,7 @@ class _Scores:
         if bias is not None:
             left = left - bias.block(some, rows)
         least, most = left.aminmax()
-        if self._is_plain and float(error.min()) >= max(float(most), -float(least)):
+        if self.is_plain and float(error.min()) >= max(float(most), -float(least)):
             return None, None
         if not bool(most < torch.inf):
             return None
@@ -313,7 +318,7 @@ class _Scores:
         """Return the masked keys and the low rows of one block; None for other numbers."""
         weights = self._weights[some, rows]
         hidden = left < _HIDDEN
-        if self._is_plain and not bool(hidden.all(-1).any()):
+        if self.is_plain and not bool(hidden.all(-1).any()):
             # Every row has keys. A masked key has the weight 0 if no score is large.
             is_zero = self._largest < -_HIDDEN / 4 or not bool(weights[hidden].any())
             least, most = left.masked_fill(hidden, 0.0).aminmax()

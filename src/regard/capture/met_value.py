@@ -317,7 +317,7 @@ class MetValue:
         if softmax is not None:
             softmax.is_met = True
             self._met.add(softmax)
-            if part in softmax.parts and evidence is not None and evidence.gives_weights:
+            if part in softmax.parts and evidence is not None and evidence.is_exact:
                 return  # the weights of the softmax are used again, unchanged
         if not met.name:
             return
@@ -333,7 +333,7 @@ class MetValue:
             if take_value is not None and met.value is not None:
                 take_value(met.value)
             is_read = evidence is not None and "gives_weights" in vars(evidence)
-            if softmax is not None and part is not None and is_read and evidence.gives_weights:
+            if softmax is not None and part is not None and is_read and evidence.is_exact:
                 softmax.parts.append(part)
 
     def _refuse_changed(self, operation: Operation, track: Track, fault: str) -> bool:
@@ -363,7 +363,7 @@ class MetValue:
     def _note(self, operation: Operation, softmax: Softmax) -> None:
         """Note the softmax of anything but a product of activations that multiplies a value."""
         name = operation.module()
-        if name is not None and (not softmax.is_gate or name in self._sampled):
+        if name is not None and not softmax.is_gate:
             how = f"a softmax ({softmax.line}) of no product of query and key multiplies a value"
             self._absence.note_other(name, how)
 
@@ -420,9 +420,12 @@ class MetValue:
         )
         self._tracks.put(output, followed)
 
-    def _is_gate(self, source: Tensor, dim: int) -> bool:
+    def _is_gate(self, source: Tensor, dim: int) -> bool | None:
+        """Return True for a softmax over the features of a projection; None if it may be one."""
         width = self._projected.of(source)
-        return dim == source.ndim - 1 and width in (None, source.shape[-1])
+        if dim != source.ndim - 1:
+            return False
+        return None if width is None else width == source.shape[-1]
 
     def _exponential(self, operation: Operation) -> None:
         """Track the exponentials of a softmax that is written out."""
@@ -539,7 +542,10 @@ class MetValue:
                 track = self._tracks.of(weights)
                 if track is not None and track.softmax is not None:
                     grown = cast(Tensor, operation.output).numel() > 2 * weights.numel()
-                    if grown and not track.softmax.is_of_scores:
+                    # A router multiplies the outputs of experts in the same way.
+                    is_gate = track.softmax.is_gate is not False
+                    is_gate &= operation.module() not in self._sampled
+                    if grown and not track.softmax.is_of_scores and not is_gate:
                         self._note(operation, track.softmax)
         if self._tracks:
             self.follow(operation)

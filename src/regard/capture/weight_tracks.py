@@ -40,7 +40,7 @@ class Softmax:
     product: Product | None = None
     is_written_out: bool = False
     is_of_scores: bool = True
-    is_gate: bool = False
+    is_gate: bool | None = False
     shape: tuple[int, ...] = ()
     is_met: bool = False
     parts: list[Part] = field(default_factory=list[Part])
