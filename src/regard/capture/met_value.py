@@ -277,8 +277,8 @@ class MetValue:
             if before is None:
                 return self._refuse_changed(operation, track, "more than dropout was done to them")
             fault = _fault(before, max(track.rounding, rounding_of(before)))
-            if softmax is None and not track.is_changed:
-                fault = fault or "nothing was done to them"
+            if fault is None and softmax is None and not track.is_changed:
+                return False  # a product alone, such as a power of a fixed matrix
             shaped = shaped_weights(operation, track, side)
             turned = query_axis(track, shaped)
             if softmax is not None and not softmax.is_of_scores:
@@ -510,13 +510,12 @@ class MetValue:
 
     def _rewrite(self, operation: Operation, output: Tensor, track: Track) -> None:
         """Update the track of a storage that an operation writes to."""
+        steps = track.steps
         if track.softmax is None and track.axes is not None:
-            axes = track.axes.of_view(output)
-            steps = track.steps.after(operation, output, axes)
-            if geometry(output)[0] == track.axes.sizes or output.numel() == math.prod(
-                track.axes.sizes
-            ):
-                self._tracks.put(output, replace(track, steps=steps))
+            size = math.prod(track.axes.sizes)
+            if output.numel() == size:
+                steps = steps.after(operation, output, track.axes.of_view(output))
+        self._tracks.put(output, replace(track, steps=steps, is_changed=True))
 
     def _multiply(self, operation: Operation) -> None:
         """Track an elementwise product: a step, dropout, or an einsum over an axis of size 1."""
@@ -680,8 +679,8 @@ _CHANGED = (
     "    Mask, scale and reorder before the softmax, over the axis of the keys, dim=-1."
 )
 _UNMET = (
-    "the weights of the softmax ({}) met no value.\n"
-    "    Multiply the weights that the softmax gave with the value, as weights @ value."
+    "the weights of the softmax ({}) met no value in a product of matrices.\n"
+    "    Multiply them with the value as weights @ value, not element by element."
 )
 _LEARNED_SINK = (
     "its weights beside a sink sum to less than 1, and gradients flow to more than its query, key, "
