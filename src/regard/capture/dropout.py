@@ -4,7 +4,8 @@ Dropout is PyTorch's own operation, or a product with numbers that ``bernoulli``
 or 1/(1 - p) for one p. When the weights meet their value, every element is compared.
 """
 
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -84,18 +85,17 @@ def before_dropout(track: Track, side: Tensor) -> Tensor | None:
     """
     if track.before is None:
         return side
-    *pair, axes = track.before
+    weights, multiplier, axes = track.before
     view = None if track.axes is None else track.axes.of_view(side)
-    parts = [
-        axes.arranged(each, view)
-        if view is not None and axes is not None
-        else each.reshape(side.shape)
-        for each in cast("list[Tensor]", pair)
-        if each.numel() == side.numel() or view is not None
-    ]
-    if len(parts) != 2 or parts[0] is None or parts[1] is None:
+
+    def laid(tensor: Tensor) -> Tensor | None:
+        if view is not None and axes is not None:
+            return axes.arranged(tensor, view)
+        return tensor.reshape(side.shape) if tensor.numel() == side.numel() else None
+
+    before, noise = laid(weights), laid(multiplier)
+    if before is None or noise is None:
         return None
-    before, noise = parts
     rounding = 4 * max(track.rounding, rounding_of(side))
     used = (before * noise).to(side.dtype)
     return before if torch.allclose(side, used, rtol=rounding, atol=1e-7) else None
@@ -106,5 +106,5 @@ def _one_number(value: Tensor) -> float | None:
     return float(first) if first is not None and bool((value == first).all()) else None
 
 
-_DEFAULTS = {torch.ops.aten.bernoulli_.float: 0.5}
+_DEFAULTS: dict[Callable[..., Any], float] = {torch.ops.aten.bernoulli_.float: 0.5}
 """The probability of operations that may leave it out."""

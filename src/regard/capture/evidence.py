@@ -217,7 +217,8 @@ class _Scores:
         fast = query.is_cuda or torch.get_float32_matmul_precision() != "highest"
         query = query.reshape(self._count, *query.shape[-2:]).to(self._dtype)
         key = key.reshape(self._count, *key.shape[-2:]).to(self._dtype)
-        reach = query.norm(dim=-1, keepdim=True) * key.norm(dim=-1).amax(-1)[:, None, None]
+        longest = key.square().sum(-1).sqrt().amax(-1)[:, None, None]
+        reach = query.square().sum(-1, keepdim=True).sqrt() * longest
         error = 4 * torch.finfo(self._dtype).eps * sqrt(query.shape[-1])
         if fast:
             error += max(_FAST_FLOAT32 if self._dtype == torch.float32 else 0.0, self._eps)
@@ -458,8 +459,9 @@ def _one_a_head(evidence: Evidence, rest: "_Rest", *, gradients: bool) -> Tensor
         column = column - rest.shift
     bound = 8 * evidence.steps.eps * (column.abs() + 1)
     dead = _dead(evidence.weights)[..., None]
-    given = [evidence.given_sink] * (evidence.given_sink is not None)
-    for sink in given if gradients else (*given, column):
+    for sink in (evidence.given_sink, None if gradients else column):
+        if sink is None:
+            continue
         each = sink[(0,) * (sink.ndim - 3)][..., :1, :1] if sink.ndim > 2 else sink[:1, :1]
         if bool((((column - each).abs() <= bound) | dead).all()):
             return each.flatten() if each.numel() > 1 else each.flatten()[0]

@@ -332,8 +332,9 @@ class MetValue:
             take_value = self._record(met)
             if take_value is not None and met.value is not None:
                 take_value(met.value)
-            is_read = evidence is not None and "gives_weights" in vars(evidence)
-            if softmax is not None and part is not None and is_read and evidence.is_exact:
+            if softmax is None or part is None or evidence is None:
+                return
+            if "gives_weights" in vars(evidence) and evidence.is_exact:  # it was recorded
                 softmax.parts.append(part)
 
     def _refuse_changed(self, operation: Operation, track: Track, fault: str) -> bool:
@@ -669,7 +670,7 @@ def _gathers_rows(operation: Operation) -> bool:
     """Return True if an index chooses along the axis before the last one."""
     source, chosen = operation.args[:2]
     if isinstance(chosen, list | tuple):
-        index = list(chosen)
+        index = list(cast("list[Tensor | None]", chosen))
         return len(index) >= source.ndim - 1 and index[source.ndim - 2] is not None
     return int(chosen) % source.ndim == source.ndim - 2
 

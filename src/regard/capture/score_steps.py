@@ -5,7 +5,6 @@ the model's softmax got. A step that is not read here, such as a mask, is found 
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -72,11 +71,10 @@ class Steps:
             factor = factor if func == "mul" else 1 / factor if factor else 0.0
             return steps._times(factor)
         if func in ("add", "sub", "rsub"):
-            alpha = float(cast(Any, args[2] if len(args) > 2 else operation.kwargs.get("alpha", 1)))
-            turned = func == "rsub" or (func == "sub" and args[0] is not scores)
-            steps = steps._times(-1.0 if func == "rsub" else -alpha) if turned else steps
-            factor = -alpha if func == "sub" and not turned else alpha
-            return steps.plus(other, axes, 1.0 if turned else factor)
+            alpha = float((*args[2:3], operation.kwargs.get("alpha", 1))[0])
+            if func == "rsub" or (func == "sub" and other is args[0]):
+                return steps._times(-alpha).plus(other, axes, 1.0)
+            return steps.plus(other, axes, -alpha if func == "sub" else alpha)
         return steps
 
     def beside(self, operation: Operation, own: Tensor) -> "Steps":

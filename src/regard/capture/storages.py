@@ -100,7 +100,7 @@ class Parameters:
 
 
 _NONE, _OWN, _PROJECTION = "none", "own", "projection"
-_PROJECTIONS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.modules.conv._ConvNd)
+_PROJECTIONS = (nn.Linear, nn.Bilinear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def storage_key(tensor: Tensor) -> int | None:

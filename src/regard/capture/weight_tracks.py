@@ -156,10 +156,10 @@ def shaped_weights(operation: Operation, track: Track, side: Tensor) -> Tensor:
         return side.squeeze(0)
     if best.ndim == 3 and isinstance(module := operation.innermost(), nn.MultiheadAttention):
         # PyTorch's own MultiheadAttention merges batch and heads.
-        inputs = next(iter(operation.inputs()), [])
+        inputs = next(iter(operation.inputs()), list[Tensor]())
         own = type(module).forward is nn.MultiheadAttention.forward and batch == best.shape[0]
         if own and inputs and inputs[0].ndim == 3:
-            return best.unflatten(0, (-1, module.num_heads))
+            return cast(Tensor, best.unflatten(0, (-1, cast(int, module.num_heads))))
     return best
 
 
