@@ -58,17 +58,6 @@ class Layer(nn.Module):
         return weights
 
 
-class Pair(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer, self.plain = layer, nn.MultiheadAttention(D, 1, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output = self.layer(x)
-        self.plain(x, x, x)
-        return output
-
-
 def observed(
     layer: nn.Module,
     *,
@@ -77,13 +66,15 @@ def observed(
     calls: int = 1,
 ) -> tuple[regard.Recording, list[str]]:
     """Return the recording of a layer and the warnings."""
-    model = Pair(layer).to(dtype)
+    plain = nn.MultiheadAttention(D, 1, batch_first=True)
+    model = nn.ModuleDict({"layer": layer, "plain": plain}).to(dtype)
     x = torch.randn(B, T, D, generator=torch.manual_seed(1)).to(dtype)
     with warnings.catch_warnings(record=True) as caught, mode():
         warnings.simplefilter("always")
         with regard.observe(model) as seen:
             for _ in range(calls):
-                model(x)
+                layer(x)
+            plain(x, x, x)
     assert "plain" in list(seen)
     return seen, [str(each.message) for each in caught if "layer" in str(each.message)]
 
@@ -154,9 +145,7 @@ EDITS: dict[str, Change] = {
     "sort": lambda w: w.sort(-1).values,
     "tril, normalised": lambda w: normalised(w.tril()),
     "top-k, normalised": lambda w: normalised(best(w)),
-    "hard": lambda w: torch.zeros_like(w).scatter_(-1, w.argmax(-1, keepdim=True), 1.0),
     "mean of heads": lambda w: w.mean(1, keepdim=True),
-    "identity": lambda w: (w + torch.eye(T)) / 2,
     "copy_": lambda w: w.copy_(w.flip(1)),
     "head set to 0": lambda w: w * torch.tensor([1.0, 0, 1])[:, None, None],
 }
@@ -164,23 +153,19 @@ SCORES: dict[str, Change] = {
     "softcap, then a bias": lambda s: capped(s) + STEPS * 3,
     "negated softcap": lambda s: -capped(s),
     "softcap with masks": lambda s: capped(s.masked_fill(~CAUSAL, -1e9)).masked_fill(~CAUSAL, -INF),
-    "temperature of rows": lambda s: s * STEPS[:, None],
     "causal": lambda s: s.masked_fill(~CAUSAL, -INF),
     "sum of lowest": lambda s: s + torch.full((T, T), LOWEST).triu(1) + LOWEST * (STEPS < 0.2),
     "row without keys": lambda s: s.masked_fill(THIRD, -INF),
-    "row of -1e9": lambda s: s - 1e9 * THIRD,
     "row of 1e8": lambda s: s + 1e8 * THIRD,
     "NaN row": lambda s: s.masked_fill(THIRD, torch.nan),
     "bias of -480 to -520": lambda s: s - torch.linspace(480, 520, T) * ~CAUSAL,
     "mean of heads": lambda s: s.mean(1, keepdim=True),
-    "heads by index": lambda s: s[:, [1, 2, 0]],
     "other layout": lambda s: functional.pad(s, (1, 0)).view(B, H, 7, T)[:, :, 1:].reshape(s.shape),
 }
 SOFTMAXES: dict[str, Change] = {
     "exp and sum": lambda s: normalised(s.exp()),
     "exp_ and sum": lambda s: (e := s.exp_()).div_(e.sum(-1, keepdim=True)),
     "logsumexp": lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),
-    "padded": lambda s: functional.pad(s, (0, 1)).softmax(-1)[..., :-1],
     "sinks": lambda s: with_sink(s, torch.tensor([1.0, 0.5, -1])[:, None, None]),
 }
 WEIGHS: dict[str, Weigh] = {
@@ -194,8 +179,6 @@ NO_WEIGHTS: dict[str, tuple[Change, str]] = {
     "tril": (lambda w: w.tril(), "a row sums to 0.0"),
     "half": (lambda w: w * 0.5, "a row sums to 0.5"),
     "difference": (lambda w: w - w.roll(1, 1) * 0.5, "the least of them is -"),
-    "zero": (lambda w: w * 0, "all of them are 0"),
-    "columns": (lambda w: w / w.sum(-2, keepdim=True), "each column to 1"),
 }
 
 
@@ -204,8 +187,7 @@ NO_WEIGHTS: dict[str, tuple[Change, str]] = {
     marked(
         WEIGHS,
         ["score negated softcap", "score row of 1e8", "softmax exp_ and sum"],
-        "an error of attend(); weights of query and key that the rounding of scores destroyed; "
-        "the exponential in place",
+        "attend() raises; rounding destroyed the scores; exp_ is in place",
     ),
 )
 def test_what_met_the_value_is_recorded(weigh: Weigh) -> None:
@@ -255,7 +237,6 @@ DROPOUTS: tuple[Change, ...] = (
 AFTER_DROPOUT: dict[str, Change] = {
     **{name: EDITS[name] for name in ("flip", "heads by index", "copy_")},
     **{name: NO_WEIGHTS[name][0] for name in ("tril", "half")},
-    "masked_fill_": lambda w: w.masked_fill_(~CAUSAL, 0),
     "NumPy": lambda w: w.numpy().__imul__(0.5) is None or w,
     ".data": lambda w: w.data.copy_(w.data.roll(1, -1)) is None or w,
 }
@@ -404,14 +385,11 @@ class Tokens(nn.Module):
 SILENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "router": lambda m, x: m.mix(m.router(x), x),
     "cosine router": lambda m, x: m.mix(x @ functional.normalize(m.router.weight, dim=-1).T, x),
-    "expected bin": lambda m, x: m.router(x).softmax(-1) @ torch.arange(4.0),
-    "contrast": lambda m, x: (m.query(x) @ x.mT).log_softmax(-1).diagonal(0, 1, 2).sum(),
 }
 NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "sigmoid": lambda m, x: (m.query(x) @ x.mT).sigmoid() @ x,
     "linear": lambda m, x: m.query(x).exp() @ (x.exp().mT @ x),
     "additive": lambda m, x: m.score((m.query(x)[:, :, None] + x[:, None]).tanh())[..., 0] @ x,
-    "pooling": lambda m, x: (m.score(x.tanh()).softmax(1) * x).sum(1),
     "hard": lambda m, x: x.gather(1, (m.query(x) @ x.mT).argmax(-1)[..., None].expand(-1, -1, D)),
     "graph": lambda m, x: (m.score(x) + m.score(m.query(x)).mT).softmax(-1) @ x,
     "distance": lambda m, x: (m.query(x)[:, :, None] - x[:, None]).norm(dim=-1).softmax(-1) @ x,
@@ -439,7 +417,6 @@ def test_other_attention_is_named(run: Callable[[Any, Tensor], Tensor]) -> None:
 # Gradients
 
 LEARNED: dict[str, tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]] = {
-    "bias": (STEPS * CAUSAL, lambda s, p: (s + p).softmax(-1)),
     "bias of 0": (torch.zeros(H, T, T), lambda s, p: (s + p).softmax(-1)),
     "temperature": (torch.tensor(0.7), lambda s, p: (s * p).softmax(-1)),
     "temperatures of 1": (torch.ones(H, 1, 1), lambda s, p: (s * p).softmax(-1)),
@@ -462,12 +439,9 @@ def test_gradients_are_those_of_the_model(start: Tensor, weigh: Weigh) -> None:
     (weights,) = last
     entropy = -(weights * weights.clamp(min=1e-30).log()).sum(-1)
     parts = [layer.learned, layer.query.weight, layer.key.weight]
-    for one, other in zip(
-        torch.autograd.grad((seen["layer"].entropy() * STEPS).sum(), parts, retain_graph=True),
-        torch.autograd.grad((entropy * STEPS).sum(), parts),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    given = torch.autograd.grad((seen["layer"].entropy() * STEPS).sum(), parts, retain_graph=True)
+    expected = torch.autograd.grad((entropy * STEPS).sum(), parts)
+    torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-4)
     del seen, weights, entropy
     last.clear()
     gc.collect()
