@@ -1,0 +1,448 @@
+"""Hand-written attention: a recording holds the operand that met the value, or it is refused.
+
+Each layer keeps a copy of its own last weights. The copy is compared with the recording, up to the
+order of batch and heads. An ordinary layer runs beside it, so that nothing is missing in silence.
+"""
+
+import ctypes
+import gc
+import itertools
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
+
+import regard
+from regard.tracing.tracer import apart
+
+B, H, T, D = 2, 3, 6, 12
+INF = torch.inf
+CAUSAL = torch.ones(T, T).tril().bool()
+THIRD = (torch.arange(T) == 2)[:, None]
+STEPS = torch.linspace(0.1, 1, T)
+LOWEST = torch.finfo(torch.float32).min
+LIMITS = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+
+Change: TypeAlias = Callable[[Tensor], Any]
+Weigh: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor, Change], Tensor]
+
+
+class Layer(nn.Module):
+    """Attention with heads; ``attend`` calls its last argument with the weights that it uses."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key, self.value = (nn.Linear(D, D) for _ in range(3))
+        self.attend = attend
+        self.weights: list[Tensor] = []
+        self.storages: list[StorageWeakRef] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        project = (self.query, self.key, self.value)
+        query, key, value = (each(x).unflatten(-1, (H, 4)).transpose(1, 2) for each in project)
+        return self.attend(query * 3, key * 3, value, self.keep)
+
+    def keep(self, weights: Tensor) -> Tensor:
+        with apart():
+            self.weights.append(weights.detach().double().clone())
+        self.storages.append(StorageWeakRef(weights.untyped_storage()))
+        return weights
+
+
+def observed(
+    layer: nn.Module,
+    *,
+    mode: Callable[[], AbstractContextManager[None]] = torch.no_grad,
+    dtype: torch.dtype = torch.float32,
+    calls: int = 1,
+) -> tuple[regard.Recording, list[str]]:
+    """Return the recording of a layer and the warnings."""
+    plain = nn.MultiheadAttention(D, 1, batch_first=True)
+    model = nn.ModuleDict({"layer": layer, "plain": plain}).to(dtype)
+    x = torch.randn(B, T, D, generator=torch.manual_seed(1)).to(dtype)
+    with warnings.catch_warnings(record=True) as caught, mode():
+        warnings.simplefilter("always")
+        with regard.observe(model) as seen:
+            for _ in range(calls):
+                layer(x)
+            plain(x, x, x)
+    assert "plain" in list(seen)
+    return seen, [str(each.message) for each in caught if "layer" in str(each.message)]
+
+
+def error(recorded: Tensor, weights: Tensor) -> float:
+    """Return the largest difference, in the best order of the leading axes."""
+    if weights.numel() != recorded.numel():
+        weights = weights.expand(recorded.shape)
+    assert weights.shape[-2:] == recorded.shape[-2:]
+    turned = (
+        weights.permute(*order, -2, -1).reshape(recorded.shape)
+        for order in itertools.permutations(range(weights.ndim - 2))
+    )
+    # A row without keys may be 0 instead of NaN.
+    recorded = recorded.detach().double().nan_to_num()
+    return min(float((each.nan_to_num() - recorded).abs().max()) for each in turned)
+
+
+def check(layer: Layer, *, limit: float = 2e-5, **how: Any) -> regard.Recording:
+    """Assert that exactly the layer's own weights are recorded."""
+    seen, messages = observed(layer, **how)
+    found = [seen[name].to_dense() for name in seen if name.startswith("layer")]
+    assert all("NaN in the model" in message for message in messages)
+    assert len(found) == len(layer.weights)
+    assert max(map(error, found, layer.weights)) <= limit
+    return seen
+
+
+def marked(table: Mapping[str, Any], broken: Collection[str] = (), reason: str = "") -> list[Any]:
+    """Return the table as parameters, with the entries that show a bug as expected failures."""
+    mark = pytest.mark.xfail(strict=True, reason=reason)
+    return [
+        pytest.param(each, id=name, marks=[mark] if name in broken else [])
+        for name, each in table.items()
+    ]
+
+
+def weighing(weigh: Weigh) -> Layer:
+    return Layer(lambda q, k, v, keep: keep(weigh(q, k)) @ v)
+
+
+def softmax(query: Tensor, key: Tensor) -> Tensor:
+    return (query @ key.mT).softmax(-1)
+
+
+def normalised(weights: Tensor) -> Tensor:
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def best(weights: Tensor) -> Tensor:
+    values, indices = weights.topk(3)
+    return torch.zeros_like(weights).scatter(-1, indices, values)
+
+
+def capped(scores: Tensor) -> Tensor:
+    return 5 * torch.tanh(scores / 5)
+
+
+def with_sink(scores: Tensor, sink: Tensor) -> Tensor:
+    return torch.cat([scores, sink.expand(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
+
+
+# What is done to weights and scores
+
+EDITS: dict[str, Change] = {
+    "flip": lambda w: w.flip(-1),
+    "heads by index": lambda w: w[:, [2, 0, 1]],
+    "sort": lambda w: w.sort(-1).values,
+    "tril, normalised": lambda w: normalised(w.tril()),
+    "top-k, normalised": lambda w: normalised(best(w)),
+    "mean of heads": lambda w: w.mean(1, keepdim=True),
+    "copy_": lambda w: w.copy_(w.flip(1)),
+    "head set to 0": lambda w: w * torch.tensor([1.0, 0, 1])[:, None, None],
+}
+SCORES: dict[str, Change] = {
+    "softcap, then a bias": lambda s: capped(s) + STEPS * 3,
+    "negated softcap": lambda s: -capped(s),
+    "softcap with masks": lambda s: capped(s.masked_fill(~CAUSAL, -1e9)).masked_fill(~CAUSAL, -INF),
+    "causal": lambda s: s.masked_fill(~CAUSAL, -INF),
+    "sum of lowest": lambda s: s + torch.full((T, T), LOWEST).triu(1) + LOWEST * (STEPS < 0.2),
+    "row without keys": lambda s: s.masked_fill(THIRD, -INF),
+    "row of 1e8": lambda s: s + 1e8 * THIRD,
+    "NaN row": lambda s: s.masked_fill(THIRD, torch.nan),
+    "bias of -480 to -520": lambda s: s - torch.linspace(480, 520, T) * ~CAUSAL,
+    "mean of heads": lambda s: s.mean(1, keepdim=True),
+    "other layout": lambda s: functional.pad(s, (1, 0)).view(B, H, 7, T)[:, :, 1:].reshape(s.shape),
+}
+SOFTMAXES: dict[str, Change] = {
+    "exp and sum": lambda s: normalised(s.exp()),
+    "exp_ and sum": lambda s: (e := s.exp_()).div_(e.sum(-1, keepdim=True)),
+    "logsumexp": lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),
+    "sinks": lambda s: with_sink(s, torch.tensor([1.0, 0.5, -1])[:, None, None]),
+}
+WEIGHS: dict[str, Weigh] = {
+    **{f"edit {name}": lambda q, k, of=of: of(softmax(q, k)) for name, of in EDITS.items()},
+    **{
+        f"score {name}": lambda q, k, of=of: of(q @ k.mT).softmax(-1) for name, of in SCORES.items()
+    },
+    **{f"softmax {name}": lambda q, k, of=of: of(q @ k.mT) for name, of in SOFTMAXES.items()},
+}
+NO_WEIGHTS: dict[str, tuple[Change, str]] = {
+    "tril": (lambda w: w.tril(), "a row sums to 0.0"),
+    "half": (lambda w: w * 0.5, "a row sums to 0.5"),
+    "difference": (lambda w: w - w.roll(1, 1) * 0.5, "the least of them is -"),
+}
+
+
+@pytest.mark.parametrize(
+    "weigh",
+    marked(
+        WEIGHS,
+        ["score negated softcap", "score row of 1e8", "softmax exp_ and sum"],
+        "attend() raises; rounding destroyed the scores; exp_ is in place",
+    ),
+)
+def test_what_met_the_value_is_recorded(weigh: Weigh) -> None:
+    check(weighing(weigh))
+
+
+@pytest.mark.parametrize(("edit", "reason"), NO_WEIGHTS.values(), ids=NO_WEIGHTS)
+def test_numbers_that_are_no_weights_are_refused(edit: Change, reason: str) -> None:
+    seen, _ = observed(weighing(lambda q, k: edit(softmax(q, k))))
+    assert reason in seen.refused[0].reason
+
+
+@pytest.mark.parametrize(
+    "edit", marked(EDITS, ["head set to 0"], "the second use is missing in silence")
+)
+def test_weights_that_are_used_twice_are_both_recorded(edit: Change) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
+        edited = edit((weights := softmax(q, k)).clone())
+        return keep(weights) @ v + keep(edited) @ v
+
+    check(Layer(attend))
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("name", ["edit flip", "score causal"])
+def test_dtypes(name: str, dtype: torch.dtype) -> None:
+    check(weighing(WEIGHS[name]), dtype=dtype, limit=LIMITS[dtype])
+
+
+@pytest.mark.xfail(strict=True, reason="scores in bfloat16 may differ by 2 * eps * |S|")
+def test_low_precision_hides_no_edit() -> None:
+    def weigh(query: Tensor, key: Tensor) -> Tensor:
+        scores = (query * 0.1 + 5) @ (key * 0.1 + 5).mT
+        scores.data[..., :3] += 1.5
+        return scores.softmax(-1)
+
+    check(weighing(weigh), dtype=torch.bfloat16, limit=0.05)
+
+
+# Dropout
+
+DROPOUTS: tuple[Change, ...] = (
+    lambda w: functional.dropout(w, 0.3, training=True),
+    lambda w: functional.dropout(w, 0.3, training=True).flatten(0, 1).unflatten(0, (B, H)),
+    lambda w: w * torch.empty_like(w).bernoulli_(0.7).div_(0.7),
+)
+AFTER_DROPOUT: dict[str, Change] = {
+    **{name: EDITS[name] for name in ("flip", "heads by index", "copy_")},
+    **{name: NO_WEIGHTS[name][0] for name in ("tril", "half")},
+    "NumPy": lambda w: w.numpy().__imul__(0.5) is None or w,
+    ".data": lambda w: w.data.copy_(w.data.roll(1, -1)) is None or w,
+}
+
+
+@pytest.mark.parametrize("drop", DROPOUTS)
+def test_dropout_is_looked_through(drop: Change) -> None:
+    check(Layer(lambda q, k, v, keep: drop(keep(softmax(q, k))) @ v))
+
+
+@pytest.mark.parametrize("edit", AFTER_DROPOUT.values(), ids=AFTER_DROPOUT)
+def test_edits_after_dropout_are_no_dropout(edit: Change) -> None:
+    layer = Layer(lambda q, k, v, keep: edit(DROPOUTS[0](keep(softmax(q, k)))) @ v)
+    seen, _ = observed(layer)
+    found = [seen[name].to_dense() for name in seen if name.startswith("layer")]
+    assert seen.refused or all(error(each, layer.weights[0]) > 0.01 for each in found)
+
+
+# Memory that others write
+
+
+def flip_with_numpy(tensor: Tensor) -> None:
+    array = tensor.detach().numpy()
+    array[...] = array[..., ::-1].copy()
+
+
+def flip_with_ctypes(tensor: Tensor) -> None:
+    flipped = tensor.detach().flip(-1).contiguous()
+    ctypes.memmove(tensor.data_ptr(), flipped.data_ptr(), 4 * tensor.numel())
+
+
+def flip_data(tensor: Tensor) -> None:
+    tensor.data = tensor.data.flip(-1).contiguous()
+
+
+WRITERS = (flip_with_numpy, flip_with_ctypes, flip_data)
+
+
+@pytest.mark.parametrize("moment", range(3))
+@pytest.mark.parametrize("name", ["query", "key", "value", "mask", "scores", "weights"])
+@pytest.mark.parametrize("write", WRITERS)
+def test_memory_that_others_write(write: Change, name: str, moment: int) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
+        parts = {"query": q.contiguous(), "key": k.contiguous(), "value": v.contiguous()}
+        parts["mask"] = torch.zeros(T, T).masked_fill(~CAUSAL, -3.0)
+
+        def touch(now: int) -> None:
+            if now == moment and name in parts:
+                write(parts[name])
+
+        parts["scores"] = parts["query"] @ parts["key"].mT * 0.5 + parts["mask"]
+        touch(0)
+        parts["weights"] = parts["scores"].softmax(-1)
+        touch(1)
+        output = keep(parts["weights"]) @ parts["value"]
+        touch(2)
+        return output
+
+    check(Layer(attend))
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("write", WRITERS[:-1])
+def test_a_mask_that_changes_between_two_forwards(write: Change, is_fused: bool) -> None:
+    mask = torch.from_numpy(np.triu(np.full((T, T), -1e9, np.float32), 1))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
+        if layer.weights:
+            write(mask)
+        with apart():
+            keep((q @ k.mT * 0.5 + mask).softmax(-1))
+        if is_fused:
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return (q @ k.mT * 0.5 + mask).softmax(-1) @ v
+
+    layer = Layer(attend)
+    check(layer, calls=2)
+
+
+# Axes
+
+
+@pytest.mark.parametrize("axes", ["".join(each) for each in itertools.permutations("bhqk")])
+def test_every_order_of_axes(axes: str) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
+        weights = torch.einsum(f"bhqd,bhkd->{axes}", q, k).softmax(axes.index("k"))
+        keep(torch.einsum(f"{axes}->bhqk", weights))
+        return torch.einsum(f"{axes},bhkd->bhqd", weights, v)
+
+    assert check(Layer(attend))["layer"].ndim == 4
+
+
+# Parameters that hooks exchange
+
+
+@pytest.mark.parametrize(
+    "load", [lambda p, kept: setattr(p, "data", kept), lambda p, kept: p.data.set_(kept)]
+)
+def test_parameters_that_hooks_exchange(load: Callable[[Tensor, Tensor], Any]) -> None:
+    def before(module: nn.Module, *_: Any) -> None:
+        for parameter in module.parameters():
+            load(parameter, kept[parameter].clone())
+
+    def after(module: nn.Module, *_: Any) -> None:
+        for parameter in module.parameters():
+            parameter.data = torch.empty(0)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
+        return (keep(softmax(q, k)) @ v).transpose(1, 2).flatten(2)
+
+    layers = [Layer(attend) for _ in range(6)]
+    model = nn.Sequential(*layers)
+    kept = {each: each.detach().clone() for each in model.parameters()}
+    for linear in model.modules():
+        if isinstance(linear, nn.Linear):
+            linear.register_forward_pre_hook(before)
+            linear.register_forward_hook(after)
+    seen, _ = observed(model)
+    assert list(seen) == [*(f"layer.{index}" for index in range(6)), "plain"]
+    for index, layer in enumerate(layers):
+        assert error(seen[f"layer.{index}"].to_dense(), layer.weights[0]) <= 2e-5
+
+
+# Other attention, and none
+
+
+class Tokens(nn.Module):
+    """A layer without heads; ``run`` receives the module and the tokens."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.run = run
+        self.query, self.score, self.router = nn.Linear(D, D), nn.Linear(D, 1), nn.Linear(D, 4)
+        self.experts = nn.ModuleList(nn.Linear(D, D) for _ in range(4))
+        self.memory = nn.Parameter(torch.randn(8, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+    def mix(self, scores: Tensor, x: Tensor) -> Tensor:
+        outputs = torch.stack([expert(x) for expert in self.experts], -2)
+        return torch.einsum("bte,bted->btd", scores.softmax(-1), outputs)
+
+
+SILENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "router": lambda m, x: m.mix(m.router(x), x),
+    "cosine router": lambda m, x: m.mix(x @ functional.normalize(m.router.weight, dim=-1).T, x),
+}
+NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "sigmoid": lambda m, x: (m.query(x) @ x.mT).sigmoid() @ x,
+    "linear": lambda m, x: m.query(x).exp() @ (x.exp().mT @ x),
+    "additive": lambda m, x: m.score((m.query(x)[:, :, None] + x[:, None]).tanh())[..., 0] @ x,
+    "hard": lambda m, x: x.gather(1, (m.query(x) @ x.mT).argmax(-1)[..., None].expand(-1, -1, D)),
+    "graph": lambda m, x: (m.score(x) + m.score(m.query(x)).mT).softmax(-1) @ x,
+    "distance": lambda m, x: (m.query(x)[:, :, None] - x[:, None]).norm(dim=-1).softmax(-1) @ x,
+    "NumPy": lambda m, x: torch.from_numpy((m.query(x) @ x.mT).numpy() * 2).softmax(-1) @ x,
+    "learned keys": lambda m, x: (x @ m.memory.T).softmax(-1) @ m.memory,
+}
+
+
+@pytest.mark.parametrize(
+    "run", marked(SILENT, ["cosine router"], "what follows from parameters alone is an activation")
+)
+def test_no_attention_is_ignored(run: Callable[[Any, Tensor], Tensor]) -> None:
+    seen, messages = observed(Tokens(run))
+    assert (list(seen), messages) == (["plain"], [])
+
+
+@pytest.mark.parametrize(
+    "run",
+    marked(NAMED, ["additive", "graph", "distance", "NumPy", "learned keys"], "missing in silence"),
+)
+def test_other_attention_is_named(run: Callable[[Any, Tensor], Tensor]) -> None:
+    assert observed(Tokens(run))[1]
+
+
+# Gradients
+
+LEARNED: dict[str, tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]] = {
+    "bias of 0": (torch.zeros(H, T, T), lambda s, p: (s + p).softmax(-1)),
+    "temperature": (torch.tensor(0.7), lambda s, p: (s * p).softmax(-1)),
+    "temperatures of 1": (torch.ones(H, 1, 1), lambda s, p: (s * p).softmax(-1)),
+    "sinks": (STEPS[:H, None, None], with_sink),
+    "talking heads": (torch.eye(H), lambda s, p: torch.einsum("bhqk,hg->bgqk", s, p).softmax(-1)),
+}
+
+
+@pytest.mark.parametrize(("start", "weigh"), LEARNED.values(), ids=LEARNED)
+def test_gradients_are_those_of_the_model(start: Tensor, weigh: Weigh) -> None:
+    last: list[Tensor] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
+        last.append(keep(weigh(q @ k.mT, layer.learned)))
+        return last[0] @ v
+
+    layer = Layer(attend)
+    layer.learned = nn.Parameter(start.clone())
+    seen, _ = observed(layer, mode=torch.enable_grad)
+    (weights,) = last
+    entropy = -(weights * weights.clamp(min=1e-30).log()).sum(-1)
+    parts = [layer.learned, layer.query.weight, layer.key.weight]
+    given = torch.autograd.grad((seen["layer"].entropy() * STEPS).sum(), parts, retain_graph=True)
+    expected = torch.autograd.grad((entropy * STEPS).sum(), parts)
+    torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-4)
+    del seen, weights, entropy
+    last.clear()
+    gc.collect()
+    assert all(each.expired() for each in layer.storages)
