@@ -184,11 +184,8 @@ NO_WEIGHTS: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize(
     "weigh",
-    marked(
-        WEIGHS,
-        ["score negated softcap", "score row of 1e8", "softmax exp_ and sum"],
-        "attend() raises; rounding destroyed the scores; exp_ is in place",
-    ),
+    WEIGHS.values(),
+    ids=WEIGHS,
 )
 def test_what_met_the_value_is_recorded(weigh: Weigh) -> None:
     check(weighing(weigh))
@@ -200,9 +197,7 @@ def test_numbers_that_are_no_weights_are_refused(edit: Change, reason: str) -> N
     assert reason in seen.refused[0].reason
 
 
-@pytest.mark.parametrize(
-    "edit", marked(EDITS, ["head set to 0"], "the second use is missing in silence")
-)
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 def test_weights_that_are_used_twice_are_both_recorded(edit: Change) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
         edited = edit((weights := softmax(q, k)).clone())
@@ -217,7 +212,6 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
     check(weighing(WEIGHS[name]), dtype=dtype, limit=LIMITS[dtype])
 
 
-@pytest.mark.xfail(strict=True, reason="scores in bfloat16 may differ by 2 * eps * |S|")
 def test_low_precision_hides_no_edit() -> None:
     def weigh(query: Tensor, key: Tensor) -> Tensor:
         scores = (query * 0.1 + 5) @ (key * 0.1 + 5).mT
@@ -389,7 +383,9 @@ SILENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
 NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "sigmoid": lambda m, x: (m.query(x) @ x.mT).sigmoid() @ x,
     "linear": lambda m, x: m.query(x).exp() @ (x.exp().mT @ x),
-    "additive": lambda m, x: m.score((m.query(x)[:, :, None] + x[:, None]).tanh())[..., 0] @ x,
+    "additive": lambda m, x: (
+        m.score((m.query(x)[:, :, None] + x[:, None]).tanh())[..., 0].softmax(-1) @ x
+    ),
     "hard": lambda m, x: x.gather(1, (m.query(x) @ x.mT).argmax(-1)[..., None].expand(-1, -1, D)),
     "graph": lambda m, x: (m.score(x) + m.score(m.query(x)).mT).softmax(-1) @ x,
     "distance": lambda m, x: (m.query(x)[:, :, None] - x[:, None]).norm(dim=-1).softmax(-1) @ x,
@@ -408,7 +404,8 @@ def test_no_attention_is_ignored(run: Callable[[Any, Tensor], Tensor]) -> None:
 
 @pytest.mark.parametrize(
     "run",
-    marked(NAMED, ["additive", "graph", "distance", "NumPy", "learned keys"], "missing in silence"),
+    NAMED.values(),
+    ids=NAMED,
 )
 def test_other_attention_is_named(run: Callable[[Any, Tensor], Tensor]) -> None:
     assert observed(Tokens(run))[1]

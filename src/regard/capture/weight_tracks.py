@@ -116,12 +116,18 @@ def is_like(track: Track, source: Tensor, size: int, output: Tensor) -> bool:
 
 def is_over_heads(track: Track, side: Tensor) -> bool:
     """Return True if a product sums scores or weights over their heads, as talking heads do."""
-    if track.axes is None or track.product is None or side.shape[-1] == 1:
+    if track.axes is None or side.shape[-1] == 1:
+        return False
+    if track.product is not None:
+        head = track.product.steps[0]
+    elif track.softmax is not None and len(track.softmax.shape) > 2:
+        head = contiguous(track.softmax.shape)[-3]
+    else:
         return False
     for view in (side, *_views(track, side)):
         axes = track.axes.of_view(view)
         if axes is not None:
-            return axes.steps[-1] >= track.product.steps[0]
+            return axes.steps[-1] >= head
     return False
 
 
