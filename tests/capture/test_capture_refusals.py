@@ -234,7 +234,7 @@ def test_a_fault_of_our_own_stops_no_model(monkeypatch: pytest.MonkeyPatch) -> N
     def fault(*_: object) -> None:
         raise KeyError("a fault")
 
-    monkeypatch.setattr(Recorder, "take", fault)
+    monkeypatch.setattr(Recorder, "record", fault)
     model, output = ImportedByName(), None
     message = "the attention of 'ImportedByName' cannot be kept: KeyError: 'a fault'"
     with (

@@ -120,7 +120,7 @@ def test_the_module_of_transformers_is_named() -> None:
 
 def places_of(model: nn.Module, run: Callable[[], object]) -> list[str]:
     places: list[str] = []
-    with torch.no_grad(), Tracer(model, {SOFTMAX: lambda op: places.append(op.place())}):
+    with torch.no_grad(), Tracer(model, {SOFTMAX: lambda op: places.append(op.line())}):
         run()
     return places
 
@@ -224,7 +224,7 @@ def run(model: nn.Module) -> list[Tensor]:
 
 def busy(operation: Operation) -> None:
     """A listener that works with tensors and asks for everything."""
-    operation.module(), operation.place()
+    operation.module(), operation.line()
     with apart():
         torch.ones(3, requires_grad=True).softmax(-1)
 

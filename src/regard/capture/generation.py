@@ -144,9 +144,9 @@ class Runs:
         """Add a call of a layer that is not recorded, which tells what other layers continue."""
         key = source.key[..., : visible_stop(source, mask), :]
         key = key[..., :1, :, :] if key.ndim > 2 else key
-        self.take(name, replace(source, key=key, bias=None), None, LastColumn)
+        self.add(name, replace(source, key=key, bias=None), None, LastColumn)
 
-    def take(
+    def add(
         self,
         name: str,
         source: Call,

@@ -33,9 +33,9 @@ from regard.reductions.top_k import Top
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["CallGroup", "TakeValue", "Values"]
+__all__ = ["CallGroup", "RecordValue", "Values"]
 
-TakeValue = Callable[[Tensor], None]
+RecordValue = Callable[[Tensor], None]
 """A function that receives the value tensor of an attention."""
 
 _NEVER_SEEN = (
@@ -161,7 +161,7 @@ class CallGroup:
         self._calls = None if asks else Calls(run.keys, copies.copy_once, copies.device)
         self._noted_keys = 0
 
-    def take(self, matrix: AttentionMatrix, place: Place | None) -> None:
+    def add(self, matrix: AttentionMatrix, place: Place | None) -> None:
         """Record the selected queries of a call, at this place in its run: copies, or answers.
 
         Raises:
@@ -188,7 +188,7 @@ class CallGroup:
         if self._copies.spool is not None:
             self._note_call(matrix, part, query, place, first)
 
-    def take_value(self, value: Tensor) -> None:
+    def record_value(self, value: Tensor) -> None:
         """Record the value of the last call.
 
         Raises:

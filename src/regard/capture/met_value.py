@@ -23,7 +23,7 @@ from regard.capture.contractions import Product, Written, broadcast_product, wri
 from regard.capture.dropout import Dropout, before_dropout
 from regard.capture.element_axes import Axes, contiguous
 from regard.capture.evidence import Evidence, explained
-from regard.capture.merging import TakeValue
+from regard.capture.merging import RecordValue
 from regard.capture.refusals import Absence
 from regard.capture.score_steps import Steps
 from regard.capture.storages import Parameters, Storages, storage_key, tensors_in, written_by
@@ -122,7 +122,7 @@ class MetValue:
     def __init__(
         self,
         model: nn.Module,
-        record: Callable[[Met], TakeValue | None],
+        record: Callable[[Met], RecordValue | None],
         refuse: Callable[[str, str, str], None],
         absence: Absence,
     ) -> None:
@@ -234,7 +234,7 @@ class MetValue:
             left,
             right,
             operation.running(),
-            operation.place(),
+            operation.line(),
             gathered=gathered,
             parameter=owned[0] if owned else None,
         )
@@ -329,9 +329,9 @@ class MetValue:
         ):
             self._refuse(met.name, _GATHERED.format(line), line)
         else:
-            take_value = self._record(met)
-            if take_value is not None and met.value is not None:
-                take_value(met.value)
+            record_value = self._record(met)
+            if record_value is not None and met.value is not None:
+                record_value(met.value)
             if softmax is None or part is None or evidence is None:
                 return
             if "gives_weights" in vars(evidence) and evidence.is_exact:  # it was recorded
@@ -343,7 +343,7 @@ class MetValue:
         softmax.is_met = True
         name = self._owner(operation, track)
         if name is not None and not is_outer(track):
-            reason = _CHANGED.format(softmax.line, operation.place(), fault)
+            reason = _CHANGED.format(softmax.line, operation.line(), fault)
             self._refuse(name, reason, softmax.line)
         return True
 
@@ -358,7 +358,7 @@ class MetValue:
         if any(storage_key(each) in constants for each in tensors_in(operation.args)):
             return
         if operation.module() in product.modules:
-            how = f"scores meet a value ({operation.place()}) without a softmax"
+            how = f"scores meet a value ({operation.line()}) without a softmax"
             self._absence.note_unlike(cast(str, operation.module()), f"{how}: {fault}")
 
     def _note(self, operation: Operation, softmax: Softmax) -> None:
@@ -399,7 +399,7 @@ class MetValue:
             name = self._owner(operation, cast(Track, track))
         softmax = Softmax(
             name,
-            operation.place(),
+            operation.line(),
             source if product is not None else None,
             axes,
             dim % source.ndim,
@@ -439,7 +439,7 @@ class MetValue:
             return
         softmax = Softmax(
             operation.module(),
-            operation.place(),
+            operation.line(),
             source,
             axes,
             source.ndim - 1,
@@ -584,7 +584,7 @@ class MetValue:
             chosen = [self._tracks.of(each) for each in tensors_in(operation.args[1:])]
             name = operation.module()
             if name is not None and self._tracks.of(source) is None and any(chosen):
-                how = f"an index of the scores chooses a value ({operation.place()})"
+                how = f"an index of the scores chooses a value ({operation.line()})"
                 self._absence.note_other(name, how)
         self.follow(operation)
 

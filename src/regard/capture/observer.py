@@ -31,7 +31,7 @@ from regard.capture.fused_calls import (
     read_flex,
     unread_attention,
 )
-from regard.capture.merging import TakeValue
+from regard.capture.merging import RecordValue
 from regard.capture.met_value import Met, MetValue
 from regard.capture.recorder import WITHOUT_NUMBERS, Recorder, has_no_numbers
 from regard.capture.refusals import UNSEEN, Absence, compiled_error, is_compiled
@@ -356,7 +356,7 @@ class _Watch:
         if name is None:
             return
         if operation.func in SOFTMAXES and name in self._dtensor_products:
-            self._refuse(name, GATHERED, operation.place())
+            self._refuse(name, GATHERED, operation.line())
         elif operation.func in PRODUCTS:
             module = cast(nn.Module, operation.innermost())
             own = {storage_key(local_tensor(weight)) for weight in module.parameters(recurse=False)}
@@ -364,7 +364,7 @@ class _Watch:
             if not own & factors:
                 self._dtensor_products.add(name)
         elif fused_call(operation.func) is not None or operation.func is FLEX_ATTENTION:
-            self._refuse(name, GATHERED, operation.place())
+            self._refuse(name, GATHERED, operation.line())
 
     def _fused(self, operation: Operation) -> None:
         call = cast(FusedCall, fused_call(operation.func))
@@ -384,7 +384,7 @@ class _Watch:
         if name is not None and not _is_empty(operation.output):
             self.absence.note_attention(name)
             reason = _UNREAD.format(unread_attention(operation.func))
-            self._refuse(name, reason, operation.place())
+            self._refuse(name, reason, operation.line())
 
     def _flexible(self, operation: Operation) -> None:
         self.saw_flex_attention = True
@@ -403,7 +403,7 @@ class _Watch:
     def _nested(self, operation: Operation) -> None:
         self._handwritten.on_softmax(operation)
         if operation.args[0].is_nested and (name := operation.module()) is not None:
-            self._refuse(name, NESTED, operation.place())
+            self._refuse(name, NESTED, operation.line())
 
     def product(self, matrix: LinearMap, value: Tensor, multiply: Callable[[], Tensor]) -> Tensor:
         """Record regard's own ``A @ value``, and return its output."""
@@ -432,19 +432,19 @@ class _Watch:
             name = inside if name == self._root else f"{name}.{inside}"
         self.absence.note_attention(name)
         if any(map(has_no_numbers, tensors_in(operation.args))):
-            self._refuse(name, WITHOUT_NUMBERS, operation.place())
+            self._refuse(name, WITHOUT_NUMBERS, operation.line())
             return
         try:
             with apart(), torch.set_grad_enabled(self._recorder.gradients):
                 matrix, value = read()
                 is_given = not isinstance(matrix.source, QueryKeyScores)
-                take_value = self._recorder.take(name, matrix, value() if is_given else None)
-                if take_value is not None:
-                    take_value(value())
+                record_value = self._recorder.record(name, matrix, value() if is_given else None)
+                if record_value is not None:
+                    record_value(value())
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(name, cause, operation)
 
-    def _record_met(self, met: Met) -> TakeValue | None:
+    def _record_met(self, met: Met) -> RecordValue | None:
         """Record an attention that is written by hand."""
         if self._multiplying or self.absence.is_compiled:
             return None
@@ -457,7 +457,7 @@ class _Watch:
                 matrix = met.matrix(gradients=gradients)
                 if matrix.mask is not None and bool(met.weights.isnan().any()):
                     self.absence.note_nan(met.name)
-                return self._recorder.take(met.name, matrix, met.value)
+                return self._recorder.record(met.name, matrix, met.value)
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(met.name, cause)
             return None
@@ -466,7 +466,7 @@ class _Watch:
         kinds = RegardError | TypeError | ValueError | RuntimeError | MemoryError
         said = isinstance(cause, kinds)
         reason = str(cause) if said else f"{type(cause).__name__}: {cause}"
-        self._refuse(name, reason, None if operation is None else operation.place(), cause)
+        self._refuse(name, reason, None if operation is None else operation.line(), cause)
 
     def _refuse(
         self, name: str, reason: str, line: str | None, cause: Exception | None = None

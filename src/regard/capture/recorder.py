@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.capture.distribution import GATHERED, Distribution
 from regard.capture.generation import Call, Run, Runs, WeightCall
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
-from regard.capture.merging import CallGroup, TakeValue, Values
+from regard.capture.merging import CallGroup, RecordValue, Values
 from regard.capture.refusals import Problems
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
@@ -76,7 +76,7 @@ class Recorder:
     Attributes:
         without: the layers in which this process has none of the selected heads.
         problems: the reasons why parts of the selection are missing; complete after ``close``.
-        gradients: True if the current operation runs with gradients; the caller of ``take`` sets
+        gradients: True if the current operation runs with gradients; the caller of ``record`` sets
             it.
         graph: the tensors of the model that gradients flow to.
         progress_error: the exception that ``progress`` raised; it is not called again.
@@ -114,13 +114,13 @@ class Recorder:
         self.without: dict[str, None] = {}
         self._spool = None if self._path is None else self._begun(self._path)
         self._tensor_copies = TensorCopies(self._selection.device, self._spool)
-        self._places: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
         self._origins: dict[str, Origin] = {}
         self._names: dict[str, list[str]] = {}  # the names of the layers of each module
         self._refused: set[str] = set()
         self._progress = progress
         self.progress_error: Exception | None = None
-        self._taken = 0
+        self._count = 0
         self._failure: OSError | None = None  # of the spool, after which nothing is recorded
         self._is_left = False  # by an exception
         self._runs = Runs()
@@ -142,9 +142,9 @@ class Recorder:
             raise unwritable(path, error) from error
         return spool
 
-    def take(
+    def record(
         self, name: str, matrix: AttentionMatrix, value: Tensor | None = None
-    ) -> TakeValue | None:
+    ) -> RecordValue | None:
         """Record an attention that a module has just run, from the model's own tensors.
 
         Return a function that receives the model's value tensor; None if it is not recorded. A
@@ -153,17 +153,17 @@ class Recorder:
         Raises:
             ValueError: the attention lacks a selected head, or a reduction does not fit it.
         """
-        self._taken += 1
-        take_value = self._record(name, matrix, value)
+        self._count += 1
+        record_value = self._record(name, matrix, value)
         self._report_progress()
-        return take_value
+        return record_value
 
     def skips(self, name: str) -> bool:
         """Return True if an attention that a module has just run is not selected, and count it."""
-        place = self._places.setdefault(name, len(self._places))
-        if name not in self._refused and self._selection.has_layer(name, place):
+        index = self._indices.setdefault(name, len(self._indices))
+        if name not in self._refused and self._selection.has_layer(name, index):
             return False
-        self._taken += 1
+        self._count += 1
         self._report_progress()
         return True
 
@@ -172,7 +172,7 @@ class Recorder:
         if self._progress is None or self.progress_error is not None:
             return
         try:
-            self._progress(self._taken)
+            self._progress(self._count)
         except Exception as error:  # noqa: BLE001  raised when the block ends
             self.progress_error = error
 
@@ -185,10 +185,10 @@ class Recorder:
         that is not selected is ignored. Its exceptions are reported, because the module may contain
         a selected layer.
         """
-        place = self._places.setdefault(name, len(self._places))
+        index = self._indices.setdefault(name, len(self._indices))
         if "meta tensor" in reason:  # a message of PyTorch
             reason = WITHOUT_NUMBERS
-        if cause is not None or self._selection.has_layer(name, place):
+        if cause is not None or self._selection.has_layer(name, index):
             self.problems.add(_REFUSED, name, reason, cause)
             if name not in self._refused:
                 self._seen.refused.append(Refusal(name, line, reason))
@@ -213,14 +213,16 @@ class Recorder:
         self.problems.add("{} is not looked into", name, reason)
         self._seen.refused.append(Refusal(name, None, reason))
 
-    def _record(self, name: str, matrix: AttentionMatrix, value: Tensor | None) -> TakeValue | None:
-        place = self._places.setdefault(name, len(self._places))
+    def _record(
+        self, name: str, matrix: AttentionMatrix, value: Tensor | None
+    ) -> RecordValue | None:
+        index = self._indices.setdefault(name, len(self._indices))
         if self._failure is not None:
             return None
         if any(map(is_sharded, matrix.source.tensors)):
             self.refuse(name, GATHERED)
             return None
-        if name in self._refused or not self._selection.has_layer(name, place):
+        if name in self._refused or not self._selection.has_layer(name, index):
             with torch.no_grad():
                 self._runs.follow(name, _call_of(matrix, value), matrix.mask)
             return None
@@ -243,18 +245,18 @@ class Recorder:
             part = whole if heads is None else some_heads(whole, heads)
         with torch.inference_mode(False), torch.no_grad():
             if self._selection.names is not None or numbers is not None:
-                self._origins[name] = Origin(place, numbers)
+                self._origins[name] = Origin(index, numbers)
             if (reason := self._too_large(name, part)) is not None:
                 self.refuse(name, reason)
                 return None
             try:
-                calls = self._take(name, part, value, gradients=gradients)
+                calls = self._add_call(name, part, value, gradients=gradients)
             except OSError as error:
                 self._failure = error
                 return None
         if calls.values is None:
             return None
-        return partial(self._take_value, calls, calls.values, whole, heads, gradients)
+        return partial(self._record_value, calls, calls.values, whole, heads, gradients)
 
     def _too_large(self, name: str, part: AttentionMatrix) -> str | None:
         """Return why the weights of a call cannot be kept in memory; None if they can."""
@@ -297,7 +299,7 @@ class Recorder:
             matrix = self.graph.matrix(known.whole(), some_queries(part, rows))
             self._seen.put(replace(known, matrix=InMemory(matrix)))
 
-    def _take_value(
+    def _record_value(
         self,
         calls: CallGroup,
         values: Values,
@@ -311,7 +313,7 @@ class Recorder:
             return
         with torch.inference_mode(False), torch.no_grad():
             try:
-                calls.take_value(value_heads(value, matrix, heads))
+                calls.record_value(value_heads(value, matrix, heads))
                 if gradients:
                     with torch.enable_grad():
                         values.in_graph = value_heads(value, matrix, heads)
@@ -361,7 +363,7 @@ class Recorder:
         for module, names in self._names.items():
             for name in names:
                 layer = layer_at(self._seen.layers, name)
-                origin = layer.origin or Origin(self._places[module])
+                origin = layer.origin or Origin(self._indices[module])
                 self._seen.put(replace(layer, origin=origin))
 
     def _merge(self, calls: CallGroup, name: str) -> None:
@@ -417,14 +419,14 @@ class Recorder:
         else:
             self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
 
-    def _take(
+    def _add_call(
         self, name: str, part: AttentionMatrix, value: Tensor | None, *, gradients: bool
     ) -> CallGroup:
         call = _call_of(part, value)
         # If keys are not recorded, the keys of one head suffice to group calls.
         if self._selection.reductions or isinstance(call, WeightCall):
             call = replace(call, key=call.key[..., :1, :, :] if call.key.ndim > 2 else call.key)
-        run, place = self._runs.take(name, call, part.mask, self._tensor_copies.columns)
+        run, place = self._runs.add(name, call, part.mask, self._tensor_copies.columns)
         if place is None:
             self._call_groups[run] = CallGroup(
                 len(self._call_groups),
@@ -436,7 +438,7 @@ class Recorder:
                 self._origins.get(name),
             )
         calls = self._call_groups[run]
-        calls.take(part, place)
+        calls.add(part, place)
         layer = None if calls.name is not None else calls.layer()
         if layer is not None:
             calls.name = self._add(layer)
@@ -454,7 +456,7 @@ class Recorder:
     def _has_selection(self) -> bool:
         """Return True if all selected layers and queries ran; otherwise add a problem."""
         text = self._selection.missing(
-            list(self._places), any_kept=bool(self._seen.layers or self.problems or self.without)
+            list(self._indices), any_kept=bool(self._seen.layers or self.problems or self.without)
         )
         if text is not None:
             self.problems.add_text(text)

@@ -79,7 +79,7 @@ class Track:
 
 def lines_of(operation: Operation, track: Track) -> dict[str, str]:
     """Return the ``file:line`` of each stage of an attention whose value has just been met."""
-    lines = {"value": operation.place()}
+    lines = {"value": operation.line()}
     if track.product is not None:
         lines["product"] = track.product.line
     if track.softmax is not None:

@@ -66,7 +66,7 @@ class Operation(NamedTuple):
     output: Any
     name_of: Callable[[object], str | None]
 
-    def place(self) -> str:
+    def line(self) -> str:
         """Return the ``file:line`` that ran it, in the innermost module; libraries count as well.
 
         Call this only while the listener runs.
