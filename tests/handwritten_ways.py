@@ -255,9 +255,7 @@ def the_future_in_the_loop(q: Tensor, k: Tensor) -> Tensor:
 
 def rows_with_a_bias(q: Tensor, k: Tensor) -> Tensor:
     bias = numbers(T, T)
-    return torch.stack(
-        [(q[i] @ k.T + bias[i]).masked_fill(~CAUSAL[i], -1e9) for i in range(T)]
-    )
+    return torch.stack([(q[i] @ k.T + bias[i]).masked_fill(~CAUSAL[i], -1e9) for i in range(T)])
 
 
 def comprehension(q: Tensor, k: Tensor) -> Tensor:
@@ -274,7 +272,7 @@ def looked_at_on_the_way(q: Tensor, k: Tensor) -> Tensor:
     for i in range(T):
         scores[i] = q[i] @ k.T
         largest = torch.maximum(largest, scores.max())
-    assert float(scores.sum()) < 1e9
+    assert scores.sum().item() < 1e9
     return scores
 
 
@@ -518,7 +516,7 @@ def rows_of_softmaxes(order: list[int]) -> Step:
 
 
 SOFTMAXES: dict[str, Step] = {
-    "module": lambda s: nn.Softmax(dim=-1)(s),
+    "module": nn.Softmax(dim=-1),
     "in float32": lambda s: F.softmax(s, dim=-1, dtype=torch.float32).type_as(s),
     "safe softmax": lambda s: torch.ops.aten._safe_softmax(s.masked_fill(CAUSAL.flip(0), -INF), -1),
     "of a view": lambda s: s.view(6, T, T).softmax(-1).view(2, 3, T, T),
@@ -994,3 +992,95 @@ WAYS: dict[str, Way] = {
     **{name: way_of_dropout(drop) for name, drop in DROPOUTS.items()},
     **WHOLE,
 }
+
+AS_WEIGHTS = {
+    # A bias or temperature for each head or query beside other steps, and steps without a guess
+    *("swin v2", "numbers for each query and key", "softcap of a bias", "bias of a part"),
+    # Scores of another product, or in another order
+    *("two sources", "two texts of keys", "a row written over", "heads swapped in place"),
+    *("heads in a buffer", "heads stacked", "texts stacked", "one key for all heads", "blocks"),
+    *("rows", "columns", "rows of the past", "numbers between", "masked later", "comprehension"),
+    *("the future in the loop", "rows with a bias", "padded rows", "vertical", "equal tokens"),
+    *("looked at on the way", "a scale for each row", "sorted", "largest first", "scores flipped"),
+    *("some keys", "some keys by name", "some queries", "repeated queries"),
+    *("talking heads, constant", "talking heads, convolution"),
+    # Other scores
+    *("best, where", "best, scattered", "best, gathered", "bounded below", "relu", "relu_", "sinh"),
+    *("mild fill", "zeros for a mask", "infinity times 0", "numbers put in", "narrow bounds"),
+    # Another softmax
+    *("exponentials in place", "log_softmax in place", "logsumexp", "logsumexp in place"),
+    *("powers of two", "mask times powers", "bounded sums", "filled powers", "chosen powers"),
+    *("triangle of powers", "part set to zero", "renormalised", "renormalised twice"),
+    *("renormalised in place", "normalised", "renormalised with numbers"),
+    # Weights that were changed
+    *("stacked axis 1", "stacked axis 2", "stacked axis 3", "zeros before the rows"),
+    *("reversed axis 1", "reversed axis 2", "reversed axis 3", "flip", "roll", "heads by index"),
+    *("one head twice", "one row for all", "a row made even", "largest, made whole"),
+    *("softmax again", "mean of the weights", "made whole again", "product with themselves"),
+    *("padded", "padded before", "padded by cat", "in a larger buffer", "more queries"),
+    *("sorted beside zeros", "one head in two places", "numbers exchanged", "rows exchanged"),
+    "pooled keys, sum",
+}
+AS_WEIGHTS_WITH_GRADIENTS = AS_WEIGHTS | {
+    *("temperatures", "temperatures and a mask", "squared distances", "a query that changes"),
+    *("over the deviation of a row", "less the mean of a key", "less the mean of the heads"),
+    "layer norm",
+}
+"""Gradients would not reach a learned temperature, or statistics of the scores."""
+
+SUMS = r"(cannot be kept|without a softmax).*: a row sums to (?P<sum>\d+(\.\d+)?)"
+UNMET = r"cannot be kept: the weights of the softmax \(.*\) met no value\."
+NO_SCORES = r"a softmax \(.*\) of no product of query and key multiplies a value"
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("over the heads", "over the texts", "keys left out", "by keys"), SUMS),
+    "over the queries": SUMS + ", and each column to 1: it runs over the queries",
+    **dict.fromkeys(("softmax one", "softmax one of what is left", "softmax one, stable"), SUMS),
+    **dict.fromkeys(("two beside", "divided at the end"), SUMS),
+    **{name: SUMS for name in CHANGES if name.startswith(("masked", "halved", "divided", "doub"))},
+    **{
+        name: SUMS
+        for name in CHANGES
+        if name.startswith(("dropped", "times n", "times a", "times u", "filled"))
+    },
+    **dict.fromkeys(("twice a mask", "a key set to 0", "overwritten", "the largest alone"), SUMS),
+    **dict.fromkeys(("small ones set to 0", "sum of the weights", "largest of the weights"), SUMS),
+    **dict.fromkeys(("pooled", "sums so far", "squares", "where transposed", "added"), SUMS),
+    **dict.fromkeys(("two softmaxes in a row", "padded with others", "padded and halved"), SUMS),
+    **dict.fromkeys(("scaled before", "by bools", "chosen by chance", "noise drawn before"), SUMS),
+    **dict.fromkeys(("pooled keys, mean", "pooled keys, largest"), SUMS),
+    "all set to 0": "all of them are 0",
+    "complex numbers": UNMET,
+    **{name: UNMET for name in WHOLE if name.startswith(("written out", "cell by cell"))},
+    **dict.fromkeys(("mean of the heads", "sum of the heads", "keys in groups"), NO_SCORES),
+    **dict.fromkeys(("largest of the heads", "mean of the texts"), NO_SCORES),
+    # These reasons are not the true ones.
+    **dict.fromkeys(("row by row", "rows backwards"), UNMET),
+    **dict.fromkeys(("heads by einsum", "heads by linear"), UNMET),
+    "heads by einsum, constant": r"a row sums to [\d.]+",
+    **dict.fromkeys(("cells", "talking heads"), NO_SCORES),
+}
+
+BUGS = {
+    "bias after a softcap": "a bias that is added after the softcap is recorded as one before it",
+    "logsumexp by hand": "the layer is missing in silence",
+    "two values": "the second weights are missing in silence",
+    "t5": "a bias that is added in place is counted twice, so the weights are kept",
+    "grouped axes": "the value is not kept",
+}
+AXES = "batch and heads are merged in inference mode alone"
+BUGS_IN: dict[str, dict[str, str]] = {
+    "no_grad": {},
+    "enable_grad": {"in place": "a scale in place is counted twice, so the weights are kept"},
+    "inference_mode": {
+        **dict.fromkeys(("one head for all", "heads taken for texts"), AXES),
+        **dict.fromkeys(("mean of the weights", "a head left out"), AXES),
+    },
+}
+"""What observe does wrong today, in all modes and in one."""
+
+ROUNDED = {
+    **dict.fromkeys(("casts that round", "half precision, float softmax"), 4e-3),
+    "half precision": 1e-3,
+    "scores rounded": 2e-2,
+}
+"""The largest error of a weight where a dtype of less precision rounds."""
