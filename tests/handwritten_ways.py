@@ -53,6 +53,18 @@ class Layer(nn.Module):
         return self.way(self.query(x), self.key(x + 1), self.value(x))
 
 
+class Both(nn.Module):
+    """A plain layer beside another one, so that a missing layer is no error by itself."""
+
+    def __init__(self, way: Callable[[Tensor, Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.plain, self.layer = Layer(lambda q, k, v: (q @ k.mT).softmax(-1) @ v), Layer(way)
+
+    def forward(self, x: Tensor) -> object:
+        self.plain(x)
+        return self.layer(x)
+
+
 def meet(weights: Tensor, v: Tensor, used: Tensor | None = None) -> Answer:
     """Multiply weights, or what is used of them, by a value of as many axes and keys."""
     used = weights if used is None else used
@@ -378,6 +390,9 @@ STEPS: dict[str, Step] = {
     "rows without a key": lambda s: s.masked_fill(~(CAUSAL & LATER.mT), -1e9),
     "two masks": two_masks,
     "two fills": two_fills,
+    "the lowest number and infinity": lambda s: (s + LOW_FUTURE).masked_fill(
+        CAUSAL.flip(0) & (torch.arange(T) < 4), -INF
+    ),
     "mask by a boolean index": assigned((~CAUSAL).expand(2, 3, T, T), -1e10),
     "one key": assigned((..., 3), -INF),
     "last keys": assigned((..., slice(3, None)), torch.tensor(-INF)),
@@ -911,6 +926,22 @@ def pooled_keys(pool: Callable[[Tensor, int], Tensor]) -> Way:
     return way
 
 
+def way_of_scores(scores: Callable[[Tensor, Tensor], Tensor]) -> Way:
+    return lambda q, k, v: meet(scores(q, k).softmax(-1), v)
+
+
+def way_of_softmax(softmax: Step) -> Way:
+    return lambda q, k, v: meet(softmax(q @ k.mT), v)
+
+
+def way_of_dropout(drop: Step) -> Way:
+    def way(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+        weights = (q @ k.mT).softmax(-1)
+        return meet(weights.clone(), v, drop(weights))
+
+    return way
+
+
 WHOLE: dict[str, Way] = {
     "einsum, tokens first": einsum_tokens_first,
     "einsum, heads last": einsum_heads_last,
@@ -955,6 +986,14 @@ WHOLE: dict[str, Way] = {
     "dropout of rows set to 0": dropout_of_rows,
     "noise drawn before": noise_drawn_before,
     "two values": two_values,
+    "softmax one, stacked": way_of_softmax(
+        lambda s: torch.stack(SOFTMAXES["softmax one"](s).unbind(1), 1)
+    ),
+    "exponentials, heads by einsum": way_of_softmax(
+        lambda s: CHANGES["heads by einsum"](SOFTMAXES["exponentials"](s))
+    ),
+    "exponentials in place, product": way_of_softmax(lambda s: (w := exponentials_in_place(s)) @ w),
+    "gpt-oss, product": way_of_softmax(lambda s: (w := gpt_oss(s)) @ w),
     "pooled keys, sum": pooled_keys(Tensor.sum),
     "pooled keys, mean": pooled_keys(Tensor.mean),
     "pooled keys, largest": pooled_keys(Tensor.amax),
@@ -962,23 +1001,6 @@ WHOLE: dict[str, Way] = {
 
 
 # The table
-
-
-def way_of_scores(scores: Callable[[Tensor, Tensor], Tensor]) -> Way:
-    return lambda q, k, v: meet(scores(q, k).softmax(-1), v)
-
-
-def way_of_softmax(softmax: Step) -> Way:
-    return lambda q, k, v: meet(softmax(q @ k.mT), v)
-
-
-def way_of_dropout(drop: Step) -> Way:
-    def way(q: Tensor, k: Tensor, v: Tensor) -> Answer:
-        weights = (q @ k.mT).softmax(-1)
-        return meet(weights.clone(), v, drop(weights))
-
-    return way
-
 
 WAYS: dict[str, Way] = {
     **{name: way_of_scores(scores) for name, scores in SCORES.items()},
@@ -1019,7 +1041,7 @@ AS_WEIGHTS = {
     *("softmax again", "mean of the weights", "made whole again", "product with themselves"),
     *("padded", "padded before", "padded by cat", "in a larger buffer", "more queries"),
     *("sorted beside zeros", "one head in two places", "numbers exchanged", "rows exchanged"),
-    "pooled keys, sum",
+    *("pooled keys, sum", "exponentials in place, product"),
 }
 AS_WEIGHTS_WITH_GRADIENTS = AS_WEIGHTS | {
     *("temperatures", "temperatures and a mask", "squared distances", "a query that changes"),
@@ -1047,7 +1069,8 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("pooled", "sums so far", "squares", "where transposed", "added"), SUMS),
     **dict.fromkeys(("two softmaxes in a row", "padded with others", "padded and halved"), SUMS),
     **dict.fromkeys(("scaled before", "by bools", "chosen by chance", "noise drawn before"), SUMS),
-    **dict.fromkeys(("pooled keys, mean", "pooled keys, largest"), SUMS),
+    **dict.fromkeys(("pooled keys, mean", "pooled keys, largest", "gpt-oss, product"), SUMS),
+    **dict.fromkeys(("softmax one, stacked", "exponentials, heads by einsum"), SUMS),
     "all set to 0": "all of them are 0",
     "complex numbers": UNMET,
     **{name: UNMET for name in WHOLE if name.startswith(("written out", "cell by cell"))},
@@ -1062,7 +1085,15 @@ REFUSED: dict[str, str] = {
 
 BUGS = {
     "bias after a softcap": "a bias that is added after the softcap is recorded as one before it",
-    "logsumexp by hand": "the layer is missing in silence",
+    "the lowest number and infinity": "keys of -inf are recorded where all others are the lowest",
+    **dict.fromkeys(
+        ("exponentials in place, product", "gpt-oss, product"),
+        "the factor of a product of weights is recorded for the product",
+    ),
+    **dict.fromkeys(
+        ("logsumexp by hand", "softmax one, stacked", "exponentials, heads by einsum"),
+        "the layer is missing in silence",
+    ),
     "two values": "the second weights are missing in silence",
     "t5": "a bias that is added in place is counted twice, so the weights are kept",
     "grouped axes": "the value is not kept",

@@ -27,6 +27,7 @@ from handwritten_ways import (
     ROUNDED,
     WAYS,
     Answer,
+    Both,
     Layer,
     T,
     Tensors,
@@ -36,18 +37,6 @@ from models import noise
 from regard.scores.given_scores import GivenScores
 
 MODES = {mode.__name__: mode for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad)}
-
-
-class Both(nn.Module):
-    """A plain layer beside another one, so that a missing layer is no error by itself."""
-
-    def __init__(self, way: Callable[[Tensor, Tensor, Tensor], object]) -> None:
-        super().__init__()
-        self.plain, self.layer = Layer(WAYS["plain"]), Layer(way)
-
-    def forward(self, x: Tensor) -> Any:
-        self.plain(x)
-        return self.layer(x)
 
 
 def x() -> Tensor:
