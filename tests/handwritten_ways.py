@@ -46,7 +46,7 @@ class Layer(nn.Module):
     def __init__(self, way: Callable[[Tensor, Tensor, Tensor], object]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.way, self.mixture, self.temperature = way, MIXTURE, TEMPERATURE
+        self.way, self.own = way, nn.ParameterList([MIXTURE, TEMPERATURE])
         self.query, self.key, self.value = (nn.Linear(D, D) for _ in range(3))
 
     def forward(self, x: Tensor) -> object:
@@ -426,6 +426,7 @@ STEPS: dict[str, Step] = {
     "less the mean of all": lambda s: s - s.mean(),
     "less the mean of the heads": lambda s: s - s.mean(1, keepdim=True),
     "less the largest of some keys": lambda s: s - s[..., FEW].amax(-1, keepdim=True),
+    "a large number added": lambda s: s + 1e7,
     "scores times one": lambda s: s * torch.ones(T),
     "scores rounded": lambda s: s.bfloat16().float(),
     "relu": torch.relu,
@@ -1095,6 +1096,7 @@ BUGS = {
         "the layer is missing in silence",
     ),
     "two values": "the second weights are missing in silence",
+    "a large number added": "the scores were rounded, and query and key give others",
     "t5": "a bias that is added in place is counted twice, so the weights are kept",
     "grouped axes": "the value is not kept",
 }
@@ -1107,7 +1109,14 @@ BUGS_IN: dict[str, dict[str, str]] = {
         **dict.fromkeys(("mean of the weights", "a head left out"), AXES),
     },
 }
-"""What observe does wrong today, in all modes and in one."""
+BUGS_OF_GRADIENTS = {
+    **dict.fromkeys(
+        ("rows without a key", "two fills", "no infinities", "no infinities in place"),
+        "rows whose scores were all filled have gradients",
+    ),
+    "keys times a vector": "the gradients are lost",
+}
+"""What observe does wrong today: in all modes, in one mode, and with gradients alone."""
 
 ROUNDED = {
     **dict.fromkeys(("casts that round", "half precision, float softmax"), 4e-3),

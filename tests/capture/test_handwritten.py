@@ -21,6 +21,7 @@ from handwritten_ways import (
     AS_WEIGHTS_WITH_GRADIENTS,
     BUGS,
     BUGS_IN,
+    BUGS_OF_GRADIENTS,
     DROPOUTS,
     MIXTURE,
     REFUSED,
@@ -341,6 +342,37 @@ def test_gradients_are_the_same_bits() -> None:
 
     pairs = zip(gradients(is_observed=True), gradients(is_observed=False), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
+
+
+RECORDED = [name for name in WAYS if name not in {*REFUSED, *BUGS, *ROUNDED, *DROPOUTS}]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_gradients_of_a_recording_are_those_of_the_weights(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    if reason := BUGS_OF_GRADIENTS.get(name):
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+    model = Both(WAYS[name])
+    seen, (weights, _), _ = observed(model)
+    parameters = [*model.layer.query.parameters(), model.layer.key.weight, *model.layer.own]
+    layers = [each for each in seen if each.startswith("layer")]
+    for layer, used in zip(layers, listed(weights), strict=True):
+        found = seen[layer].to_dense()
+        each = numbers(*found.shape, seed=5).masked_fill(used.isnan().any(-1, keepdim=True), 0.0)
+        try:
+            wanted = torch.autograd.grad(
+                (used.nan_to_num() * each).sum(), parameters, retain_graph=True, allow_unused=True
+            )
+        except RuntimeError:
+            return  # The model changed its weights in place, so it has no gradients itself.
+        got = torch.autograd.grad(
+            (found.nan_to_num() * each).sum(), parameters, retain_graph=True, allow_unused=True
+        )
+        for one, other in zip(got, wanted, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2, equal_nan=True)
 
 
 def test_an_attention_in_a_checkpoint_is_recorded_once() -> None:

@@ -26,7 +26,7 @@ from regard.scores.given_scores import GivenScores
 
 WRONG = {
     *("product with themselves", "safe softmax", "softcap and a mask", "bounded sum"),
-    "no infinities",
+    *("no infinities", "less the mean of all"),
 }
 """Steps that are recorded wrongly beside others, as ``BUGS`` shows."""
 WRITTEN_OUT = {
