@@ -27,6 +27,7 @@ LOW_FUTURE = torch.triu(torch.full((T, T), torch.finfo(torch.float32).min), 1)
 NEAR = CAUSAL & torch.ones(T, T, dtype=torch.bool).triu(-1)
 LATER = (torch.arange(T) > 1)[:, None]
 HEADS = torch.tensor([1.0, 0.0, 1.0])[:, None, None]
+SOME_KEYS = torch.tensor([True, True, False, False, True])
 LAST, FEW = torch.tensor([3, 4]), torch.tensor([0, 2, 4])
 ALL = slice(None)
 
@@ -35,6 +36,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.manual_seed(seed))
 
 
+BIAS = numbers(T, T)
 MIXTURE = nn.Parameter(numbers(3, 3))
 MEANS = torch.full((3, 3), 1 / 3)
 TEMPERATURE = nn.Parameter(torch.tensor([0.2, 0.3, 0.5]).view(3, 1, 1))
@@ -115,12 +117,6 @@ def open_ai_gpt(q: Tensor, k: Tensor) -> Tensor:
     return torch.matmul(q, k.mT) / math.sqrt(D) * b + -1e4 * (1 - b)
 
 
-def into_a_buffer(q: Tensor, k: Tensor) -> Tensor:
-    scores = torch.empty(2, 3, T, T)
-    scores[:] = q @ k.mT
-    return scores
-
-
 def bias_of_a_part(q: Tensor, k: Tensor) -> Tensor:
     """As MViT adds relative positions to all tokens but the first."""
     scores = q @ k.mT
@@ -133,18 +129,6 @@ def a_query_that_changes(q: Tensor, k: Tensor) -> Tensor:
     q = q.clone()
     scores = q.detach() @ k.detach().mT
     q *= 2
-    return scores
-
-
-def a_row_written_over(q: Tensor, k: Tensor) -> Tensor:
-    scores = q @ k.mT
-    scores[:, :, 2] = scores[:, :, 1] * 2
-    return scores
-
-
-def heads_swapped_in_place(q: Tensor, k: Tensor) -> Tensor:
-    scores = q @ k.mT
-    scores.copy_(scores.detach().flip(1))
     return scores
 
 
@@ -162,13 +146,6 @@ def blocks(q: Tensor, k: Tensor) -> Tensor:
         for rows in (slice(3), slice(3, T))
     )
     return torch.cat([above, below], 2)
-
-
-def larger_buffer(q: Tensor, k: Tensor) -> Tensor:
-    """Room for more texts and tokens than there are."""
-    scores = torch.empty(4, 3, 2 * T, 2 * T)[:2, :, :T, :T]
-    scores.copy_(q @ k.mT)
-    return scores
 
 
 SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -201,8 +178,8 @@ SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         q @ k.mT * q.mean(-1, keepdim=True).exp() * k.mean(-1)[:, :, None].sigmoid()
     ),
     "squared distances": lambda q, k: -(k.square().sum(-1)[:, :, None] - 2 * (q @ k.mT)) / 7,
-    "into a buffer": into_a_buffer,
-    "larger buffer": larger_buffer,
+    "into a buffer": lambda q, k: assigned(ALL, q @ k.mT)(torch.empty(2, 3, T, T)),
+    "larger buffer": lambda q, k: torch.empty(4, 3, 2 * T, 2 * T)[:2, :, :T, :T].copy_(q @ k.mT),
     "bias of a part": bias_of_a_part,
     "a query that changes": a_query_that_changes,
     "talking heads": lambda q, k: torch.einsum("bhqk,hg->bgqk", q @ k.mT, MIXTURE),
@@ -210,8 +187,8 @@ SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "talking heads, convolution": lambda q, k: F.conv2d(q @ k.mT, MIXTURE[:, :, None, None]),
     "two sources": lambda q, k: torch.cat((q @ k.mT, k @ q.mT), -1),
     "two texts of keys": lambda q, k: torch.cat((q @ k.mT, q @ k[:, :, :3].flip(3).mT), -1),
-    "a row written over": a_row_written_over,
-    "heads swapped in place": heads_swapped_in_place,
+    "a row written over": lambda q, k: assigned((ALL, ALL, 2), (s := q @ k.mT)[:, :, 1] * 2)(s),
+    "heads swapped in place": lambda q, k: (s := q @ k.mT).copy_(s.detach().flip(1)),
     "heads in a buffer": heads_in_a_buffer,
     "heads stacked": lambda q, k: torch.stack([q[:, h] @ k[:, h].mT for h in range(3)], 1),
     "texts stacked": lambda q, k: torch.stack([a @ b.mT for a, b in zip(q, k, strict=True)]),
@@ -265,20 +242,6 @@ def the_future_in_the_loop(q: Tensor, k: Tensor) -> Tensor:
     return scores
 
 
-def rows_with_a_bias(q: Tensor, k: Tensor) -> Tensor:
-    bias = numbers(T, T)
-    return torch.stack([(q[i] @ k.T + bias[i]).masked_fill(~CAUSAL[i], -1e9) for i in range(T)])
-
-
-def comprehension(q: Tensor, k: Tensor) -> Tensor:
-    return torch.tanh(torch.stack([torch.stack([a @ b for b in k]) for a in q]) / 4) * 4
-
-
-def padded_rows(q: Tensor, k: Tensor) -> Tensor:
-    ragged = [q[i] @ k[: i + 1].T for i in range(T)]
-    return torch.stack([F.pad(row, (0, T - len(row)), value=-INF) for row in ragged])
-
-
 def looked_at_on_the_way(q: Tensor, k: Tensor) -> Tensor:
     scores, largest = torch.zeros(T, T), torch.zeros(())
     for i in range(T):
@@ -296,9 +259,15 @@ SCORES_OF_A_HEAD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "numbers between": rows_of_the_past(1.0),
     "masked later": lambda q, k: rows_of_the_past(0.0)(q, k).masked_fill(~CAUSAL, -1e9),
     "the future in the loop": the_future_in_the_loop,
-    "rows with a bias": rows_with_a_bias,
-    "comprehension": comprehension,
-    "padded rows": padded_rows,
+    "rows with a bias": lambda q, k: torch.stack(
+        [(q[i] @ k.T + BIAS[i]).masked_fill(~CAUSAL[i], -1e9) for i in range(T)]
+    ),
+    "comprehension": lambda q, k: (
+        torch.tanh(torch.stack([torch.stack([a @ b for b in k]) for a in q]) / 4) * 4
+    ),
+    "padded rows": lambda q, k: torch.stack(
+        [F.pad(q[i] @ k[: i + 1].T, (0, T - 1 - i), value=-INF) for i in range(T)]
+    ),
     "vertical": lambda q, k: torch.vstack([a @ k.T for a in q]),
     "looked at on the way": looked_at_on_the_way,
     "a scale for each row": lambda q, k: torch.stack([q[i] @ k.T / (i + 1) for i in range(T)]),
@@ -316,69 +285,17 @@ def assigned(index: object, number: float | Tensor) -> Step:
     return step
 
 
-def each_sequence(s: Tensor) -> Tensor:
-    for entry, length in enumerate((5, 2)):
-        s[entry, :, :, length:] = -INF
-    return s
+def edited(edit: Callable[[Tensor], object]) -> Step:
+    def step(tensor: Tensor) -> Tensor:
+        edit(tensor)
+        return tensor
 
-
-def each_query(s: Tensor) -> Tensor:
-    for query in range(T):
-        s[:, :, query, query + 1 :] = -INF
-    return s
-
-
-def some_heads(s: Tensor) -> Tensor:
-    s[:, 1:].masked_fill_(~CAUSAL, -INF)
-    return s
-
-
-def diagonal(s: Tensor) -> Tensor:
-    s.diagonal(dim1=-2, dim2=-1).fill_(-INF)
-    return s
-
-
-def another_view(s: Tensor) -> Tensor:
-    s.view(6, T, T)[3:, :, 2:] = -INF
-    return s
-
-
-def in_place(s: Tensor) -> Tensor:
-    s /= D**0.5
-    s *= 0.5
-    s -= 1.0
-    s += 2.0
-    return s.masked_fill_(~CAUSAL, -INF)
-
-
-def two_masks(s: Tensor) -> Tensor:
-    return s.masked_fill(~CAUSAL, -INF) + torch.tensor([-1e9, -1e9, 0.0, 0.0, 0.0])
-
-
-def two_fills(s: Tensor) -> Tensor:
-    """A second fill puts a finite number where the first had put -inf."""
-    padding = torch.tensor([True, True, False, False, True])
-    return s.masked_fill(~CAUSAL, -INF).masked_fill(padding, -1e9)
-
-
-def best_where(s: Tensor) -> Tensor:
-    kept = torch.zeros_like(s).scatter_(-1, s.topk(2).indices, 1.0)
-    return torch.where(kept > 0, s, torch.full_like(s, -INF))
-
-
-def best_scattered(s: Tensor) -> Tensor:
-    found = s.topk(2, dim=-1)
-    return torch.full_like(s, -INF).scatter(-1, found.indices, found.values)
-
-
-def best_gathered(s: Tensor) -> Tensor:
-    index = s.argsort(-1, descending=True)[..., :2]
-    return s.new_full(s.shape, -INF).scatter_(-1, index, s.gather(-1, index))
+    return step
 
 
 STEPS: dict[str, Step] = {
     "scale and fill": lambda s: (s / D**0.5).masked_fill(~CAUSAL, -1e9),
-    "in place": in_place,
+    "in place": lambda s: s.div_(D**0.5).mul_(0.5).sub_(1.0).add_(2.0).masked_fill_(~CAUSAL, -INF),
     "numbers before and after": lambda s: torch.add(1.0 - s, 0.5, alpha=3) - 0.5,
     "added mask": lambda s: s * 0.4 + FUTURE,
     "added low mask": lambda s: s + (1.0 - CAUSAL.float()) * -10000.0,
@@ -388,8 +305,8 @@ STEPS: dict[str, Step] = {
     "softcap of a bias": lambda s: 1.5 * torch.tanh((s + numbers(3, T, T)) / 3.0),
     "bias after a softcap": lambda s: torch.tanh(s) + numbers(T, T),
     "rows without a key": lambda s: s.masked_fill(~(CAUSAL & LATER.mT), -1e9),
-    "two masks": two_masks,
-    "two fills": two_fills,
+    "two masks": lambda s: s.masked_fill(~CAUSAL, -INF) + torch.tensor([-1e9, -1e9, 0.0, 0.0, 0.0]),
+    "two fills": lambda s: s.masked_fill(~CAUSAL, -INF).masked_fill(SOME_KEYS, -1e9),
     "the lowest number and infinity": lambda s: (s + LOW_FUTURE).masked_fill(
         CAUSAL.flip(0) & (torch.arange(T) < 4), -INF
     ),
@@ -401,17 +318,25 @@ STEPS: dict[str, Step] = {
     "pairs by index": assigned((..., *torch.triu_indices(T, T, offset=1)), -INF),
     "index_fill": lambda s: s.index_fill(-1, LAST, -INF),
     "index_fill_": lambda s: s.index_fill_(3, LAST, torch.tensor(-INF)),
-    "some heads": some_heads,
-    "each sequence": each_sequence,
-    "each query": each_query,
-    "diagonal": diagonal,
-    "another view": another_view,
+    "some heads": edited(lambda s: s[:, 1:].masked_fill_(~CAUSAL, -INF)),
+    "each sequence": edited(
+        lambda s: [s[i, :, :, length:].fill_(-INF) for i, length in enumerate((5, 2))]
+    ),
+    "each query": edited(lambda s: [s[:, :, i, i + 1 :].fill_(-INF) for i in range(T)]),
+    "diagonal": edited(lambda s: s.diagonal(dim1=-2, dim2=-1).fill_(-INF)),
+    "another view": edited(lambda s: s.view(6, T, T)[3:, :, 2:].fill_(-INF)),
     "scatter": lambda s: s.scatter(-1, LAST.expand(2, 3, T, 2), -INF),
     "tril of the scores": lambda s: (t := torch.tril(s)).masked_fill(t == 0, -INF),
     "best": lambda s: s + torch.full_like(s, -INF).scatter(-1, s.topk(2).indices, 0.0),
-    "best, where": best_where,
-    "best, scattered": best_scattered,
-    "best, gathered": best_gathered,
+    "best, where": lambda s: torch.where(
+        torch.zeros_like(s).scatter_(-1, s.topk(2).indices, 1.0) > 0, s, torch.full_like(s, -INF)
+    ),
+    "best, scattered": lambda s: torch.full_like(s, -INF).scatter(
+        -1, (found := s.topk(2)).indices, found.values
+    ),
+    "best, gathered": lambda s: s.new_full(s.shape, -INF).scatter_(
+        -1, (best := s.argsort(-1, descending=True)[..., :2]), s.gather(-1, best)
+    ),
     "best, sorted": lambda s: s.masked_fill(s < s.sort(-1).values[..., 3:4], -INF),
     "bounded below": lambda s: s.masked_fill(~STRICT, -INF).clamp(min=-1e4),
     "bounded sum": lambda s: (s + FUTURE).clamp_(min=torch.finfo(torch.float32).min),
@@ -464,17 +389,11 @@ def over_sums(powers: Tensor, beside: float | Tensor = 0.0) -> Tensor:
     return powers / (beside + powers.sum(-1, keepdim=True))
 
 
-def exponentials_in_place(s: Tensor) -> Tensor:
-    s -= s.amax(-1, keepdim=True)
-    s.exp_()
-    s /= s.sum(-1, keepdim=True)
-    return s
-
-
-def logsumexp_in_place(s: Tensor) -> Tensor:
-    s = s.masked_fill(~CAUSAL, -INF)
-    s -= torch.logsumexp(s, dim=-1, keepdim=True)
-    return s.exp_()
+def over_sums_(powers: Tensor, beside: float = 0.0) -> Tensor:
+    total = powers.sum(-1, keepdim=True)
+    total += beside
+    powers /= total
+    return powers
 
 
 def logsumexp_by_hand(s: Tensor) -> Tensor:
@@ -487,31 +406,9 @@ def stable_softmax_one(s: Tensor) -> Tensor:
     return over_sums(torch.exp(s - most), torch.exp(-most))
 
 
-def two_beside(s: Tensor) -> Tensor:
-    powers = s.masked_fill(~CAUSAL, -INF).exp_()
-    total = powers.sum(-1, keepdim=True)
-    total += 2.0
-    powers /= total
-    return powers
-
-
-def part_set_to_zero(s: Tensor) -> Tensor:
-    powers = torch.exp(s)
-    powers[..., 3:] = 0
-    powers /= powers.sum(-1, keepdim=True)
-    return powers
-
-
 def bounded_sums(s: Tensor) -> Tensor:
     powers = (s - s.amax(-1, keepdim=True)).exp() * CAUSAL.float()
     return powers * (1 / powers.sum(-1, keepdim=True).clamp(min=1e-9))
-
-
-def renormalised_in_place(s: Tensor) -> Tensor:
-    weights = s.softmax(-1)
-    weights *= CAUSAL
-    weights /= weights.sum(-1, keepdim=True)
-    return weights
 
 
 def gpt_oss(s: Tensor) -> Tensor:
@@ -544,29 +441,31 @@ SOFTMAXES: dict[str, Step] = {
     "exponentials": lambda s: over_sums(torch.exp(s)),
     "exponentials less the largest": lambda s: over_sums((s / 2 - s.amax(-1, True) / 2).exp()),
     "masked exponentials": lambda s: over_sums(s.masked_fill(~CAUSAL, -INF).exp()),
-    "exponentials in place": exponentials_in_place,
+    "exponentials in place": lambda s: over_sums_(s.sub_(s.amax(-1, keepdim=True)).exp_()),
     "log_softmax": lambda s: F.log_softmax(s, dim=-1).exp(),
     "log_softmax in place": lambda s: torch.log_softmax(s.masked_fill_(~CAUSAL, -INF), -1).exp_(),
     "log_softmax and a mask": lambda s: (s.log_softmax(-1) + FUTURE).softmax(-1),
     "logsumexp": lambda s: torch.exp(s - s.logsumexp(-1, keepdim=True)),
-    "logsumexp in place": logsumexp_in_place,
+    "logsumexp in place": lambda s: (
+        (m := s.masked_fill(~CAUSAL, -INF)).sub_(m.logsumexp(-1, keepdim=True)).exp_()
+    ),
     "logsumexp by hand": logsumexp_by_hand,
     "powers of two": lambda s: over_sums(torch.exp2(s - s.amax(-1, keepdim=True))),
     "softmax one": lambda s: over_sums(torch.exp(s), 1),
     "softmax one of what is left": lambda s: over_sums((s - s.amax(-1, keepdim=True)).exp(), 1),
     "softmax one, stable": stable_softmax_one,
     "softmax one, made whole": lambda s: over_sums(over_sums(torch.exp(s), 1)),
-    "two beside": two_beside,
+    "two beside": lambda s: over_sums_(s.masked_fill(~CAUSAL, -INF).exp_(), 2.0),
     "hardly anything beside": lambda s: over_sums((s - s.amax(-1, True)).exp(), 1e-9),
     "mask times powers": lambda s: over_sums(torch.exp(s) * CAUSAL),
     "bounded sums": bounded_sums,
     "filled powers": lambda s: over_sums(torch.exp(s).masked_fill(~CAUSAL, 0)),
     "chosen powers": lambda s: over_sums(torch.where(CAUSAL, torch.exp(s), 0.0)),
     "triangle of powers": lambda s: over_sums(torch.exp(s).tril()),
-    "part set to zero": part_set_to_zero,
+    "part set to zero": lambda s: over_sums_(assigned((..., slice(3, None)), 0)(torch.exp(s))),
     "renormalised": lambda s: over_sums(s.softmax(-1) * CAUSAL),
     "renormalised twice": lambda s: over_sums(over_sums(s.softmax(-1) * CAUSAL) * NEAR, 1e-12),
-    "renormalised in place": renormalised_in_place,
+    "renormalised in place": lambda s: over_sums_(s.softmax(-1).mul_(CAUSAL)),
     "normalised": lambda s: F.normalize(s.softmax(-1).masked_fill(~CAUSAL, 0.0), p=1, dim=-1),
     "renormalised with numbers": lambda s: over_sums(
         s.softmax(-1) * torch.tensor([0.1, 1.0, 2.0, 0.5, 0.0])
@@ -834,18 +733,17 @@ def equal_tokens(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     return weights, weights @ v
 
 
-def both_softmaxes(q: Tensor, k: Tensor, v: Tensor) -> Answer:
-    scores = q @ k.mT
-    ahead, back = scores.softmax(-1), scores.softmax(-2).mT
-    return [back, ahead], [back @ v, ahead @ v]
+def both_softmaxes(*, in_turn: bool) -> Way:
+    def way(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+        scores = q @ k.mT
+        ahead = scores.softmax(-1)
+        output = ahead @ v if in_turn else None
+        back = scores.softmax(-2).mT
+        if output is None:
+            return [back, ahead], [back @ v, ahead @ v]
+        return [ahead, back], [output, back @ v]
 
-
-def both_softmaxes_in_turn(q: Tensor, k: Tensor, v: Tensor) -> Answer:
-    scores = q @ k.mT
-    ahead = scores.softmax(-1)
-    output = ahead @ v
-    back = scores.softmax(-2).mT
-    return [ahead, back], [output, back @ v]
+    return way
 
 
 def several(parts: Callable[[Tensor, Tensor], list[tuple[Tensor, Tensor]]]) -> Way:
@@ -919,6 +817,23 @@ def two_values(q: Tensor, k: Tensor, v: Tensor) -> Answer:
     return pair, [pair[0] @ v, pair[1] @ (2 * v)]
 
 
+def beside(pool: Step) -> Way:
+    """Take features from a softmax of pooled scores, which meets no value."""
+
+    def way(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+        scores = q @ k.mT
+        _ = pool(scores[:, :2].mean(1).softmax(-1))
+        return meet(scores.softmax(-1), v)
+
+    return way
+
+
+def pooled_beside(q: Tensor, k: Tensor, v: Tensor) -> Answer:
+    scores = q @ k.mT
+    pair = [scores[:, :2].amax(1).softmax(-1), scores.softmax(-1).flip(-1)]
+    return pair, [pair[0] @ torch.eye(T), pair[1] @ v]
+
+
 def pooled_keys(pool: Callable[[Tensor, int], Tensor]) -> Way:
     def way(q: Tensor, k: Tensor, v: Tensor) -> Answer:
         weights = pool((q @ k[:, :, :4].mT).softmax(-1).unflatten(-1, (2, 2)), -1)
@@ -958,8 +873,8 @@ WHOLE: dict[str, Way] = {
     "half precision": half_precision,
     "half precision, float softmax": half_with_a_float_softmax,
     "equal tokens": equal_tokens,
-    "both softmaxes": both_softmaxes,
-    "both softmaxes in turn": both_softmaxes_in_turn,
+    "both softmaxes": both_softmaxes(in_turn=False),
+    "both softmaxes in turn": both_softmaxes(in_turn=True),
     "by heads": several(lambda w, v: [(w[:, h], v[:, h]) for h in range(3)]),
     "by texts": several(lambda w, v: [*zip(w.split(1), v.split(1), strict=True)]),
     "by rows": several(lambda w, v: [(w[:, :, i : i + 1], v) for i in range(T)]),
@@ -993,8 +908,13 @@ WHOLE: dict[str, Way] = {
     "exponentials, heads by einsum": way_of_softmax(
         lambda s: CHANGES["heads by einsum"](SOFTMAXES["exponentials"](s))
     ),
-    "exponentials in place, product": way_of_softmax(lambda s: (w := exponentials_in_place(s)) @ w),
+    "exponentials in place, product": way_of_softmax(
+        lambda s: (w := SOFTMAXES["exponentials in place"](s)) @ w
+    ),
     "gpt-oss, product": way_of_softmax(lambda s: (w := gpt_oss(s)) @ w),
+    "diagonal beside": beside(lambda w: w.diagonal(dim1=-2, dim2=-1)),
+    "mean of the queries beside": beside(lambda w: w.mean(-2)),
+    "pooled beside": pooled_beside,
     "pooled keys, sum": pooled_keys(Tensor.sum),
     "pooled keys, mean": pooled_keys(Tensor.mean),
     "pooled keys, largest": pooled_keys(Tensor.amax),
@@ -1042,7 +962,7 @@ AS_WEIGHTS = {
     *("softmax again", "mean of the weights", "made whole again", "product with themselves"),
     *("padded", "padded before", "padded by cat", "in a larger buffer", "more queries"),
     *("sorted beside zeros", "one head in two places", "numbers exchanged", "rows exchanged"),
-    *("pooled keys, sum", "exponentials in place, product"),
+    *("pooled keys, sum", "pooled beside", "exponentials in place, product"),
 }
 AS_WEIGHTS_WITH_GRADIENTS = AS_WEIGHTS | {
     *("temperatures", "temperatures and a mask", "squared distances", "a query that changes"),
@@ -1073,7 +993,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("pooled keys, mean", "pooled keys, largest", "gpt-oss, product"), SUMS),
     **dict.fromkeys(("softmax one, stacked", "exponentials, heads by einsum"), SUMS),
     "all set to 0": "all of them are 0",
-    "complex numbers": UNMET,
+    **dict.fromkeys(("complex numbers", "diagonal beside", "mean of the queries beside"), UNMET),
     **{name: UNMET for name in WHOLE if name.startswith(("written out", "cell by cell"))},
     **dict.fromkeys(("mean of the heads", "sum of the heads", "keys in groups"), NO_SCORES),
     **dict.fromkeys(("largest of the heads", "mean of the texts"), NO_SCORES),

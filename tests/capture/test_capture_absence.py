@@ -26,27 +26,26 @@ NOT_RUN = """none of its modules ran a product of matrices in the block, on this
     Run the model inside the block, without torch.compile, on the thread that opened it."""
 
 
-def test_a_model_that_did_not_run_is_told_to_be_run() -> None:
-    message = f"no attention was seen in Stack; {NOT_RUN}"
-    assert refusal(Stack(), lambda: noise(3, 5) @ noise(5, 3)) == message
+def run_outside(_: nn.Module) -> None:
+    noise(3, 5) @ noise(5, 3)
 
 
-def test_a_model_that_ran_on_another_thread_is_told_to_run_on_this_one() -> None:
+def run_on_another_thread(model: nn.Module) -> None:
+    thread = threading.Thread(target=model, args=(noise(3, 7, 22),))
+    thread.start()
+    thread.join()
+
+
+def run_compiled(_: nn.Module) -> None:
+    torch.compile(lambda x: 2 * x, backend="eager")(noise(3, 5))
+
+
+@pytest.mark.parametrize("run", [run_outside, run_on_another_thread, run_compiled])
+def test_a_model_that_did_not_run_on_this_thread_is_an_error(
+    run: Callable[[nn.Module], None],
+) -> None:
     model = Stack()
-
-    def run() -> None:
-        thread = threading.Thread(target=model, args=(noise(3, 7, 22),))
-        thread.start()
-        thread.join()
-
-    assert refusal(model, run) == f"no attention was seen in Stack; {NOT_RUN}"
-
-
-def test_a_model_that_hides_a_compiled_function_is_told_to_run_without() -> None:
-    model = nn.Sequential(nn.ReLU())
-    model.hidden = [torch.compile(lambda x: 2 * x, backend="eager")]
-    message = f"no attention was seen in Sequential; {NOT_RUN}"
-    assert refusal(model, lambda: model.hidden[0](noise(3, 5))) == message
+    assert refusal(model, lambda: run(model)) == f"no attention was seen in Stack; {NOT_RUN}"
 
 
 class Multihead(nn.Module):

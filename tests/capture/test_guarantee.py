@@ -42,8 +42,10 @@ def verdict(
     dtype: torch.dtype,
     keep: str,
     mode: Callable[[], AbstractContextManager[None]] = torch.no_grad,
+    limit: float | None = None,
 ) -> str:
     """Return "right", "refused" or what is wrong."""
+    limit = LIMITS[dtype] if limit is None else limit
     model = Layer(variant).to(dtype)
     x = torch.randn(B, T, 12, generator=torch.manual_seed(1)).to(dtype)
     try:
@@ -60,11 +62,11 @@ def verdict(
     both_nan = found[:, None].isnan() & given.isnan()
     errors = (found[:, None] - given).abs().masked_fill(both_nan, 0.0).nan_to_num(9.0).amax((2, 3))
     error = errors.diagonal().max() if len(found) == len(given) else errors.amin(1).max()
-    if found.shape[0] == given.shape[0] and error > LIMITS[dtype]:
+    if found.shape[0] == given.shape[0] and error > limit:
         error = torch.stack([errors.amin(0).max(), errors.amin(1).max()]).max()
         if seen[0].shape == output.shape:
             return f"wrong by {error:.3g}"
-    return "right" if error <= LIMITS[dtype] else f"wrong by {error:.3g}"
+    return "right" if error <= limit else f"wrong by {error:.3g}"
 
 
 def test_there_are_enough_variants() -> None:
@@ -113,30 +115,21 @@ def test_a_mask_that_is_filled_between_calls_is_read_again(
     torch.testing.assert_close(seen[1].to_dense(), second, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("size", [10, 40])
-def test_changed_large_scores_in_half_precision_are_recorded_as_weights(
-    dtype: torch.dtype, size: float
+@pytest.mark.parametrize("flipped", [False, True])
+def test_large_scores_are_recorded_as_they_were(
+    flipped: bool, size: float, dtype: torch.dtype
 ) -> None:
     def variant(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = query * size @ key.mT
-        scores.data.copy_(scores.data.flip(-1))
+        if flipped:
+            scores.data.copy_(scores.data.flip(-1))
         return scores.softmax(-1) @ value
 
-    assert verdict(variant, dtype, "qk") == "right"
-
-
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("size", [10, 40])
-def test_large_scores_are_recorded_as_they_were(dtype: torch.dtype, size: float) -> None:
-    def variant(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return (query * size @ key.mT).softmax(-1) @ value
-
-    model = Layer(variant).to(dtype)
-    x = torch.randn(B, T, 12, generator=torch.manual_seed(1)).to(dtype)
-    with torch.no_grad(), regard.observe(model) as seen:
-        model(x)
-    assert seen[0].shape == (B, H, T, T)
+    # Query and key give the scores without the rounding of the model's own scores.
+    limit = 0.2 if dtype != torch.float32 and not flipped else LIMITS[dtype]
+    assert verdict(variant, dtype, "qk", limit=limit) == "right"
 
 
 def with_temperature(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

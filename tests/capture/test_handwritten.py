@@ -375,14 +375,19 @@ def test_gradients_of_a_recording_are_those_of_the_weights(
                 torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2, equal_nan=True)
 
 
-def test_an_attention_in_a_checkpoint_is_recorded_once() -> None:
+@pytest.mark.parametrize("fused", [False, True], ids=["by hand", "fused"])
+def test_an_attention_in_a_checkpoint_is_recorded_once(fused: bool) -> None:
     def attend(*qkv: Tensor) -> Tensor:
-        return WAYS["scale and fill"](*qkv)[1]
+        return F.scaled_dot_product_attention(*qkv) if fused else WAYS["scale and fill"](*qkv)[1]
 
-    model = Layer(lambda *qkv: checkpoint(attend, *qkv, use_reentrant=False))
-    with regard.observe(model) as seen:
-        run(model).sum().backward()
+    gradients: list[Tensor] = []
+    for is_observed in (False, True):
+        model = Layer(lambda *qkv: checkpoint(attend, *qkv, use_reentrant=False))
+        with regard.observe(model) if is_observed else nullcontext() as seen:
+            run(model).square().sum().backward()
+        gradients.append(model.query.weight.grad)
     assert list(seen) == ["Layer"]
+    assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
