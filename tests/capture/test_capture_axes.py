@@ -1,4 +1,4 @@
-"""Axes are told by strides exactly as indices would tell them."""
+"""The axes of a view follow from its strides, exactly as from its indices."""
 
 import torch
 from hypothesis import given
@@ -11,7 +11,7 @@ SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
 def viewed(tensor: Tensor, draw: st.DrawFn) -> Tensor:
-    """Some views of a tensor, one after another."""
+    """Return a view of a view of a tensor, and so on."""
     for _ in range(draw(st.integers(0, 4))):
         axis = draw(st.integers(0, tensor.ndim - 1))
         size = tensor.shape[axis]
@@ -33,19 +33,19 @@ def viewed(tensor: Tensor, draw: st.DrawFn) -> Tensor:
 
 
 @given(SIZES, st.data())
-def test_places_of_a_view_are_the_indices_that_it_shows(
+def test_steps_of_a_view_lead_to_the_indices_of_its_elements(
     sizes: list[int], data: st.DataObject
 ) -> None:
-    """A tensor whose elements are their own places, in a storage of another order."""
+    """The elements are their own indices, in a storage of another order."""
     order = data.draw(st.permutations(range(len(sizes))))
-    places = torch.arange(torch.Size(sizes).numel()).view(sizes)
-    stored = places.permute(order).contiguous()
-    axes = Axes.of(stored, tuple(places.stride(axis) for axis in order))
+    indices = torch.arange(torch.Size(sizes).numel()).view(sizes)
+    stored = indices.permute(order).contiguous()
+    axes = Axes.of(stored, tuple(indices.stride(axis) for axis in order))
     view = viewed(stored, data.draw)
     seen = axes.of_view(view)
     if seen is not None:
-        steps = [torch.arange(n) * place for n, place in zip(view.shape, seen.places, strict=True)]
-        shown = torch.full((), seen.start)
+        steps = [torch.arange(n) * step for n, step in zip(view.shape, seen.steps, strict=True)]
+        shown = torch.full((), seen.first)
         for axis, step in enumerate(steps):
             shown = shown + step.view(-1, *(1,) * (view.ndim - 1 - axis))
         assert torch.equal(shown, view)
@@ -60,7 +60,7 @@ def test_views_that_keep_each_axis_whole_are_always_known(
     assert axes.of_view(stored.permute(data.draw(st.permutations(range(len(sizes)))))) is not None
 
 
-def test_axes_that_do_not_run_on_into_each_other_have_no_places_as_one() -> None:
+def test_axes_that_are_not_contiguous_cannot_be_merged() -> None:
     stored = torch.zeros(2, 3, 4)
     axes = Axes.of(stored, (4, 8, 1))
     assert axes.of_view(stored.flatten(0, 1)) is None
@@ -73,7 +73,7 @@ def test_a_view_beyond_the_tensor_is_not_known() -> None:
     assert translated([(2, 3, 1)], [2], [2], 0) is None
 
 
-def test_an_operand_is_arranged_as_the_scores_that_it_met() -> None:
+def test_an_operand_is_arranged_as_the_scores_to_which_it_was_added() -> None:
     bias = torch.randn(3, 1, 5)
     met = Axes.of(torch.zeros(2, 3, 4, 5), (60, 20, 5, 1))
     final = Axes((3, 2, 5, 4), (0,) * 4, 0, (20, 60, 1, 5))

@@ -1,4 +1,4 @@
-"""Attention written by hand has the name of the module that took its product and its softmax."""
+"""Attention written by hand has the name of the module that ran both of its products."""
 
 import re
 from collections.abc import Callable
@@ -33,11 +33,6 @@ class Layer(nn.Module):
 class MatMul(nn.Module):
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         return left @ right
-
-
-class Normed(nn.Module):
-    def forward(self, scores: Tensor) -> Tensor:
-        return nn.functional.layer_norm(scores, (5,)).softmax(-1)
 
 
 class Inside(nn.Module):
@@ -83,12 +78,12 @@ MODELS = {
     "a shared softmax and a shared product": (both_shared, ["0", "1"]),
     "a function": (lambda: nn.Sequential(Layer(partial(torch.softmax, dim=-1))), ["0"]),
     "a core": (lambda: nn.Sequential(Inside(), Inside()), ["0.core", "1.core"]),
-    "one after another": (one_after_another, ["0.steps", "1.steps"]),
+    "one after another": (one_after_another, ["0", "1"]),
 }
 
 
 @pytest.mark.parametrize(("model", "names"), MODELS.values(), ids=MODELS)
-def test_an_attention_has_the_name_of_what_ran_its_product_and_its_softmax(
+def test_an_attention_has_the_name_of_what_ran_its_products(
     model: Callable[[], nn.Module], names: list[str]
 ) -> None:
     with regard.observe(run := model()) as seen:
@@ -96,32 +91,43 @@ def test_an_attention_has_the_name_of_what_ran_its_product_and_its_softmax(
     assert list(seen) == names
 
 
-def test_a_layer_with_a_shared_softmax_is_wanted_by_its_own_name() -> None:
+def test_a_layer_with_a_shared_softmax_is_selected_by_its_own_name() -> None:
     with regard.observe(model := shared(), layers=["1"]) as seen:
         model(noise(2, 5, 6))
     assert list(seen) == ["1"]
 
 
-def test_a_refusal_in_a_librarys_model_says_the_librarys_lines() -> None:
-    config = transformers.LongformerConfig(
-        vocab_size=5,
-        hidden_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=3,
-        attention_window=4,
-        max_position_embeddings=20,
-    )
-    model = transformers.LongformerModel(config).eval()
-    with pytest.raises(regard.RegardError) as caught, regard.observe(model):
-        model(torch.tensor([[2, 3, 4, 2, 3, 4, 2, 3]]))
+LONGFORMER = transformers.LongformerConfig(
+    vocab_size=5,
+    hidden_size=4,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    intermediate_size=3,
+    attention_window=4,
+    max_position_embeddings=20,
+)
+
+
+def test_a_refusal_in_a_librarys_model_has_the_librarys_lines() -> None:
+    model = transformers.LongformerModel(LONGFORMER).eval()
+    ids = torch.tensor([[2, 3, 4, 2, 3, 4, 2, 3]])
+    with pytest.raises(regard.RegardError, match="a row sums to") as caught, regard.observe(model):
+        model(ids, global_attention_mask=(ids == 2).long())
     lines = re.findall(r"\(([^()]+):(\d+)\)", str(caught.value))
     assert {Path(file).name for file, _ in lines} == {"modeling_longformer.py"}
-    assert len({number for _, number in lines}) == len(lines)
+    assert len({number for _, number in lines}) == len(lines) == 2
 
 
-def test_a_refusal_has_the_name_of_what_ran_its_product_and_its_softmax() -> None:
-    model = nn.Sequential(Layer(), Layer(Normed()))
-    said = re.escape("the attention of '1' cannot be kept: native_layer_norm")
-    with pytest.raises(regard.RegardError, match=f"^{said}"), regard.observe(model, strict=True):
+@pytest.mark.xfail(strict=True, reason="the one head is taken for the rows, and rows for heads")
+def test_the_blocks_of_longformer_have_their_own_axes() -> None:
+    model = transformers.LongformerModel(LONGFORMER).eval()
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(torch.tensor([[2, 3, 4, 2, 3, 4, 2, 3]]))
+    assert seen[0].shape[-3:] == (4, 2, 6)  # blocks, queries of a block, keys of three blocks
+
+
+def test_a_refusal_has_the_name_of_its_own_layer() -> None:
+    model = nn.Sequential(Layer(), Layer(nn.Softmax(-2)))
+    reason = "^the attention of '1' cannot be kept"
+    with pytest.raises(regard.RegardError, match=reason), regard.observe(model, strict=True):
         model(noise(2, 5, 6))

@@ -1,4 +1,4 @@
-"""A layer of which observe says that it cannot be kept is nowhere: no number of it is believed."""
+"""A refused layer is nowhere in the recording, and its module, line and reason are."""
 
 import inspect
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Plain(Heads):
 
 
 class Thresholded(Heads):
-    """Weights that others are made of after their softmax: seen at the softmax, refused later."""
+    """Weights whose small ones are set to 0 after the softmax: rows do not sum to 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.project(x)
@@ -33,13 +33,13 @@ class Thresholded(Heads):
         return x + (weights @ value).transpose(1, 2).flatten(2)
 
 
-class Turned(Heads):
-    """Scores of which nobody can tell what they are: refused at the softmax."""
+class Unmet(Heads):
+    """Weights that meet no value in a product."""
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.project(x)
-        scores = (query @ key.mT).sinh()
-        return x + (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+        weights = (query @ key.mT).softmax(-1)
+        return x + (weights[..., None] * value[:, :, None]).sum(-2).transpose(1, 2).flatten(2)
 
 
 class InTurn(Heads):
@@ -67,6 +67,15 @@ def refused(model: nn.Module, **options: Any) -> regard.Recording:
     return seen
 
 
+COUNTED = [
+    Thresholded,
+    pytest.param(
+        Unmet,
+        marks=pytest.mark.xfail(
+            strict=True, reason="a layer that is refused at the end counts after all others"
+        ),
+    ),
+]
 KEEP: dict[str, Any] = {
     "query and key": "qk",
     "value": "qkv",
@@ -75,7 +84,7 @@ KEEP: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("layer", [Thresholded, Turned])
+@pytest.mark.parametrize("layer", [Thresholded, Unmet])
 @pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
 def test_a_refused_layer_is_not_in_the_recording(layer: Callable[[], nn.Module], keep: Any) -> None:
     seen = refused(nn.Sequential(Plain(), layer(), Plain()), keep=keep)
@@ -83,30 +92,17 @@ def test_a_refused_layer_is_not_in_the_recording(layer: Callable[[], nn.Module],
     assert list(seen.kept) == ([] if isinstance(keep, str) else ["0", "2"])
 
 
+@pytest.mark.parametrize("layer", COUNTED)
 @pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
-def test_a_refused_layer_is_not_in_the_file(keep: Any, tmp_path: Path) -> None:
+def test_the_layers_after_a_refused_one_keep_their_number(
+    layer: Callable[[], nn.Module], keep: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "run.safetensors"
-    seen = refused(nn.Sequential(Plain(), Thresholded(), Plain()), keep=keep, path=path)
-    assert list(regard.load(path).shapes) == list(seen.shapes) == ["0", "2"]
-
-
-@pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
-def test_the_layers_after_a_refused_one_keep_their_number(keep: Any, tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
-    seen = refused(nn.Sequential(Plain(), Thresholded(), Plain()), keep=keep, path=path)
+    seen = refused(nn.Sequential(Plain(), layer(), Plain()), keep=keep, path=path)
     for recording in (seen, regard.load(path)):
-        numbers = [layer.place(place) for place, layer in enumerate(recording.layers)]
+        assert list(recording.shapes) == ["0", "2"]
+        numbers = [layer.place(index) for index, layer in enumerate(recording.layers)]
         assert numbers == [0, 2]
-
-
-def test_a_file_has_every_refusal(tmp_path: Path) -> None:
-    path = tmp_path / "run.safetensors"
-    seen = refused(nn.Sequential(Plain(), Thresholded()), path=path)
-    seen.save(tmp_path / "again.safetensors")
-    (refusal,) = seen.refused
-    assert (refusal.module, refusal.line is None, refusal.reason == "") == ("1", False, False)
-    assert regard.load(path).refused == [refusal]
-    assert regard.load(tmp_path / "again.safetensors").refused == [refusal]
 
 
 def test_where_all_was_refused_there_is_no_file(tmp_path: Path) -> None:
@@ -122,15 +118,18 @@ def test_one_refused_call_of_a_module_leaves_none_of_its_calls(call: int, keep: 
     assert list(seen.shapes) == ["0"]
 
 
-@pytest.mark.parametrize("layer", [Thresholded, Turned])
+@pytest.mark.parametrize("layer", COUNTED)
 def test_a_refused_layer_still_counts_among_the_layers(layer: Callable[[], nn.Module]) -> None:
     model = nn.Sequential(Plain(), layer(), Plain(), layer())
     assert list(refused(model, layers=[1, 2])) == ["2"]
+    with torch.no_grad(), regard.observe(model, layers=[0, 2]) as seen:
+        model(noise(3, 7, 22))
+    assert list(seen) == ["0", "2"]
 
 
-@pytest.mark.parametrize("layer", [Thresholded, Turned])
-@pytest.mark.parametrize("layers", [["0"], [0], ["0", 2]], ids=["name", "place", "both"])
-def test_a_layer_that_cannot_be_kept_and_that_nobody_wants_is_no_error(
+@pytest.mark.parametrize("layer", [Thresholded, Unmet])
+@pytest.mark.parametrize("layers", [["0"], [0], ["0", "2"]], ids=str)
+def test_a_layer_that_cannot_be_kept_and_is_not_selected_is_no_error(
     layer: Callable[[], nn.Module], layers: list[str | int]
 ) -> None:
     model = nn.Sequential(Plain(), layer(), Plain())
@@ -140,7 +139,7 @@ def test_a_layer_that_cannot_be_kept_and_that_nobody_wants_is_no_error(
 
 
 def test_one_warning_names_what_was_refused_and_the_rest_is_kept() -> None:
-    model = nn.Sequential(Plain(), Thresholded(), Plain(), Turned())
+    model = nn.Sequential(Plain(), Thresholded(), Plain(), Unmet())
     with (
         pytest.warns(UserWarning, match="cannot be kept") as caught,
         torch.no_grad(),
@@ -154,9 +153,10 @@ def test_one_warning_names_what_was_refused_and_the_rest_is_kept() -> None:
     softmax = next(start + i for i, text in enumerate(lines) if "softmax" in text)
     first, second = seen.refused
     assert (first.module, first.line) == ("1", f"{__file__}:{softmax}")
-    assert first.reason.startswith(f"where ({__file__}:{softmax + 1}) makes others of the")
+    assert f"when they meet the value ({__file__}:{softmax + 2}): a row sums to" in first.reason
     assert second.module == "3"
-    assert second.reason.startswith(f"sinh ({__file__}:")
+    assert second.reason.startswith(f"the weights of the softmax ({__file__}:")
+    assert "met no value" in second.reason
     assert first.reason in str(caught[0].message)
 
 
@@ -182,8 +182,11 @@ def test_a_file_says_what_was_refused(as_it_ran: bool, tmp_path: Path) -> None:
     if not as_it_ran:
         seen.save(path)
     loaded = regard.load(path)
-    assert loaded.refused == loaded.part([0]).refused == seen.refused
-    assert loaded.refused[0].module == "1"
+    loaded.save(tmp_path / "again.safetensors")
+    again = regard.load(tmp_path / "again.safetensors")
+    assert loaded.refused == again.refused == loaded.part([0]).refused == seen.refused
+    (refusal,) = loaded.refused
+    assert (refusal.module, refusal.line is None, refusal.reason == "") == ("1", False, False)
 
 
 def test_a_recording_of_which_nothing_was_refused_says_so() -> None:
@@ -191,55 +194,6 @@ def test_a_recording_of_which_nothing_was_refused_says_so() -> None:
     with torch.no_grad(), regard.observe(model, strict=True) as seen:
         model(noise(3, 7, 22))
     assert seen.refused == []
-
-
-BESIDE: dict[str, Callable[[Tensor], Tensor]] = {
-    "diagonal": lambda scores: scores.mean(1).softmax(-1).diagonal(dim1=-2, dim2=-1),
-    "mean of the queries": lambda scores: scores.mean(1).softmax(-1).mean(-2),
-    "product": lambda scores: (scores.amax(1).softmax(-1) @ torch.eye(7)).sum(-1),
-    "index": lambda scores: scores[:, [0]].softmax(-1).mean((1, 2)),
-}
-
-
-class Beside(Heads):
-    """Attention, and features that are pooled of its scores."""
-
-    def __init__(self, way: Callable[[Tensor], Tensor], *, first: bool, attends: bool) -> None:
-        super().__init__()
-        self.way, self.first, self.attends = way, first, attends
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.project(x)
-        scores = query @ key.mT * 0.3
-        if self.first:
-            x = x + self.way(scores)[..., None]
-        if self.attends:
-            x = x + (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
-        return x if self.first else x + self.way(scores)[..., None]
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("way", [BESIDE[name] for name in BESIDE if name != "product"])
-def test_what_is_pooled_of_the_scores_beside_their_own_softmax_refuses_nothing(
-    way: Callable[[Tensor], Tensor], first: bool
-) -> None:
-    model = nn.Sequential(Plain(), Beside(way, first=first, attends=True), Plain())
-    with torch.no_grad(), regard.observe(model) as seen:
-        model(noise(3, 7, 22))
-    assert list(seen) == ["0", "1", "2"]
-
-
-def test_a_softmax_of_pooled_scores_that_meets_a_value_is_refused() -> None:
-    way = BESIDE["product"]
-    model = nn.Sequential(Plain(), Beside(way, first=True, attends=True), Plain())
-    assert list(refused(model)) == ["0", "2"]
-
-
-def test_what_is_pooled_of_scores_that_have_no_softmax_of_their_own_is_refused() -> None:
-    way = BESIDE["product"]
-    model = nn.Sequential(Plain(), Beside(way, first=True, attends=False), Plain())
-    assert list(refused(model)) == ["0", "2"]
-    assert list(refused(model, layers=[1, 2])) == ["2"]
 
 
 class Growing(nn.Module):
@@ -322,7 +276,7 @@ class Hides(nn.Module):
         return self.hidden[0](x)
 
 
-def test_what_is_no_part_of_the_model_stands_under_the_module_that_runs_it() -> None:
+def test_a_module_outside_the_model_has_the_name_of_the_module_that_runs_it() -> None:
     model = nn.Sequential(Plain(), Hides())
     with torch.no_grad(), regard.observe(model) as seen:
         model(noise(3, 7, 22))
@@ -360,16 +314,12 @@ def test_a_block_that_is_left_by_an_exception_keeps_no_refused_layer() -> None:
     assert list(seen) == ["0"]
 
 
-def test_a_matrix_of_given_scores_is_refused_in_words() -> None:
+def test_a_matrix_of_given_scores_is_recorded() -> None:
     class Given(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return regard.AttentionMatrix.from_scores(x @ x.mT) @ x
 
-    model = Given()
-    with pytest.raises(regard.RegardError) as refusal, torch.no_grad(), regard.observe(model):
-        model(noise(2, 5, 6))
-    first, remedy = str(refusal.value).splitlines()
-    assert first.endswith(
-        "its matrix was made of scores or weights; observe records a query and a key."
-    )
-    assert remedy == "    Make the matrix with regard.attend(query, key)."
+    model, x = Given(), noise(2, 5, 6)
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(x)
+    assert torch.equal(seen[0].to_dense(), (x @ x.mT).softmax(-1))

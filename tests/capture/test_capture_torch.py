@@ -1,4 +1,4 @@
-"""PyTorch's own attention layers, on their fast path and off it, and timm's way of writing it."""
+"""PyTorch's own attention layers, on their fast path and off it."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import regard
@@ -230,46 +229,3 @@ def test_a_transformer_has_its_decoder_and_cross_attention(
     query = layer.norm1(target + layer._sa_block(target, masks["tgt_mask"], None))
     expected = layer.multihead_attn(query, memory, memory, key_padding_mask=PADDING)[1]
     torch.testing.assert_close(seen[2].to_dense().mean(1), expected, atol=1e-6, rtol=0)
-
-
-# timm
-
-
-class TimmAttention(nn.Module):
-    """One projection for query, key and value, a norm of each head, fused or not."""
-
-    def __init__(self, fused: bool) -> None:
-        super().__init__()
-        self.num_heads, self.scale, self.fused_attn = HEADS, (DIM // HEADS) ** -0.5, fused
-        self.qkv, self.proj = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
-        self.q_norm, self.k_norm = nn.LayerNorm(DIM // HEADS), nn.LayerNorm(DIM // HEADS)
-        self.attn_drop = nn.Dropout(0.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, dim = x.shape
-        qkv = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if self.fused_attn:
-            x = F.scaled_dot_product_attention(q, k, v)
-        else:
-            q = q * self.scale
-            attn = (q @ k.transpose(-2, -1)).softmax(dim=-1)
-            self.weights = attn
-            x = self.attn_drop(attn) @ v
-        return self.proj(x.transpose(1, 2).reshape(batch, tokens, dim))
-
-
-def test_timms_attention_is_untouched_and_seen(surroundings: Callable[[], Any]) -> None:
-    for fused in (True, False):
-        torch.manual_seed(0)
-        model = TimmAttention(fused)
-        with surroundings():
-            plain = model(x())
-            with regard.observe(model) as seen:
-                output = model(x())
-        assert torch.equal(plain, output)
-        reference = TimmAttention(False)
-        reference.load_state_dict(model.state_dict())
-        reference(x())
-        torch.testing.assert_close(seen[0].to_dense(), reference.weights, atol=1e-6, rtol=0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
@@ -41,8 +42,10 @@ def verdict(
     dtype: torch.dtype,
     keep: str,
     mode: Callable[[], AbstractContextManager[None]] = torch.no_grad,
+    limit: float | None = None,
 ) -> str:
     """Return "right", "refused" or what is wrong."""
+    limit = LIMITS[dtype] if limit is None else limit
     model = Layer(variant).to(dtype)
     x = torch.randn(B, T, 12, generator=torch.manual_seed(1)).to(dtype)
     try:
@@ -59,11 +62,11 @@ def verdict(
     both_nan = found[:, None].isnan() & given.isnan()
     errors = (found[:, None] - given).abs().masked_fill(both_nan, 0.0).nan_to_num(9.0).amax((2, 3))
     error = errors.diagonal().max() if len(found) == len(given) else errors.amin(1).max()
-    if found.shape[0] == given.shape[0] and error > LIMITS[dtype]:
+    if found.shape[0] == given.shape[0] and error > limit:
         error = torch.stack([errors.amin(0).max(), errors.amin(1).max()]).max()
         if seen[0].shape == output.shape:
             return f"wrong by {error:.3g}"
-    return "right" if error <= LIMITS[dtype] else f"wrong by {error:.3g}"
+    return "right" if error <= limit else f"wrong by {error:.3g}"
 
 
 def test_there_are_enough_variants() -> None:
@@ -112,30 +115,21 @@ def test_a_mask_that_is_filled_between_calls_is_read_again(
     torch.testing.assert_close(seen[1].to_dense(), second, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("size", [10, 40])
-def test_large_scores_in_half_precision_are_compared_as_well(
-    dtype: torch.dtype, size: float
+@pytest.mark.parametrize("flipped", [False, True])
+def test_large_scores_are_recorded_as_they_were(
+    flipped: bool, size: float, dtype: torch.dtype
 ) -> None:
     def variant(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = query * size @ key.mT
-        scores.data.copy_(scores.data.flip(-1))
+        if flipped:
+            scores.data.copy_(scores.data.flip(-1))
         return scores.softmax(-1) @ value
 
-    assert verdict(variant, dtype, "qk") == "refused"
-
-
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("size", [10, 40])
-def test_large_scores_are_recorded_as_they_were(dtype: torch.dtype, size: float) -> None:
-    def variant(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return (query * size @ key.mT).softmax(-1) @ value
-
-    model = Layer(variant).to(dtype)
-    x = torch.randn(B, T, 12, generator=torch.manual_seed(1)).to(dtype)
-    with torch.no_grad(), regard.observe(model) as seen:
-        model(x)
-    assert seen[0].shape == (B, H, T, T)
+    # Query and key give the scores without the rounding of the model's own scores.
+    limit = 0.2 if dtype != torch.float32 and not flipped else LIMITS[dtype]
+    assert verdict(variant, dtype, "qk", limit=limit) == "right"
 
 
 def with_temperature(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -182,13 +176,13 @@ def test_sparse_weights_are_refused_in_words() -> None:
             return (self.query(x) @ x.mT).softmax(-1).to_sparse() @ x
 
     model = Sparse()
-    reason = r"'Sparse' cannot be kept: _to_sparse \(.*\) makes others of the weights"
+    reason = r"'Sparse' cannot be kept: the weights of the softmax \(.*\) met no value"
     with torch.no_grad(), pytest.raises(regard.RegardError, match=reason), regard.observe(model):
         model(torch.randn(5, 6))
 
 
 class Long(nn.Module):
-    """Attention with more weights than are compared row by row."""
+    """Attention of 601 tokens over the identity, so that its output is what met the value."""
 
     def __init__(self, variant: Variant) -> None:
         super().__init__()
@@ -198,34 +192,32 @@ class Long(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         heads = [part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.query, self.key)]
-        return self.variant(*heads, x.unflatten(-1, (2, 4)).transpose(1, 2))
+        return self.variant(*heads, torch.eye(601, dtype=x.dtype).expand(1, 2, 601, 601).clone())
+
+
+def long_text() -> Tensor:
+    return torch.randn(1, 601, 8, generator=torch.manual_seed(1))
 
 
 def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (query @ key.mT).softmax(-1) @ value
 
 
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_many_weights_are_recorded(dtype: torch.dtype) -> None:
-    model = Long(whole).to(dtype)
-    x = torch.randn(1, 601, 8, generator=torch.manual_seed(1)).to(dtype)
-    with torch.no_grad(), regard.observe(model) as seen:
-        output = model(x)
-    value = x.unflatten(-1, (2, 4)).transpose(1, 2)
-    found = (seen[0].to_dense() @ value).float()
-    torch.testing.assert_close(found, output.float(), atol=LIMITS[dtype], rtol=0.02)
+def shared(tensor: Tensor) -> Any:
+    """Return the bits of a tensor as a NumPy array, whose writes no operation shows."""
+    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()]).numpy()
 
 
 def key_written_to(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     key = key.clone()
     weights = (query @ key.mT).softmax(-1)
-    key.numpy()[:, :, 300] = 1.0
+    shared(key)[:, :, 300] = 0
     return weights @ value
 
 
-def weights_written_to(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def rows_written_to(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     weights = (query @ key.mT).softmax(-1)
-    weights.numpy()[...] *= 0.5
+    shared(weights)[:, :, 99:198] = shared(weights)[:, :, :99].copy()
     return weights @ value
 
 
@@ -234,9 +226,25 @@ def heads_exchanged(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.stack([weights[:, 1 - head] @ value[:, head] for head in range(2)], 1)
 
 
-@pytest.mark.parametrize("variant", [key_written_to, weights_written_to, heads_exchanged])
-def test_many_weights_that_were_written_to_are_refused(variant: Variant) -> None:
-    model, x = Long(variant), torch.randn(1, 601, 8, generator=torch.manual_seed(1))
-    refused = pytest.raises(regard.RegardError, match="'Long' cannot be kept")
-    with refused, torch.no_grad(), regard.observe(model):
-        model(x)
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("variant", [whole, key_written_to, rows_written_to, heads_exchanged])
+def test_many_weights_are_recorded_as_they_met_the_value(
+    variant: Variant, dtype: torch.dtype
+) -> None:
+    model = Long(variant).to(dtype)
+    with torch.no_grad(), regard.observe(model) as seen:
+        output = model(long_text().to(dtype)).float()
+    found = torch.cat([matrix.to_dense().float() for matrix in seen.values()]).view_as(output)
+    torch.testing.assert_close(found, output, atol=LIMITS[dtype], rtol=0.02)
+
+
+def test_many_weights_that_were_halved_are_refused() -> None:
+    def weights_written_to(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = (query @ key.mT).softmax(-1)
+        weights.numpy()[...] *= 0.5
+        return weights @ value
+
+    model = Long(weights_written_to)
+    reason = "'Long' cannot be kept: .* a row sums to 0.5"
+    with pytest.raises(regard.RegardError, match=reason), torch.no_grad(), regard.observe(model):
+        model(long_text())

@@ -66,18 +66,11 @@ def check_close(found: dict[str, Tensor], wanted: dict[str, Tensor], atol: float
 
 
 def test_a_regulariser_trains_the_model() -> None:
-    check_close(regularised(), expected())
-
-
-def test_it_changes_the_gradients_at_all() -> None:
+    found, query = regularised(), "model.layers.1.self_attn.q_proj.weight"
+    check_close(found, expected())
     model = llama().train()
     model(input_ids=ids(), labels=ids(), use_cache=False).loss.backward()
-    plain, found = gradients(model), regularised()
-    assert not torch.allclose(
-        plain["model.layers.1.self_attn.q_proj.weight"],
-        found["model.layers.1.self_attn.q_proj.weight"],
-        rtol=1e-3,
-    )
+    assert not torch.allclose(gradients(model)[query], found[query], rtol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
@@ -192,19 +185,12 @@ def test_what_is_overwritten_later_has_its_numbers_and_gradients(hidden: bool) -
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, nullcontext])
 def test_without_gradients_there_is_no_graph(
     around: Callable[[], AbstractContextManager[object]],
 ) -> None:
-    model = llama()
+    model = llama().requires_grad_(around is not nullcontext)
     with around(), regard.observe(model) as seen:
-        model(input_ids=ids())
-    assert not seen[0].entropy().requires_grad
-
-
-def test_a_frozen_model_has_no_graph() -> None:
-    model = llama().requires_grad_(False)
-    with regard.observe(model) as seen:
         model(input_ids=ids())
     assert not seen[0].entropy().requires_grad
 

@@ -106,8 +106,8 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
             if rest is not None:
                 scale = fitted
                 break
-    if rest is None:
-        return None
+    if rest is None or (gradients and rest.low is not None):
+        return None  # the gradient of a low row is lost in its rounding
     sink = None
     if evidence.sink is not None:
         sink = _one_a_head(evidence, rest, gradients=gradients)

@@ -16,7 +16,14 @@ __all__ = ["GraphTensors", "is_checkpointed_without_graph"]
 
 aten = torch.ops.aten
 _OPERATIONS = {
-    *(aten.mm.default, aten.bmm.default, aten.baddbmm.default, aten.mul.Tensor),
+    *(
+        aten.mm.default,
+        aten.bmm.default,
+        aten.mv.default,
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten.mul.Tensor,
+    ),
     *(aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor, aten.cat.default),
 }
 

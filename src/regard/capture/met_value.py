@@ -209,13 +209,9 @@ class MetValue:
             for track, side, other in normalised:
                 self._meets(operation, track, side, other, product)
         else:
-            if len(normalised) == 2 and all(is_of_scores(track) for track, *_ in normalised):
-                with apart():
-                    factors = (product.left, product.right)
-                    are_both = all(_fault(factor, 0.01) is None for factor in factors)
-                if are_both:
-                    self._mix(operation, [track for track, *_ in normalised])
-                    return
+            if len(tracked) == 2 and all(_may_be_weights(*each) for each in tracked):
+                self._mix(operation, [track for track, *_ in tracked])
+                return
             for track, side, other in (*normalised, *tracked):
                 if self._meets(operation, track, side, other, product):
                     return
@@ -251,15 +247,20 @@ class MetValue:
 
     def _mix(self, operation: Operation, tracks: list[Track]) -> None:
         """Track the product of two weights, which may be weights itself."""
-        softmax = cast(Softmax, tracks[0].softmax)
+        softmax = mixed = next((track.softmax for track in tracks if track.softmax), None)
         for track in tracks:
-            cast(Softmax, track.softmax).is_met = True
-        mixed = replace(softmax, scores=None, axes=None, product=None, is_met=False, parts=[])
-        self._open.append(mixed)
+            if track.softmax is not None:
+                track.softmax.is_met = True
+        if softmax is not None:
+            mixed = replace(softmax, scores=None, axes=None, product=None, is_met=False, parts=[])
+            self._open.append(mixed)
         output = cast(Tensor, operation.output)
         axes = Axes.of(output, contiguous(output.shape))
         self._tracks.put(
-            output, tracks[0].into(output, product=None, axes=axes, before=None, softmax=mixed)
+            output,
+            tracks[0].into(
+                output, product=None, axes=axes, before=None, softmax=mixed, is_changed=True
+            ),
         )
 
     # The value
@@ -277,6 +278,8 @@ class MetValue:
             if before is None:
                 return self._refuse_changed(operation, track, "more than dropout was done to them")
             fault = _fault(before, max(track.rounding, rounding_of(before)))
+            if fault == _EMPTY and softmax is not None:
+                fault = None  # no row has a key
             if fault is None and softmax is None and not track.is_changed:
                 return False  # a product alone, such as a power of a fixed matrix
             shaped = shaped_weights(operation, track, side)
@@ -349,7 +352,11 @@ class MetValue:
 
     def _suspect(self, operation: Operation, track: Track, fault: str | None) -> None:
         """Note scores that meet a value without a softmax in the module of their product."""
-        product = track.product
+        product, name = track.product, operation.module()
+        if track.softmax is not None and name is not None and not is_outer(track):
+            how = f"exponentials of scores ({track.softmax.line}) multiply a value: {fault}"
+            self._absence.note_unlike(name, how)
+            return
         if product is None or track.axes is None or is_outer(track):
             return
         if product.parameter is not None:
@@ -472,24 +479,36 @@ class MetValue:
         if not inputs:
             return
         changed = list(written_by(operation))
-        # Weights count more than scores, and the larger tensor more than the smaller one.
-        track, source = max(inputs, key=lambda each: (each[0].softmax is not None, each[1].numel()))
+        # A tensor as large as the output counts most, then weights, then the larger one.
+        count = max((each.numel() for each in tensors_in((operation.output,))), default=0)
+        track, source = max(
+            inputs,
+            key=lambda each: (
+                each[1].numel() >= count,
+                each[0].softmax is not None,
+                each[1].numel(),
+            ),
+        )
         if track.softmax is None and operation.func in SHAPES_ALONE:
             return
         size = sum(tensor.numel() for _, tensor in inputs if tensor.shape == source.shape)
         size = size if isinstance(operation.args[0], list | tuple) else source.numel()
-        for output in tensors_in((*tensors_in((operation.output,)), *changed)):
+        outputs = list(tensors_in((operation.output,)))
+        outputs += [each for each in changed if not any(each is output for output in outputs)]
+        for output in outputs:
             earlier = self._tracks.of(output)
             if earlier is not None and not any(output is each for each in changed):
                 if storage_key(output) != storage_key(source) or output.numel() > 0:
                     earlier.shapes.append(geometry(output))
                 continue
+            merged = track if earlier is None else earlier
+            if earlier is not None or is_like(track, source, size, output):
+                for other, _ in inputs:
+                    if other.softmax is not None and other.softmax is not merged.softmax:
+                        other.softmax.is_met = True  # it is a part of the new weights
             if earlier is not None:
                 self._rewrite(operation, output, earlier)
             elif is_like(track, source, size, output):
-                for other, _ in inputs:
-                    if other.softmax is not None and other.softmax is not track.softmax:
-                        other.softmax.is_met = True  # it is a part of the new weights
                 axes = None if track.axes is None else track.axes.of_view(source)
                 axes = None if axes is None else axes.moved(output) or axes_of_copy(axes, output)
                 steps = track.steps
@@ -631,7 +650,15 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
             columns = weights.float().nan_to_num().sum(-2)
             is_turned = bool(((columns - 1).abs() <= tolerance).all())
             return reason + ", and each column to 1: it runs over the queries" * is_turned
-    return None if bool((weights != 0).any()) else "all of them are 0"
+    return None if bool((weights != 0).any()) else _EMPTY
+
+
+def _may_be_weights(track: Track, side: Tensor, _: Tensor) -> bool:
+    """Return True for scores that were changed, or their weights, without a negative number."""
+    if not (is_of_scores(track) or (track.softmax is None and track.is_changed)):
+        return False
+    with apart():
+        return bool((side >= 0).all())
 
 
 def _attends_to(product: Product | None, value: Tensor) -> bool:
@@ -675,6 +702,7 @@ def _gathers_rows(operation: Operation) -> bool:
     return int(chosen) % source.ndim == source.ndim - 2
 
 
+_EMPTY = "all of them are 0"
 _CHANGED = (
     "the weights of the softmax ({}) are no softmax any more when they meet the value ({}): {}.\n"
     "    Mask, scale and reorder before the softmax, over the axis of the keys, dim=-1."

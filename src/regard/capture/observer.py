@@ -457,7 +457,11 @@ class _Watch:
                 matrix = met.matrix(gradients=gradients)
                 if matrix.mask is not None and bool(met.weights.isnan().any()):
                     self.absence.note_nan(met.name)
-                return self._recorder.record(met.name, matrix, met.value)
+                record_value = self._recorder.record(met.name, matrix, met.value)
+                if record_value is None or matrix.ndim == met.weights.ndim:
+                    return record_value
+                # Heads in two axes, which the matrix has in one.
+                return lambda value: record_value(value.flatten(-4, -3))
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(met.name, cause)
             return None
