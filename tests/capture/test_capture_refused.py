@@ -67,15 +67,7 @@ def refused(model: nn.Module, **options: Any) -> regard.Recording:
     return seen
 
 
-COUNTED = [
-    Thresholded,
-    pytest.param(
-        Unmet,
-        marks=pytest.mark.xfail(
-            strict=True, reason="a layer that is refused at the end counts after all others"
-        ),
-    ),
-]
+COUNTED = [Thresholded, Unmet]
 KEEP: dict[str, Any] = {
     "query and key": "qk",
     "value": "qkv",

@@ -19,9 +19,6 @@ import regard
 from handwritten_ways import (
     AS_WEIGHTS,
     AS_WEIGHTS_WITH_GRADIENTS,
-    BUGS,
-    BUGS_IN,
-    BUGS_OF_GRADIENTS,
     DROPOUTS,
     MIXTURE,
     REFUSED,
@@ -94,11 +91,7 @@ def check_refused(name: str, messages: list[str], answer: Answer) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", WAYS)
-def test_what_met_the_value_is_recorded_or_refused(
-    name: str, mode: str, request: pytest.FixtureRequest
-) -> None:
-    if reason := (BUGS | BUGS_IN[mode]).get(name):
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_what_met_the_value_is_recorded_or_refused(name: str, mode: str) -> None:
     model = Both(WAYS[name])
     with MODES[mode]():
         plain = run(model)
@@ -118,7 +111,7 @@ def test_what_met_the_value_is_recorded_or_refused(
 
 
 def test_the_table_names_ways() -> None:
-    named = {*AS_WEIGHTS_WITH_GRADIENTS, *REFUSED, *BUGS, *ROUNDED}.union(*BUGS_IN.values())
+    named = {*AS_WEIGHTS_WITH_GRADIENTS, *REFUSED, *ROUNDED}
     assert named <= WAYS.keys()
     assert not AS_WEIGHTS & REFUSED.keys()
 
@@ -344,15 +337,11 @@ def test_gradients_are_the_same_bits() -> None:
     assert all(torch.equal(*pair) for pair in pairs)
 
 
-RECORDED = [name for name in WAYS if name not in {*REFUSED, *BUGS, *ROUNDED, *DROPOUTS}]
+RECORDED = [name for name in WAYS if name not in {*REFUSED, *ROUNDED, *DROPOUTS}]
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_gradients_of_a_recording_are_those_of_the_weights(
-    name: str, request: pytest.FixtureRequest
-) -> None:
-    if reason := BUGS_OF_GRADIENTS.get(name):
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_gradients_of_a_recording_are_those_of_the_weights(name: str) -> None:
     model = Both(WAYS[name])
     seen, (weights, _), _ = observed(model)
     parameters = [*model.layer.query.parameters(), model.layer.key.weight, *model.layer.own]

@@ -74,6 +74,9 @@ class Axes:
         Axes along which it is constant have size 1. The result is None if there is no such view.
         ``final`` must come from the same product.
         """
+        sizes = zip(operand.shape[::-1], self.sizes[::-1], strict=False)
+        if operand.ndim > len(self.sizes) or any(size not in (1, full) for size, full in sizes):
+            return None
         whole = operand.expand(self.sizes)
         basis = zip(self.sizes, self.steps, whole.stride(), strict=True)
         found = translated(basis, final.sizes, final.steps, final.first - self.first)

@@ -332,7 +332,7 @@ class _Scores:
             # All scores of these rows are low. The lower ones are masked, the others are alike.
             most = left.amax(-1, keepdim=True)
             near = 8 * self._eps * most.abs() + error
-            lower = left < most + _HIDDEN - near
+            lower = (left == -torch.inf) | (left < most + _HIDDEN - near)
             if bool((lost & ~lower & (left < most - near)).any()):
                 return None
             lowered = torch.where(lost, scores.amax(-1, keepdim=True), 0.0)

@@ -60,6 +60,7 @@ from regard.tracing.operations import (
     SHAPES_ALONE,
     SOFTMAXES,
     SUMS,
+    TERMS,
 )
 from regard.tracing.tracer import Listener, Operation, apart
 
@@ -113,6 +114,7 @@ class MetValue:
         model: the model; its parameters do not count as activations.
         record: called with each attention. It returns a function that receives the value, or None.
         refuse: called with the module's name, the reason and a line.
+        leave: called in the same way for weights that met no value.
         absence: collects operations that might have been attention.
 
     Attributes:
@@ -124,15 +126,17 @@ class MetValue:
         model: nn.Module,
         record: Callable[[Met], RecordValue | None],
         refuse: Callable[[str, str, str], None],
+        leave: Callable[[str, str, str], None],
         absence: Absence,
     ) -> None:
         self._record, self._refuse, self._absence = record, refuse, absence
+        self._leave = leave
         self._buffers = model.buffers
         self._parameters = Parameters(model)
         self._tracks: Storages[Track] = Storages()
         self._dropout = Dropout(self._tracks)
         self._gathered: Storages[bool] = Storages()
-        self._outputs: Storages[bool] = Storages()
+        self._outputs: Storages[str] = Storages()
         self._outer: Storages[bool] = Storages()
         self._projected: Storages[int] = Storages()
         self._sampled: set[str | None] = set()
@@ -172,7 +176,7 @@ class MetValue:
         for softmax in self._open:
             is_gone = id(softmax) not in alive or softmax in ended
             if is_gone and not softmax.is_met and softmax.name is not None:
-                self._refuse(softmax.name, _UNMET.format(softmax.line), softmax.line)
+                self._leave(softmax.name, _UNMET.format(softmax.line), softmax.line)
                 softmax.is_met = True
         self._open = [each for each in self._open if not each.is_met]
         self._tracks.forget()
@@ -309,7 +313,7 @@ class MetValue:
         name, lines = self._owner(operation, track) or "", lines_of(operation, track)
         flows = _has_gradient(operation, side)
         self._meet(track, Met(name, weights, met_value, evidence, flows, lines), shaped, value)
-        self._outputs.put(cast(Tensor, operation.output), True)
+        self._outputs.put(cast(Tensor, operation.output), name)
         return True
 
     def _meet(self, track: Track, met: Met, shaped: Tensor, value: Tensor) -> None:
@@ -325,7 +329,7 @@ class MetValue:
         if not met.name:
             return
         line = met.lines.get("softmax", met.lines["value"])
-        if self._outputs.of(value) and not _attends_to(product, value):
+        if self._outputs.of(value) == met.name and not _attends_to(product, value):
             self._refuse(met.name, _COMPOSITE.format(line), line)
         elif (product is not None and product.gathered) or (
             self._gathered.of(value) and not (evidence is not None and evidence.gives_weights)
@@ -518,15 +522,25 @@ class MetValue:
                 rounding = max(track.rounding, rounding_of(output))
                 if track.softmax is None:
                     steps = steps.after(operation, source, axes)
-                elif operation.func not in COPIES:
-                    steps = steps.beside(operation, source)
+                if operation.func not in TERMS and self._has_learned(operation):
+                    steps = replace(steps, is_learned=True)
                 is_changed = track.is_changed or operation.func not in COPIES
                 followed = track.into(
                     output, axes=axes, steps=steps, rounding=rounding, is_changed=is_changed
                 )
                 if axes is not None:
                     followed.shapes.insert(0, (axes.sizes, axes.strides, axes.offset))
+                elif operation.func in COPIES and output.is_contiguous():
+                    sizes = tuple(source.shape)
+                    followed.shapes.insert(0, (sizes, contiguous(sizes), output.storage_offset()))
                 self._tracks.put(output, followed)
+
+    def _has_learned(self, operation: Operation) -> bool:
+        """Return True if a tensor that does not descend from the scores needs a gradient."""
+        return any(
+            each.requires_grad and self._tracks.of(each) is None
+            for each in tensors_in(operation.args)
+        )
 
     def _rewrite(self, operation: Operation, output: Tensor, track: Track) -> None:
         """Update the track of a storage that an operation writes to."""
@@ -535,6 +549,8 @@ class MetValue:
             size = math.prod(track.axes.sizes)
             if output.numel() == size:
                 steps = steps.after(operation, output, track.axes.of_view(output))
+        if operation.func not in TERMS and self._has_learned(operation):
+            steps = replace(steps, is_learned=True)
         self._tracks.put(output, replace(track, steps=steps, is_changed=True))
 
     def _multiply(self, operation: Operation) -> None:

@@ -287,9 +287,9 @@ class _Watch:
         self._has_processes = dist.is_available() and dist.is_initialized()
         self._dtensor_products: set[str] = set()  # modules with a product of two activations
         self._multiplying = False
+        self._unmet: dict[str, tuple[str, str]] = {}  # the reason and the line by module
         self.absence = Absence(model, uncompiled=is_eager)
-        handwritten = MetValue(model, self._record_met, self._refuse, self.absence)
-        self.finish = handwritten.finish
+        handwritten = MetValue(model, self._record_met, self._refuse, self._leave, self.absence)
         self._handwritten = handwritten
         self._safe = cache(self._reporting)
         self.tracer = Tracer(model, self._listeners(), self._listener_of)
@@ -465,6 +465,21 @@ class _Watch:
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(met.name, cause)
             return None
+
+    def _leave(self, name: str, reason: str, line: str) -> None:
+        """Note weights that met no value; their module may still record another attention."""
+        if not self._multiplying:
+            self._recorder.reserve(name)
+            self._unmet.setdefault(name, (reason, line))
+
+    def finish(self) -> None:
+        """Refuse the modules whose weights met no value; call this when the block has ended."""
+        self._handwritten.finish()
+        for name, (reason, line) in self._unmet.items():
+            if self._recorder.has(name):
+                self.absence.note_other(name, reason.partition(".\n")[0])
+            else:
+                self._refuse(name, reason, line)
 
     def _fail(self, name: str, cause: Exception, operation: Operation | None = None) -> None:
         kinds = RegardError | TypeError | ValueError | RuntimeError | MemoryError

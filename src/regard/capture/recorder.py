@@ -158,6 +158,14 @@ class Recorder:
         self._report_progress()
         return record_value
 
+    def reserve(self, name: str) -> None:
+        """Count a module among the layers, in the order in which they run."""
+        self._indices.setdefault(name, len(self._indices))
+
+    def has(self, name: str) -> bool:
+        """Return True if attention of a module is recorded."""
+        return bool(self._names.get(name))
+
     def skips(self, name: str) -> bool:
         """Return True if an attention that a module has just run is not selected, and count it."""
         index = self._indices.setdefault(name, len(self._indices))

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regard.capture.element_axes import Axes
-from regard.capture.storages import tensors_in
 from regard.tracing.tracer import Operation
 
 __all__ = ["Steps", "Term"]
@@ -54,8 +53,6 @@ class Steps:
             eps = max(eps, torch.finfo(output.dtype).eps)
         steps = replace(self, eps=eps)
         func, args = str(operation.func).split(".")[1].rstrip("_"), operation.args
-        if func not in ("add", "sub", "rsub", "cat"):
-            steps = steps.beside(operation, scores)
         others = [each for each in args[:2] if each is not scores]
         if func == "neg":
             return steps._times(-1.0)
@@ -76,11 +73,6 @@ class Steps:
                 return steps._times(-alpha).plus(other, axes, 1.0)
             return steps.plus(other, axes, -alpha if func == "sub" else alpha)
         return steps
-
-    def beside(self, operation: Operation, own: Tensor) -> "Steps":
-        """Return the steps after an operation in which learned tensors may have had a part."""
-        others = (each for each in tensors_in(operation.args) if each is not own)
-        return replace(self, is_learned=self.is_learned or any(x.requires_grad for x in others))
 
     def plus(self, numbers: object, axes: Axes | None, factor: float) -> "Steps":
         """Return the steps after numbers were added; a single number changes no weight."""

@@ -31,6 +31,12 @@ DISTANCES: _Operations = (aten._cdist_forward.default, aten._euclidean_dist.defa
 MULTIPLICATIONS: _Operations = (
     *(aten.mul.Tensor, aten.mul.Scalar, aten.mul_.Tensor, aten.mul_.Scalar),
 )
+TERMS: _Operations = (
+    *(aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor, aten.rsub.Tensor),
+    *(aten.cat.default, aten.constant_pad_nd.default),
+)
+"""Operations that add a bias or a sink to scores."""
+
 SUMS: _Operations = (aten.sum.dim_IntList,)
 SOFTMAXES: _Operations = (aten._softmax.default, aten._softmax.out, aten._safe_softmax.default)
 EXPONENTIALS: _Operations = (aten.exp.default, aten.exp_.default)
