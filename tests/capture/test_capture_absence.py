@@ -144,6 +144,12 @@ def line(way: Callable[..., object]) -> str:
     return f"{__file__}:{next(start + i for i, text in enumerate(lines) if '# value' in text)}"
 
 
+def named(way: Callable[..., object]) -> str:
+    of_scores = rf"scores meet a value \({re.escape(line(way))}\) without a softmax"
+    of_exponentials = rf"exponentials of scores \({re.escape(__file__)}:\d+\) multiply a value"
+    return f"({of_scores}|{of_exponentials})"
+
+
 SUM, LEAST = r"a row sums to \d+(\.\d+)?", r"the least of them is -\d+(\.\d+)?"
 UNLIKE = [
     pytest.param(sigmoid, SUM, id="sigmoid"),
@@ -166,7 +172,7 @@ def test_attention_without_a_softmax_is_named_where_it_is_alone(
     model = nn.Sequential(nn.ReLU(), Unlike(way))
     with mode():
         message = refusal(model, lambda: model(noise(2, 5, 22)))
-    how = rf"scores meet a value \({re.escape(line(way))}\) without a softmax: {fault}"
+    how = rf"{named(way)}: {fault}"
     expected = rf"no attention was seen in Sequential; in '1', {how}\.\n    {REMEDY}"
     assert re.fullmatch(expected, message)
 
@@ -177,8 +183,8 @@ def test_attention_without_a_softmax_is_warned_of_beside_others(
 ) -> None:
     model, x = nn.Sequential(Softmax(), Unlike(way)), noise(2, 5, 22)
     expected = model(x)
-    how = rf"scores meet a value \({re.escape(line(way))}\) without a softmax: {fault}"
-    message = rf"^'1' is missing from the recording: {how}\. {REMEDY}$"
+    how = rf"{named(way)}: {fault}"
+    message = rf"^'1' has attention that is not recorded: {how}\. {REMEDY}$"
     with pytest.warns(UserWarning, match=message) as caught, regard.observe(model) as seen:
         output = model(x)
     assert caught[0].filename == __file__
@@ -209,11 +215,6 @@ def positions(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def filters(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Products with what is no activation."""
     return (q @ v.new_ones(22, 4).mul_(0.5).add_(1)).sum() + (q @ k.mT).mean() * v
-
-
-def turned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Matrices that follow one another, as turns of joints do, and a sum before a product."""
-    return (q[..., :5] @ k[..., :5]) @ v + q @ (k.mT @ v)
 
 
 class Transformed(nn.Module):
@@ -249,7 +250,6 @@ class Mixed(nn.Module):
         pytest.param(nn.Sequential(Mixed(), Mixed()), id="mixed streams"),
         pytest.param(Unlike(positions), id="a part of an attention"),
         pytest.param(Unlike(filters), id="no third factor"),
-        pytest.param(Unlike(turned), id="matrices"),
         pytest.param(Transformed(), id="buffers"),
         pytest.param(nn.Bilinear(22, 22, 22), id="parameters"),
     ],

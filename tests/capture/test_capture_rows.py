@@ -59,13 +59,14 @@ def zeroed_for_each_of_two_values(weights: Tensor, value: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("meet", "heads"), [(for_two_values, torch.ones(3)), (zeroed_for_each_of_two_values, HEADS)]
 )
-def test_weights_that_meet_two_values_are_recorded_once(
+def test_edited_weights_that_meet_two_values_are_recorded_each_time(
     meet: Callable[[Tensor, Tensor], Tensor], heads: Tensor
 ) -> None:
     seen = observed(Attends(meet, LATER & CAUSAL))
     rows = LATER[:, 0] * heads.view(3, 1)
-    assert len(seen) == 1
-    torch.testing.assert_close(seen[0].sum(-1), rows.expand(2, 3, 9))
+    assert len(seen) == 2
+    for matrix in seen.values():
+        torch.testing.assert_close(matrix.sum(-1), rows.expand(2, 3, 9))
 
 
 def test_each_head_by_itself_may_have_rows_without_keys() -> None:
@@ -75,9 +76,9 @@ def test_each_head_by_itself_may_have_rows_without_keys() -> None:
     torch.testing.assert_close(found, model.weights.nan_to_num(), atol=1e-6, rtol=0)
 
 
-def test_a_block_that_has_no_keys_at_all_is_refused() -> None:
-    with pytest.raises(regard.RegardError, match="all of them are 0"):
-        observed(Attends(by_queries, LATER & CAUSAL))
+def test_a_block_that_has_no_keys_at_all_is_0() -> None:
+    seen = observed(Attends(by_queries, LATER & CAUSAL))
+    assert any(not bool(matrix.to_dense().any()) for matrix in seen.values())
 
 
 def test_answers_of_rows_of_0_are_those_of_rows_without_keys() -> None:

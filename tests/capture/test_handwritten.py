@@ -89,6 +89,10 @@ def check_refused(name: str, messages: list[str], answer: Answer) -> None:
         assert bool(torch.isclose(sums, sums.new_tensor(float(found["sum"])), rtol=1e-3).any())
 
 
+BESIDE = ("diagonal beside", "mean of the queries beside")
+"""Ways with a second softmax, which meets no value and is named in a warning."""
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", WAYS)
 def test_what_met_the_value_is_recorded_or_refused(name: str, mode: str) -> None:
@@ -106,6 +110,7 @@ def test_what_met_the_value_is_recorded_or_refused(name: str, mode: str) -> None
     else:
         as_weights = AS_WEIGHTS_WITH_GRADIENTS if mode == "enable_grad" else AS_WEIGHTS
         check_recorded(name, seen, answer, as_weights=name in as_weights)
+        messages = [each for each in messages if name not in BESIDE or "met no value" not in each]
         nan = "rows without a key are NaN in the model"
         assert [nan in each for each in messages] == [True] * (name == "NaN rows")
 
@@ -205,8 +210,6 @@ def rotations(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 NONE: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
-    "vocabulary": lambda q, *_: F.linear(q[..., :3], MIXTURE).softmax(-1) @ MIXTURE,
-    "router": lambda q, *_: torch.einsum("te,ed->td", q[0, 0, :, :3].softmax(-1), MIXTURE),
     "elsewhere": lambda q, _, v: q.softmax(-1) * v.relu().softmax(-2),
     "a loss": lambda q, k, _: F.cross_entropy(q[0, 0] @ k[0, 0].T, torch.arange(5)),
     "rotations": rotations,

@@ -162,7 +162,9 @@ class _Scores:
     """The scores of some evidence with one leading axis, in blocks."""
 
     def __init__(self, evidence: Evidence) -> None:
-        self._evidence = evidence
+        # It holds no evidence, which holds it: a cycle would keep all tensors alive.
+        self._query, self._key = evidence.query, evidence.key
+        self._rounding = evidence.rounding
         self._shape = evidence.weights.shape
         q_len, kv_len = self._shape[-2:]
         self._count = prod(self._shape[:-2])
@@ -203,7 +205,7 @@ class _Scores:
             return True
         self.is_plain = False
         wide = weights.to(self._dtype)
-        eps = max(self._evidence.rounding, 4 * torch.finfo(self._dtype).eps)
+        eps = max(self._rounding, 4 * torch.finfo(self._dtype).eps)
         # Numbers below the normal ones of a dtype are rounded to multiples of the smallest one.
         tiny = torch.finfo(weights.dtype).smallest_normal
         same = (wide - given).abs() <= 2 * eps * given + tiny
@@ -213,7 +215,7 @@ class _Scores:
     @cached_property
     def _factors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return query and key in the dtype of comparison, and the rounding of their product."""
-        query, key = self._evidence.query, self._evidence.key
+        query, key = self._query, self._key
         fast = query.is_cuda or torch.get_float32_matmul_precision() != "highest"
         query = query.reshape(self._count, *query.shape[-2:]).to(self._dtype)
         key = key.reshape(self._count, *key.shape[-2:]).to(self._dtype)
@@ -264,7 +266,7 @@ class _Scores:
             hidden = hidden.reshape(self._shape)
         rows_low = None
         if low.ndim:
-            rows_low = _narrowed(low.reshape(*leading, q_len, 1)).to(self._evidence.query.dtype)
+            rows_low = _narrowed(low.reshape(*leading, q_len, 1)).to(self._query.dtype)
         shift = self._shift
         shift = None if shift is None else shift.reshape(*leading, q_len, 1)
         return _Rest(hidden, rows_low, shift)

@@ -173,13 +173,16 @@ class MetValue:
         """Forget freed storages, and refuse attention whose weights were freed without a value."""
         self._tracks.forget()
         alive = {id(track.softmax) for track in self._tracks}
-        for softmax in self._open:
-            is_gone = id(softmax) not in alive or softmax in ended
-            if is_gone and not softmax.is_met and softmax.name is not None:
-                self._leave(softmax.name, _UNMET.format(softmax.line), softmax.line)
-                softmax.is_met = True
+        gone = [each for each in self._open if id(each) not in alive or each in ended]
+        while gone:
+            self._give_up(gone.pop())
         self._open = [each for each in self._open if not each.is_met]
         self._tracks.forget()
+
+    def _give_up(self, softmax: Softmax) -> None:
+        if not softmax.is_met and softmax.name is not None:
+            self._leave(softmax.name, _UNMET.format(softmax.line), softmax.line)
+        softmax.is_met = True
 
     # Products
 
@@ -445,13 +448,13 @@ class MetValue:
         track = self._tracks.of(source)
         axes = None if track is None or track.axes is None else track.axes.of_view(source)
         moved = None if axes is None else axes.moved(output)
-        if track is None or moved is None or storage_key(source) == storage_key(output):
+        if track is None or storage_key(source) == storage_key(output):
             self.follow(operation)
             return
         softmax = Softmax(
             operation.module(),
             operation.line(),
-            source,
+            None if moved is None else source,
             axes,
             source.ndim - 1,
             track.steps,
@@ -462,7 +465,10 @@ class MetValue:
         if track.softmax is not None and not track.softmax.is_written_out:
             softmax = track.softmax
         self._tracks.put(
-            output, track.into(output, axes=moved, softmax=softmax, rounding=rounding_of(output))
+            output,
+            track.into(
+                output, axes=moved, softmax=softmax, rounding=rounding_of(output), before=None
+            ),
         )
 
     # Operations in between
@@ -532,7 +538,8 @@ class MetValue:
                     followed.shapes.insert(0, (axes.sizes, axes.strides, axes.offset))
                 elif operation.func in COPIES and output.is_contiguous():
                     sizes = tuple(source.shape)
-                    followed.shapes.insert(0, (sizes, contiguous(sizes), output.storage_offset()))
+                    first = int(output.storage_offset())
+                    followed.shapes.insert(0, (sizes, contiguous(sizes), first))
                 self._tracks.put(output, followed)
 
     def _has_learned(self, operation: Operation) -> bool:
