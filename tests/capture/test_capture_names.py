@@ -118,7 +118,6 @@ def test_a_refusal_in_a_librarys_model_has_the_librarys_lines() -> None:
     assert len({number for _, number in lines}) == len(lines) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="the one head is taken for the rows, and rows for heads")
 def test_the_blocks_of_longformer_have_their_own_axes() -> None:
     model = transformers.LongformerModel(LONGFORMER).eval()
     with torch.no_grad(), regard.observe(model) as seen:

@@ -20,7 +20,6 @@ from handwritten_ways import (
     AS_WEIGHTS,
     AS_WEIGHTS_WITH_GRADIENTS,
     DROPOUTS,
-    MIXTURE,
     REFUSED,
     ROUNDED,
     WAYS,

@@ -364,7 +364,7 @@ class MetValue:
             how = f"exponentials of scores ({track.softmax.line}) multiply a value: {fault}"
             self._absence.note_unlike(name, how)
             return
-        if product is None or track.axes is None or is_outer(track):
+        if product is None or is_outer(track) or (track.axes is None and not track.is_changed):
             return
         if product.parameter is not None:
             return
