@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,7 +56,10 @@ def test_mixed_steps_are_recorded_as_they_were_or_refused_by_name(
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.manual_seed(3)
-        _, plain = model(x)
+        try:
+            _, plain = model(x)
+        except RuntimeError:
+            reject()  # PyTorch writes to no tensor whose elements share memory
         torch.manual_seed(3)
         with regard.observe(model) as seen:
             weights, output = model(x)

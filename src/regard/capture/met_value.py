@@ -180,7 +180,10 @@ class MetValue:
         self._tracks.forget()
 
     def _give_up(self, softmax: Softmax) -> None:
-        if not softmax.is_met and softmax.name is not None:
+        if not softmax.is_met and softmax.name is not None and softmax.is_written_out:
+            how = f"exponentials of scores ({softmax.line}) meet no value in a product of matrices"
+            self._absence.note_unlike(softmax.name, how)
+        elif not softmax.is_met and softmax.name is not None:
             self._leave(softmax.name, _UNMET.format(softmax.line), softmax.line)
         softmax.is_met = True
 
@@ -250,7 +253,8 @@ class MetValue:
         """Track scores or weights whose heads a product mixes."""
         output = cast(Tensor, operation.output)
         if output.numel() == side.numel():
-            self._tracks.put(output, track.into(output, axes=None, product=None, before=None))
+            mixed = track.into(output, axes=None, before=None, is_changed=True)
+            self._tracks.put(output, mixed)
 
     def _mix(self, operation: Operation, tracks: list[Track]) -> None:
         """Track the product of two weights, which may be weights itself."""
@@ -464,6 +468,10 @@ class MetValue:
         )
         if track.softmax is not None and not track.softmax.is_written_out:
             softmax = track.softmax
+        elif track.softmax is not None:
+            track.softmax.is_met = True  # these exponentials are the ones that count
+        if softmax.is_written_out and moved is not None and not is_outer(track):
+            self._open.append(softmax)
         self._tracks.put(
             output,
             track.into(
@@ -681,7 +689,7 @@ def _may_be_weights(track: Track, side: Tensor, _: Tensor) -> bool:
     if not (is_of_scores(track) or (track.softmax is None and track.is_changed)):
         return False
     with apart():
-        return bool((side >= 0).all())
+        return not bool((side < 0).any())  # NaN is none
 
 
 def _attends_to(product: Product | None, value: Tensor) -> bool:
