@@ -113,6 +113,7 @@ def test_each_thread_records_the_model_that_it_observes() -> None:
     found: dict[int, tuple[list[str], bool]] = {}
 
     def record(length: int) -> None:
+        torch.set_num_threads(1)  # of this thread; a shared pool rounds in another order
         model, given = Stack().eval(), noise(3, length, 22)
         with torch.no_grad():
             plain = model(given)
@@ -121,9 +122,11 @@ def test_each_thread_records_the_model_that_it_observes() -> None:
         right = all(matrix.shape[-1] == length for matrix in seen.values())
         found[length] = list(seen), right and torch.equal(plain, output)
 
+    before = torch.get_num_threads()
     threads = [Thread(target=record, args=(length,)) for length in (3, 5, 7, 11)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
+    torch.set_num_threads(before)
     assert found == dict.fromkeys((3, 5, 7, 11), (["first", "second"], True))

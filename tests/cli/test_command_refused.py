@@ -130,7 +130,7 @@ def test_another_warning_is_written_without_its_code(
     monkeypatch.setattr(Pretrained, "_loaded", linear)
     code, _, err = run("record", TEXT, "-m", bert)
     assert code == 0
-    assert err.startswith(f"regard: '{REFUSED}' is missing from the recording: ")
+    assert err.startswith(f"regard: '{REFUSED}' has attention that is not recorded: ")
     assert "UserWarning" not in err
     assert err.count("\n") == 1
 

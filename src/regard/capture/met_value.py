@@ -519,36 +519,42 @@ class MetValue:
                 if storage_key(output) != storage_key(source) or output.numel() > 0:
                     earlier.shapes.append(geometry(output))
                 continue
+            if earlier is None and not is_like(track, source, size, output):
+                continue
             merged = track if earlier is None else earlier
-            if earlier is not None or is_like(track, source, size, output):
-                for other, _ in inputs:
-                    if other.softmax is not None and other.softmax is not merged.softmax:
-                        other.softmax.is_met = True  # it is a part of the new weights
+            for other, _ in inputs:
+                if other.softmax is not None and other.softmax is not merged.softmax:
+                    other.softmax.is_met = True  # it is a part of the new weights
             if earlier is not None:
                 self._rewrite(operation, output, earlier)
-            elif is_like(track, source, size, output):
-                axes = None if track.axes is None else track.axes.of_view(source)
-                axes = None if axes is None else axes.moved(output) or axes_of_copy(axes, output)
-                steps = track.steps
-                if axes is None and (joined := with_column(operation, track, source, output)):
-                    axes, sink = joined
-                    steps = replace(steps, sink=sink)
-                rounding = max(track.rounding, rounding_of(output))
-                if track.softmax is None:
-                    steps = steps.after(operation, source, axes)
-                if operation.func not in TERMS and self._has_learned(operation):
-                    steps = replace(steps, is_learned=True)
-                is_changed = track.is_changed or operation.func not in COPIES
-                followed = track.into(
-                    output, axes=axes, steps=steps, rounding=rounding, is_changed=is_changed
-                )
-                if axes is not None:
-                    followed.shapes.insert(0, (axes.sizes, axes.strides, axes.offset))
-                elif operation.func in COPIES and output.is_contiguous():
-                    sizes = tuple(source.shape)
-                    first = int(output.storage_offset())
-                    followed.shapes.insert(0, (sizes, contiguous(sizes), first))
-                self._tracks.put(output, followed)
+            else:
+                self._extend(operation, track, source, output)
+
+    def _extend(self, operation: Operation, track: Track, source: Tensor, output: Tensor) -> None:
+        """Track a new storage that an operation made of scores or weights."""
+        axes = None if track.axes is None else track.axes.of_view(source)
+        axes = None if axes is None else axes.moved(output) or axes_of_copy(axes, output)
+        steps, is_copy = track.steps, operation.func in COPIES
+        if axes is None and (joined := with_column(operation, track, source, output)):
+            axes, sink = joined
+            steps = replace(steps, sink=sink)
+        if track.softmax is None:
+            steps = steps.after(operation, source, axes)
+        if operation.func not in TERMS and self._has_learned(operation):
+            steps = replace(steps, is_learned=True)
+        followed = track.into(
+            output,
+            axes=axes,
+            steps=steps,
+            rounding=max(track.rounding, rounding_of(output)),
+            is_changed=track.is_changed or not is_copy,
+        )
+        if axes is not None:
+            followed.shapes.insert(0, (axes.sizes, axes.strides, axes.offset))
+        elif is_copy and output.is_contiguous():
+            sizes, first = tuple(source.shape), int(output.storage_offset())
+            followed.shapes.insert(0, (sizes, contiguous(sizes), first))
+        self._tracks.put(output, followed)
 
     def _has_learned(self, operation: Operation) -> bool:
         """Return True if a tensor that does not descend from the scores needs a gradient."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from inspect import getattr_static
 from os import PathLike
@@ -37,7 +37,7 @@ from regard.capture.recorder import WITHOUT_NUMBERS, Recorder, has_no_numbers
 from regard.capture.refusals import UNSEEN, Absence, compiled_error, is_compiled
 from regard.capture.selection import Selection
 from regard.capture.storages import storage_key, tensors_in
-from regard.capture.uncompiled import check_compiled, uncompiled
+from regard.capture.uncompiled import check_compiled, uncompiled_if
 from regard.errors import RegardError, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
@@ -162,11 +162,7 @@ def observe(
     # Casts that autocast cached before the block would not be recognised as parameters.
     torch.clear_autocast_cache()
     try:
-        with (
-            uncompiled() if is_eager else nullcontext(),
-            watch.tracer,
-            watched_products(watch.product),
-        ):
+        with uncompiled_if(is_eager), watch.tracer, watched_products(watch.product):
             yield seen
     except BaseException as exception:
         watch.finish()

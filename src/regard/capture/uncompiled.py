@@ -9,7 +9,7 @@ import torch
 
 from regard.errors import kind_text
 
-__all__ = ["check_compiled", "uncompiled"]
+__all__ = ["check_compiled", "uncompiled_if"]
 
 _REMEDY = 'Pass compiled="eager" to run compiled parts uncompiled, or leave it out.'
 
@@ -43,11 +43,15 @@ _BLOCKS = _Blocks()
 
 
 @contextmanager
-def uncompiled() -> Generator[None, None, None]:
+def uncompiled_if(is_eager: bool) -> Generator[None, None, None]:
     """Run everything that torch.compile made, on every thread, as the Python that it was made of.
 
-    What was compiled stays compiled, and runs again after the block.
+    What was compiled stays compiled, and runs again after the block. It does nothing if not
+    ``is_eager``.
     """
+    if not is_eager:
+        yield
+        return
     _BLOCKS.enter()
     try:
         yield
