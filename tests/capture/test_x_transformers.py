@@ -62,9 +62,9 @@ VARIANTS |= {
     MIXED: {"attn_post_talking_heads": True},
     "hard": {"attn_hard": True},
     "gumbel": {"attn_gumbel_softmax": True},
+    "distances": {"attn_l2_distance": True},
 }
 REFUSED: dict[str, dict[str, Any]] = {
-    "distances": {"attn_l2_distance": True},
     "sigmoid": {"attn_sigmoid": True},
     "signed": {"attn_cog_signed": True},
 }
