@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.capture.score_steps import Steps
 from regard.capture.slicing import drop_repeated_heads
 from regard.masks import Mask
-from regard.masks.recognise import recognised
+from regard.masks.recognise import narrowed, recognised
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 
 __all__ = ["Evidence", "explained"]
@@ -40,7 +40,7 @@ _FAST_FLOAT32 = 2.0**-9
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a model computed on the way to the weights that met a value, on the weights' axes.
+    """The numbers of a model on the way to the weights that met a value, on the weights' axes.
 
     Attributes:
         weights: (..., q_len, kv_len).
@@ -97,7 +97,7 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
     if biases is not None and not (gradients and steps.is_learned):
         bias = biases[0]
         # A matrix caps the bias as well, so numbers that are added after the cap are none.
-        if cap is None or bias is None:
+        if cap is None or (cap > 0 and bias is None):
             rest = scores.rest(scale, cap, biases[1])
     if rest is None and not gradients:
         bias = None
@@ -128,14 +128,12 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
     if low is not None:
         bias = low if bias is None else bias + low
     scale = scale if cap is None else scale * cap
-    if cap is not None and cap <= 0:
-        return None
     return attend(query, key, mask=mask, scale=scale, bias=bias, softcap=cap, sink_bias=sink)
 
 
 @dataclass(frozen=True, eq=False)
 class _Rest:
-    """What scale, softcap and bias leave of the scores.
+    """The part of scores that scale, softcap and bias leave.
 
     ``hidden`` is True for masked keys, (..., q_len, kv_len); None without any. ``low`` has the
     number of a row whose scores are all so low that only their rounding is left, (..., q_len, 1).
@@ -180,7 +178,7 @@ class _Scores:
         self._eps = evidence.steps.eps
         self._shift: Tensor | None = None
         self.is_plain = True  # all weights are exactly the softmax of the scores
-        self._largest = self._reach = 0.0
+        self._largest = 0.0  # the largest score that lengths allow, with the scale of ``rest``
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
         """Yield slices of the leading axis and of the rows."""
@@ -219,13 +217,20 @@ class _Scores:
         fast = query.is_cuda or torch.get_float32_matmul_precision() != "highest"
         query = query.reshape(self._count, *query.shape[-2:]).to(self._dtype)
         key = key.reshape(self._count, *key.shape[-2:]).to(self._dtype)
-        longest = key.square().sum(-1).sqrt().amax(-1)[:, None, None]
-        reach = query.square().sum(-1, keepdim=True).sqrt() * longest
+        reach = self._reach
         error = 4 * torch.finfo(self._dtype).eps * sqrt(query.shape[-1])
         if fast:
             error += max(_FAST_FLOAT32 if self._dtype == torch.float32 else 0.0, self._eps)
-        self._reach = float(reach.max())
         return query, key.mT, reach * error
+
+    @cached_property
+    def _reach(self) -> Tensor:
+        """Return the largest product of each query with a key that lengths allow, (count, q, 1)."""
+        lengths = (
+            each.to(self._dtype).square().sum(-1).sqrt() for each in (self._query, self._key)
+        )
+        of_queries, of_keys = (each.reshape(self._count, -1) for each in lengths)
+        return (of_queries * of_keys.amax(-1, keepdim=True))[..., None]
 
     def rest(self, scale: float | Tensor, cap: float | None, bias: Tensor | None) -> _Rest | None:
         """Return the mask that the scores have beyond scale, cap and bias; None for other numbers.
@@ -233,6 +238,8 @@ class _Scores:
         The scale is a number, or a tensor with one number for each row, (count, q_len, 1).
         """
         q_len, kv_len = self._shape[-2:]
+        largest = scale.abs().max() if isinstance(scale, Tensor) else abs(scale * (cap or 1.0))
+        self._largest = float(self._reach.max()) * float(largest)
         self._shift = None
         hidden: Tensor | None = None
         low = torch.zeros((), dtype=self._dtype, device=self._scores.device)
@@ -266,7 +273,7 @@ class _Scores:
             hidden = hidden.reshape(self._shape)
         rows_low = None
         if low.ndim:
-            rows_low = _narrowed(low.reshape(*leading, q_len, 1)).to(self._query.dtype)
+            rows_low = narrowed(low.reshape(*leading, q_len, 1)).to(self._query.dtype)
         shift = self._shift
         shift = None if shift is None else shift.reshape(*leading, q_len, 1)
         return _Rest(hidden, rows_low, shift)
@@ -293,8 +300,6 @@ class _Scores:
         bias: "_Spread | None",
     ) -> tuple[Tensor | None, Tensor | None] | None:
         query, key, error = self._factors
-        largest = scale.abs().max() if isinstance(scale, Tensor) else abs(scale * (cap or 1.0))
-        self._largest = self._reach * float(largest)
         scores = self._scores[some, rows].to(self._dtype)
         query, key, error = query[some, rows], key[some], error[some, rows]
         if isinstance(scale, Tensor):
@@ -370,7 +375,7 @@ class _Scores:
     def depend_on(self, scale: float | Tensor) -> bool:
         """Return True if query and key tell two scores apart, with this scale."""
         largest = scale.abs().min() if isinstance(scale, Tensor) else abs(scale)
-        return float(largest) * self._reach > 1e-3
+        return float(largest) * float(self._reach.max()) > 1e-3
 
     def _is_balanced(self, scores: Tensor, left: Tensor, error: Tensor) -> bool:
         """Return True if the rest of each key's scores cancels as rounding does.
@@ -384,20 +389,15 @@ class _Scores:
     def fitted(self) -> Iterator[float | Tensor]:
         """Yield scales that fit the scores best: of all rows, of each head, of each row."""
         query, key, _ = self._factors
-        parts: list[Tensor] = []
-        rows_of: dict[int, list[Tensor]] = {}
+        rows_of: dict[int, list[Tensor]] = {}  # the sums of each block, (count, rows, 2)
         for some, rows in self.blocks():
             product = (query[some, rows] @ key[some]).double()
             scores = self._scores[some, rows].double()
-            seen = (self._weights[some, rows] > 0) & (scores > _HIDDEN * 20)
-            count = seen.sum(-1, keepdim=True).clamp(min=1)
-            product, scores = product.where(seen, 0), scores.where(seen, 0)
-            product = (product - product.sum(-1, keepdim=True) / count).where(seen, 0)
-            scores = (scores - scores.sum(-1, keepdim=True) / count).where(seen, 0)
-            both = torch.stack([(product * scores).sum(-1), product.square().sum(-1)], -1)
-            rows_of.setdefault(rows.start, []).append(both)
-        parts = [torch.cat(each, 0) for each in rows_of.values()]
-        sums = torch.cat(parts, 1)  # (count, q_len, 2)
+            visible = (self._weights[some, rows] > 0) & (scores > _HIDDEN * 20)
+            product, scores = (_centred(each, visible) for each in (product, scores))
+            sums = torch.stack([(product * scores).sum(-1), product.square().sum(-1)], -1)
+            rows_of.setdefault(rows.start, []).append(sums)
+        sums = torch.cat([torch.cat(parts, 0) for parts in rows_of.values()], 1)
         total = sums.sum((0, 1))
         if float(total[1]) == 0:
             return
@@ -434,11 +434,11 @@ def _bias(evidence: Evidence, *, gradients: bool) -> tuple[Tensor | None, Tensor
     for term, numbers in terms:
         if numbers.shape[-1] == 1 < evidence.scores.shape[-1]:
             continue  # numbers that are added to a whole row change no weight
-        whole = numbers if term.factor == 1 else numbers * term.factor
-        low = whole < _HIDDEN
-        bias = whole.masked_fill(low, 0.0) if bool(low.any()) else whole
+        added = numbers if term.factor == 1 else numbers * term.factor
+        low = added < _HIDDEN
+        bias = added.masked_fill(low, 0.0) if bool(low.any()) else added
         if bool(bias.any()) or (gradients and term.numbers.requires_grad):
-            parts.append((whole, bias))
+            parts.append((added, bias))
             if gradients and term.numbers.requires_grad and term.factor != 1:
                 return None
     if len(parts) < 2:
@@ -475,23 +475,22 @@ def _dead(weights: Tensor) -> Tensor:
     return (weights.amax(-1) == 0) | weights.isnan().all(-1)
 
 
-def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return torch.equal(one, other.expand_as(one))
+def _equal(mask: Tensor | None, first: Tensor | None) -> bool:
+    """Return True if a block has the mask of its first entry everywhere; None masks nothing."""
+    if mask is None or first is None:
+        return mask is first
+    return torch.equal(mask, first.expand_as(mask))
+
+
+def _centred(numbers: Tensor, visible: Tensor) -> Tensor:
+    """Return numbers less the mean of the visible ones of their row; 0 for the others."""
+    numbers = numbers.where(visible, 0)
+    count = visible.sum(-1, keepdim=True).clamp(min=1)
+    return (numbers - numbers.sum(-1, keepdim=True) / count).where(visible, 0)
 
 
 def _ratio(sums: Tensor) -> Tensor:
     """Return the quotient of both sums, (..., 1); of a row without any, that of all rows."""
-    whole = sums.sum((0, 1))
+    total = sums.sum((0, 1))
     first, second = sums[..., :1], sums[..., 1:]
-    return torch.where(second > 0, first / second, whole[0] / whole[1])
-
-
-def _narrowed(tensor: Tensor) -> Tensor:
-    """Return a tensor without the leading axes along which it repeats."""
-    for axis in range(tensor.ndim - 2):
-        part = tensor.narrow(axis, 0, 1)
-        if torch.equal(part.expand_as(tensor), tensor):
-            tensor = part
-    return tensor
+    return torch.where(second > 0, first / second, total[0] / total[1])

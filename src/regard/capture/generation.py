@@ -50,7 +50,7 @@ class WeightCall:
 
 
 Call: TypeAlias = QueryKeyScores | WeightCall
-"""What is compared to group the calls of a layer."""
+"""A call, as it is compared with earlier calls of its layer."""
 
 
 class Place(NamedTuple):

@@ -219,7 +219,7 @@ class MetValue:
             for track, side, other in normalised:
                 self._meets(operation, track, side, other, product)
         else:
-            if len(tracked) == 2 and all(_may_be_weights(*each) for each in tracked):
+            if len(tracked) == 2 and all(_may_be_weights(each[0], each[1]) for each in tracked):
                 self._mix(operation, [track for track, *_ in tracked])
                 return
             for track, side, other in (*normalised, *tracked):
@@ -258,12 +258,14 @@ class MetValue:
 
     def _mix(self, operation: Operation, tracks: list[Track]) -> None:
         """Track the product of two weights, which may be weights itself."""
-        softmax = mixed = next((track.softmax for track in tracks if track.softmax), None)
-        for track in tracks:
-            if track.softmax is not None:
-                track.softmax.is_met = True
-        if softmax is not None:
-            mixed = replace(softmax, scores=None, axes=None, product=None, is_met=False, parts=[])
+        softmaxes = [track.softmax for track in tracks if track.softmax is not None]
+        for softmax in softmaxes:
+            softmax.is_met = True
+        mixed = None
+        if softmaxes:
+            mixed = replace(
+                softmaxes[0], scores=None, axes=None, product=None, is_met=False, parts=[]
+            )
             self._open.append(mixed)
         output = cast(Tensor, operation.output)
         axes = Axes.of(output, contiguous(output.shape))
@@ -368,16 +370,16 @@ class MetValue:
             how = f"exponentials of scores ({track.softmax.line}) multiply a value: {fault}"
             self._absence.note_unlike(name, how)
             return
-        if product is None or is_outer(track) or (track.axes is None and not track.is_changed):
+        if product is None or product.parameter is not None or is_outer(track):
             return
-        if product.parameter is not None:
+        if track.axes is None and not track.is_changed:
             return
         constants = {storage_key(buffer) for buffer in self._buffers()}
         if any(storage_key(each) in constants for each in tensors_in(operation.args)):
             return
-        if operation.module() in product.modules:
+        if name is not None and name in product.modules:
             how = f"scores meet a value ({operation.line()}) without a softmax"
-            self._absence.note_unlike(cast(str, operation.module()), f"{how}: {fault}")
+            self._absence.note_unlike(name, f"{how}: {fault}")
 
     def _note(self, operation: Operation, softmax: Softmax) -> None:
         """Note the softmax of anything but a product of activations that multiplies a value."""
@@ -498,26 +500,23 @@ class MetValue:
             return
         changed = list(written_by(operation))
         # A tensor as large as the output counts most, then weights, then the larger one.
-        count = max((each.numel() for each in tensors_in((operation.output,))), default=0)
-        track, source = max(
-            inputs,
-            key=lambda each: (
-                each[1].numel() >= count,
-                each[0].softmax is not None,
-                each[1].numel(),
-            ),
-        )
+        outputs = list(tensors_in((operation.output,)))
+        count = max((output.numel() for output in outputs), default=0)
+
+        def rank(item: tuple[Track, Tensor]) -> tuple[bool, bool, int]:
+            return item[1].numel() >= count, item[0].softmax is not None, item[1].numel()
+
+        track, source = max(inputs, key=rank)
         if track.softmax is None and operation.func in SHAPES_ALONE:
             return
-        size = sum(tensor.numel() for _, tensor in inputs if tensor.shape == source.shape)
-        size = size if isinstance(operation.args[0], list | tuple) else source.numel()
-        outputs = list(tensors_in((operation.output,)))
+        size = source.numel()
+        if isinstance(operation.args[0], list | tuple):  # parts that are joined
+            size = sum(tensor.numel() for _, tensor in inputs if tensor.shape == source.shape)
         outputs += [each for each in changed if not any(each is output for output in outputs)]
         for output in outputs:
             earlier = self._tracks.of(output)
             if earlier is not None and not any(output is each for each in changed):
-                if storage_key(output) != storage_key(source) or output.numel() > 0:
-                    earlier.shapes.append(geometry(output))
+                earlier.note_view(output)
                 continue
             if earlier is None and not is_like(track, source, size, output):
                 continue
@@ -566,10 +565,10 @@ class MetValue:
     def _rewrite(self, operation: Operation, output: Tensor, track: Track) -> None:
         """Update the track of a storage that an operation writes to."""
         steps = track.steps
-        if track.softmax is None and track.axes is not None:
-            size = math.prod(track.axes.sizes)
-            if output.numel() == size:
-                steps = steps.after(operation, output, track.axes.of_view(output))
+        axes = track.axes
+        is_all = axes is not None and output.numel() == math.prod(axes.sizes)
+        if track.softmax is None and axes is not None and is_all:
+            steps = steps.after(operation, output, axes.of_view(output))
         if operation.func not in TERMS and self._has_learned(operation):
             steps = replace(steps, is_learned=True)
         self._tracks.put(output, replace(track, steps=steps, is_changed=True))
@@ -577,60 +576,64 @@ class MetValue:
     def _multiply(self, operation: Operation) -> None:
         """Track an elementwise product: a step, dropout, or an einsum over an axis of size 1."""
         first, second = operation.args[:2]
-        if isinstance(first, Tensor) and isinstance(second, Tensor):
-            if self._dropout.thin(operation, first, second) or self._dropout.thin(
-                operation, second, first
-            ):
-                return
-            if _is_outer_product(first, second) or self._is_of_one_key(first, second):
-                with apart():
-                    product = broadcast_product(first, second)
-                both = (first, second)
-                owned = any(map(self._parameters.has, both))
-                tracks = [self._tracks.of(each) for each in both]
-                gates = any(t and t.softmax and not is_of_scores(t) for t in tracks)
-                if product is not None and not owned and not gates:
-                    self._combine(operation, product, projects=False)
-                    return
-            if _is_written_out(first, second):
-                self._outer.put(cast(Tensor, operation.output), True)
-            for weights in (first, second):
-                track = self._tracks.of(weights)
-                if track is not None and track.softmax is not None:
-                    grown = cast(Tensor, operation.output).numel() > 2 * weights.numel()
-                    # A router multiplies the outputs of experts in the same way.
-                    is_gate = track.softmax.is_gate is not False
-                    is_gate &= operation.module() not in self._sampled
-                    if grown and not track.softmax.is_of_scores and not is_gate:
-                        self._note(operation, track.softmax)
-        if self._tracks:
+        are_tensors = isinstance(first, Tensor) and isinstance(second, Tensor)
+        if not (are_tensors and self._multiply_tensors(operation, first, second)):
             self.follow(operation)
+
+    def _multiply_tensors(self, operation: Operation, first: Tensor, second: Tensor) -> bool:
+        """Track dropout and a product that einsum writes as ``mul``; return False for any other.
+
+        Note other attention that multiplies its value element by element.
+        """
+        output, pairs = cast(Tensor, operation.output), ((first, second), (second, first))
+        if any(self._dropout.thin(operation, *pair) for pair in pairs):
+            return True
+        if _is_outer_product(first, second) or self._is_of_one_key(first, second):
+            with apart():
+                product = broadcast_product(first, second)
+            is_owned = any(map(self._parameters.has, (first, second)))
+            tracks = [self._tracks.of(each) for each in (first, second)]
+            is_gated = any(t and t.softmax and not is_of_scores(t) for t in tracks)
+            if product is not None and not is_owned and not is_gated:
+                self._combine(operation, product, projects=False)
+                return True
+        if _is_written_out(first, second):
+            self._outer.put(output, True)
+        for weights in (first, second):
+            track = self._tracks.of(weights)
+            softmax = None if track is None else track.softmax
+            if softmax is None or softmax.is_of_scores or output.numel() <= 2 * weights.numel():
+                continue
+            # A router multiplies the outputs of experts in the same way.
+            if softmax.is_gate is False or operation.module() in self._sampled:
+                self._note(operation, softmax)
+        return False
 
     def _sum(self, operation: Operation) -> None:
         """Track the sum of an elementwise product as scores: a product that is written out."""
-        output = cast(Tensor, operation.output)
-        if self._outer.of(operation.args[0]) and output.ndim:
-            steps = Steps(rounding_of(output))
-            self._tracks.put(output, Track(None, None, steps, shapes=[geometry(output)]))
+        if self._outer.of(operation.args[0]) and operation.output.ndim:
+            self._begin_without_product(operation.output)
         else:
             self.follow(operation)
 
     def _distance(self, operation: Operation) -> None:
         """Track the distances of all rows of two activations as scores."""
-        output = cast(Tensor, operation.output)
+        output = operation.output
         if output.numel() and not any(map(self._parameters.has, operation.args[:2])):
-            steps = Steps(rounding_of(output))
-            self._tracks.put(output, Track(None, None, steps, shapes=[geometry(output)]))
+            self._begin_without_product(output)
+
+    def _begin_without_product(self, scores: Tensor) -> None:
+        steps = Steps(rounding_of(scores))
+        self._tracks.put(scores, Track(None, None, steps, shapes=[geometry(scores)]))
 
     def _is_of_one_key(self, first: Tensor, second: Tensor) -> bool:
         """Return True if one factor holds weights over a single key."""
-        for weights in (first, second):
-            track = self._tracks.of(weights)
-            if track is not None and track.softmax is not None and weights.ndim == second.ndim:
-                scores = track.softmax.scores
-                if scores is not None and scores.shape[track.softmax.dim] == 1:
-                    return first.ndim == second.ndim
-        return False
+        tracks = (self._tracks.of(first), self._tracks.of(second))
+        softmaxes = [track.softmax for track in tracks if track is not None and track.softmax]
+        return first.ndim == second.ndim and any(
+            softmax.scores is not None and softmax.scores.shape[softmax.dim] == 1
+            for softmax in softmaxes
+        )
 
     def _gather(self, operation: Operation) -> None:
         """Note tensors whose rows an index chose, so that they are no tokens in order."""
@@ -659,8 +662,7 @@ class MetValue:
         width = self._projected.of(source)
         if width is not None:
             self._projected.put(operation.output, width)
-        if self._tracks:
-            self.follow(operation)
+        self.follow(operation)
 
 
 def _fault(weights: Tensor, rounding: float) -> str | None:
@@ -690,7 +692,7 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
     return None if bool((weights != 0).any()) else _EMPTY
 
 
-def _may_be_weights(track: Track, side: Tensor, _: Tensor) -> bool:
+def _may_be_weights(track: Track, side: Tensor) -> bool:
     """Return True for scores that were changed, or their weights, without a negative number."""
     if not (is_of_scores(track) or (track.softmax is None and track.is_changed)):
         return False

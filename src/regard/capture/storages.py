@@ -1,4 +1,4 @@
-"""What is known of the storages of a running model: its parameters, its random numbers.
+"""Facts about the storages of a running model, such as which of them are parameters.
 
 A storage is known by a weak reference. The reference keeps the address from being used again, so
 that a new tensor is never taken for one that was freed, as with parameters that a hook offloads.

@@ -22,13 +22,32 @@ from regard.tracing.tracer import Operation
 Part = tuple[tuple[int, ...], tuple[int, ...], int]
 """The sizes, steps and first element of weights in the product that they came from."""
 
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
+"""The sizes, strides and offset of a view of a storage."""
+
+_LAST_VIEWS = 16
+"""The number of views of a storage that are kept; a loop over rows takes as many as it has rows."""
+
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Softmax:
     """The softmax of scores, or the exponential of a softmax that is written out.
 
-    ``scores`` is its input, until the weights met a value. ``product`` is None if its input does
-    not descend from one product. ``is_of_scores`` is False for the softmax of anything else.
+    Attributes:
+        name: the name of its module; None outside the model.
+        line: its ``file:line``.
+        scores: its input; None after the weights met a value, or if it has no known axes.
+        axes: the axes of its input in the product; None if they are unknown.
+        dim: the axis that it runs over.
+        steps: the steps from the product to its input.
+        product: the product of query and key; None if its input does not descend from one product.
+        is_written_out: True for an exponential.
+        is_of_scores: False for the softmax of anything but a product of two activations.
+        is_gate: True if it runs over the features of a projection, as a router of experts does;
+            None if that is unknown.
+        shape: the shape of its output.
+        is_met: True if its weights met a value, or are a part of other weights.
+        parts: the parts of its weights that were recorded.
     """
 
     name: str | None
@@ -58,7 +77,7 @@ class Track:
         rounding: the largest relative error of a dtype that the weights had since the softmax.
         before: the weights before dropout, what multiplied them, and the axes of both.
         is_changed: True if more than a copy was made since the product.
-        shapes: the views that the model took of the storage: sizes, strides and offset.
+        shapes: the views that the model took of the storage; the first two show how it was made.
     """
 
     product: Product | None
@@ -68,13 +87,16 @@ class Track:
     rounding: float = 0.0
     before: tuple[Tensor, Tensor, Axes | None] | None = None
     is_changed: bool = False
-    shapes: list[tuple[tuple[int, ...], tuple[int, ...], int]] = field(
-        default_factory=list[tuple[tuple[int, ...], tuple[int, ...], int]]
-    )
+    shapes: list[Geometry] = field(default_factory=list[Geometry])
 
     def into(self, tensor: Tensor, **changes: Any) -> "Track":
         """Return the track of a new storage, whose tensor is given."""
         return replace(self, shapes=[geometry(tensor)], **changes)
+
+    def note_view(self, view: Tensor) -> None:
+        """Record a view that the model took of the storage."""
+        self.shapes.append(geometry(view))
+        del self.shapes[2:-_LAST_VIEWS]
 
 
 def lines_of(operation: Operation, track: Track) -> dict[str, str]:
@@ -163,8 +185,8 @@ def shaped_weights(operation: Operation, track: Track, side: Tensor) -> Tensor:
     if best.ndim == 3 and isinstance(module := operation.innermost(), nn.MultiheadAttention):
         # PyTorch's own MultiheadAttention merges batch and heads.
         inputs = next(iter(operation.inputs()), list[Tensor]())
-        own = type(module).forward is nn.MultiheadAttention.forward and batch == best.shape[0]
-        if own and inputs and inputs[0].ndim == 3:
+        is_plain = type(module).forward is nn.MultiheadAttention.forward
+        if is_plain and batch == best.shape[0] and inputs and inputs[0].ndim == 3:
             return cast(Tensor, best.unflatten(0, (-1, cast(int, module.num_heads))))
     return best
 
@@ -180,8 +202,8 @@ def query_axis(track: Track, shaped: Tensor) -> int | None:
         return None
     (_, row, column), (_, rows, columns) = product.steps, product.sizes
     queries = (row, rows) if axes.steps[-1] < row else (column, columns)
-    both = [*zip(axes.steps, axes.sizes, strict=True)]
-    return both.index(queries) if queries in both[:-2] and both[-2] != queries else None
+    pairs = [*zip(axes.steps, axes.sizes, strict=True)]
+    return pairs.index(queries) if queries in pairs[:-2] and pairs[-2] != queries else None
 
 
 def _views(track: Track, side: Tensor) -> Iterator[Tensor]:
@@ -198,11 +220,11 @@ def _views(track: Track, side: Tensor) -> Iterator[Tensor]:
         if len(sizes) < 2 or sizes[-1] != side.shape[-1] or math.prod(sizes) != side.numel():
             continue
         view = side.as_strided(sizes, tuple(stride for _, stride in axes), offset)
-        if _alike(view, side):
+        if _has_elements_of(view, side):
             yield view
 
 
-def _alike(view: Tensor, side: Tensor) -> bool:
+def _has_elements_of(view: Tensor, side: Tensor) -> bool:
     """Return True if a view of the same storage has the elements of ``side`` in the same order."""
     try:
         same = view.view(side.shape)
@@ -222,9 +244,7 @@ def shaped_value(value: Tensor, leading: torch.Size, batch: int) -> Tensor:
     value = value.detach()
     if math.prod(leading) == batch:
         return value.reshape(*leading, *value.shape[-2:])
-    shared = 1
     for axis in reversed(range(len(leading))):
-        shared *= leading[axis]
         if math.prod(leading[:axis]) == batch:
             return value.reshape(*leading[:axis], *(1,) * (len(leading) - axis), *value.shape[-2:])
     return value
@@ -254,13 +274,8 @@ def evidence_of(track: Track, shaped: Tensor, weights: Tensor) -> Evidence | Non
         length > shaped.shape[-1] and sink is None
     ):
         return None
-    terms: list[Tensor] | None = []
-    for term in softmax.steps.terms:
-        numbers = term.axes.arranged(term.numbers, axes)
-        if numbers is None:
-            terms = None
-            break
-        terms.append(numbers)
+    terms = [term.axes.arranged(term.numbers, axes) for term in softmax.steps.terms]
+    arranged = [numbers for numbers in terms if numbers is not None]
     return Evidence(
         weights,
         track.rounding,
@@ -269,7 +284,7 @@ def evidence_of(track: Track, shaped: Tensor, weights: Tensor) -> Evidence | Non
         given,
         *factors,
         replace(softmax.steps, is_learned=track.steps.is_learned),
-        None if terms is None else tuple(terms),
+        tuple(arranged) if len(arranged) == len(terms) else None,
     )
 
 
@@ -278,11 +293,11 @@ def query_and_key(product: Product, axes: Axes) -> tuple[Tensor, Tensor] | None:
     _, row, _ = product.steps
     is_column = axes.steps[-1] < row or (axes.sizes[-1] == 1 and axes.steps[-2] >= row)
     query, key = (product.left, product.right) if is_column else (product.right, product.left)
-    operands = (
+    query, key = (
         _operand(product, axes, query, omitted=-1),
         _operand(product, axes, key, omitted=-2),
     )
-    return None if operands[0] is None or operands[1] is None else cast(Any, operands)
+    return None if query is None or key is None else (query, key)
 
 
 def _operand(product: Product, axes: Axes, tensor: Tensor, *, omitted: int) -> Tensor | None:
@@ -292,8 +307,8 @@ def _operand(product: Product, axes: Axes, tensor: Tensor, *, omitted: int) -> T
     sizes, steps = ([of[axis] for axis in kept] for of in (axes.sizes, axes.steps))
     for operand in (tensor, tensor.contiguous()):
         batch, tokens, depth = operand.stride()
-        own = (batch, tokens, 0) if is_left else (batch, 0, tokens)
-        basis = zip(product.sizes, product.steps, own, strict=True)
+        strides = (batch, tokens, 0) if is_left else (batch, 0, tokens)
+        basis = zip(product.sizes, product.steps, strides, strict=True)
         laid = translated(basis, sizes, steps, axes.first)
         if laid is not None:
             offset = int(operand.storage_offset()) + laid[1]
@@ -303,12 +318,12 @@ def _operand(product: Product, axes: Axes, tensor: Tensor, *, omitted: int) -> T
 
 def column_beside(softmax: Softmax, axes: Axes) -> Tensor | None:
     """Return the one column of a softmax's input that the weights lack, (..., q_len, 1)."""
-    scores, whole = cast(Tensor, softmax.scores), cast(Axes, softmax.axes)
-    is_before = axes.first != whole.first
+    scores, of_scores = cast(Tensor, softmax.scores), cast(Axes, softmax.axes)
+    is_before = axes.first != of_scores.first
     column = scores.narrow(softmax.dim, 0 if is_before else scores.shape[softmax.dim] - 1, 1)
-    sizes = tuple(1 if axis == softmax.dim else n for axis, n in enumerate(whole.sizes))
-    beside = replace(whole, sizes=sizes)
-    final = replace(axes, sizes=(*axes.sizes[:-1], 1), first=whole.first)
+    sizes = tuple(1 if axis == softmax.dim else n for axis, n in enumerate(of_scores.sizes))
+    beside = replace(of_scores, sizes=sizes)
+    final = replace(axes, sizes=(*axes.sizes[:-1], 1), first=of_scores.first)
     return beside.arranged(column, final)
 
 
@@ -350,7 +365,7 @@ def axes_of_copy(axes: Axes, output: Tensor) -> Axes | None:
     return Axes(axes.sizes, contiguous(axes.sizes), offset, axes.steps, axes.first)
 
 
-def geometry(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+def geometry(tensor: Tensor) -> Geometry:
     """Return the sizes, strides and offset of a tensor; no strides if it has none."""
     if tensor.layout != torch.strided:
         return tuple(tensor.shape), (), 0

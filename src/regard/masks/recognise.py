@@ -309,7 +309,7 @@ def _named_masks(facts: _Facts, shape: torch.Size) -> list[Mask] | None:
                 wrong &= facts.count > 0
             if not bool(wrong.any()):
                 keys = [_key_mask(facts.keys)] if by_keys else []
-                return [*masks, *keys, *([Keep(_narrowed(some[..., None]))] if by_rows else [])]
+                return [*masks, *keys, *([Keep(narrowed(some[..., None]))] if by_rows else [])]
     return None
 
 
@@ -329,7 +329,7 @@ def _banded(facts: _Facts, shift: int) -> _Kinds:
     left, right = _reach(facts, position)
     yield [SlidingWindow(left, right)], position - left, position + right + 1
     prefix = facts.stop[..., :1]
-    yield [PrefixLM(_narrowed(prefix[..., None]))], zero, prefix.maximum(position + 1)
+    yield [PrefixLM(narrowed(prefix[..., None]))], zero, prefix.maximum(position + 1)
 
 
 def _with_documents(facts: _Facts, shift: int) -> _Kinds:
@@ -341,7 +341,7 @@ def _with_documents(facts: _Facts, shift: int) -> _Kinds:
         return
     position = torch.arange(facts.count.shape[-1], device=facts.count.device) + shift
     ids, low, high = _documents(facts, shift)
-    documents = Documents(_narrowed(ids[..., None, :]))
+    documents = Documents(narrowed(ids[..., None, :]))
     yield [documents], low, high
     yield [documents, Causal()], low, high.minimum(position + 1)
     left, right = _reach(facts, position)
@@ -377,7 +377,7 @@ def _key_mask(keys: Tensor) -> Mask:
     """Return the mask that allows these keys, (..., kv_len), to every query."""
     lengths = keys.sum(-1, keepdim=True)
     prefix = bool((keys == (torch.arange(keys.shape[-1], device=keys.device) < lengths)).all())
-    return Padding(_narrowed(lengths[..., None])) if prefix else Keep(_narrowed(keys[..., None, :]))
+    return Padding(narrowed(lengths[..., None])) if prefix else Keep(narrowed(keys[..., None, :]))
 
 
 def _all_of(masks: list[Mask]) -> Mask | None:
@@ -402,6 +402,6 @@ def _unrepeated(tensor: Tensor) -> tuple[slice, ...]:
     return tuple(index)
 
 
-def _narrowed(tensor: Tensor) -> Tensor:
+def narrowed(tensor: Tensor) -> Tensor:
     """Return a copy without the leading axes along which the tensor repeats."""
     return tensor[_unrepeated(tensor)].clone(memory_format=torch.contiguous_format)
