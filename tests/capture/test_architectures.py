@@ -52,19 +52,19 @@ def are_weights(item: object) -> bool:
 
 def weights_returned(model: nn.Module) -> dict[str, Tensor]:
     """Fills with what each attention module of an eager model returns, when the model has run."""
-    found: dict[str, Tensor] = {}
+    by_module: dict[str, Tensor] = {}
 
     def hook(module: str) -> Callable[..., None]:
         def take(_module: nn.Module, _inputs: object, output: object) -> None:
             for item in output if isinstance(output, tuple) else ():
-                if are_weights(item) and not any(item is known for known in found.values()):
-                    found[module] = item
+                if are_weights(item) and not any(item is earlier for earlier in by_module.values()):
+                    by_module[module] = item
 
         return take
 
     for module_name, module in model.named_modules():
         module.register_forward_hook(hook(module_name))
-    return found
+    return by_module
 
 
 @cache
@@ -72,12 +72,12 @@ def eager_weights(name: str) -> dict[str, Tensor]:
     """What each attention module of the eager model returns, and it is what the model returns."""
     architecture = ARCHITECTURES[name]
     model = architecture.build("eager")
-    found = weights_returned(model)
+    by_module = weights_returned(model)
     with torch.no_grad():
         output = model(**architecture.inputs, output_attentions=True)
     returned = [t for key, value in output.items() if "attentions" in key for t in tensors(value)]
-    assert all(any(t is known for known in found.values()) for t in returned)
-    return found
+    assert all(any(t is weights for weights in by_module.values()) for t in returned)
+    return by_module
 
 
 class Run(NamedTuple):

@@ -126,8 +126,8 @@ def gradients(model: nn.Module, case: ModelCase, watched: bool) -> list[Tensor]:
     parameters = list(model.parameters())
     with regard.observe(model) if watched else nullcontext():
         first = tensors(model(**case.inputs))[0]
-        found = torch.autograd.grad(first.square().sum(), parameters, allow_unused=True)
-    return [gradient for gradient in found if gradient is not None]
+        all_gradients = torch.autograd.grad(first.square().sum(), parameters, allow_unused=True)
+    return [gradient for gradient in all_gradients if gradient is not None]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -72,8 +72,8 @@ def test_edited_weights_that_meet_two_values_are_recorded_each_time(
 def test_each_head_by_itself_may_have_rows_without_keys() -> None:
     model = Attends(by_heads, LATER & CAUSAL)
     seen = observed(model)
-    found = torch.stack([matrix.to_dense() for matrix in seen.values()], 1)
-    torch.testing.assert_close(found, model.weights.nan_to_num(), atol=1e-6, rtol=0)
+    recorded = torch.stack([matrix.to_dense() for matrix in seen.values()], 1)
+    torch.testing.assert_close(recorded, model.weights.nan_to_num(), atol=1e-6, rtol=0)
 
 
 def test_a_block_that_has_no_keys_at_all_is_0() -> None:

@@ -126,8 +126,8 @@ def test_an_answer_from_a_prompt_that_was_cut_back_knows_where_its_rows_stand(
         cache.crop(-back)
         model(torch.tensor([tokens]), past_key_values=cache)
     start = TEXT.shape[1] - back
-    found = [layer.positions for layer in seen.layers if "#2" in layer.name]
-    assert found == [range(start, start + len(tokens))] * 2
+    positions = [layer.positions for layer in seen.layers if "#2" in layer.name]
+    assert positions == [range(start, start + len(tokens))] * 2
 
 
 def test_another_look_at_another_text_stands_at_its_own_start() -> None:

@@ -55,14 +55,16 @@ def verdict(
         first, *_ = str(refusal).splitlines()
         return "refused" if "Layer" in first else f"refused without a name: {first}"
     # The recording has the model's own axes, perhaps in parts; the output always has (B, H).
-    found = torch.cat([seen[name].to_dense().flatten(0, -3) for name in seen]).float()
-    given = output.flatten(0, 1).float()
-    if found.shape[1:] != given.shape[1:]:
+    recorded = torch.cat([seen[name].to_dense().flatten(0, -3) for name in seen]).float()
+    returned = output.flatten(0, 1).float()
+    if recorded.shape[1:] != returned.shape[1:]:
         return f"{seen} for {tuple(output.shape)}"
-    both_nan = found[:, None].isnan() & given.isnan()
-    errors = (found[:, None] - given).abs().masked_fill(both_nan, 0.0).nan_to_num(9.0).amax((2, 3))
-    error = errors.diagonal().max() if len(found) == len(given) else errors.amin(1).max()
-    if found.shape[0] == given.shape[0] and error > limit:
+    both_nan = recorded[:, None].isnan() & returned.isnan()
+    errors = (
+        (recorded[:, None] - returned).abs().masked_fill(both_nan, 0.0).nan_to_num(9.0).amax((2, 3))
+    )
+    error = errors.diagonal().max() if len(recorded) == len(returned) else errors.amin(1).max()
+    if recorded.shape[0] == returned.shape[0] and error > limit:
         error = torch.stack([errors.amin(0).max(), errors.amin(1).max()]).max()
         if seen[0].shape == output.shape:
             return f"wrong by {error:.3g}"
@@ -81,11 +83,11 @@ def test_there_are_enough_variants() -> None:
 def test_no_variant_is_recorded_as_what_it_is_not(
     dtype: torch.dtype, keep: str, mode: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    found = {name: verdict(variant, dtype, keep, mode) for name, variant in VARIANTS.items()}
-    wrong = {name: each for name, each in found.items() if each not in ("right", "refused")}
+    verdicts = {name: verdict(variant, dtype, keep, mode) for name, variant in VARIANTS.items()}
+    wrong = {name: each for name, each in verdicts.items() if each not in ("right", "refused")}
     assert wrong == {}
     # The checker sees right ones, too.
-    assert sum(each == "right" for each in found.values()) >= 320
+    assert sum(each == "right" for each in verdicts.values()) >= 320
 
 
 class Masked(nn.Module):

@@ -65,11 +65,11 @@ def check_recorded(name: str, seen: regard.Recording, answer: Answer, *, as_weig
     atol = ROUNDED.get(name, 1e-5)
     for layer, expected, output in zip(layers, weights, outputs, strict=True):
         assert isinstance(seen[layer].source, GivenScores) == as_weights
-        found = seen[layer].to_dense().detach().double()
-        assert found.shape[-2:] == expected.shape[-2:]
-        wanted = expected.detach().double().expand_as(found)
+        recorded = seen[layer].to_dense().detach().double()
+        assert recorded.shape[-2:] == expected.shape[-2:]
+        wanted = expected.detach().double().expand_as(recorded)
         wanted = wanted if as_weights else wanted.nan_to_num()
-        torch.testing.assert_close(found, wanted, atol=atol, rtol=0, equal_nan=True)
+        torch.testing.assert_close(recorded, wanted, atol=atol, rtol=0, equal_nan=True)
         if name not in (*DROPOUTS, "dropout of rows set to 0", "NaN rows"):
             # The ways order the axes of their outputs differently.
             product = seen[layer] @ seen.value(layer).to(seen[layer].dtype)
@@ -79,13 +79,13 @@ def check_recorded(name: str, seen: regard.Recording, answer: Answer, *, as_weig
 
 def check_refused(name: str, messages: list[str], answer: Answer) -> None:
     (message,) = messages
-    found = re.search(rf"'layer'.*{REFUSED[name]}", message)
-    assert found, message
+    match = re.search(rf"'layer'.*{REFUSED[name]}", message)
+    assert match, message
     file = re.escape(inspect.getsourcefile(handwritten_ways))
     assert re.search(rf"\({file}:\d+\)", message)
-    if "sum" in found.groupdict():
+    if "sum" in match.groupdict():
         sums = torch.cat([each.detach().sum(-1).flatten() for each in listed(answer[0])]).float()
-        assert bool(torch.isclose(sums, sums.new_tensor(float(found["sum"])), rtol=1e-3).any())
+        assert bool(torch.isclose(sums, sums.new_tensor(float(match["sum"])), rtol=1e-3).any())
 
 
 BESIDE = ("diagonal beside", "mean of the queries beside")
@@ -138,8 +138,8 @@ def test_the_table_names_ways() -> None:
 )
 def test_the_matrix_shows_what_the_layer_did(name: str, text: str) -> None:
     seen, _, _ = observed(Layer(WAYS[name]))
-    found = re.sub(r"batch=\d, |num_heads=\d, |dtype=float32, device=cpu, ", "", repr(seen[0]))
-    assert found == f"AttentionMatrix({text})"
+    shown = re.sub(r"batch=\d, |num_heads=\d, |dtype=float32, device=cpu, ", "", repr(seen[0]))
+    assert shown == f"AttentionMatrix({text})"
 
 
 # The model's own axes
@@ -349,8 +349,8 @@ def test_gradients_of_a_recording_are_those_of_the_weights(name: str) -> None:
     parameters = [*model.layer.query.parameters(), model.layer.key.weight, *model.layer.own]
     layers = [each for each in seen if each.startswith("layer")]
     for layer, used in zip(layers, listed(weights), strict=True):
-        found = seen[layer].to_dense()
-        each = numbers(*found.shape, seed=5).masked_fill(used.isnan().any(-1, keepdim=True), 0.0)
+        recorded = seen[layer].to_dense()
+        each = numbers(*recorded.shape, seed=5).masked_fill(used.isnan().any(-1, keepdim=True), 0.0)
         try:
             wanted = torch.autograd.grad(
                 (used.nan_to_num() * each).sum(), parameters, retain_graph=True, allow_unused=True
@@ -358,7 +358,7 @@ def test_gradients_of_a_recording_are_those_of_the_weights(name: str) -> None:
         except RuntimeError:
             return  # The model changed its weights in place, so it has no gradients itself.
         got = torch.autograd.grad(
-            (found.nan_to_num() * each).sum(), parameters, retain_graph=True, allow_unused=True
+            (recorded.nan_to_num() * each).sum(), parameters, retain_graph=True, allow_unused=True
         )
         for one, other in zip(got, wanted, strict=True):
             assert (one is None) == (other is None)
@@ -391,8 +391,8 @@ def test_autocast_is_recorded_as_it_was_computed(
         seen, (weights, output), _ = observed(model)
     assert torch.equal(output, expected[1])
     assert seen[0].dtype == torch.bfloat16
-    found = seen[0].to_dense().float()
-    torch.testing.assert_close(found.detach(), weights.detach().float(), atol=2e-2, rtol=0)
+    recorded = seen[0].to_dense().float()
+    torch.testing.assert_close(recorded.detach(), weights.detach().float(), atol=2e-2, rtol=0)
 
 
 def test_a_model_that_fails_at_the_value_leaves_nothing_behind() -> None:

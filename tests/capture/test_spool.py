@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import regard
 import regard.recording.merged_calls
+from full_disk import disk_of
 from regard.recording.spool import MAGIC
 from regard.recording.tensor_file import checksum
 
@@ -216,17 +217,6 @@ def test_what_is_cut_off_anywhere_is_loaded_up_to_there(tmp_path: Path) -> None:
 
 
 # A disk that is full
-
-
-@contextmanager
-def disk_of(size: int) -> Iterator[None]:
-    """No file may grow beyond this size, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_stops_no_model_and_loses_nothing_that_was_finished(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def x() -> Tensor:
 
 
 def refused(model: nn.Module, **options: Any) -> list[tuple[str, str]]:
-    """What was refused beside a layer that was recorded."""
+    """Return module and reason of each attention refused beside the recorded layer."""
     plain = model(x())
     with (
         pytest.warns(UserWarning, match="cannot be kept"),

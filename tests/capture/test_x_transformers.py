@@ -57,7 +57,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "residual streams": {"num_residual_streams": 2},
 }
 MIXED = "heads mixed after the softmax"
-"""What it returns is not yet mixed."""
+"""x_transformers returns these weights before they are mixed."""
 VARIANTS |= {
     MIXED: {"attn_post_talking_heads": True},
     "hard": {"attn_hard": True},

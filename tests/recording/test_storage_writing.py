@@ -2,9 +2,7 @@
 
 import os
 import re
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 import regard
+from full_disk import disk_of
 from regard.matrix.weighted_sums import WeightedSum
 from regard.recording.file_reader import read
 from regard.scores.given_scores import GivenScores
@@ -112,17 +111,6 @@ def test_a_pipe_is_no_file_to_replace(linked: bool, tmp_path: Path) -> None:
         recording().save(path)
     assert pipe.is_fifo()
     assert left_in(tmp_path) == sorted({"pipe", path.name})
-
-
-@contextmanager
-def disk_of(size: int) -> Iterator[None]:
-    """No file may grow beyond this size, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 FULL = (

@@ -55,8 +55,8 @@ class Axes:
         if strides == self.strides and offset == self.offset and view.shape == self.sizes:
             return self
         basis = zip(self.sizes, self.strides, self.steps, strict=True)
-        found = translated(basis, view.shape, strides, offset - self.offset)
-        return None if found is None else Axes.of(view, found[0], self.first + found[1])
+        laid = translated(basis, view.shape, strides, offset - self.offset)
+        return None if laid is None else Axes.of(view, laid[0], self.first + laid[1])
 
     def moved(self, result: Tensor) -> "Axes | None":
         """Return the axes of the result of an elementwise operation on the tensor.
@@ -77,14 +77,14 @@ class Axes:
         sizes = zip(operand.shape[::-1], self.sizes[::-1], strict=False)
         if operand.ndim > len(self.sizes) or any(size not in (1, full) for size, full in sizes):
             return None
-        whole = operand.expand(self.sizes)
-        basis = zip(self.sizes, self.steps, whole.stride(), strict=True)
-        found = translated(basis, final.sizes, final.steps, final.first - self.first)
-        if found is None:
+        spread = operand.expand(self.sizes)
+        basis = zip(self.sizes, self.steps, spread.stride(), strict=True)
+        laid = translated(basis, final.sizes, final.steps, final.first - self.first)
+        if laid is None:
             return None
-        strides, offset = found
+        strides, offset = laid
         sizes = [size if step else 1 for size, step in zip(final.sizes, strides, strict=True)]
-        return whole.as_strided(sizes, strides, whole.storage_offset() + offset)
+        return spread.as_strided(sizes, strides, spread.storage_offset() + offset)
 
 
 def translated(
@@ -105,16 +105,16 @@ def translated(
     if reach is None:
         return None
     first = sum(count * to for count, (_, _, to) in zip(reach, axes, strict=True))
-    found: list[int] = []
+    laid: list[int] = []
     for size, stride in zip(sizes, strides, strict=True):
         counts = _counts(axes, stride if size > 1 else 0)
         if counts is None:
             return None
         reach = [far + count * (size - 1) for far, count in zip(reach, counts, strict=True)]
-        found.append(sum(count * to for count, (_, _, to) in zip(counts, axes, strict=True)))
+        laid.append(sum(count * to for count, (_, _, to) in zip(counts, axes, strict=True)))
     if any(far >= size for far, (size, _, _) in zip(reach, axes, strict=True)):
         return None
-    return tuple(found), first
+    return tuple(laid), first
 
 
 def _joined(basis: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

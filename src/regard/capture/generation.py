@@ -23,7 +23,7 @@ from regard.masks.recognise import FAR, allowed_rows
 from regard.recording.merged_calls import Columns
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["Call", "Place", "Run", "Runs", "WeightCall"]
+__all__ = ["Call", "Join", "Run", "Runs", "WeightCall"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,17 +53,17 @@ Call: TypeAlias = QueryKeyScores | WeightCall
 """A call, as it is compared with earlier calls of its layer."""
 
 
-class Place(NamedTuple):
-    """The place at which a call continues earlier calls.
+class Join(NamedTuple):
+    """The columns at which a call continues earlier calls.
 
     Attributes:
         base: the column of its first key.
-        known: the number of its first keys that earlier calls had already.
+        shared: the number of its first keys that earlier calls had already.
         stop: the number of its keys that are filled; a cache may have room for more.
     """
 
     base: int
-    known: int
+    shared: int
     stop: int
 
 
@@ -152,28 +152,28 @@ class Runs:
         source: Call,
         mask: Mask | None,
         columns: Callable[[Tensor], Columns],
-    ) -> tuple[Run, Place | None]:
-        """Add a call, and return its run and its place there; the place of a first call is None.
+    ) -> tuple[Run, Join | None]:
+        """Add a call, and return its run and its join there; the join of a first call is None.
 
         ``columns`` copies the keys of a first call.
         """
         self._clock += 1
         runs, stop = self._runs.setdefault(name, []), visible_stop(source, mask)
-        found = self._found(name, runs, source, stop)
-        if found is None:
+        continued = self._continued(name, runs, source, stop)
+        if continued is None:
             run = self._begin(name, runs, source, stop, columns)
             run.reach = _reach(source, mask, stop)
             return run, None
-        run, place = found
-        run.reach = max(run.reach, place.base + _reach(source, mask, stop))
-        run.time, run.grows = self._clock, place.known < place.stop
+        run, join = continued
+        run.reach = max(run.reach, join.base + _reach(source, mask, stop))
+        run.time, run.grows = self._clock, join.shared < join.stop
         run.parts += 1
         run.q_len += source.query.shape[-2]
         if run.grows:
             self._grew = self._clock
-            first, run.kv_len = place.base + place.known, place.base + place.stop
-            run.keys.append(first, source.key[..., place.known : place.stop, :])
-        return run, place
+            first, run.kv_len = join.base + join.shared, join.base + join.stop
+            run.keys.append(first, source.key[..., join.shared : join.stop, :])
+        return run, join
 
     def _begin(
         self,
@@ -203,23 +203,23 @@ class Runs:
         runs.append(run)
         return run
 
-    def _found(
+    def _continued(
         self, name: str, runs: Sequence[Run], source: Call, stop: int
-    ) -> tuple[Run, Place] | None:
+    ) -> tuple[Run, Join] | None:
         """Return the only run that a call continues; None if there is none or several."""
-        traits, found = _traits(source), list[tuple[Run, Place]]()
+        traits, joins = _traits(source), list[tuple[Run, Join]]()
         for run in runs if traits is not None else ():
             if run.traits == traits and _same(run.sink_bias, source.sink_bias):
-                place = self._with_same_keys(run, source) or _with_more_keys(run, source, stop)
-                if place is not None:
-                    found.append((run, place))
-        if len(found) > 1 or any(_has_equal_entries(*each, source) for each in found):
+                join = self._with_same_keys(run, source) or _with_more_keys(run, source, stop)
+                if join is not None:
+                    joins.append((run, join))
+        if len(joins) > 1 or any(_has_equal_entries(*each, source) for each in joins):
             self.broken[name] = None  # heads with a shared key, or beams
             return None
-        return found[0] if found else None
+        return joins[0] if joins else None
 
-    def _with_same_keys(self, run: Run, source: Call) -> Place | None:
-        """Return the place of a call with the same keys as the run, as in cross-attention.
+    def _with_same_keys(self, run: Run, source: Call) -> Join | None:
+        """Return the join of a call with the same keys as the run, as in cross-attention.
 
         The result is None for any other call.
         """
@@ -230,7 +230,7 @@ class Runs:
             return None
         if q_len == kv_len and torch.equal(run.last_query, source.query[..., -1:, :]):
             return None  # the same text ran twice
-        return Place(0, kv_len, kv_len) if run.keys.equal(0, source.key) else None
+        return Join(0, kv_len, kv_len) if run.keys.equal(0, source.key) else None
 
 
 def visible_stop(source: Call, mask: Mask | None) -> int:
@@ -269,13 +269,13 @@ def _reach(source: Call, mask: Mask | None, stop: int) -> int:
     return shape[-1] if bool(spills.any()) else stop
 
 
-def _with_more_keys(run: Run, source: Call, stop: int) -> Place | None:
-    """Return the place of a call whose keys begin with the keys of the run; None otherwise."""
-    known = stop - source.query.shape[-2]
-    base = run.kv_len - known
-    if known < 1 or base < 0 or run.grows is False:
+def _with_more_keys(run: Run, source: Call, stop: int) -> Join | None:
+    """Return the join of a call whose keys begin with the keys of the run; None otherwise."""
+    shared = stop - source.query.shape[-2]
+    base = run.kv_len - shared
+    if shared < 1 or base < 0 or run.grows is False:
         return None
-    return Place(base, known, stop) if run.keys.equal(base, source.key[..., :known, :]) else None
+    return Join(base, shared, stop) if run.keys.equal(base, source.key[..., :shared, :]) else None
 
 
 def _traits(source: Call) -> Hashable:
@@ -301,34 +301,34 @@ def _has_first_key(runs: Sequence[Run], source: Call, stop: int) -> bool:
     for run in runs:
         if run.traits != traits or not (run.grows or (run.grows is None and not run.before)):
             continue
-        known = run.keys.read(0, run.kv_len)
-        key = source.key[..., :stop, :].to(known.device)
-        first, there = _of_first_head(key[..., :1, :]), _of_first_head(known)
+        earlier = run.keys.read(0, run.kv_len)
+        key = source.key[..., :stop, :].to(earlier.device)
+        first, there = _of_first_head(key[..., :1, :]), _of_first_head(earlier)
         if not bool((there == first[:, None]).all(-1).any()):
             continue
         reads_again = torch.equal(run.last_query, source.query[..., -1:, :])
-        if run.grows or reads_again or not torch.equal(known, key):
+        if run.grows or reads_again or not torch.equal(earlier, key):
             return True
     return False
 
 
-def _has_equal_entries(run: Run, place: Place, source: Call) -> bool:
+def _has_equal_entries(run: Run, join: Join, source: Call) -> bool:
     """Return True if two batch entries have equal keys in a call.
 
     A beam could then continue either of them.
     """
-    compares = place.base > 0 or place.known == place.stop
+    compares = join.base > 0 or join.shared == join.stop
     if source.key.ndim < 4 or source.key.shape[0] == 1 or not compares:
         return False
     keys = run.keys.read(0, run.kv_len)
     if not keys.shape[-2]:
         return False  # a LastColumn
-    if place.known == place.stop:
+    if join.shared == join.stop:
         return any(torch.equal(one, other) for one, other in pairwise(keys))
-    seen = keys[..., place.base :, :]
+    visible = keys[..., join.base :, :]
     return any(
-        torch.equal(seen[one], seen[other]) and not torch.equal(keys[one], keys[other])
-        for one, other in combinations(range(len(keys)), 2)
+        torch.equal(visible[a], visible[b]) and not torch.equal(keys[a], keys[b])
+        for a, b in combinations(range(len(keys)), 2)
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.capture.generation import Place, Run
+from regard.capture.generation import Join, Run
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_queries
 from regard.capture.tensor_copies import TensorCopies
@@ -56,18 +56,18 @@ class Values:
         self.in_graph: Tensor | None = None
         self._tensor_copies = tensor_copies
         self._value: Columns | None = None
-        self._place: Place | None = None
+        self._join: Join | None = None
         self._shape = torch.Size()
         self._missing = False
 
-    def expect(self, place: Place | None, shape: torch.Size) -> None:
-        """Prepare for the value of the call that has just run, at this place in its run.
+    def expect(self, join: Join | None, shape: torch.Size) -> None:
+        """Prepare for the value of the call that has just run, where it joins its run.
 
         ``shape`` is that of its matrix, (..., num_heads, q_len, kv_len).
         """
         if self._missing:
             self.trouble = self.trouble or _NEVER_SEEN
-        self._place, self._shape, self._missing = place, shape, True
+        self._join, self._shape, self._missing = join, shape, True
 
     def add(self, value: Tensor) -> tuple[int, Piece] | None:
         """Copy the value of the last call, (..., num_kv_heads, kv_len, head_dim).
@@ -85,12 +85,12 @@ class Values:
             return None
         # All entries of a batch may share one value.
         value = value.expand(*self._shape[:-3], *value.shape[-3:])
-        place = self._place
-        if place is None:
+        join = self._join
+        if join is None:
             self._value = self._tensor_copies.columns(value)
-        elif place.known < place.stop and self._value is not None:
-            more = value[..., place.known : place.stop, :]
-            self._value.append(place.base + place.known, more)
+        elif join.shared < join.stop and self._value is not None:
+            more = value[..., join.shared : join.stop, :]
+            self._value.append(join.base + join.shared, more)
         else:
             return None
         return self._value.latest if isinstance(self._value, SpooledColumns) else None
@@ -161,14 +161,14 @@ class CallGroup:
         self._calls = None if asks else Calls(run.keys, copies.copy_once, copies.device)
         self._noted_keys = 0
 
-    def add(self, matrix: AttentionMatrix, place: Place | None) -> None:
-        """Record the selected queries of a call, at this place in its run: copies, or answers.
+    def add(self, matrix: AttentionMatrix, join: Join | None) -> None:
+        """Record the selected queries of a call, where it joins its run: copies, or answers.
 
         Raises:
             OSError: the disk is full.
             RegardError: a file cannot have this call.
         """
-        first, base = self._run.q_len - matrix.shape[-2], 0 if place is None else place.base
+        first, base = self._run.q_len - matrix.shape[-2], 0 if join is None else join.base
         # If no call can continue the run, the first call has all of its queries.
         all_there = self._calls is None or self._run.traits is None
         there = self._selection.rows(first, matrix.shape[-2], all_there=all_there)
@@ -177,16 +177,16 @@ class CallGroup:
             if part is not None:
                 answers = [_at(each, self._copies.device) for each in self._asked(part)]
                 self._answers.add(answers, range(first, first + len(there)), base)
-                self._note_answers(answers, part, first, place)
+                self._note_answers(answers, part, first, join)
             return
         if self.values is not None:
-            self.values.expect(place, matrix.shape)
+            self.values.expect(join, matrix.shape)
         query = None
         if part is not None:
             query = self._copies.copy(_rows_of(part))
             cast(Calls, self._calls).add(part, first, base, query)
         if self._copies.spool is not None:
-            self._note_call(matrix, part, query, place, first)
+            self._note_call(matrix, part, query, join, first)
 
     def record_value(self, value: Tensor) -> None:
         """Record the value of the last call.
@@ -246,17 +246,17 @@ class CallGroup:
         matrix: AttentionMatrix,
         part: AttentionMatrix | None,
         query: Callable[[], Tensor] | None,
-        place: Place | None,
+        join: Join | None,
         first: int,
     ) -> None:
         """Append the plain data of a call to the spool, after its new keys and its query."""
         spool, keys = cast(Spool, self._copies.spool), None
-        if place is None or place.known < place.stop:
+        if join is None or join.shared < join.stop:
             at, piece = cast(Any, self._run.keys).latest
             keys = at, piece.number
             if isinstance(matrix.source, QueryKeyScores):
                 key = matrix.source.key
-                key = key if place is None else key[..., place.known : place.stop, :]
+                key = key if join is None else key[..., join.shared : join.stop, :]
                 check_numbers("key", key)
 
         def put(role: str, tensor: Tensor) -> str | int:
@@ -268,10 +268,10 @@ class CallGroup:
             return spool.append(tensor, once=True).number
 
         plain = None if part is None else plain_matrix(part, put)
-        self._note("call", first, place, keys=keys, columns=matrix.shape[-1], matrix=plain)
+        self._note("call", first, join, keys=keys, columns=matrix.shape[-1], matrix=plain)
 
     def _note_answers(
-        self, answers: Sequence[Any], part: AttentionMatrix, first: int, place: Place | None
+        self, answers: Sequence[Any], part: AttentionMatrix, first: int, join: Join | None
     ) -> None:
         """Append the answers of a call to the spool.
 
@@ -293,16 +293,16 @@ class CallGroup:
             return spool.append(tensor).number
 
         plain = plain_answers(pairs, put)
-        self._note("answers", first, place, shape=list(part.shape), answers=plain)
+        self._note("answers", first, join, shape=list(part.shape), answers=plain)
 
-    def _note(self, kind: str, first: int, place: Place | None, **more: Any) -> None:
+    def _note(self, kind: str, first: int, join: Join | None, **more: Any) -> None:
         about: Plain = {
             "kind": kind,
             "run": self._number,
             "module": self.module,
             "origin": self._origin,
             "first": first,
-            "base": 0 if place is None else place.base,
+            "base": 0 if join is None else join.base,
             "start": self._run.start,
             "ran": self._run.q_len,
             "kv_len": self.kv_len,

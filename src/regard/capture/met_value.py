@@ -205,8 +205,11 @@ class MetValue:
 
     def _combine(self, operation: Operation, product: Written, *, projects: bool) -> None:
         """Handle a product: one of weights and a value, of a parameter, or a new one of scores."""
-        sides = [(self._tracks.of(side), side, other) for side, other in product.sides]
-        tracked = [(track, *rest) for track, *rest in sides if track is not None]
+        tracked = [
+            (track, side, value)
+            for side, value in product.sides
+            if (track := self._tracks.of(side)) is not None
+        ]
         normalised = [each for each in tracked if each[0].softmax is not None]
         mixed = [(track, side) for track, side, _ in tracked if is_over_heads(track, side)]
         if mixed:
@@ -216,14 +219,14 @@ class MetValue:
         elif any(self._parameters.has(factor) for factor in (product.left, product.right)):
             if not tracked:
                 self._begin(operation, product)
-            for track, side, other in normalised:
-                self._meets(operation, track, side, other, product)
+            for track, side, value in normalised:
+                self._meets(operation, track, side, value, product)
         else:
             if len(tracked) == 2 and all(_may_be_weights(each[0], each[1]) for each in tracked):
                 self._mix(operation, [track for track, *_ in tracked])
                 return
-            for track, side, other in (*normalised, *tracked):
-                if self._meets(operation, track, side, other, product):
+            for track, side, value in (*normalised, *tracked):
+                if self._meets(operation, track, side, value, product):
                     return
             self._begin(operation, product)
 
@@ -521,9 +524,9 @@ class MetValue:
             if earlier is None and not is_like(track, source, size, output):
                 continue
             merged = track if earlier is None else earlier
-            for other, _ in inputs:
-                if other.softmax is not None and other.softmax is not merged.softmax:
-                    other.softmax.is_met = True  # it is a part of the new weights
+            for part, _ in inputs:
+                if part.softmax is not None and part.softmax is not merged.softmax:
+                    part.softmax.is_met = True  # it is a part of the new weights
             if earlier is not None:
                 self._rewrite(operation, output, earlier)
             else:

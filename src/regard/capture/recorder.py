@@ -434,8 +434,8 @@ class Recorder:
         # If keys are not recorded, the keys of one head suffice to group calls.
         if self._selection.reductions or isinstance(call, WeightCall):
             call = replace(call, key=call.key[..., :1, :, :] if call.key.ndim > 2 else call.key)
-        run, place = self._runs.add(name, call, part.mask, self._tensor_copies.columns)
-        if place is None:
+        run, join = self._runs.add(name, call, part.mask, self._tensor_copies.columns)
+        if join is None:
             self._call_groups[run] = CallGroup(
                 len(self._call_groups),
                 name,
@@ -446,11 +446,11 @@ class Recorder:
                 self._origins.get(name),
             )
         calls = self._call_groups[run]
-        calls.add(part, place)
+        calls.add(part, join)
         layer = None if calls.name is not None else calls.layer()
         if layer is not None:
             calls.name = self._add(layer)
-        if gradients and place is None and calls.name is not None:
+        if gradients and join is None and calls.name is not None:
             self._show_graph(calls.name, part)
         return calls
 

@@ -126,13 +126,13 @@ class Absence:
 
         A module is an attention module if the name of its class ends so.
         """
-        known = {*self._present, *self._unlike, *self._others, *refused}
+        named = {*self._present, *self._unlike, *self._others, *refused}
         return [
             name
             for name, module in module_names(self._model).items()
             if name in self._running
             and _ATTENTION_CLASS.search(type(module).__name__)
-            and not any(f"{each}.".startswith(f"{name}.") for each in known)
+            and not any(f"{each}.".startswith(f"{name}.") for each in named)
             and not any(name.startswith(f"{each}.") for each in refused)
         ]
 

@@ -53,25 +53,25 @@ class Steps:
             eps = max(eps, torch.finfo(output.dtype).eps)
         steps = replace(self, eps=eps)
         func, args = str(operation.func).split(".")[1].rstrip("_"), operation.args
-        others = [each for each in args[:2] if each is not scores]
+        operands = [each for each in args[:2] if each is not scores]
         if func == "neg":
             return steps._times(-1.0)
         if func == "tanh":
             return replace(steps, cap=1.0) if steps.cap is None and not steps.terms else steps
-        if not others or not isinstance(others[0], Tensor | float | int):
+        if not operands or not isinstance(operands[0], Tensor | float | int):
             return steps
-        other = others[0]
+        operand = operands[0]
         if func in ("mul", "div"):
-            if isinstance(other, Tensor) and other.numel() != 1:
+            if isinstance(operand, Tensor) and operand.numel() != 1:
                 return steps
-            factor = float(other.detach() if isinstance(other, Tensor) else other)
+            factor = float(operand.detach() if isinstance(operand, Tensor) else operand)
             factor = factor if func == "mul" else 1 / factor if factor else 0.0
             return steps._times(factor)
         if func in ("add", "sub", "rsub"):
             alpha = float((*args[2:3], operation.kwargs.get("alpha", 1))[0])
-            if func == "rsub" or (func == "sub" and other is args[0]):
-                return steps._times(-alpha).plus(other, axes, 1.0)
-            return steps.plus(other, axes, -alpha if func == "sub" else alpha)
+            if func == "rsub" or (func == "sub" and operand is args[0]):
+                return steps._times(-alpha).plus(operand, axes, 1.0)
+            return steps.plus(operand, axes, -alpha if func == "sub" else alpha)
         return steps
 
     def plus(self, numbers: object, axes: Axes | None, factor: float) -> "Steps":

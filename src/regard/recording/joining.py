@@ -54,7 +54,7 @@ def _by_place(pieces: Sequence[Piece]) -> dict[tuple[int, ...], Piece]:
     """Check that the pieces are one complete run, and return them by their place in it."""
     if not pieces:
         raise RegardError("there are no recordings to merge.\n    Pass one for each process.")
-    found: dict[tuple[int, ...], Piece] = {}
+    by_place: dict[tuple[int, ...], Piece] = {}
     for piece in pieces:
         if piece.shard is None:
             raise RegardError(
@@ -67,20 +67,20 @@ def _by_place(pieces: Sequence[Piece]) -> dict[tuple[int, ...], Piece]:
                 f"{piece.name} and {pieces[0].name} are of different runs.\n"
                 "    Merge the recordings of one run, each process with as many blocks of observe."
             )
-        if shard.place in found:
+        if shard.place in by_place:
             raise RegardError(
-                f"{piece.name} and {found[shard.place].name} are the same part of the run, "
+                f"{piece.name} and {by_place[shard.place].name} are the same part of the run, "
                 f"{shard.text}.\n    Leave one of them out."
             )
-        found[shard.place] = piece
+        by_place[shard.place] = piece
     counts = _shard(pieces[0]).counts
-    missing = next((place for place in product(*map(range, counts)) if place not in found), None)
+    missing = next((place for place in product(*map(range, counts)) if place not in by_place), None)
     if missing is not None:
         raise RegardError(
-            f"{prod(counts) - len(found)} of {prod(counts)} parts of the run are missing, the "
+            f"{prod(counts) - len(by_place)} of {prod(counts)} parts of the run are missing, the "
             f"first is {place_text(missing, counts)}.\n    Merge the recordings of all processes."
         )
-    return found
+    return by_place
 
 
 def _shard(piece: Piece) -> Shard:

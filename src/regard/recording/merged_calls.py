@@ -309,17 +309,17 @@ class Calls:
 
 def _merged_bias(calls: Sequence[_Call], shape: torch.Size) -> Tensor | None:
     """Return the merged bias; it is 0 where a call has no bias or lacks the key."""
-    given = [call.bias for call in calls if call.bias is not None]
-    if not given:
+    biases = [call.bias for call in calls if call.bias is not None]
+    if not biases:
         return None
-    leading = [max(axis) for axis in zip(*(bias.shape[:-2] for bias in given), strict=True)]
-    merged, row = given[0].new_zeros(*leading, *shape[-2:]), 0
+    leading = [max(axis) for axis in zip(*(bias.shape[:-2] for bias in biases), strict=True)]
+    merged, row = biases[0].new_zeros(*leading, *shape[-2:]), 0
     for call in calls:
         there = merged[..., row : row + len(call.rows), call.base : call.base + call.kv_len]
         row += len(call.rows)
         if call.bias is not None:
-            whole = call.bias.expand(*call.bias.shape[:-2], len(call.rows), call.kv_len)
-            there.copy_(whole[..., : there.shape[-1]])
+            rows_bias = call.bias.expand(*call.bias.shape[:-2], len(call.rows), call.kv_len)
+            there.copy_(rows_bias[..., : there.shape[-1]])
     return merged
 
 
@@ -366,10 +366,10 @@ def _allowed(call: _Call, rows: range, shape: torch.Size) -> Tensor:
     The columns are the keys of all calls.
     """
     block = allowed_rows(call.mask, slice(rows.start, rows.stop), call.shape, call.device)
-    whole = block.new_zeros(*block.shape[:-1], shape[-1])
-    there = whole[..., call.base : call.base + call.kv_len]
+    every = block.new_zeros(*block.shape[:-1], shape[-1])
+    there = every[..., call.base : call.base + call.kv_len]
     there.copy_(block[..., : there.shape[-1]])
-    return whole
+    return every
 
 
 def recorded_queries(rows: range | None, ran: int, start: int = 0) -> Queries | None:

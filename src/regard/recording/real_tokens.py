@@ -92,8 +92,10 @@ def _shows_both_ends(mask: Mask, shape: torch.Size) -> bool:
     leading = tuple(slice(0, n) for n in shape[:-2])
     ends = (slice(0, 1), slice(shape[-2] - 1, shape[-2]))
     every = [mask.key_bounds(leading, rows, shape).all for rows in ends]
-    whole = [part for part in every if part.start < part.stop]
-    return any(part.start == 0 for part in whole) and any(part.stop == shape[-1] for part in whole)
+    visible = [part for part in every if part.start < part.stop]
+    return any(part.start == 0 for part in visible) and any(
+        part.stop == shape[-1] for part in visible
+    )
 
 
 def _extent(seen: Tensor, kv_len: int) -> range:
