@@ -232,6 +232,15 @@ def test_dropout_is_looked_through(drop: Change) -> None:
     check(Layer(lambda q, k, v, keep: drop(keep(softmax(q, k))) @ v))
 
 
+@pytest.mark.parametrize("drop", [*DROPOUTS, lambda w: functional.dropout(w, 0.3, True, True)])
+def test_dropout_is_looked_through_where_a_row_has_no_keys(drop: Change) -> None:
+    def weigh(query: Tensor, key: Tensor) -> Tensor:
+        hidden = (torch.arange(T) == 2)[:, None]
+        return (query @ key.mT).masked_fill(hidden, -torch.inf).softmax(-1)
+
+    check(Layer(lambda q, k, v, keep: drop(keep(weigh(q, k))) @ v))
+
+
 @pytest.mark.parametrize("edit", AFTER_DROPOUT.values(), ids=AFTER_DROPOUT)
 def test_edits_after_dropout_are_no_dropout(edit: Change) -> None:
     layer = Layer(lambda q, k, v, keep: edit(DROPOUTS[0](keep(softmax(q, k)))) @ v)

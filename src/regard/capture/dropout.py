@@ -55,7 +55,7 @@ class Dropout:
                 if softmax.scores is None or softmax.scores.shape != weights.shape:
                     return False
                 source = softmax.scores.softmax(softmax.dim).to(weights.dtype)
-                if not torch.allclose(source * noise, output, rtol=1e-2, atol=1e-6):
+                if not torch.allclose(source * noise, output, rtol=1e-2, atol=1e-6, equal_nan=True):
                     return False
                 axes = None if axes is None else axes.moved(source)
         moved = None if axes is None else axes.moved(output)
@@ -98,7 +98,8 @@ def before_dropout(track: Track, side: Tensor) -> Tensor | None:
         return None
     rounding = 4 * max(track.rounding, rounding_of(side))
     used = (before * noise).to(side.dtype)
-    return before if torch.allclose(side, used, rtol=rounding, atol=1e-7) else None
+    same = torch.allclose(side, used, rtol=rounding, atol=1e-7, equal_nan=True)
+    return before if same else None
 
 
 def _one_number(value: Tensor) -> float | None:
