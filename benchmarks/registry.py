@@ -2,7 +2,18 @@
 
 from typing import NamedTuple
 
-from benchmarks import growth, memory, observe, page, parts, passes, screen, speed, start
+from benchmarks import (
+    blocks,
+    growth,
+    memory,
+    observe,
+    page,
+    parts,
+    passes,
+    screen,
+    speed,
+    start,
+)
 from benchmarks.case import QUICK, Case, Effort, full
 
 __all__ = ["CASES", "GROUPS", "Job", "case_named", "jobs"]
@@ -15,6 +26,7 @@ CASES = (
     *growth.CASES,
     *memory.CASES,
     *observe.CASES,
+    *blocks.CASES,
     *page.CASES,
     *screen.CASES,
     *start.CASES,

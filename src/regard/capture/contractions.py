@@ -43,14 +43,6 @@ class Product:
         """Return the strides of the contiguous product."""
         return contiguous(self.sizes)
 
-    @property
-    def is_of_vectors(self) -> bool:
-        """Return True if the last axis of both factors is contiguous, as in ``query @ key.mT``.
-
-        In ``weights @ value``, the contiguous axis of the right factor is its columns instead.
-        """
-        return self.left.stride(-1) == 1 == self.right.stride(-1)
-
 
 @dataclass(frozen=True, slots=True)
 class Written:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from secrets import token_hex
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,7 +20,15 @@ from regard.recording.shard import Shard
 from regard.scores.query_key import QueryKeyScores
 from regard.tracing.tracer import unwrapped
 
-__all__ = ["GATHERED", "PIPELINE", "Distribution", "is_stage", "is_waiting", "local_tensor"]
+__all__ = [
+    "GATHERED",
+    "PIPELINE",
+    "Distribution",
+    "HeadRange",
+    "is_stage",
+    "is_waiting",
+    "local_tensor",
+]
 
 _BLOCKS = count()  # the blocks of observe with a distributed model
 
@@ -35,6 +43,14 @@ GATHERED = (
     "    For tensor parallel, give the attention ordinary tensors: use_local_output=True. For "
     f"context parallel, {_SAVE}"
 )
+
+
+class HeadRange(NamedTuple):
+    """The ``size`` heads from ``first`` on, of a layer that has ``total`` heads."""
+
+    first: int
+    size: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -78,8 +94,8 @@ class Distribution:
         batch, part = ((each.index(rank), len(each)) if each else (0, 1) for each in (data, heads))
         return cls(Shard(f"{_job()}.{next(_BLOCKS)}", rank, batch, part), modules, data, heads)
 
-    def heads(self, name: str, matrix: AttentionMatrix) -> range | None:
-        """Return the range of the model's heads in an attention; None if it has all of them.
+    def heads(self, name: str, matrix: AttentionMatrix) -> HeadRange:
+        """Return the heads of the model that an attention has.
 
         Heads are split if the query projection is: a DTensor parameter with the rows of the heads
         of all processes. It is searched in the module first, and then in the modules around it.
@@ -88,10 +104,11 @@ class Distribution:
             ValueError: the heads cannot be determined.
         """
         rank, ranks = self.shard.heads
+        num_heads = matrix.shape[-3] if matrix.ndim > 2 else 1
         if ranks == 1:
-            return None
+            return HeadRange(0, num_heads, num_heads)
         source = cast(QueryKeyScores, matrix.source)
-        num_heads, dim = matrix.shape[-3] if matrix.ndim > 2 else 1, source.query.shape[-1]
+        dim = source.query.shape[-1]
         rows, packed = num_heads * dim, (num_heads + 2 * num_heads // source.group) * dim
         around = [".".join(name.split(".")[:stop]) for stop in range(name.count(".") + 1, 0, -1)]
         for module in (self.modules[each] for each in around if each in self.modules):
@@ -101,9 +118,9 @@ class Distribution:
             if packed * ranks in split:
                 raise ValueError(_PACKED)
             if rows * ranks in split:
-                return range(rank * num_heads, (rank + 1) * num_heads)
+                return HeadRange(rank * num_heads, num_heads, num_heads * ranks)
             if whole & {rows, packed}:
-                return None
+                return HeadRange(0, num_heads, num_heads)
         raise ValueError(_UNKNOWN.format(ranks))
 
     def _is_split(self, weight: Tensor) -> bool:

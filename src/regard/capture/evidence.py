@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod, sqrt
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -90,15 +90,15 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
     if not evidence.gives_weights:
         return None
     query, key, steps = evidence.query, evidence.key, evidence.steps
-    biases = _bias(evidence, gradients=gradients)
+    added = _added(evidence, gradients=gradients)
     scale, cap = steps.scale, steps.cap
     bias: Tensor | None = None
     rest: _Rest | None = None
-    if biases is not None and not (gradients and steps.is_learned):
-        bias = biases[0]
+    if added is not None and not (gradients and steps.is_learned):
+        bias = added.whole
         # A matrix caps the bias as well, so numbers that are added after the cap are none.
         if cap is None or (cap > 0 and bias is None):
-            rest = scores.rest(scale, cap, biases[1])
+            rest = scores.rest(scale, cap, added.finite)
     if rest is None and not gradients:
         bias = None
         for fitted in filter(scores.depend_on, scores.fitted()):
@@ -154,6 +154,23 @@ class _Rest:
             for each in (self.hidden, self.low)
         )
         return _Rest(*wide)
+
+
+class _BlockRest(NamedTuple):
+    """The masked keys of a block, and the numbers of its low rows; None where it has none."""
+
+    hidden: Tensor | None
+    low: Tensor | None
+
+
+class _Added(NamedTuple):
+    """The sum of the numbers that were added to scores; None if they do no more than mask.
+
+    ``finite`` is 0 where ``whole`` is so low that it masks.
+    """
+
+    whole: Tensor | None
+    finite: Tensor | None
 
 
 class _Scores:
@@ -249,10 +266,10 @@ class _Scores:
             block = self._block_rest(some, rows, scale, cap, of_bias)
             if block is None:
                 return None
-            masked, lowered = block
-            if lowered is not None:
+            masked = block.hidden
+            if block.low is not None:
                 low = low.expand(self._count, q_len, 1).clone() if low.ndim == 0 else low
-                low[some, rows] = lowered
+                low[some, rows] = block.low
             first.setdefault(rows.start, masked if masked is None else masked[:1])
             if hidden is None and _equal(masked, first[rows.start]):
                 continue
@@ -298,7 +315,7 @@ class _Scores:
         scale: float | Tensor,
         cap: float | None,
         bias: "_Spread | None",
-    ) -> tuple[Tensor | None, Tensor | None] | None:
+    ) -> _BlockRest | None:
         query, key, error = self._factors
         scores = self._scores[some, rows].to(self._dtype)
         query, key, error = query[some, rows], key[some], error[some, rows]
@@ -315,14 +332,14 @@ class _Scores:
             left = left - bias.block(some, rows)
         least, most = left.aminmax()
         if self.is_plain and float(error.min()) >= max(float(most), -float(least)):
-            return None, None
+            return _BlockRest(None, None)
         if not bool(most < torch.inf):
             return None
         return self._read(some, rows, scores, left, error)
 
     def _read(
         self, some: slice, rows: slice, scores: Tensor, left: Tensor, error: Tensor
-    ) -> tuple[Tensor | None, Tensor | None] | None:
+    ) -> _BlockRest | None:
         """Return the masked keys and the low rows of one block; None for other numbers."""
         weights = self._weights[some, rows]
         hidden = left < _HIDDEN
@@ -331,7 +348,7 @@ class _Scores:
             is_zero = self._largest < -_HIDDEN / 4 or not bool(weights[hidden].any())
             least, most = left.masked_fill(hidden, 0.0).aminmax()
             if is_zero and float(error.min()) >= max(float(most), -float(least)):
-                return hidden, None
+                return _BlockRest(hidden, None)
         dead = _dead(weights)[..., None]
         lost = hidden.all(-1, keepdim=True) & ~dead
         lowered = None
@@ -370,7 +387,7 @@ class _Scores:
             bound = bound.masked_fill(lost | dead, torch.inf)
             if not bool((left.abs() <= 2 * bound).all()):
                 return None
-        return (hidden if bool(hidden.any()) else None), lowered
+        return _BlockRest(hidden if bool(hidden.any()) else None, lowered)
 
     def depend_on(self, scale: float | Tensor) -> bool:
         """Return True if query and key tell two scores apart, with this scale."""
@@ -421,11 +438,10 @@ class _Spread:
         return bias[self._index[some]] if len(bias) > 1 else bias
 
 
-def _bias(evidence: Evidence, *, gradients: bool) -> tuple[Tensor | None, Tensor | None] | None:
-    """Return the sum of the numbers that were added to scores, whole and without those that mask.
+def _added(evidence: Evidence, *, gradients: bool) -> _Added | None:
+    """Return the sum of the numbers that were added to scores.
 
-    Both are None if no number does more than mask. The result is None if the numbers are unknown,
-    or if a sum of them would lose a gradient.
+    The result is None if they are unknown, or if their sum would lose a gradient.
     """
     if evidence.terms is None:
         return None
@@ -434,21 +450,19 @@ def _bias(evidence: Evidence, *, gradients: bool) -> tuple[Tensor | None, Tensor
     for term, numbers in terms:
         if numbers.shape[-1] == 1 < evidence.scores.shape[-1]:
             continue  # numbers that are added to a whole row change no weight
-        added = numbers if term.factor == 1 else numbers * term.factor
-        low = added < _HIDDEN
-        bias = added.masked_fill(low, 0.0) if bool(low.any()) else added
-        if bool(bias.any()) or (gradients and term.numbers.requires_grad):
-            parts.append((added, bias))
+        whole = numbers if term.factor == 1 else numbers * term.factor
+        low = whole < _HIDDEN
+        finite = whole.masked_fill(low, 0.0) if bool(low.any()) else whole
+        if bool(finite.any()) or (gradients and term.numbers.requires_grad):
+            parts.append((whole, finite))
             if gradients and term.numbers.requires_grad and term.factor != 1:
                 return None
     if len(parts) < 2:
-        return parts[0] if parts else (None, None)
+        return _Added(*parts[0]) if parts else _Added(None, None)
     if gradients and any(term.numbers.requires_grad for term in evidence.steps.terms):
         return None
-    total = parts[0][1]
-    for _, bias in parts[1:]:
-        total = total + bias
-    return total, total
+    total = sum((finite for _, finite in parts[1:]), parts[0][1])
+    return _Added(total, total)
 
 
 def _one_a_head(evidence: Evidence, rest: "_Rest", *, gradients: bool) -> Tensor | None:

@@ -95,6 +95,14 @@ class Values:
             return None
         return self._value.latest if isinstance(self._value, SpooledColumns) else None
 
+    def fail(self, trouble: str) -> None:
+        """Record that the value cannot be recorded, and why."""
+        self.trouble = trouble
+
+    def connect(self, value: Tensor) -> None:
+        """Record the value of the last call as a part of autograd's graph."""
+        self.in_graph = value
+
     def whole(self, kv_len: int) -> Callable[[], Tensor] | None:
         """Return a function that returns the merged value, (..., num_kv_heads, kv_len, head_dim).
 
@@ -125,7 +133,8 @@ class CallGroup:
     Attributes:
         module: the name of the module.
         values: the value; None if it is not recorded.
-        name: the name of the layer in the recording; None until a selected query has run.
+        name: the name of the layer in the recording, from ``named``; None until a selected query
+            has run.
 
     Args:
         number: the number of groups before this one.
@@ -198,6 +207,10 @@ class CallGroup:
         if self._copies.spool is not None and cast(Values, self.values).trouble is None:
             new = None if piece is None else (piece[0], piece[1].number)
             self._copies.spool.note({"kind": "value", "run": self._number, "value": new})
+
+    def named(self, name: str) -> None:
+        """Set the name of the layer in the recording."""
+        self.name = name
 
     @property
     def kv_len(self) -> int:

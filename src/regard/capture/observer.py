@@ -317,14 +317,13 @@ class _Watch:
         """Return a listener whose exceptions are reported when the block ends."""
 
         def listen(operation: Operation) -> None:
-            self._recorder.gradients = torch.is_grad_enabled()
             try:
                 if self._has_processes:
                     here = self._of_this_process(operation)
                     if here is None:
                         return
                     operation = here
-                if self._recorder.gradients:
+                if torch.is_grad_enabled():
                     self._recorder.graph.note(operation)
                 if not (self._has_compiled_parts and operation.is_in_compiled_part()):
                     if _is_projection(operation.func) and not _is_empty(operation.output):
@@ -370,7 +369,7 @@ class _Watch:
             padded_to, kwargs = self._padded_to, operation.kwargs
             return call.read(operation.args, kwargs, one_query=one_query, padded_to=padded_to)
 
-        if self._recorder.gradients:
+        if torch.is_grad_enabled():
             self._recorder.graph.note(operation, is_attention=True)
         self._keep(operation, read, call.inside)
 
@@ -408,7 +407,6 @@ class _Watch:
             output = multiply()
         finally:
             self._multiplying = outer
-        self._recorder.gradients = torch.is_grad_enabled()
         if isinstance(matrix, AttentionMatrix) and not in_backward():
             operation = Operation(torch.matmul, (), {}, output, self.tracer.name_of)
             self._keep(operation, lambda: (matrix, lambda: value))
@@ -430,11 +428,13 @@ class _Watch:
         if any(map(has_no_numbers, tensors_in(operation.args))):
             self._refuse(name, WITHOUT_NUMBERS, operation.line())
             return
+        gradients = torch.is_grad_enabled()
         try:
-            with apart(), torch.set_grad_enabled(self._recorder.gradients):
+            with apart(), torch.set_grad_enabled(gradients):
                 matrix, value = read()
                 is_given = not isinstance(matrix.source, QueryKeyScores)
-                record_value = self._recorder.record(name, matrix, value() if is_given else None)
+                given = value() if is_given else None
+                record_value = self._recorder.record(name, matrix, given, gradients=gradients)
                 if record_value is not None:
                     record_value(value())
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
@@ -445,7 +445,7 @@ class _Watch:
         if self._multiplying or self.absence.is_compiled:
             return None
         self.absence.note_attention(met.name)
-        self._recorder.gradients = gradients = self._recorder.gradients and met.has_gradient
+        gradients = torch.is_grad_enabled() and met.has_gradient
         try:
             with apart(), torch.set_grad_enabled(gradients):
                 if self._recorder.skips(met.name):
@@ -453,7 +453,9 @@ class _Watch:
                 matrix = met.matrix(gradients=gradients)
                 if matrix.mask is not None and bool(met.weights.isnan().any()):
                     self.absence.note_nan(met.name)
-                record_value = self._recorder.record(met.name, matrix, met.value)
+                record_value = self._recorder.record(
+                    met.name, matrix, met.value, gradients=gradients
+                )
                 if record_value is None or matrix.ndim == met.weights.ndim:
                     return record_value
                 # Heads in two axes, which the matrix has in one.

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from regard.capture.distribution import GATHERED, Distribution
+from regard.capture.distribution import GATHERED, Distribution, HeadRange
 from regard.capture.generation import Call, Run, Runs, WeightCall
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
 from regard.capture.merging import CallGroup, RecordValue, Values
@@ -70,14 +70,26 @@ _TOO_LARGE = (
 _REFUSED = "the attention of {} cannot be kept"
 
 
+class _ChosenHeads(NamedTuple):
+    """The selected heads of an attention.
+
+    Attributes:
+        here: their indices in this process.
+        are_all: True for all heads of this process, in their order.
+        numbers: their indices in the whole model; None for all heads of the model in their order.
+    """
+
+    here: list[int]
+    are_all: bool
+    numbers: tuple[int, ...] | None
+
+
 class Recorder:
     """A recorder of the selected part of each attention.
 
     Attributes:
         without: the layers in which this process has none of the selected heads.
         problems: the reasons why parts of the selection are missing; complete after ``close``.
-        gradients: True if the current operation runs with gradients; the caller of ``record`` sets
-            it.
         graph: the tensors of the model that gradients flow to.
         progress_error: the exception that ``progress`` raised; it is not called again.
 
@@ -102,7 +114,6 @@ class Recorder:
         self._kept: dict[str, int] = {}  # the bytes of weights by module
         check_progress(progress, "one number")
         self.problems = Problems()
-        self.gradients = False
         self.graph = GraphTensors()
         self._with_gradients = torch.is_grad_enabled()
         self._seen = seen
@@ -143,18 +154,24 @@ class Recorder:
         return spool
 
     def record(
-        self, name: str, matrix: AttentionMatrix, value: Tensor | None = None
+        self,
+        name: str,
+        matrix: AttentionMatrix,
+        value: Tensor | None = None,
+        *,
+        gradients: bool = False,
     ) -> RecordValue | None:
         """Record an attention that a module has just run, from the model's own tensors.
 
         Return a function that receives the model's value tensor; None if it is not recorded. A
-        matrix of given weights or scores comes with its value, by which its calls are merged.
+        matrix of given weights or scores comes with its value, by which its calls are merged. With
+        ``gradients``, gradients flow through the recording to the model.
 
         Raises:
             ValueError: the attention lacks a selected head, or a reduction does not fit it.
         """
         self._count += 1
-        record_value = self._record(name, matrix, value)
+        record_value = self._record(name, matrix, value, gradients=gradients)
         self._report_progress()
         return record_value
 
@@ -222,7 +239,7 @@ class Recorder:
         self._seen.refused.append(Refusal(name, None, reason))
 
     def _record(
-        self, name: str, matrix: AttentionMatrix, value: Tensor | None
+        self, name: str, matrix: AttentionMatrix, value: Tensor | None, *, gradients: bool
     ) -> RecordValue | None:
         index = self._indices.setdefault(name, len(self._indices))
         if self._failure is not None:
@@ -239,21 +256,21 @@ class Recorder:
             return None
         # Files, copies on another device and answers hold no graph.
         numbers = self._path or self._selection.device or self._selection.reductions
-        gradients = self.gradients and not numbers
+        gradients = gradients and not numbers
         if self._with_gradients and not (gradients or numbers) and is_checkpointed_without_graph():
             self.refuse(name, _CHECKPOINTED)
             return None
         # Copies are made outside inference mode, so that autograd can use them later.
         with torch.inference_mode(False), torch.set_grad_enabled(gradients):
             whole = unrepeated(matrix)
-            heads, numbers = self._chosen_heads(name, whole)
-            if heads == []:
+            heads = self._chosen_heads(name, whole)
+            if not heads.here:
                 self.without[name] = None
                 return None
-            part = whole if heads is None else some_heads(whole, heads)
+            part = whole if heads.are_all else some_heads(whole, heads.here)
         with torch.inference_mode(False), torch.no_grad():
-            if self._selection.names is not None or numbers is not None:
-                self._origins[name] = Origin(index, numbers)
+            if self._selection.names is not None or heads.numbers is not None:
+                self._origins[name] = Origin(index, heads.numbers)
             if (reason := self._too_large(name, part)) is not None:
                 self.refuse(name, reason)
                 return None
@@ -264,7 +281,8 @@ class Recorder:
                 return None
         if calls.values is None:
             return None
-        return partial(self._record_value, calls, calls.values, whole, heads, gradients)
+        chosen = None if heads.are_all else heads.here
+        return partial(self._record_value, calls, calls.values, whole, chosen, gradients)
 
     def _too_large(self, name: str, part: AttentionMatrix) -> str | None:
         """Return why the weights of a call cannot be kept in memory; None if they can."""
@@ -278,26 +296,23 @@ class Recorder:
         self._kept[name] = self._kept.get(name, 0) + size
         return None
 
-    def _chosen_heads(
-        self, name: str, matrix: AttentionMatrix
-    ) -> tuple[list[int] | None, tuple[int, ...] | None]:
-        """Return the selected heads of this process, and their indices in the whole model.
-
-        Both are None if all heads are selected.
+    def _chosen_heads(self, name: str, matrix: AttentionMatrix) -> "_ChosenHeads":
+        """Return the selected heads of this process.
 
         Raises:
             ValueError: the model lacks a selected head, or this process's heads are unknown.
         """
         num_heads = matrix.shape[-3] if len(matrix.shape) > 2 else 1
-        own = None if self._distribution is None else self._distribution.heads(name, matrix)
-        if own is None or self._distribution is None:
-            heads = self._selection.head_indices(num_heads)
-            return heads, None if heads is None else tuple(heads)
-        ranks = self._distribution.shard.heads[1]
-        selected = self._selection.head_indices(num_heads * ranks)
-        numbers = [head for head in own if selected is None or head in selected]
-        heads = [head - own.start for head in numbers]
-        return None if len(heads) == num_heads else heads, tuple(numbers)
+        own = HeadRange(0, num_heads, num_heads)
+        if self._distribution is not None:
+            own = self._distribution.heads(name, matrix)
+        selected = self._selection.head_indices(own.total)
+        numbers = [head for head in selected if own.first <= head < own.first + own.size]
+        here = [head - own.first for head in numbers]
+        is_whole = numbers == list(range(own.total))
+        return _ChosenHeads(
+            here, here == list(range(num_heads)), None if is_whole else tuple(numbers)
+        )
 
     def _show_graph(self, layer: str, part: AttentionMatrix) -> None:
         """Connect a layer, whose first call has just been added, to the model's graph."""
@@ -324,11 +339,11 @@ class Recorder:
                 calls.record_value(value_heads(value, matrix, heads))
                 if gradients:
                     with torch.enable_grad():
-                        values.in_graph = value_heads(value, matrix, heads)
+                        values.connect(value_heads(value, matrix, heads))
             except OSError as error:
                 self._failure = error
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
-                values.trouble = _reason(cause)
+                values.fail(_reason(cause))
 
     def close(self) -> None:
         """Merge the calls of each layer and write the file; call this when the block has ended."""
@@ -449,7 +464,7 @@ class Recorder:
         calls.add(part, join)
         layer = None if calls.name is not None else calls.layer()
         if layer is not None:
-            calls.name = self._add(layer)
+            calls.named(self._add(layer))
         if gradients and join is None and calls.name is not None:
             self._show_graph(calls.name, part)
         return calls

@@ -68,15 +68,15 @@ class Selection:
             return True
         return name in self.names or place in self.places
 
-    def head_indices(self, num_heads: int) -> list[int] | None:
-        """Return the indices of the selected heads; None for all heads in their order.
+    def head_indices(self, num_heads: int) -> list[int]:
+        """Return the indices of the selected heads.
 
         Raises:
             ValueError: the attention lacks a selected head.
         """
-        if self.heads is None:
-            return None
         known = list(range(num_heads))
+        if self.heads is None:
+            return known
         if isinstance(self.heads, slice):
             chosen = known[self.heads]
             if not chosen:
@@ -92,7 +92,7 @@ class Selection:
                         f"    {_choose(num_heads)}"
                     )
             chosen = [known[head] for head in self.heads]
-        return None if chosen == known else chosen
+        return chosen
 
     def rows(self, first: int, q_len: int, *, all_there: bool) -> range:
         """Return the selected queries of a call, counted from its first, which is at ``first``.

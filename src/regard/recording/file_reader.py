@@ -487,7 +487,7 @@ class _StoredCalls:
             total = self._answer(notes[-1]["answers"][at]["answer"]["tensor"])
             if total.shape[:-1] != leading or not total.is_floating_point():
                 raise ValueError(f"an answer of shape {tuple(total.shape)}")
-            answers.totals[at] = total
+            answers.put_total(at, total)
         return answers, leading
 
     def _answer(self, number: Any) -> Tensor:

@@ -422,6 +422,10 @@ class CallAnswers:
             else:
                 self._parts[index].append(answer)
 
+    def put_total(self, index: int, total: Tensor) -> None:
+        """Set the sum over all calls of the ``Sum(-2)`` at an index of the reductions."""
+        self.totals[index] = total
+
     @property
     def q_len(self) -> int:
         """The number of rows."""
