@@ -1,12 +1,21 @@
-"""attn_implementation="regard": lazy matrices where eager attention returns its weights."""
+"""regard.transformers.lazy: lazy matrices where eager attention returns its weights."""
 
+import copy
+import pickle
+import threading
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from io import BytesIO
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    AttentionInterface,
+    BertConfig,
+    BertModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -15,66 +24,86 @@ from transformers import (
 )
 
 import regard
-import regard.transformers
-from architectures import ARCHITECTURES, Architecture, text
+from architectures import ARCHITECTURES, text
 from models import ids
+from regard.transformers import lazy
 
-# T5 has one in newer versions of transformers alone.
-WITHOUT_INTERFACE = {
-    "BLOOM",
-    "Falcon",
-    *(["T5"] if "sdpa" not in ARCHITECTURES["T5"].kinds else []),
-}
-HERE = {name: each for name, each in ARCHITECTURES.items() if name not in WITHOUT_INTERFACE}
+KERNELS = AttentionInterface._global_mapping
+HAS_EAGER = hasattr(AttentionInterface, "get_interface")  # older versions look no eager kernel up
+# Attention past transformers' interface. T5 has it in newer versions alone.
+OWN = {"BLOOM", *(["T5"] if "sdpa" not in ARCHITECTURES["T5"].kinds else [])}
 
 
-def outputs(model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[str, object]:
+def outputs(model: torch.nn.Module, inputs: dict[str, Tensor]) -> dict[str, Any]:
     with torch.no_grad():
         return model(**inputs, output_attentions=True)
 
 
-@pytest.mark.parametrize("architecture", HERE.values(), ids=HERE)
-def test_the_matrices_are_the_weights_of_eager_attention(architecture: Architecture) -> None:
-    kind = "sdpa" if "sdpa" in architecture.kinds else "eager"
+def fields(output: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {name: output[name] for name in output if "attentions" in name and output[name]}
+
+
+def dense(weights: regard.AttentionMatrix | Tensor) -> Tensor:
+    return weights if isinstance(weights, Tensor) else weights.to_dense()
+
+
+def kinds(names: set[str]) -> list[tuple[str, str]]:
+    return [
+        (name, kind)
+        for name, each in ARCHITECTURES.items()
+        for kind in ("sdpa", "eager")
+        if (kind == "eager" or "sdpa" in each.kinds) and name not in names
+    ]
+
+
+@pytest.mark.parametrize(("name", "kind"), kinds({*OWN, "Falcon"}))
+def test_the_matrices_are_the_weights_of_eager_attention(name: str, kind: str) -> None:
+    architecture = ARCHITECTURES[name]
     model = architecture.build(kind)
-    model.set_attn_implementation("regard")
-    found = outputs(model, architecture.inputs)
-    expected = outputs(architecture.build("eager"), architecture.inputs)
-    torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
-    fields = [field for field in expected if "attentions" in field and expected[field]]
-    for field in fields:
-        for matrix, weights in zip(found[field], expected[field], strict=True):
-            assert isinstance(matrix, regard.AttentionMatrix)
-            torch.testing.assert_close(matrix.to_dense(), weights, atol=1e-5, rtol=0)
-    assert fields or "CLIP" in type(model).__name__ or "Siglip" in type(model).__name__
-
-
-@pytest.mark.parametrize("name", ["Llama", "BERT", "Qwen 3"])
-def test_the_output_has_the_bits_of_sdpa(name: str) -> None:
-    model = ARCHITECTURES[name].build("sdpa")
     with torch.no_grad():
-        expected = model(**ARCHITECTURES[name].inputs)[0]
-        model.set_attn_implementation("regard")
-        assert torch.equal(model(**ARCHITECTURES[name].inputs)[0], expected)
+        own = model(**architecture.inputs)
+    with lazy(model):
+        found = outputs(model, architecture.inputs)
+    expected = outputs(architecture.build("eager"), architecture.inputs)
+    assert torch.equal(found[0], own[0])
+    assert fields(found).keys() == fields(expected).keys()
+    for field, weights in fields(expected).items():
+        for matrix, each in zip(found[field], weights, strict=True):
+            assert isinstance(matrix, regard.AttentionMatrix) or (kind == "eager" and not HAS_EAGER)
+            torch.testing.assert_close(dense(matrix), each, atol=1e-5, rtol=0)
+    assert fields(found) or "CLIP" in type(model).__name__ or "Siglip" in type(model).__name__
 
 
-@pytest.mark.parametrize("kind", ["regard", "sdpa"])
-def test_a_model_with_an_attention_of_its_own_is_refused(kind: str) -> None:
-    architecture = ARCHITECTURES["BLOOM"]
-    model = architecture.build("regard" if kind == "regard" else "eager")
-    if kind == "regard":
-        try:  # older versions of transformers make the mask themselves
-            found = model(**architecture.inputs)[0]
-        except regard.RegardError as error:
-            assert str(error).startswith("bloom has an attention of its own")  # noqa: PT017
-        else:
-            assert torch.equal(found, architecture.build("eager")(**architecture.inputs)[0])
-    else:  # transformers itself warns, and changes nothing
-        model.set_attn_implementation("regard")
-        assert isinstance(outputs(model, architecture.inputs)["attentions"][0], Tensor)
+@pytest.mark.parametrize("name", sorted(OWN))
+def test_a_model_without_the_interface_keeps_its_dense_weights_and_says_so(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    model = architecture.build("eager")
+    expected = outputs(model, architecture.inputs)
+    with lazy(model), pytest.warns(UserWarning, match="keeps dense attentions of its own") as said:
+        found = [outputs(model, architecture.inputs) for _ in range(2)]
+    assert len(said) == 1
+    assert all(torch.equal(*pair) for pair in zip(found[1][-1], expected[-1], strict=True))
 
 
-def llama(kind: str = "regard", **options: object) -> LlamaForCausalLM:
+def test_a_model_that_passes_by_the_interface_is_refused() -> None:
+    architecture = ARCHITECTURES["Falcon"]
+    model = architecture.build("sdpa")
+    with lazy(model), pytest.raises(regard.RegardError, match="ran no attention of transformers'"):
+        outputs(model, architecture.inputs)
+    with lazy(model), torch.no_grad():
+        model(**architecture.inputs)
+
+
+def test_the_old_name_says_what_to_write() -> None:
+    model = llama()
+    model.set_attn_implementation("regard")
+    with pytest.raises(
+        regard.RegardError, match=r"is gone[\s\S]*regard.transformers.lazy\(model\)"
+    ):
+        model(**text())
+
+
+def llama(kind: str = "sdpa", **options: object) -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 53}
     config = LlamaConfig(**sizes, num_key_value_heads=2, intermediate_size=37, **options)
@@ -90,11 +119,18 @@ def mistral(kind: str) -> MistralForCausalLM:
     return MistralForCausalLM(config).eval()
 
 
-def test_gradients_are_those_of_eager_attention() -> None:
+def is_lazy(model: torch.nn.Module) -> bool:
+    found = outputs(model, text())["attentions"]
+    return bool(found) and all(isinstance(each, regard.AttentionMatrix) for each in found)
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_gradients_are_those_of_eager_attention(kind: str) -> None:
     gradients: list[Tensor] = []
-    for kind in ("regard", "eager"):
-        model = llama(kind)
-        *_, last = model(**text(), output_attentions=True).attentions
+    for is_ours in (True, False):
+        model = llama(kind if is_ours else "eager")
+        with lazy(model) if is_ours else nullcontext():
+            *_, last = model(**text(), output_attentions=True).attentions
         entropy = (
             last.entropy()
             if isinstance(last, regard.AttentionMatrix)
@@ -107,64 +143,102 @@ def test_gradients_are_those_of_eager_attention() -> None:
     torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
 
 
-def test_generated_tokens_have_their_rows() -> None:
-    options = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
-    options |= {"output_attentions": True, "eos_token_id": None, "pad_token_id": 0}
-    found = llama().generate(ids(), **options)
-    expected = llama("eager").generate(ids(), **options)
+# Generation
+
+GENERATE = {
+    "do_sample": False, "return_dict_in_generate": True, "output_attentions": True,
+    "eos_token_id": None, "pad_token_id": 0,
+}
+
+
+def same_steps(found: Any, expected: Any) -> None:
     assert torch.equal(found.sequences, expected.sequences)
     for step, weights in zip(found.attentions, expected.attentions, strict=True):
         for matrix, each in zip(step, weights, strict=True):
+            assert isinstance(matrix, regard.AttentionMatrix)
             torch.testing.assert_close(matrix.to_dense(), each, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_beams": 3}, {"cache_implementation": "static", "disable_compile": True}],
+    ids=["dynamic", "beams", "static"],
+)
+def test_generated_tokens_have_their_rows(kind: str, options: dict[str, Any]) -> None:
+    model = llama(kind)
+    with lazy(model):
+        found = model.generate(ids(), max_new_tokens=4, **GENERATE, **options)
+    same_steps(found, llama("eager").generate(ids(), max_new_tokens=4, **GENERATE, **options))
+
+
+def test_a_generation_with_sinks_has_its_rows() -> None:
+    architecture = ARCHITECTURES["gpt-oss"]
+    model = architecture.build("eager")
+    tokens = architecture.inputs["input_ids"]
+    expected = model.generate(tokens, max_new_tokens=3, **GENERATE)
+    with lazy(model):
+        same_steps(model.generate(tokens, max_new_tokens=3, **GENERATE), expected)
+
+
+def held(attentions: Any) -> int:
+    """The bytes that all steps of a generation hold."""
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for step in attentions
+        for matrix in step
+        for tensor in ([matrix] if isinstance(matrix, Tensor) else matrix.source.tensors)
+    }
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_a_generation_holds_no_more_than_eager_and_one_cache(kind: str) -> None:
+    model, tokens = llama(kind), torch.randint(53, (1, 120))
+    with lazy(model):
+        found = model.generate(tokens, max_new_tokens=40, **GENERATE)
+    expected = llama("eager").generate(tokens, max_new_tokens=40, **GENERATE)
+    cache = sum(held([[layer.keys]]) for layer in found.past_key_values.layers)
+    steps = held(expected.attentions[1:])
+    assert held(found.attentions) <= steps + 3 * cache < held(expected.attentions)
 
 
 def test_packed_texts_do_not_see_each_other() -> None:
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
     inputs = {"input_ids": ids()[:1], "position_ids": positions, "use_cache": False}
-    [first, _] = outputs(llama(), inputs)["attentions"]
+    model = llama()
+    with lazy(model):
+        [first, _] = outputs(model, inputs)["attentions"]
     [weights, _] = outputs(llama("eager"), inputs)["attentions"]
     assert weights[0, 0, 5, 0] == 0
     torch.testing.assert_close(first.to_dense(), weights, atol=1e-6, rtol=0)
 
 
-def test_a_static_cache_has_columns_that_nobody_sees() -> None:
-    options = {"max_new_tokens": 2, "do_sample": False, "cache_implementation": "static"}
-    options |= {"return_dict_in_generate": True, "output_attentions": True, "pad_token_id": 0}
-    found = llama().generate(ids(), **options, disable_compile=True)
-    expected = llama("eager").generate(ids(), **options, disable_compile=True)
-    for step, weights in zip(found.attentions, expected.attentions, strict=True):
-        torch.testing.assert_close(step[0].to_dense(), weights[0], atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize(
     "mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"]
 )
-def test_a_static_cache_that_is_overwritten_changes_no_matrix(mode: Callable[[], Any]) -> None:
-    def attentions(kind: str) -> list[Tensor]:
-        model, found = mistral(kind), []
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_a_static_cache_that_is_overwritten_changes_no_matrix(
+    mode: Callable[[], Any], kind: str
+) -> None:
+    def attentions(model: MistralForCausalLM) -> list[Tensor]:
+        found = []
         with mode():
             cache = StaticCache(model.config, max_cache_len=9)
             for tokens in (ids(), ids()[:, :1], ids()[:, 1:2]):  # the window of 3 keys moves on
                 found += model(tokens, past_key_values=cache, output_attentions=True).attentions
             cache.reset()
-            return [each if isinstance(each, Tensor) else each.to_dense() for each in found]
+            return [dense(each) for each in found]
 
-    torch.testing.assert_close(attentions("regard"), attentions("eager"), atol=1e-6, rtol=0)
-
-
-def test_dropout_with_sinks_is_refused() -> None:
-    architecture = ARCHITECTURES["gpt-oss"]
-    model = architecture.build("eager").train()
-    model.set_attn_implementation("regard")
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    with pytest.raises(regard.RegardError, match="has dropout on weights with a softcap or sinks"):
-        model(**architecture.inputs)
+    model = mistral(kind)
+    with lazy(model):
+        found = attentions(model)
+    torch.testing.assert_close(found, attentions(mistral("eager")), atol=1e-6, rtol=0)
 
 
 def test_long_texts_need_no_matrix() -> None:
     model, tokens = llama(max_position_embeddings=32768), torch.zeros(1, 17000, dtype=torch.int64)
-    with torch.no_grad():
+    with torch.no_grad(), lazy(model):
         [first, _] = model.model(tokens, output_attentions=True).attentions
         assert first.shape == (1, 4, 17000, 17000)
         assert first[..., -1, :].shape == (1, 4, 17000)
@@ -172,61 +246,265 @@ def test_long_texts_need_no_matrix() -> None:
             first.to_dense()
 
 
-# What scripts do with weights
+# The model and the process stay as they were
 
 
-def even(heads: int = 3) -> regard.AttentionMatrix:
-    generator = torch.Generator().manual_seed(0)
-    query, key = (torch.randn(1, heads, 5, 4, generator=generator) for _ in range(2))
-    return regard.attend(query, key, mask=regard.Causal())
+def test_the_model_and_the_kernels_are_as_before_afterwards() -> None:
+    model = llama()
+    before, hooks = dict(KERNELS), [dict(vars(each)) for each in model.modules()]
+    plain = model(**text())[0]
+    with lazy(model):
+        assert model.config._attn_implementation == "sdpa"
+        assert torch.equal(model(**text())[0], plain)
+        assert is_lazy(model)
+    assert before == KERNELS
+    assert outputs(model, text())["attentions"] == ()
+    marked = [each for each in model.modules() if "_regard_lazy" in vars(each)]
+    assert not marked
+    assert [each.keys() for each in hooks] == [vars(each).keys() for each in model.modules()] or (
+        "_output_capturing_hooks_installed" in vars(model.model)  # transformers' own
+    )
 
 
-IDIOMS: dict[str, Callable[[regard.AttentionMatrix | Tensor], Tensor]] = {
-    "the mean of the heads": lambda a: a.mean(1)[0, 2],
-    "the mean of the heads of one text": lambda a: a[0].mean(0)[2:4, 1:],
-    "the last row of the mean": lambda a: a.mean(dim=1)[:, -1, :],
-    "a part of the mean, and then of it": lambda a: a.mean(1)[0][3],
-    "the mean times a value": lambda a: a.mean(1) @ torch.arange(10.0).view(5, 2),
-    "the mean times a vector": lambda a: a.mean(1) @ torch.arange(5.0),
-    "a vector times the mean": lambda a: torch.arange(5.0) @ a.mean(1),
-    "the transposed mean": lambda a: a.mean(1).mT @ torch.arange(10.0).view(5, 2),
-    "the last row": lambda a: a[..., -1, :],
-    "one head after the other": lambda a: torch.stack([head[-1] for head in a[0]]),
-    "bertviz": lambda a: torch.stack([each.squeeze(0) for each in (a, a)]),
-    "detach, cpu, to": lambda a: a.detach().cpu().to(torch.float64)[0, 0, 1],
-    "its size": lambda a: torch.tensor([*a.size(), a.size(-1), a.ndim, len(a.shape)]),
-}
+def test_other_models_are_not_changed() -> None:
+    model, other = llama(), llama("eager")
+    expected = outputs(other, text())["attentions"]
+    with lazy(model), lazy(llama("eager")):
+        found = outputs(other, text())["attentions"]
+        assert outputs(llama(), text())["attentions"] == ()
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("idiom", IDIOMS.values(), ids=IDIOMS)
-def test_scripts_for_weights_run_on_matrices(
-    idiom: Callable[[regard.AttentionMatrix | Tensor], Tensor],
-) -> None:
-    torch.testing.assert_close(idiom(even()), idiom(even().to_dense()), check_dtype=False)
+def test_copies_are_lazy_as_long_as_the_model_is() -> None:
+    model = llama()
+    block = lazy(model)
+    twin = copy.deepcopy(model)
+    assert is_lazy(twin)
+    file = BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert outputs(loaded, text())["attentions"] == ()
+    assert pickle.loads(pickle.dumps(block)) is None
+    block.undo()
+    block.undo()
+    assert outputs(twin, text())["attentions"] == ()
 
 
-def test_the_mean_of_all_heads_as_a_tensor() -> None:
-    torch.testing.assert_close(even().mean(1).to_dense(), even().to_dense().mean(1))
-    assert even().mean(1).shape == (1, 5, 5)
-    with pytest.raises(MemoryError, match="to_dense"):
-        even().mean(1).to_dense(limit=10)
+def test_blocks_nest_and_end_in_any_order() -> None:
+    model = llama()
+    first, second = lazy(model), lazy(model, layers=[1])
+    assert outputs(model, text())["attentions"][0] is None
+    first.undo()
+    assert outputs(model, text())["attentions"][0] is None
+    third = lazy(model)
+    second.undo()
+    assert is_lazy(model)
+    third.undo()
+    assert KERNELS["sdpa"].__module__.startswith("transformers")
 
 
-@pytest.mark.parametrize("dim", [0, 2, -1, 7])
-def test_a_mean_over_another_axis_says_what_to_ask(dim: int) -> None:
-    with pytest.raises(
-        ValueError, match=r"mean\(\) is over the heads, dim=-3\.\n    For means over"
-    ):
-        even().mean(dim)
+def test_threads_have_their_own_models() -> None:
+    found: dict[int, list[bool]] = {}
+
+    def run(place: int) -> None:
+        model, found[place] = llama(), []
+        for _ in range(5):
+            with lazy(model):
+                found[place].append(is_lazy(model))
+            found[place].append(outputs(model, text())["attentions"] == ())
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(all(each) for each in found.values())
+    assert KERNELS["sdpa"].__module__.startswith("transformers")
 
 
-def test_a_row_is_not_squeezed() -> None:
-    with pytest.raises(ValueError, match=r"its last two axes stay\.\n    Take a row"):
-        even().squeeze(-1)
+def wrapped(calls: list[str]) -> Callable[..., Any]:
+    """The kernel of another library around what is registered."""
+    inner = KERNELS["sdpa"]
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        calls.append("other")
+        return inner(*args, **kwargs)
+
+    return other
 
 
-@pytest.mark.parametrize("function", [torch.cat, torch.sum, torch.mean, torch.argmax])
-def test_what_would_form_the_matrix_says_what_to_ask(function: Callable[..., object]) -> None:
-    argument = [even(), even()] if function is torch.cat else even()
-    with pytest.raises(TypeError, match=r"only torch.matmul and torch.stack do\.\n    Use A.topk"):
-        function(argument)
+def test_a_kernel_that_another_library_registered_before_is_called() -> None:
+    own, calls = KERNELS["sdpa"], []
+    other = wrapped(calls)
+    AttentionInterface.register("sdpa", other)
+    try:
+        model = llama()
+        with lazy(model):
+            assert is_lazy(model)
+        assert len(calls) == 2
+        assert KERNELS["sdpa"] is other
+    finally:
+        KERNELS["sdpa"] = own
+
+
+def test_a_kernel_that_another_library_registers_after_stays() -> None:
+    own, calls, model = KERNELS["sdpa"], [], llama()
+    try:
+        block = lazy(model)
+        other = wrapped(calls)
+        AttentionInterface.register("sdpa", other)
+        assert is_lazy(model)
+        block.undo()
+        assert KERNELS["sdpa"] is other
+        assert outputs(model, text())["attentions"] == ()
+        with lazy(model):
+            assert is_lazy(model)
+        assert KERNELS["sdpa"] is other
+    finally:
+        KERNELS["sdpa"] = own
+
+
+def test_a_kernel_that_another_library_puts_in_place_of_ours_is_said() -> None:
+    own, model = KERNELS["sdpa"], llama()
+    try:
+        with lazy(model):
+            KERNELS["sdpa"] = own
+            with pytest.raises(regard.RegardError, match="ran no attention of transformers'"):
+                outputs(model, text())
+    finally:
+        KERNELS["sdpa"] = own
+
+
+def test_an_exception_in_a_forward_leaves_no_trace() -> None:
+    model = llama()
+    with lazy(model):
+        with pytest.raises(IndexError):
+            model(input_ids=torch.full((1, 3), 99), output_attentions=True)
+        assert outputs(model.model, text())["attentions"][0].shape
+        with torch.no_grad():
+            assert model(**text()).attentions is None or model(**text()).attentions == ()
+        assert is_lazy(model)
+
+
+# Options
+
+
+def test_chosen_layers_alone_have_matrices() -> None:
+    model = llama()
+    for layers in ([1], ["model.layers.1.self_attn"]):
+        with lazy(model, layers=layers):
+            for _ in range(2):
+                first, second = outputs(model, text())["attentions"]
+                assert first is None
+                assert isinstance(second, regard.AttentionMatrix)
+    with pytest.raises(ValueError, match="layers has 'nothing'"):
+        lazy(model, layers=["nothing"])
+
+
+def test_attentions_can_be_the_default() -> None:
+    model = llama()
+    with lazy(model, output_attentions=True), torch.no_grad():
+        assert isinstance(model(**text()).attentions[0], regard.AttentionMatrix)
+        assert not model(**text(), output_attentions=False).attentions
+    assert not model(**text()).attentions
+
+
+# Bad input
+
+
+def test_what_is_no_model_of_transformers_is_refused() -> None:
+    with pytest.raises(TypeError, match="lazy needs a model of transformers"):
+        lazy("model")
+    with pytest.raises(TypeError, match=r"contains no model of transformers[\s\S]*regard.observe"):
+        lazy(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["flex_attention", "flash_attention_2"])
+def test_other_kernels_are_refused_when_they_are_asked_for(kind: str) -> None:
+    model = llama()
+    model.config._attn_implementation = kind
+    with pytest.raises(regard.RegardError, match=r"set_attn_implementation\(\"sdpa\"\) first"):
+        lazy(model)
+
+
+def test_compiled_models_are_refused() -> None:
+    model = llama()
+    model.compile(backend="eager")
+    with pytest.raises(regard.RegardError, match="model is compiled"):
+        lazy(model)
+    model = llama()
+    with pytest.raises(regard.RegardError, match="model is compiled"):
+        lazy(torch.compile(model, backend="eager"))
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_is_compiled_later_is_refused_where_it_is_asked() -> None:
+    model = llama()
+    with lazy(model):
+        compiled = torch.compile(model, backend="eager")
+        with pytest.raises(regard.RegardError, match="model is compiled"):
+            outputs(compiled, text())
+        with torch.no_grad():
+            assert torch.equal(compiled(**text())[0], model(**text())[0])
+
+
+def test_a_paged_cache_is_refused() -> None:
+    model = llama()
+    model.model.layers[0].self_attn.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, {**kwargs, "cache": object()}), with_kwargs=True
+    )
+    with lazy(model), pytest.raises(regard.RegardError, match="keeps its keys in pages"):
+        outputs(model, text())
+
+
+def test_a_kernel_that_calls_no_fused_attention_is_refused() -> None:
+    own = KERNELS["sdpa"]
+
+    def by_hand(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> Any:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+        return ((query @ key.mT).softmax(-1) @ value).transpose(1, 2), None
+
+    AttentionInterface.register("sdpa", by_hand)
+    try:
+        model = llama()
+        with lazy(model), pytest.raises(regard.RegardError, match="0 times in one attention"):
+            outputs(model, text())
+    finally:
+        KERNELS["sdpa"] = own
+
+
+def test_eager_weights_that_the_arguments_do_not_give_stay_dense() -> None:
+    if not HAS_EAGER:
+        pytest.skip("transformers looks no eager kernel up")
+    from transformers.models.bert import modeling_bert
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 53}
+    config = BertConfig(**sizes, intermediate_size=37, attn_implementation="eager")
+    model, own = BertModel(config).eval(), modeling_bert.eager_attention_forward
+
+    def sharper(module: Any, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return own(module, query * 1.01, *args, **kwargs)
+
+    modeling_bert.eager_attention_forward = sharper
+    try:
+        expected = outputs(model, text())["attentions"]
+        with lazy(model), pytest.warns(UserWarning, match="keeps dense attentions"):
+            found = outputs(model, text())["attentions"]
+    finally:
+        modeling_bert.eager_attention_forward = own
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_dropout_keeps_the_dense_weights_of_eager_attention() -> None:
+    model = ARCHITECTURES["gpt-oss"].build("eager").train()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    with warnings.catch_warnings(record=True), lazy(model):
+        warnings.simplefilter("always")
+        found = outputs(model, ARCHITECTURES["gpt-oss"].inputs)["attentions"]
+    assert all(isinstance(each, Tensor) for each in found)

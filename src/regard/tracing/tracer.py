@@ -43,6 +43,7 @@ __all__ = [
     "apart",
     "class_name",
     "in_backward",
+    "in_compiled",
     "module_names",
     "unwrapped",
 ]
@@ -419,6 +420,14 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
         return cast(nn.Module, module.module)
     inside = dict(module.named_children())
     return next((inside[name] for name in _WRAPPED if name in inside), None)
+
+
+def in_compiled() -> bool:
+    """Return True if a function that torch.compile made is running on this thread."""
+    return any(
+        frame.f_code.co_filename == _COMPILER and frame.f_code.co_name == "compile_wrapper"
+        for frame in _frames()
+    )
 
 
 def in_backward() -> bool:

@@ -1,18 +1,19 @@
 """Lazy attention matrices in ``outputs.attentions`` of Hugging Face models.
 
-Importing this package registers the attention implementation ``regard``::
+The model keeps its own attention implementation::
 
-    import regard.transformers
+    from regard.transformers import lazy
 
-    model.set_attn_implementation("regard")
-    outputs = model(**inputs, output_attentions=True)
+    with lazy(model):
+        outputs = model(**inputs, output_attentions=True)
     outputs.attentions[3].entropy()
 
-The model runs its fused kernel, and no matrix is formed.
+No bit of the model's outputs changes, and no matrix is formed.
 """
 
-from regard.transformers.attention_interface import attention_forward, register
+from regard.transformers.lazy_models import Lazy, lazy
+from regard.transformers.old_name import register_old_name
 
-__all__ = ["attention_forward", "register"]
+__all__ = ["Lazy", "lazy"]
 
-register()
+register_old_name()

@@ -1,0 +1,115 @@
+"""Wrappers of the attention kernels that transformers has by name.
+
+A wrapper is registered under the kernel's own name, so that no code of a model ever reads another
+name. It is the original for every module but those that ask for lazy matrices.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from threading import Lock
+from types import FrameType
+from typing import Any, TypeAlias, cast
+
+from torch import nn
+
+from regard.errors import RegardError
+
+__all__ = ["Kernel", "Run", "interface", "unwrap", "wrap"]
+
+Kernel: TypeAlias = Callable[..., Any]
+"""An attention function of transformers, called with a module, query, key, value and a mask."""
+
+Run: TypeAlias = Callable[[Kernel, nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+"""Called with the original of a kernel, the module and the arguments; returns what it returns."""
+
+_LOCK = Lock()
+_WRAPPED: dict[str, "_Wrapped"] = {}
+
+
+@dataclass
+class _Wrapped:
+    """A wrapper that is registered, what it replaced, and the number of those who need it."""
+
+    wrapper: Kernel
+    earlier: Kernel | None
+    count: int = 0
+
+
+def interface() -> Any:
+    """Return the class ``AttentionInterface`` of transformers.
+
+    Raises:
+        RegardError: transformers is not installed, or too old.
+    """
+    try:
+        from transformers import AttentionInterface
+    except ImportError as error:
+        raise RegardError(
+            "regard.transformers needs transformers 5 or newer.\n"
+            "    Run: pip install 'transformers>=5'"
+        ) from error
+    return AttentionInterface
+
+
+def wrap(name: str, run: Run) -> None:
+    """Register a wrapper under the name of a kernel, unless it is there."""
+    kernels: dict[str, Kernel] = interface()._global_mapping
+    with _LOCK:
+        known = _WRAPPED.get(name)
+        # Another library may have registered its own since.
+        if known is None or kernels.get(name) is not known.wrapper:
+            known = _Wrapped(_wrapper(kernels.get(name), run), kernels.get(name))
+            _WRAPPED[name] = known
+            kernels[name] = known.wrapper
+        known.count += 1
+
+
+def unwrap(name: str) -> None:
+    """Restore the earlier kernel once nobody needs the wrapper, if the wrapper still stands."""
+    kernels: dict[str, Kernel] = interface()._global_mapping
+    with _LOCK:
+        known = _WRAPPED[name]
+        known.count -= 1
+        if known.count:
+            return
+        del _WRAPPED[name]
+        if kernels.get(name) is known.wrapper:
+            if known.earlier is None:
+                del kernels[name]
+            else:
+                kernels[name] = known.earlier
+
+
+def _wrapper(original: Kernel | None, run: Run) -> Kernel:
+    if original is None:  # "eager", which is a function of each model's own file
+
+        def eager(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            return run(_own_eager(module, caller), module, args, kwargs)
+
+        return eager
+
+    @wraps(original)
+    def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return run(original, module, args, kwargs)
+
+    return wrapper
+
+
+def _own_eager(module: nn.Module, caller: FrameType) -> Kernel:
+    """Return the eager function of a model's file: the one that the calling code names.
+
+    Raises:
+        RegardError: the code names none, or several.
+    """
+    names = [name for name in caller.f_code.co_names if name.endswith("eager_attention_forward")]
+    found = {name: caller.f_globals[name] for name in names if name in caller.f_globals}
+    if len(found) != 1:
+        raise RegardError(
+            f"{type(module).__name__} names {len(found)} eager functions; which of them it runs "
+            "is unknown.\n"
+            "    End regard.transformers.lazy, and watch the model with regard.observe(model)."
+        )
+    return cast(Kernel, next(iter(found.values())))

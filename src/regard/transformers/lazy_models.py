@@ -1,0 +1,349 @@
+"""Models of transformers that return lazy matrices in ``outputs.attentions``."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from regard.capture.selection import Selection
+from regard.errors import RegardError
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.tracing.tracer import in_compiled, module_names
+from regard.transformers import kernel_wrappers
+from regard.transformers.matrices import Masks, eager_matrix, fused_matrix
+
+__all__ = ["Lazy", "lazy"]
+
+_MARK = "_regard_lazy"
+"""The attribute of a module with the blocks of ``lazy`` that it belongs to; copies keep it."""
+
+_FORWARDS: ContextVar[tuple["_Forward", ...]] = ContextVar("forwards", default=())
+"""The forwards of lazy models that this thread runs, the innermost last."""
+
+_KERNELS = ("sdpa", "eager")
+
+_COMPILED = (
+    "model is compiled; lazy cannot look into compiled code.\n"
+    "    Call lazy on the model without torch.compile, and ask that one for attentions."
+)
+
+
+def lazy(
+    model: nn.Module,
+    *,
+    layers: Iterable[str | int] | None = None,
+    output_attentions: bool = False,
+) -> "Lazy":
+    """Let a model of transformers return lazy matrices in ``outputs.attentions``.
+
+    The model keeps its attention implementation, and no bit of its other outputs changes. A forward
+    with ``output_attentions=True`` returns an AttentionMatrix for each attention, made of the
+    arguments that the kernel got. Forwards without it cost nothing more.
+
+    With "sdpa", a matrix holds query and key. With "eager", the model's own function runs; its
+    dense weights are compared with the matrix and dropped. Weights that no query and key give stay
+    dense tensors, and a warning says so once. A step of a generation holds its row of weights
+    instead of a copy of the key, if the row is smaller.
+
+    Copies of the model, also inside PEFT and DistributedDataParallel, are lazy as long as the model
+    is.
+
+    Args:
+        model: a model of transformers, or a module that contains some.
+        layers: the layers that return a matrix: names of modules, or positions in the order in
+            which layers run. In ``outputs.attentions`` the others are None. The default is all.
+        output_attentions: if True, forwards return attentions by default. transformers itself
+            refuses ``config.output_attentions = True`` for any implementation but "eager".
+
+    Returns:
+        A Lazy, whose ``undo`` ends it. In a with statement, the end of the block ends it.
+
+    Raises:
+        TypeError: model is not a module, or contains no model of transformers.
+        ValueError: layers selects nothing, or names something that does not exist.
+        RegardError: the model is compiled, or runs another kernel than "sdpa" and "eager";
+            transformers is not installed.
+
+    Example:
+        >>> import torch
+        >>> from regard.transformers import lazy
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(
+        ...     hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8
+        ... )
+        >>> model = BertModel(config)
+        >>> with torch.no_grad(), lazy(model):
+        ...     outputs = model(torch.zeros(1, 5, dtype=torch.int64), output_attentions=True)
+        >>> outputs.attentions[0]
+        AttentionMatrix(batch=1, num_heads=2, q_len=5, kv_len=5, dtype=float32, device=cpu)
+    """
+    names = _checked(model)
+    chosen = None if layers is None else Selection.of(layers=layers, modules=names)
+    return Lazy(model, names, chosen, output_attentions)
+
+
+class Lazy:
+    """A model whose attentions are lazy, until ``undo``; made by ``lazy``."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Mapping[str, nn.Module],
+        layers: Selection | None,
+        output_attentions: bool,
+    ) -> None:
+        self.is_active = True
+        self.returns_attentions = output_attentions
+        self._model = model
+        self._layers = layers
+        self._names = {id(module): name for name, module in names.items()}
+        self._order: dict[str, int] = {}
+        self._warned = False
+        self._hooks: list[Any] = []
+        self._kernels = sorted(_implementations(names))
+        for name in self._kernels:
+            kernel_wrappers.wrap(name, _run)
+        for module in names.values():
+            vars(module)[_MARK] = (*getattr(module, _MARK, ()), self)
+            if _is_pretrained(module):
+                self._hooks += [
+                    module.register_forward_pre_hook(_begin, with_kwargs=True),
+                    module.register_forward_hook(_end, with_kwargs=True, always_call=True),
+                ]
+
+    def undo(self) -> None:
+        """Let the model and its copies return what they returned before; again it does nothing."""
+        if not self.is_active:
+            return
+        self.is_active = False
+        for name in self._kernels:
+            kernel_wrappers.unwrap(name)
+        for hook in self._hooks:
+            hook.remove()
+        for module in self._model.modules():
+            rest = tuple(each for each in getattr(module, _MARK, ()) if each is not self)
+            if rest:
+                vars(module)[_MARK] = rest
+            else:
+                vars(module).pop(_MARK, None)
+
+    def __enter__(self) -> nn.Module:
+        return self._model
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def __deepcopy__(self, _: Any) -> "Lazy":
+        """Return itself: a copy of the model is lazy as long as the model is."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return nothing that is lazy: a model that is loaded from a file is as it was."""
+        return _nothing, ()
+
+    def selects(self, module: nn.Module) -> bool:
+        """Return True if a module that runs attention is one of the chosen layers."""
+        name = self._names.get(id(module), type(module).__name__)
+        place = self._order.setdefault(name, len(self._order))
+        return self._layers is None or self._layers.has_layer(name, place)
+
+    def warn_of_dense(self, name: str) -> None:
+        """Warn once of weights that stay dense."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{name} keeps dense attentions of its own, which no query and key give; they "
+                "take memory that grows with the square of the text.\n"
+                "    Watch it with regard.observe(model) for what observe can record.",
+                stacklevel=2,
+            )
+
+
+def _nothing() -> None:
+    return None
+
+
+class _Forward:
+    """A running forward of a lazy model."""
+
+    def __init__(self, module: nn.Module, owner: Lazy, *, asks: bool) -> None:
+        self.module = module
+        self.owner = owner
+        self.asks = asks
+        self.masks = Masks()
+        self.count = 0
+        self.has_dense = False
+
+
+class _Unchosen:
+    """Stands for the weights of a layer that was not chosen, until the forward returns."""
+
+
+_UNCHOSEN = _Unchosen()
+
+
+def _owner_of(module: nn.Module) -> Lazy | None:
+    """Return the innermost block of ``lazy`` that a module belongs to."""
+    owners = getattr(module, _MARK, ())
+    return next((each for each in reversed(owners) if each is not None and each.is_active), None)
+
+
+def _begin(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Begin a forward: whether it asks for attentions."""
+    owner, running = _owner_of(module), _FORWARDS.get()
+    if owner is None:
+        return None
+    outer = running[-1] if running else None
+    given = [value for name, value in kwargs.items() if _ASKS(name)]
+    asks = any(given) or bool(getattr(module.config, "output_attentions", False))
+    changed = None
+    if outer is None and owner.returns_attentions and kwargs.get("output_attentions") is None:
+        asks, changed = True, (args, {**kwargs, "output_attentions": True})
+    if outer is not None and outer.owner is owner:
+        asks = asks or outer.asks
+    if asks and in_compiled():
+        raise RegardError(_COMPILED)
+    _FORWARDS.set((*running, _Forward(module, owner, asks=asks)))
+    return changed
+
+
+def _ASKS(name: str) -> bool:
+    return name.startswith("output_") and name.endswith("attentions")
+
+
+def _end(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any) -> Any:
+    """End a forward, and check that it returned what was asked for."""
+    running = _FORWARDS.get()
+    if not running or all(each.module is not module for each in running):
+        return None
+    while running[-1].module is not module:
+        running = running[:-1]
+    forward, running = running[-1], running[:-1]
+    _FORWARDS.set(running)
+    if running:
+        running[-1].count += forward.count
+        running[-1].has_dense |= forward.has_dense
+        return None
+    if output is None or not forward.asks:
+        return None
+    _check_returned(forward, output)
+    return _without_unchosen(output)
+
+
+def _check_returned(forward: _Forward, output: Any) -> None:
+    """Raise an error if a forward returned no attentions; warn of dense ones."""
+    name = type(forward.module).__name__
+    if forward.count and not forward.has_dense:
+        return
+    has_tensors = any(isinstance(each, Tensor) for each in _attentions(output))
+    implementation = getattr(forward.module.config, "_attn_implementation", None)
+    if forward.has_dense or (has_tensors and implementation == "eager"):
+        forward.owner.warn_of_dense(name)
+    elif not forward.count:
+        # With another implementation, the weights may be those of masks that eager never gets.
+        remedy = 'Call model.set_attn_implementation("eager") for dense ones, or watch'
+        raise RegardError(
+            f"{name} ran no attention of transformers' AttentionInterface, so it has no lazy "
+            "attentions.\n"
+            f"    {remedy if has_tensors else 'Watch'} it with regard.observe(model)."
+        )
+
+
+def _attentions(output: Any) -> Iterator[Any]:
+    """Yield what is in the fields of an output whose names end with "attentions"."""
+    if isinstance(output, Mapping):
+        for name, value in cast(Mapping[str, Any], output).items():
+            if name.endswith("attentions"):
+                yield from value if isinstance(value, tuple | list) else (value,)
+            else:
+                yield from _attentions(value)
+
+
+def _without_unchosen(output: Any) -> Any:
+    """Return an output with None for each layer that was not chosen."""
+    if output is _UNCHOSEN:
+        return None
+    if isinstance(output, Mapping):
+        for name, value in list(cast(Mapping[str, Any], output).items()):
+            if isinstance(value, tuple | Mapping):
+                cast(Any, output)[name] = _without_unchosen(value)
+        return cast(Any, output)
+    if type(output) is tuple:
+        return tuple(map(_without_unchosen, cast(tuple[Any, ...], output)))
+    return output
+
+
+def _run(
+    kernel: kernel_wrappers.Kernel, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a kernel, and return a lazy matrix as its second output where a forward asks for it."""
+    owner = _owner_of(module)
+    if owner is None:
+        return kernel(module, *args, **kwargs)
+    running = _FORWARDS.get()
+    if not running or not running[-1].asks or running[-1].owner is not owner:
+        return kernel(module, *args, **kwargs)
+    forward = running[-1]
+    forward.count += 1
+    if not owner.selects(module):
+        return kernel(module, *args, **kwargs)[0], _UNCHOSEN
+    if kwargs.get("cache") is not None:
+        raise RegardError(
+            "continuous batching keeps its keys in pages; they are no matrix.\n"
+            "    Generate with model.generate()."
+        )
+    is_eager = getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager"
+    make = eager_matrix if is_eager else fused_matrix
+    output, weights = make(kernel, module, args, kwargs, forward.masks)
+    forward.has_dense |= not isinstance(weights, AttentionMatrix)
+    return output, weights
+
+
+def _checked(model: object) -> dict[str, nn.Module]:
+    """Return the modules of a model by name, after all checks."""
+    kernel_wrappers.interface()
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}; lazy needs a model of transformers.\n"
+            "    Pass what from_pretrained returned."
+        )
+    for module in model.modules():
+        if getattr(module, "_compiled_call_impl", None) is not None or type(
+            module
+        ).__module__.startswith("torch._dynamo"):
+            raise RegardError(_COMPILED)
+    names = module_names(model)
+    if not any(map(_is_pretrained, names.values())):
+        raise TypeError(
+            f"model is a {type(model).__name__}, which contains no model of transformers; "
+            "lazy changes what those return.\n"
+            "    Watch other models with regard.observe(model)."
+        )
+    for implementation, name in _implementations(names).items():
+        if implementation not in _KERNELS:
+            raise RegardError(
+                f"{name!r} runs the attention implementation {implementation!r}; lazy sees "
+                "'sdpa' and 'eager'.\n"
+                '    Call model.set_attn_implementation("sdpa") first.'
+            )
+    return names
+
+
+def _implementations(names: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return the attention implementations of a model, each with a module that runs it."""
+    found: dict[str, str] = {}
+    for name, module in names.items():
+        implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if isinstance(implementation, str):
+            found.setdefault(implementation, name)
+    return found
+
+
+def _is_pretrained(module: nn.Module) -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(module, PreTrainedModel)

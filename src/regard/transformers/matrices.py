@@ -1,0 +1,302 @@
+"""Lazy matrices of what an attention kernel of transformers got."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from regard.errors import RegardError
+from regard.masks import Causal, Mask
+from regard.masks.recognise import recognised, split
+from regard.matrix.attention_matrix import AttentionMatrix, attend
+from regard.scores.given_scores import GivenScores
+
+__all__ = ["Masks", "Weights", "eager_matrix", "fused_matrix"]
+
+Weights = AttentionMatrix | Tensor
+"""The weights of an attention: lazy, or dense where no query and key give them."""
+
+_ROWS = 8
+"""The number of rows that are compared with a model's own weights."""
+
+_NOTHING = -1e4
+"""A score whose weight is 0."""
+
+
+class _Fused(NamedTuple):
+    """The arguments of a call of scaled_dot_product_attention."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+class _FusedCalls(TorchFunctionMode):
+    """The calls of scaled_dot_product_attention inside the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_Fused] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            self.calls.append(_Fused(*args, **kwargs or {}))
+        return func(*args, **kwargs or {})
+
+
+class Masks:
+    """The masks and biases of one forward, which its layers share."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Tensor, int, torch.Size, tuple[Mask | None, Tensor | None]]] = []
+
+    def of(self, numbers: Tensor | None, shape: torch.Size) -> tuple[Mask | None, Tensor | None]:
+        """Return the mask and the bias of an ``attn_mask``, for a matrix of a shape."""
+        if numbers is None:
+            return None, None
+        version = 0 if numbers.is_inference() else numbers._version
+        for known, its_version, its_shape, parts in self._known:
+            if its_shape == shape and (
+                (known is numbers and its_version == version) or _are_equal(known, numbers)
+            ):
+                return parts
+        if numbers.dtype == torch.bool:
+            parts = recognised(numbers, shape), None
+        else:
+            parts = split(numbers, shape)
+        self._known.append((numbers, version, shape, parts))
+        return parts
+
+
+def _are_equal(known: Tensor, numbers: Tensor) -> bool:
+    """Return True if two biases are equal, as those that T5's layers make of one table."""
+    if known.dtype != numbers.dtype or known.shape != numbers.shape or known.is_inference():
+        return False
+    is_bias = numbers.is_floating_point() and numbers.ndim > 3 and numbers.shape[1] > 1
+    return is_bias and not numbers.requires_grad and torch.equal(known, numbers)
+
+
+def fused_matrix(
+    kernel: Callable[..., Any],
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    masks: Masks,
+) -> tuple[Tensor, Weights]:
+    """Run a kernel that calls scaled_dot_product_attention once, and return its matrix as well.
+
+    The matrix is made of what scaled_dot_product_attention got.
+
+    Raises:
+        RegardError: the kernel made no such call, or several, or one of another query.
+    """
+    query, key = args[0], args[1]
+    kwargs = {name: value for name, value in kwargs.items() if name != "output_attentions"}
+    with _FusedCalls() as fused:
+        output = kernel(module, *args, **kwargs)[0]
+    if len(fused.calls) != 1:
+        raise RegardError(
+            f"{type(module).__name__} called scaled_dot_product_attention {len(fused.calls)} times "
+            "in one attention; its matrix is that of one call.\n"
+            "    End regard.transformers.lazy, and watch the model with regard.observe(model)."
+        )
+    call = fused.calls[0]
+    if _is_small_step(call, query, key):
+        return output, AttentionMatrix(GivenScores(_weights_of(call, query), are_weights=True))
+    call = _unpacked(call, query)
+    if call.query.shape != query.shape:
+        raise RegardError(
+            f"{type(module).__name__} changed its query in the kernel, from "
+            f"{tuple(query.shape)} to {tuple(call.query.shape)}.\n"
+            "    End regard.transformers.lazy, and watch the model with regard.observe(model)."
+        )
+    return output, _matrix(call, key, masks)
+
+
+def _is_small_step(call: _Fused, query: Tensor, key: Tensor) -> bool:
+    """Return True for a few new queries of a generation, whose weights are smaller than the key.
+
+    A generation would otherwise keep one copy of the key for each token.
+    """
+    q_len, kv_len = query.shape[-2], call.key.shape[-2]
+    is_step = q_len < kv_len and not call.is_causal and kv_len == key.shape[-2]
+    return is_step and query[..., 0].numel() * kv_len < key.numel() and not key.requires_grad
+
+
+def _weights_of(call: _Fused, query: Tensor) -> Tensor:
+    """Return the weights of a call, (batch, num_heads, q_len, kv_len), as eager computes them."""
+    scale = query.shape[-1] ** -0.5 if call.scale is None else call.scale
+    used, key = call.query, call.key
+    if used.shape[1] != key.shape[1]:
+        grouped = cast(Tensor, used.unflatten(1, (key.shape[1], -1)))
+        scores = (grouped @ key[:, :, None].mT).flatten(1, 2)
+    else:
+        scores = used @ key.mT
+    scores = scores * scale
+    mask = call.attn_mask
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    wide = torch.promote_types(query.dtype, torch.float32)
+    weights = scores.softmax(-1, dtype=wide).to(query.dtype)
+    if mask is not None and mask.dtype == torch.bool:
+        weights = weights.masked_fill(~mask.any(-1, keepdim=True), 0)
+    return weights.reshape(*query.shape[:-1], key.shape[-2])
+
+
+def _unpacked(call: _Fused, query: Tensor) -> _Fused:
+    """Return a call whose query has the heads of a group in place of tokens as it was before.
+
+    transformers packs the query of a single token so, (batch, num_kv_heads, group, head_dim).
+    """
+    packed = call.query.shape[1:3]
+    if call.query.shape == query.shape or query.shape[2] != 1 or packed.numel() != query.shape[1]:
+        return call
+    mask = call.attn_mask
+    if mask is not None and mask.shape[1:3] == packed:
+        mask = mask.flatten(1, 2)[:, :, None]
+    return call._replace(query=call.query.flatten(1, 2)[:, :, None], attn_mask=mask)
+
+
+def _matrix(call: _Fused, key: Tensor, masks: Masks) -> AttentionMatrix:
+    kv_len, causal = call.key.shape[-2], None
+    if call.is_causal:
+        causal = Causal() if call.query.shape[-2] == kv_len else Causal(align="top-left")
+    own = call.key
+    if _is_prefix_of_repeated(own, key):
+        own = key
+        if kv_len < key.shape[-2]:  # an empty static cache, of which the rest is left out
+            causal = Causal(align="top-left")
+    own = own.clone() if _may_be_overwritten(own) else own
+    shape = torch.Size((*call.query.shape[:-1], own.shape[-2]))
+    mask, bias = masks.of(call.attn_mask, shape)
+    if causal is not None:
+        mask = causal if mask is None else causal & mask
+    return attend(call.query, own, mask=mask, scale=call.scale, bias=bias)
+
+
+def _is_prefix_of_repeated(used: Tensor, key: Tensor) -> bool:
+    """Return True if a kernel used the first tokens of a key, with each head repeated."""
+    if used is key:
+        return True
+    if used.ndim != key.ndim or used.shape[-2] > key.shape[-2] or used.shape[1] % key.shape[1]:
+        return False
+    groups = cast(Tensor, used.unflatten(1, (key.shape[1], -1)))
+    return torch.equal(groups, key[:, :, None, : used.shape[-2]].expand_as(groups))
+
+
+def _may_be_overwritten(key: Tensor) -> bool:
+    """Return True if a key may be the buffer of a static cache, which later steps overwrite."""
+    # PyTorch counts no writes into tensors of inference mode.
+    return key.is_inference() or key._version > 0
+
+
+def eager_matrix(
+    kernel: Callable[..., Any],
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    masks: Masks,
+) -> tuple[Tensor, Weights]:
+    """Run a model's own eager function, and return its lazy matrix in place of its dense weights.
+
+    The weights stay dense if some of their rows are not those of the matrix.
+    """
+    output, weights, *_ = kernel(module, *args, **kwargs)
+    if not isinstance(weights, Tensor) or weights.ndim != 4:
+        return output, weights
+    query, key, _, mask = args[:4] if len(args) > 3 else (*args[:3], kwargs["attention_mask"])
+    is_step = weights.shape[-2] < weights.shape[-1]
+    if is_step and weights.numel() < key.numel():
+        rows = _of_rows(weights) if kwargs.get("s_aux") is None else _beside_sink(weights)
+        if rows is not None:
+            return output, rows
+    try:
+        matrix = _of_arguments(query, key, mask, kwargs, masks)
+    except (TypeError, ValueError):  # the function reads its arguments in its own way
+        return output, weights
+    return output, matrix if _agree(matrix, weights) else weights
+
+
+def _of_arguments(
+    query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any], masks: Masks
+) -> AttentionMatrix:
+    own = key.clone() if _may_be_overwritten(key) else key
+    shape = torch.Size((*query.shape[:-1], key.shape[-2]))
+    if mask is not None:
+        mask = mask[..., : shape[-1]]
+    allowed, bias = masks.of(mask, shape)
+    added = kwargs.get("position_bias")
+    if added is not None:
+        bias = added if bias is None else bias + added
+    return attend(
+        query,
+        own,
+        mask=allowed,
+        scale=kwargs.get("scaling"),
+        bias=bias,
+        softcap=kwargs.get("softcap"),
+        sink_bias=kwargs.get("s_aux"),
+    )
+
+
+def _agree(matrix: AttentionMatrix, weights: Tensor) -> bool:
+    """Return True if some rows of a matrix are a model's own weights, within their rounding.
+
+    Rows without keys are 0 in the matrix; a model may have any numbers there.
+    """
+    if matrix.shape != weights.shape:
+        return False
+    # In 16 bits the scores themselves are rounded.
+    tolerance = 1e-5 if _is_precise(weights.dtype) else 0.03
+    with torch.no_grad():
+        step = max(1, weights.shape[-2] // _ROWS)
+        for rows in (slice(None, None, step), slice(-1, None)):
+            ours, own = matrix[..., rows, :].float(), weights[..., rows, :].float()
+            has_keys = ours.sum(-1, keepdim=True) > 0
+            if not bool(((ours - own).abs() * has_keys).max() <= tolerance):
+                return False
+    return True
+
+
+def _is_precise(dtype: torch.dtype) -> bool:
+    return torch.finfo(dtype).eps < 1e-4
+
+
+def _of_rows(weights: Tensor) -> AttentionMatrix | None:
+    """Return the matrix of given weights; None if rows sum to neither 1 nor 0."""
+    sums = weights.float().sum(-1)
+    near = (sums - 1).abs() < (1e-4 if _is_precise(weights.dtype) else 0.02)
+    if not bool((near | (sums == 0)).all()):
+        return None
+    return AttentionMatrix(GivenScores(weights, are_weights=True))
+
+
+def _beside_sink(weights: Tensor) -> AttentionMatrix | None:
+    """Return the matrix of one row of given weights beside a sink, in float32; None for more rows.
+
+    The row is that of a query of one number, and of keys of one number each: the score of key j is
+    log(w_j / (1 - the sum of w)), and that of the sink is 0.
+    """
+    if weights.shape[-2] != 1:
+        return None
+    wide = weights.float()
+    rest = (1 - wide.sum(-1, keepdim=True)).clamp(min=torch.finfo(torch.float32).tiny)
+    scores = (wide / rest).log().clamp(min=_NOTHING)
+    one, sink = scores.new_ones(*scores.shape[:-1], 1), scores.new_zeros(scores.shape[1])
+    return attend(one, scores.mT, scale=1.0, sink_bias=sink)
