@@ -74,7 +74,8 @@ class Case:
     """One benchmark.
 
     Attributes:
-        group: "passes", "parts", "speed", "time", "memory", "observe", "blocks", "page" or "start".
+        group: "passes", "parts", "speed", "time", "memory", "observe", "blocks", "outputs",
+            "page" or "start".
         name: what is asked; with its group and a length it is unique.
         unit: of the number.
         measure: gives the number, or raises LeftOut.

@@ -33,6 +33,7 @@ def figures(results: Mapping[str, Any]) -> str:
         over_lengths(by_group["memory"], results["growth"], "MiB added, one head"),
         with_units(by_group["observe"], "watching SmolLM2-135M"),
         with_units(by_group["blocks"], "watching four blocks, 8 heads of 64, float32"),
+        with_units(by_group["outputs"], "lazy attentions of transformers"),
         with_units(by_group["page"], "the page"),
         "; ".join(f"`{row['case']}` {row['value']:g} s" for row in by_group["start"]),
     ]

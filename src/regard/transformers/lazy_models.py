@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from regard.capture.selection import Selection
 from regard.errors import RegardError
-from regard.matrix.attention_matrix import AttentionMatrix
 from regard.tracing.tracer import in_compiled, module_names
 from regard.transformers import kernel_wrappers
 from regard.transformers.matrices import Masks, eager_matrix, fused_matrix
@@ -174,7 +173,6 @@ class _Forward:
         self.asks = asks
         self.masks = Masks()
         self.count = 0
-        self.has_dense = False
 
 
 class _Unchosen:
@@ -226,7 +224,6 @@ def _end(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any)
     _FORWARDS.set(running)
     if running:
         running[-1].count += forward.count
-        running[-1].has_dense |= forward.has_dense
         return None
     if output is None or not forward.asks:
         return None
@@ -237,11 +234,9 @@ def _end(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any)
 def _check_returned(forward: _Forward, output: Any) -> None:
     """Raise an error if a forward returned no attentions; warn of dense ones."""
     name = type(forward.module).__name__
-    if forward.count and not forward.has_dense:
-        return
-    has_tensors = any(isinstance(each, Tensor) for each in _attentions(output))
+    has_tensors = any(_attentions(output))
     implementation = getattr(forward.module.config, "_attn_implementation", None)
-    if forward.has_dense or (has_tensors and implementation == "eager"):
+    if has_tensors and (forward.count or implementation == "eager"):
         forward.owner.warn_of_dense(name)
     elif not forward.count:
         # With another implementation, the weights may be those of masks that eager never gets.
@@ -253,14 +248,16 @@ def _check_returned(forward: _Forward, output: Any) -> None:
         )
 
 
-def _attentions(output: Any) -> Iterator[Any]:
-    """Yield what is in the fields of an output whose names end with "attentions"."""
+def _attentions(output: Any, *, inside: bool = False) -> Iterator[bool]:
+    """Yield True for each tensor in the fields of an output whose names end with "attentions"."""
     if isinstance(output, Mapping):
         for name, value in cast(Mapping[str, Any], output).items():
-            if name.endswith("attentions"):
-                yield from value if isinstance(value, tuple | list) else (value,)
-            else:
-                yield from _attentions(value)
+            yield from _attentions(value, inside=inside or name.endswith("attentions"))
+    elif isinstance(output, tuple | list):
+        for value in cast(Iterable[Any], output):
+            yield from _attentions(value, inside=inside)
+    elif inside and isinstance(output, Tensor):
+        yield True
 
 
 def _without_unchosen(output: Any) -> Any:
@@ -298,9 +295,7 @@ def _run(
         )
     is_eager = getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager"
     make = eager_matrix if is_eager else fused_matrix
-    output, weights = make(kernel, module, args, kwargs, forward.masks)
-    forward.has_dense |= not isinstance(weights, AttentionMatrix)
-    return output, weights
+    return make(kernel, module, args, kwargs, forward.masks)
 
 
 def _checked(model: object) -> dict[str, nn.Module]:

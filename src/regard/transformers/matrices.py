@@ -1,6 +1,7 @@
 """Lazy matrices of what an attention kernel of transformers got."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -58,6 +59,14 @@ class _FusedCalls(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
+def _query_key_mask(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return query, key and mask of a kernel's arguments, some of which have names."""
+    given = dict(zip(("query", "key", "value", "attention_mask"), args, strict=False)) | kwargs
+    return given["query"], given["key"], given.get("attention_mask")
+
+
 class Masks:
     """The masks and biases of one forward, which its layers share."""
 
@@ -70,9 +79,8 @@ class Masks:
             return None, None
         version = 0 if numbers.is_inference() else numbers._version
         for known, its_version, its_shape, parts in self._known:
-            if its_shape == shape and (
-                (known is numbers and its_version == version) or _are_equal(known, numbers)
-            ):
+            is_same = its_version == version and _is_view(known, numbers)
+            if its_shape == shape and (is_same or _are_equal(known, numbers)):
                 return parts
         if numbers.dtype == torch.bool:
             parts = recognised(numbers, shape), None
@@ -80,6 +88,16 @@ class Masks:
             parts = split(numbers, shape)
         self._known.append((numbers, version, shape, parts))
         return parts
+
+
+def _is_view(known: Tensor, numbers: Tensor) -> bool:
+    """Return True if two tensors have the same elements in memory."""
+    return (known.data_ptr(), known.dtype, known.shape, known.stride()) == (
+        numbers.data_ptr(),
+        numbers.dtype,
+        numbers.shape,
+        numbers.stride(),
+    )
 
 
 def _are_equal(known: Tensor, numbers: Tensor) -> bool:
@@ -104,7 +122,7 @@ def fused_matrix(
     Raises:
         RegardError: the kernel made no such call, or several, or one of another query.
     """
-    query, key = args[0], args[1]
+    query, key, _ = _query_key_mask(args, kwargs)
     kwargs = {name: value for name, value in kwargs.items() if name != "output_attentions"}
     with _FusedCalls() as fused:
         output = kernel(module, *args, **kwargs)[0]
@@ -220,7 +238,7 @@ def eager_matrix(
     output, weights, *_ = kernel(module, *args, **kwargs)
     if not isinstance(weights, Tensor) or weights.ndim != 4:
         return output, weights
-    query, key, _, mask = args[:4] if len(args) > 3 else (*args[:3], kwargs["attention_mask"])
+    query, key, mask = _query_key_mask(args, kwargs)
     is_step = weights.shape[-2] < weights.shape[-1]
     if is_step and weights.numel() < key.numel():
         rows = _of_rows(weights) if kwargs.get("s_aux") is None else _beside_sink(weights)
@@ -230,6 +248,10 @@ def eager_matrix(
         matrix = _of_arguments(query, key, mask, kwargs, masks)
     except (TypeError, ValueError):  # the function reads its arguments in its own way
         return output, weights
+    if _agree(matrix, weights):
+        return output, matrix
+    if kwargs.get("s_aux") is not None:  # some functions return weights as they were before sinks
+        matrix = AttentionMatrix(replace(cast(Any, matrix.source), sink_bias=None), matrix.mask)
     return output, matrix if _agree(matrix, weights) else weights
 
 
@@ -264,14 +286,13 @@ def _agree(matrix: AttentionMatrix, weights: Tensor) -> bool:
         return False
     # In 16 bits the scores themselves are rounded.
     tolerance = 1e-5 if _is_precise(weights.dtype) else 0.03
+    q_len = weights.shape[-2]
+    step = max(1, q_len // _ROWS)
+    rows = slice((q_len - 1) % step, None, step)  # the last row is one of them
     with torch.no_grad():
-        step = max(1, weights.shape[-2] // _ROWS)
-        for rows in (slice(None, None, step), slice(-1, None)):
-            ours, own = matrix[..., rows, :].float(), weights[..., rows, :].float()
-            has_keys = ours.sum(-1, keepdim=True) > 0
-            if not bool(((ours - own).abs() * has_keys).max() <= tolerance):
-                return False
-    return True
+        ours, own = matrix[..., rows, :].float(), weights[..., rows, :].float()
+        has_keys = ours.sum(-1, keepdim=True) > 0
+        return bool(((ours - own).abs() * has_keys).max() <= tolerance)
 
 
 def _is_precise(dtype: torch.dtype) -> bool:
