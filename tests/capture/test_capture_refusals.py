@@ -231,7 +231,7 @@ def test_a_compiled_function_stays_compiled_and_is_not_seen() -> None:
 
 
 def test_a_fault_of_our_own_stops_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fault(*_: object) -> None:
+    def fault(*_: object, **__: object) -> None:
         raise KeyError("a fault")
 
     monkeypatch.setattr(Recorder, "record", fault)

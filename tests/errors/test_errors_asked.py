@@ -51,9 +51,10 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "value-is-a-matrix": (
         lambda: A @ A,
-        TypeError,
-        "value is an AttentionMatrix; an attention matrix multiplies tensors.\n"
-        "    Use torch.as_tensor(value); for a second matrix B use A @ (B @ x).",
+        ValueError,
+        "A has shape (2, 6, 7, 5) and B has (2, 6, 7, 5); for A @ B the columns of A must be as "
+        "many as the rows of B, and leading axes must broadcast.\n"
+        "    Take the mean over the heads first, A.mean(1) @ B.mean(1).",
     ),
     "value-dtype": (
         lambda: A @ torch.zeros(5, 3).half(),
@@ -219,7 +220,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "k is a float; it must be a whole number.\n    Pass an int, for example k=1.",
     ),
     "dim": (
-        lambda: A.sum(0),
+        lambda: regard.Sum(0),
         ValueError,
         "dim is 0; it must be -1 (over the keys) or -2 (over the queries).\n"
         "    Sum the answer over other axes.",
@@ -278,20 +279,26 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "index-of-another-kind": (
         lambda: A[1.0],
         TypeError,
-        "an attention matrix has no index of type float; it takes integers, slices and one '...'.\n"
-        "    For chosen rows take A[..., start:stop, :] and index that tensor.",
+        "an attention matrix has no index of type float; it takes integers, slices, one list of "
+        "integers or bools, None and one '...'.\n"
+        "    For a mask of single weights multiply rows and columns, (A * rows[:, None]) * "
+        "columns, or use to_dense().",
     ),
-    "index-is-a-list": (
-        lambda: A[0, 0, [1, 2]],
+    "index-is-a-list-of-floats": (
+        lambda: A[0, 0, [1.0, 2]],
         TypeError,
-        "an attention matrix has no index of type list; it takes integers, slices and one '...'.\n"
-        "    For chosen rows take A[..., start:stop, :] and index that tensor.",
+        "an attention matrix has no index of type list; it takes integers, slices, one list of "
+        "integers or bools, None and one '...'.\n"
+        "    For a mask of single weights multiply rows and columns, (A * rows[:, None]) * "
+        "columns, or use to_dense().",
     ),
     "index-is-true": (
         lambda: A[True],
         TypeError,
-        "an attention matrix has no index of type bool; it takes integers, slices and one '...'.\n"
-        "    For chosen rows take A[..., start:stop, :] and index that tensor.",
+        "an attention matrix has no index of type bool; it takes integers, slices, one list of "
+        "integers or bools, None and one '...'.\n"
+        "    For a mask of single weights multiply rows and columns, (A * rows[:, None]) * "
+        "columns, or use to_dense().",
     ),
     "index-out-of-range": (
         lambda: A[2],
@@ -362,15 +369,14 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "another-function-of-torch": (
         lambda: torch.softmax(A, -1),
         TypeError,
-        "torch.softmax does not take an AttentionMatrix; only torch.matmul and torch.stack do.\n"
-        "    Use A.topk(8), A.entropy(), A.sum(-2), A.mean(1), a part such as A[0, 3, :10], or "
-        "to_dense().",
+        "torch.softmax does not take an AttentionMatrix; it holds no numbers.\n"
+        "    Rows of attention sum to 1 already; use A[0, 3, :10] for some of them.",
     ),
     "a-transpose-in-another-function": (
-        lambda: torch.add(A.T, 1),
+        lambda: torch.exp(A.T),
         TypeError,
-        "torch.add does not take a TransposedMatrix; only torch.matmul and torch.stack do.\n"
-        "    Use a method of the matrix, a part such as A[0, 3, :10], or to_dense().",
+        "torch.exp does not take a TransposedMatrix; it holds no numbers.\n"
+        "    Use a product, A @ x, a part such as A[0, 3, :10], or to_dense().",
     ),
     "matrix-on-the-right": (
         lambda: SMALL @ A,

@@ -46,12 +46,9 @@ def test_the_mean_of_all_heads_as_a_tensor() -> None:
         even().mean(1).to_dense(limit=10)
 
 
-@pytest.mark.parametrize("dim", [0, 2, -1, 7])
-def test_a_mean_over_another_axis_says_what_to_ask(dim: int) -> None:
-    with pytest.raises(
-        ValueError, match=r"mean\(\) is over the heads, dim=-3\.\n    For means over"
-    ):
-        even().mean(dim)
+def test_a_mean_over_no_axis_says_which_there_are() -> None:
+    with pytest.raises(ValueError, match=r"dim is 7[\s\S]*Use axes from -4 to 3"):
+        even().mean(7)
 
 
 def test_a_row_is_not_squeezed() -> None:
@@ -59,8 +56,8 @@ def test_a_row_is_not_squeezed() -> None:
         even().squeeze(-1)
 
 
-@pytest.mark.parametrize("function", [torch.cat, torch.sum, torch.mean, torch.argmax])
+@pytest.mark.parametrize("function", [torch.cat, torch.sort, torch.log])
 def test_what_would_form_the_matrix_says_what_to_ask(function: Callable[..., object]) -> None:
     argument = [even(), even()] if function is torch.cat else even()
-    with pytest.raises(TypeError, match=r"only torch.matmul and torch.stack do\.\n    Use A.topk"):
+    with pytest.raises(TypeError, match=r"it holds no numbers\.\n    "):
         function(argument)

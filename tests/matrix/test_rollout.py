@@ -316,13 +316,13 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: R @ torch.zeros(5, 3),
         ValueError,
         "value has shape (5, 3); it must be (..., 7, dim), with leading axes that broadcast with "
-        "(2,), or (7,).\n    The rollout has shape (2, 7, 7).",
+        "(2,), or (7,).\n    The matrix has shape (2, 7, 7).",
     ),
     "operand-batch": (
         lambda: R.T @ torch.zeros(3, 7, 3),
         ValueError,
         "operand has shape (3, 7, 3); it must be (..., 7, dim), with leading axes that broadcast "
-        "with (2,), or (7,).\n    The rollout has shape (2, 7, 7).",
+        "with (2,), or (7,).\n    The matrix has shape (2, 7, 7).",
     ),
     "operand-dtype": (
         lambda: R @ X.double(),
@@ -333,14 +333,14 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "another-function": (
         lambda: torch.softmax(R, -1),
         TypeError,
-        "torch.softmax does not take a Rollout; only torch.matmul and torch.stack do.\n"
-        "    Use a method of the matrix, a part such as A[0, 3, :10], or to_dense().",
+        "torch.softmax does not take a Rollout; it holds no numbers.\n"
+        "    Rows of attention sum to 1 already; use A[0, 3, :10] for some of them.",
     ),
     "too-large": (
         lambda: R.to_dense(limit=100),
         MemoryError,
         "to_dense() would make (2, 7, 7) float32 = 392 bytes; the limit is 100 bytes.\n"
-        "    Ask for a part, R[..., rows, cols], or for products, R @ x, "
+        "    Ask for a part, A[..., rows, cols], or for products, A @ x, "
         "or pass limit=None to to_dense().",
     ),
 }

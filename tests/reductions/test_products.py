@@ -157,9 +157,9 @@ def test_any_whole_number_is_an_index(three: object) -> None:
     [
         pytest.param(np.bool_(True), "bool", id="bool-of-numpy"),
         pytest.param(torch.tensor(True), "Tensor", id="bool-tensor"),
-        pytest.param(torch.tensor([3]), "Tensor", id="tensor-of-one-axis"),
-        pytest.param(np.array([3]), "ndarray", id="array"),
-        pytest.param(None, "NoneType", id="none"),
+        pytest.param(torch.tensor([[3]]), "Tensor of 2 axes", id="tensor-of-two-axes"),
+        pytest.param(np.array([3.0]), "ndarray", id="array-of-floats"),
+        pytest.param("3", "str", id="text"),
     ],
 )
 def test_an_index_of_another_kind_is_an_error(index: object, kind: str) -> None:

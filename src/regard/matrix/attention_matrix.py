@@ -1,7 +1,8 @@
 """The attention matrix: its parts, its products, and its reductions."""
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, cast, overload
 
 import torch
 from torch import Tensor
@@ -27,18 +28,19 @@ from regard.errors import (
 )
 from regard.masks import Mask, as_mask
 from regard.masks.mask import MaskLike
-from regard.matrix.head_mean import HeadMean
-from regard.matrix.indexing import ParsedIndex, parse_index
+from regard.matrix.indexing import LeadingIndex, ParsedIndex, parse_index, read_window
 from regard.matrix.linear_map import LinearMap, times_batches
 from regard.matrix.notebook_hook import notebook_bundle
+from regard.matrix.tensor_methods import Axes, check_keys, squeeze, sum_over
 from regard.reductions.products import Output, TransposedOutput, Window, scores_at
 from regard.reductions.reduction import Reduction, check_reductions
 from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Top, TopK
 from regard.scores.autocast import as_autocast
-from regard.scores.box import Index, broadcast_index
+from regard.scores.box import broadcast_index
 from regard.scores.given_scores import GivenScores
+from regard.scores.grouped_heads import repeat_heads
 from regard.scores.position_bias import Bias
 from regard.scores.query_key import QueryKeyScores, ScoreMod, as_score_mod
 from regard.scores.score_source import Scores
@@ -158,7 +160,11 @@ class AttentionMatrix(LinearMap):
         (torch.Size([100, 100]), torch.Size([100]), torch.Size([2, 8, 100]))
     """
 
-    _instead = "A.topk(8), A.entropy(), A.sum(-2), A.mean(1)"
+    instead = "A.topk(8), A.entropy(), A.sum(-2), A.mean(1)"
+    _smaller = (
+        "Ask for a part, A[..., rows, cols], or for a summary, A.pool(512, 512), "
+        "or pass limit=None to to_dense()."
+    )
 
     def __init__(self, source: Scores, mask: Mask | None = None) -> None:
         self.source = source
@@ -250,19 +256,6 @@ class AttentionMatrix(LinearMap):
         """The scores before the softmax; index them to get numbers."""
         return ScoreMatrix(self)
 
-    def __getitem__(self, key: Any) -> Any:
-        """Return an AttentionMatrix if the index keeps all rows and columns, else a tensor.
-
-        An index keeps rows and columns if it leaves them out or has ``:`` for them. A range gives a
-        tensor of weights, even a range of all rows.
-        """
-        asked = parse_index(key, self.shape)
-        part = self._select(asked.leading)
-        if asked.whole:
-            return part
-        _check_size("this part", part, asked, DENSE_LIMIT)
-        return part._window(asked)
-
     def reduce(self, *reductions: Reduction, backend: str | None = None) -> Any:
         """Compute several reductions in one pass over the matrix.
 
@@ -303,21 +296,60 @@ class AttentionMatrix(LinearMap):
         """Compute the entropy of each row in nats, (..., num_heads, q_len); see ``Entropy``."""
         return cast(Tensor, self.reduce(Entropy()))
 
-    def topk(self, k: int) -> Top:
-        """Find the k largest weights of each row and their keys; see ``TopK``."""
+    def topk(self, k: int, dim: int = -1) -> Top:
+        """Find the k largest weights of each row and their keys; see ``TopK``.
+
+        Raises:
+            ValueError: dim is not the axis of the keys.
+        """
+        check_keys(self, "topk", dim)
         return cast(Top, self.reduce(TopK(k)))
 
-    def max(self) -> Top:
+    def max(self, dim: int = -1, keepdim: bool = False, *, axis: int | None = None) -> Top:
         """Find the largest weight of each row and its key, both (..., num_heads, q_len).
 
         A row without keys has weight 0 and index -1; see ``TopK``.
-        """
-        top = self.topk(1)
-        return Top(top.values.squeeze(-1), top.indices.squeeze(-1))
 
-    def sum(self, dim: int) -> Tensor:
-        """Sum the weights over the keys (dim=-1) or over the queries (dim=-2); see ``Sum``."""
-        return cast(Tensor, self.reduce(Sum(dim)))
+        Args:
+            dim: -1, the axis of the keys. Without it, ``Tensor.max`` would be over the whole
+                matrix.
+            keepdim: True if the axis of the keys stays, with length 1.
+            axis: another name of dim.
+
+        Raises:
+            ValueError: dim is another axis.
+        """
+        check_keys(self, "max", dim if axis is None else axis)
+        top = self.topk(1)
+        return top if keepdim else Top(top.values.squeeze(-1), top.indices.squeeze(-1))
+
+    @overload
+    def sum(self, dim: Literal[-1, -2], keepdim: bool = False) -> Tensor: ...
+
+    @overload
+    def sum(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None) -> Any: ...
+
+    def sum(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None) -> Any:
+        """Sum the weights over the keys (dim=-1), the queries (dim=-2), or other axes.
+
+        The sum over heads or texts is a lazy matrix. Over keys or queries it is a tensor, computed
+        in one pass; see ``Sum``.
+
+        Args:
+            dim: an axis, or several; all by default.
+            keepdim: True if the axes stay, with length 1.
+            axis: another name of dim.
+
+        Raises:
+            ValueError: there is no such axis.
+
+        Example:
+            >>> import torch, regard
+            >>> A = regard.attend(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))
+            >>> A.sum(-2)[0], A.sum(0)[0], A.sum()
+            (tensor([1., 1., 1.]), tensor([0.6667, 0.6667, 0.6667]), tensor(6.))
+        """
+        return sum_over(self, self._sums, dim if axis is None else axis, keepdim)
 
     def pool(self, rows: int, columns: int) -> Tensor:
         """Compute the mean weight of each cell of a grid; see ``Pool``."""
@@ -327,9 +359,25 @@ class AttentionMatrix(LinearMap):
         """Compute how much spans of queries attend to spans of keys; see ``Segments``."""
         return cast(Tensor, self.reduce(Segments(query_spans, key_spans)))
 
-    def diagonal(self, offset: int = 0) -> Tensor:
-        """Return the weights A[i, i + offset]; see ``Diagonal``."""
-        return cast(Tensor, self.reduce(Diagonal(offset)))
+    def diagonal(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+        """Return the weights A[i, i + offset]; see ``Diagonal``.
+
+        Args:
+            offset: kv_idx - q_idx; q_idx - kv_idx if the axes are exchanged.
+            dim1: the axis of the queries, or of the keys.
+            dim2: the other one.
+
+        Raises:
+            ValueError: the axes are others.
+        """
+        axes = [axis - self.ndim if axis >= 0 else axis for axis in (dim1, dim2)]
+        if sorted(axes) != [-2, -1]:
+            raise ValueError(
+                f"dim1 is {dim1} and dim2 is {dim2}, and the matrix has shape "
+                f"{shape_text(self.shape)}; they must be the axes of queries and keys.\n"
+                "    Leave them out."
+            )
+        return cast(Tensor, self.reduce(Diagonal(offset if axes[0] == -2 else -offset)))
 
     def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
         """Return the whole matrix as a tensor of q_len x kv_len numbers per head.
@@ -345,9 +393,7 @@ class AttentionMatrix(LinearMap):
             >>> regard.attend(torch.zeros(1, 2), torch.zeros(4, 2)).to_dense()
             tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
         """
-        whole = parse_index(..., self.shape)
-        _check_size("to_dense()", self, whole, limit)
-        return self._window(whole)
+        return self._dense(limit)
 
     def to(self, *args: Any, **kwargs: Any) -> "AttentionMatrix":
         """Return the matrix with its inputs converted by ``Tensor.to``, to a device or a dtype.
@@ -355,7 +401,19 @@ class AttentionMatrix(LinearMap):
         Raises:
             TypeError: the dtype is not floating.
         """
-        source = self.source.map(lambda tensor: tensor.to(*args, **kwargs))
+        return self.map(lambda tensor: tensor.to(*args, **kwargs))
+
+    def detach(self) -> "AttentionMatrix":
+        """Return the matrix of the detached inputs, without gradients."""
+        return self.map(Tensor.detach)
+
+    def cpu(self) -> "AttentionMatrix":
+        """Return the matrix with its inputs on the CPU."""
+        return self.to("cpu")
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "AttentionMatrix":
+        """Return the matrix with a function applied to its inputs, query and key among them."""
+        source = self.source.map(function)
         if not source.dtype.is_floating_point or source.dtype.itemsize < 2:
             raise TypeError(
                 f"to() has {dtype_text(source.dtype)}; attention needs a floating dtype of at "
@@ -367,51 +425,41 @@ class AttentionMatrix(LinearMap):
             mask = mask.map(lambda tensor: tensor.to(source.device))
         return AttentionMatrix(source, mask)
 
-    def detach(self) -> "AttentionMatrix":
-        """Return the matrix of the detached inputs, without gradients."""
-        return AttentionMatrix(self.source.map(Tensor.detach), self.mask)
+    def squeeze(self, dim: int | None = None) -> Any:
+        """Return the matrix without axes of length 1; other axes stay, as in PyTorch.
 
-    def cpu(self) -> "AttentionMatrix":
-        """Return the matrix with its inputs on the CPU."""
-        return self.to("cpu")
-
-    def squeeze(self, dim: int) -> "AttentionMatrix":
-        """Return the matrix without a leading axis of length 1; other axes stay, as in PyTorch.
-
-        Raises:
-            ValueError: dim is not a leading axis.
-        """
-        if check_whole("dim", dim) not in (*range(self.ndim - 2), *range(-self.ndim, -2)):
-            raise ValueError(
-                f"dim is {dim}; the matrix has shape {shape_text(self.shape)}, and its last two "
-                "axes stay.\n"
-                "    Take a row, A[..., 0, :], or a column, A[..., :, 0]."
-            )
-        axis = dim % self.ndim
-        return self[(*(slice(None),) * axis, 0)] if self.shape[axis] == 1 else self
-
-    def mean(self, dim: int) -> HeadMean:
-        """Return the lazy mean over the heads.
+        Without the axis of one query, or of one key, it is a tensor.
 
         Args:
-            dim: the axis of the heads: -3, or 1 if there is a batch.
+            dim: the axis; all by default.
 
         Raises:
-            ValueError: dim is another axis.
+            ValueError: dim is the axis of several queries or keys.
+        """
+        return squeeze(self, dim)
+
+    def mean(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None) -> Any:
+        """Return the mean over the heads as a lazy matrix, or the mean over other axes.
+
+        The mean over heads or texts is lazy: index it and multiply it. Over keys or queries it is
+        a tensor, computed in one pass.
+
+        Args:
+            dim: an axis, or several; all by default. The axis of the heads is -3, or 1 if there is
+                a batch.
+            keepdim: True if the axes stay, with length 1.
+            axis: another name of dim.
+
+        Raises:
+            ValueError: there is no such axis.
 
         Example:
             >>> import torch, regard
             >>> A = regard.attend(torch.randn(2, 8, 100, 64), torch.randn(2, 8, 100, 64))
-            >>> A.mean(1)[0, 99].shape
-            torch.Size([100])
+            >>> A.mean(1)[0, 99].shape, A.mean((0, 1)).shape, A.mean(-2).shape
+            (torch.Size([100]), torch.Size([100, 100]), torch.Size([2, 8, 100]))
         """
-        if self.ndim < 3 or check_whole("dim", dim) not in (-3, self.ndim - 3):
-            raise ValueError(
-                f"dim is {dim}, and the matrix has shape {shape_text(self.shape)}; mean() is over "
-                "the heads, dim=-3.\n"
-                "    For means over queries and keys use A.pool(rows, columns)."
-            )
-        return HeadMean(self)
+        return sum_over(self, self._sums, dim if axis is None else axis, keepdim, is_mean=True)
 
     def __repr__(self) -> str:
         """Return a description; nothing is computed."""
@@ -437,17 +485,66 @@ class AttentionMatrix(LinearMap):
         side = self.shape[:-1]
         return times_batches(operand, side, lambda operand: self.reduce(TransposedOutput(operand)))
 
-    def _select(self, index: Index) -> "AttentionMatrix":
-        if all(item == slice(0, n, 1) for item, n in zip(index, self.shape, strict=False)):
+    def _sums(self, axis: int) -> Tensor:
+        return cast(Tensor, self.reduce(Sum(axis)))
+
+    def _select(self, index: LeadingIndex) -> "AttentionMatrix":
+        lengths = self.shape[:-2]
+        if len(index) == len(lengths) and all(
+            isinstance(item, slice) and item == slice(0, n, 1)
+            for item, n in zip(index, lengths, strict=True)
+        ):
             return self
+        items = [item for item in index if item is not None]
+        pairs = zip(items, lengths, strict=True)
+        simple = tuple(slice(0, n, 1) if isinstance(item, list) else item for item, n in pairs)
         mask = self.mask
         if mask is not None:
-            mask = mask.map(lambda tensor: broadcast_index(tensor, index))
-        return AttentionMatrix(self.source.select(index), mask)
+            mask = mask.map(lambda tensor: broadcast_index(tensor, simple))
+        part, axis = AttentionMatrix(self.source.select(simple), mask), 0
+        for item in index:
+            if item is None:
+                part = part._unsqueezed(axis)
+            elif isinstance(item, list):
+                part = part._chosen(axis, item)
+            axis += not isinstance(item, int)
+        return part
 
-    def _window(self, asked: ParsedIndex) -> Tensor:
-        weights = cast(Tensor, self.reduce(Window(*asked.ranges)))
-        return asked.drop_axes(weights.to(self.dtype))
+    def _unsqueezed(self, axis: int) -> "AttentionMatrix":
+        """Return the matrix with a new leading axis of length 1 before an axis."""
+        matrix, source = self, self.source
+        if axis == self.ndim - 2 and isinstance(source, QueryKeyScores) and source.group > 1:
+            # The heads become an axis of the batch, where every query has a key of its own.
+            heads = [head // source.group for head in range(self.shape[-3])]
+            matrix = AttentionMatrix(
+                replace(source, key=repeat_heads(source.key, heads)), self.mask
+            )
+        return matrix._on_all_tensors(lambda tensor: tensor.unsqueeze(axis))
+
+    def _chosen(self, axis: int, positions: list[int]) -> "AttentionMatrix":
+        """Return the matrix of the chosen positions of a leading axis."""
+        length = self.shape[axis]
+
+        def chosen(tensor: Tensor) -> Tensor:
+            n = tensor.shape[axis]  # fewer in a key with grouped heads
+            if n == 1 and length > 1:
+                return tensor
+            # Unlike that of indexing, its gradient is reproducible on a GPU.
+            each = tensor.unbind(axis)
+            return torch.stack([each[position * n // length] for position in positions], axis)
+
+        return self._on_all_tensors(chosen)
+
+    def _on_all_tensors(self, function: Callable[[Tensor], Tensor]) -> "AttentionMatrix":
+        """Return the matrix with a function applied to the tensors of its scores and its mask."""
+        source = self.source.map(function)
+        if isinstance(source, QueryKeyScores) and source.score_mod is not None:
+            source = replace(source, score_mod=source.score_mod.map(function))
+        mask = self.mask
+        return AttentionMatrix(source, None if mask is None else mask.map(function))
+
+    def _part(self, rows: range, columns: range) -> Tensor:
+        return cast(Tensor, self.reduce(Window(rows, columns))).to(self.dtype)
 
 
 class ScoreMatrix:
@@ -536,7 +633,10 @@ class ScoreMatrix:
     def _part(self, asked: ParsedIndex, what: str, limit: int | None) -> Tensor:
         part = self._matrix[(*asked.leading, ...)]
         _check_size(what, part, asked, limit)
-        return asked.drop_axes(scores_at(part.source, part.mask, *asked.ranges))
+        scores = read_window(
+            *asked.window, lambda rows, columns: scores_at(part.source, part.mask, rows, columns)
+        )
+        return asked.drop_axes(scores)
 
 
 def check_attention_matrix(name: str, matrix: object) -> AttentionMatrix:
@@ -565,4 +665,4 @@ def _changes_of(tensors: list[Tensor]) -> list[tuple[Tensor, int]]:
 
 
 def _check_size(what: str, part: AttentionMatrix, asked: ParsedIndex, limit: int | None) -> None:
-    check_memory(what, (*part.shape[:-2], *map(len, asked.ranges)), part.dtype, limit)
+    check_memory(what, (*part.shape[:-2], *map(len, asked.window)), part.dtype, limit)

@@ -1,6 +1,6 @@
 """Attention rollout: the product of the attention of all layers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -8,25 +8,18 @@ import torch
 from torch import Tensor
 
 from regard.errors import (
-    DENSE_LIMIT,
-    check_memory,
     check_number,
-    check_product,
     dtype_text,
     kind_text,
     shape_text,
 )
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.matrix.indexing import ParsedIndex, parse_index
-from regard.matrix.linear_map import LinearMap, times_batches
+from regard.matrix.indexing import LeadingIndex
+from regard.matrix.linear_map import DerivedMatrix, times_batches
 from regard.reductions.block import Block
 from regard.reductions.masked_product import masked_product
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.score_source import accumulation_dtype
-
-_SMALLER = (
-    "Ask for a part, R[..., rows, cols], or for products, R @ x, or pass limit=None to to_dense()."
-)
 
 
 def rollout(
@@ -69,7 +62,7 @@ def rollout(
     return Rollout(_checked_layers(layers), _checked_residual(residual))
 
 
-class Rollout(LinearMap):
+class Rollout(DerivedMatrix):
     """The lazy product of attention layers, with products, rows, columns and windows.
 
     Create one with ``regard.rollout``. Each answer costs one sweep over every layer, in memory
@@ -107,19 +100,9 @@ class Rollout(LinearMap):
         """The device of the layers and of the answers."""
         return self.layers[0].device
 
-    def __getitem__(self, key: Any) -> Any:
-        """Return a Rollout if all rows and columns are kept, otherwise a tensor.
-
-        n rows cost a transposed product with n columns, and n columns cost a product. A window is
-        computed from its rows or from its columns, whichever are fewer.
-        """
-        asked = parse_index(key, self.shape)
-        parts = tuple(layer[(*asked.leading, ...)] for layer in self.layers)
-        part = Rollout(parts, self.residual)
-        return part if asked.whole else part._window(asked, "this part", DENSE_LIMIT)
-
-    def to_dense(self, *, limit: int | None = DENSE_LIMIT) -> Tensor:
-        return self._window(parse_index(..., self.shape), "to_dense()", limit)
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Rollout":
+        """Return the rollout of layers with a function applied to their inputs."""
+        return Rollout(tuple(layer.map(function) for layer in self.layers), self.residual)
 
     def __repr__(self) -> str:
         """Return a description; nothing is computed."""
@@ -129,58 +112,30 @@ class Rollout(LinearMap):
         facts += [f"tokens={self.shape[-1]}", f"dtype={dtype_text(self.dtype)}"]
         return f"Rollout({', '.join(facts)}, device={self.device})"
 
-    def _times(self, value: Tensor) -> Tensor:
-        value = check_product("value", value, self.dtype)
-        self._check_fits("value", value)
-        return times_batches(value, self.shape[:-1], lambda x: self._through(x, transposed=False))
+    def _select(self, index: LeadingIndex) -> "Rollout":
+        return Rollout(tuple(layer[(*index, ...)] for layer in self.layers), self.residual)
 
-    def _transposed_times(self, operand: Tensor) -> Tensor:
-        operand = check_product("operand", operand, self.dtype)
-        self._check_fits("operand", operand)
-        return times_batches(operand, self.shape[:-1], lambda x: self._through(x, transposed=True))
-
-    def _check_fits(self, name: str, operand: Tensor) -> None:
-        tokens, batch = self.shape[-1], self.shape[:-2]
-        fits = 0 not in operand.shape and (operand.shape[-2:-1] or operand.shape) == (tokens,)
-        try:
-            torch.broadcast_shapes(operand.shape[:-2], batch)
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise ValueError(
-                f"{name} has shape {shape_text(operand.shape)}; it must be (..., {tokens}, dim), "
-                f"with leading axes that broadcast with {shape_text(batch)}, or ({tokens},).\n"
-                f"    The rollout has shape {shape_text(self.shape)}."
-            )
+    def _part(self, rows: range, columns: range) -> Tensor:
+        """Compute a window from its rows or from its columns, whichever are fewer."""
+        tokens = self.shape[-1]
+        if len(rows) < len(columns):
+            taken = self._through(self._unit_columns(rows, tokens), transposed=True).mT
+            return taken[..., list(columns)]
+        taken = self._through(self._unit_columns(columns, tokens), transposed=False)
+        return taken[..., list(rows), :]
 
     def _through(self, x: Tensor, *, transposed: bool) -> Tensor:
+        return times_batches(x, self.shape[:-1], lambda x: self._multiplied(x, transposed))
+
+    def _multiplied(self, x: Tensor, transposed: bool) -> Tensor:
         """Multiply x by all layers, the lowest first, or by their transposes, the highest first."""
         operand = x.to(accumulation_dtype(self.dtype))
-        if x.ndim == 1:
-            operand = operand[:, None]
         while operand.ndim < self.ndim:
             operand = operand[None]
         for layer in reversed(self.layers) if transposed else self.layers:
             mixed = cast(Tensor, layer.reduce(_MeanOfHeads(operand, transposed)))
             operand = self.residual * operand + (1 - self.residual) * mixed
-        operand = operand.to(self.dtype)
-        return operand.squeeze(-1) if x.ndim == 1 else operand
-
-    def _window(self, asked: ParsedIndex, what: str, limit: int | None) -> Tensor:
-        rows, columns = map(list, asked.ranges)
-        size = (*self.shape[:-2], len(rows), len(columns))
-        check_memory(what, size, self.dtype, limit, _SMALLER)
-        if len(rows) < len(columns):
-            taken = self._through(self._unit_columns(rows), transposed=True).mT[..., columns]
-        else:
-            taken = self._through(self._unit_columns(columns), transposed=False)[..., rows, :]
-        return asked.drop_axes(taken)
-
-    def _unit_columns(self, places: list[int]) -> Tensor:
-        """Return columns of the identity, (tokens, columns)."""
-        units = torch.zeros(self.shape[-1], len(places), dtype=self.dtype, device=self.device)
-        units[places, range(len(places))] = 1
-        return units
+        return operand.to(self.dtype)
 
 
 @final
