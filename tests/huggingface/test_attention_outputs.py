@@ -146,8 +146,11 @@ def test_gradients_are_those_of_eager_attention(kind: str) -> None:
 # Generation
 
 GENERATE = {
-    "do_sample": False, "return_dict_in_generate": True, "output_attentions": True,
-    "eos_token_id": None, "pad_token_id": 0,
+    "do_sample": False,
+    "return_dict_in_generate": True,
+    "output_attentions": True,
+    "eos_token_id": None,
+    "pad_token_id": 0,
 }
 
 

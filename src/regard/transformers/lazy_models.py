@@ -165,11 +165,19 @@ def _nothing() -> None:
 
 
 class _Forward:
-    """A running forward of a lazy model."""
+    """A running forward of a lazy model.
 
-    def __init__(self, module: nn.Module, owner: Lazy, *, asks: bool) -> None:
+    Attributes:
+        is_asked: True if its own arguments or configuration ask for attentions.
+        asks: True if it, or a forward around it, asks for them.
+        masks: the masks that its layers share.
+        count: the number of attentions that asked.
+    """
+
+    def __init__(self, module: nn.Module, owner: Lazy, *, is_asked: bool, asks: bool) -> None:
         self.module = module
         self.owner = owner
+        self.is_asked = is_asked
         self.asks = asks
         self.masks = Masks()
         self.count = 0
@@ -196,20 +204,20 @@ def _begin(
     if owner is None:
         return None
     outer = running[-1] if running else None
-    given = [value for name, value in kwargs.items() if _ASKS(name)]
-    asks = any(given) or bool(getattr(module.config, "output_attentions", False))
+    given = [value for name, value in kwargs.items() if _asks_for_attentions(name)]
+    is_asked = any(given) or bool(getattr(module.config, "output_attentions", False))
     changed = None
     if outer is None and owner.returns_attentions and kwargs.get("output_attentions") is None:
-        asks, changed = True, (args, {**kwargs, "output_attentions": True})
-    if outer is not None and outer.owner is owner:
-        asks = asks or outer.asks
+        is_asked, changed = True, (args, {**kwargs, "output_attentions": True})
+    asks = is_asked or (outer is not None and outer.owner is owner and outer.asks)
     if asks and in_compiled():
         raise RegardError(_COMPILED)
-    _FORWARDS.set((*running, _Forward(module, owner, asks=asks)))
+    _FORWARDS.set((*running, _Forward(module, owner, is_asked=is_asked, asks=asks)))
     return changed
 
 
-def _ASKS(name: str) -> bool:
+def _asks_for_attentions(name: str) -> bool:
+    """Return True for output_attentions, and for arguments such as output_cross_attentions."""
     return name.startswith("output_") and name.endswith("attentions")
 
 
@@ -224,11 +232,12 @@ def _end(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any)
     _FORWARDS.set(running)
     if running:
         running[-1].count += forward.count
-        return None
     if output is None or not forward.asks:
         return None
-    _check_returned(forward, output)
-    return _without_unchosen(output)
+    records = getattr(module, "_can_record_outputs", None) or ()
+    if not running or (forward.is_asked and "attentions" in records):
+        _check_returned(forward, output)
+    return None if running else _without_unchosen(output)
 
 
 def _check_returned(forward: _Forward, output: Any) -> None:
