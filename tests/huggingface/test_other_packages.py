@@ -49,6 +49,7 @@ def assert_equal(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
 
 
 def test_trainer_predicts_with_lazy_attentions(tmp_path: Any) -> None:
+    pytest.importorskip("accelerate")
     model = bert(made=BertForSequenceClassification)
     items = [{"input_ids": each, "labels": torch.tensor(0)} for each in ids()]
     arguments = TrainingArguments(
@@ -62,6 +63,7 @@ def test_trainer_predicts_with_lazy_attentions(tmp_path: Any) -> None:
 
 
 def test_accelerate_casts_the_outputs_of_a_lazy_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("accelerate")
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
