@@ -11,6 +11,7 @@ from regard.capture.selection import Selection
 from regard.errors import RegardError
 from regard.tracing.tracer import in_compiled, module_names
 from regard.transformers import kernel_wrappers
+from regard.transformers.growing_keys import GrowingKeys
 from regard.transformers.matrices import Masks, eager_matrix, fused_matrix
 
 __all__ = ["Lazy", "lazy"]
@@ -43,8 +44,8 @@ def lazy(
 
     With "sdpa", a matrix holds query and key. With "eager", the model's own function runs; its
     dense weights are compared with the matrix and dropped. Weights that no query and key give stay
-    dense tensors, and a warning says so once. A step of a generation holds its row of weights
-    instead of a copy of the key, if the row is smaller.
+    dense tensors, and a warning says so once. The steps of a generation share one growing key. A
+    step that continues no other holds its row of weights instead, if it is smaller than the key.
 
     Copies of the model, also inside PEFT and DistributedDataParallel, are lazy as long as the model
     is.
@@ -95,6 +96,7 @@ class Lazy:
     ) -> None:
         self.is_active = True
         self.returns_attentions = output_attentions
+        self.keys = GrowingKeys()
         self._model = model
         self._layers = layers
         self._names = {id(module): name for name, module in names.items()}
@@ -304,7 +306,7 @@ def _run(
         )
     is_eager = getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager"
     make = eager_matrix if is_eager else fused_matrix
-    return make(kernel, module, args, kwargs, forward.masks)
+    return make(kernel, module, args, kwargs, forward.masks, owner.keys)
 
 
 def _checked(model: object) -> dict[str, nn.Module]:

@@ -14,6 +14,7 @@ from regard.masks import Causal, Mask
 from regard.masks.recognise import recognised, split
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.scores.given_scores import GivenScores
+from regard.transformers.growing_keys import GrowingKeys
 
 __all__ = ["Masks", "Weights", "eager_matrix", "fused_matrix"]
 
@@ -114,6 +115,7 @@ def fused_matrix(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     masks: Masks,
+    keys: GrowingKeys,
 ) -> tuple[Tensor, Weights]:
     """Run a kernel that calls scaled_dot_product_attention once, and return its matrix as well.
 
@@ -133,7 +135,8 @@ def fused_matrix(
             "    End regard.transformers.lazy, and watch the model with regard.observe(model)."
         )
     call = fused.calls[0]
-    if _is_small_step(call, query, key):
+    grown = keys.continued(module, key) if _is_step(call, query, key) else None
+    if grown is None and _is_small_step(call, query, key):
         return output, AttentionMatrix(GivenScores(_weights_of(call, query), are_weights=True))
     call = _unpacked(call, query)
     if call.query.shape != query.shape:
@@ -142,17 +145,27 @@ def fused_matrix(
             f"{tuple(query.shape)} to {tuple(call.query.shape)}.\n"
             "    End regard.transformers.lazy, and watch the model with regard.observe(model)."
         )
-    return output, _matrix(call, key, masks)
+    matrix = _matrix(call, key, masks, grown)
+    if grown is None:
+        keys.begin(module, matrix)
+    else:
+        keys.add(module, matrix)
+    return output, matrix
+
+
+def _is_step(call: _Fused, query: Tensor, key: Tensor) -> bool:
+    """Return True for new queries of a generation, after others."""
+    q_len, kv_len = query.shape[-2], call.key.shape[-2]
+    return q_len < kv_len and not call.is_causal and kv_len == key.shape[-2]
 
 
 def _is_small_step(call: _Fused, query: Tensor, key: Tensor) -> bool:
-    """Return True for a few new queries of a generation, whose weights are smaller than the key.
+    """Return True for a step whose weights are smaller than its key.
 
     A generation would otherwise keep one copy of the key for each token.
     """
-    q_len, kv_len = query.shape[-2], call.key.shape[-2]
-    is_step = q_len < kv_len and not call.is_causal and kv_len == key.shape[-2]
-    return is_step and query[..., 0].numel() * kv_len < key.numel() and not key.requires_grad
+    size = query[..., 0].numel() * key.shape[-2]
+    return _is_step(call, query, key) and size < key.numel() and not key.requires_grad
 
 
 def _weights_of(call: _Fused, query: Tensor) -> Tensor:
@@ -191,7 +204,7 @@ def _unpacked(call: _Fused, query: Tensor) -> _Fused:
     return call._replace(query=call.query.flatten(1, 2)[:, :, None], attn_mask=mask)
 
 
-def _matrix(call: _Fused, key: Tensor, masks: Masks) -> AttentionMatrix:
+def _matrix(call: _Fused, key: Tensor, masks: Masks, grown: Tensor | None) -> AttentionMatrix:
     kv_len, causal = call.key.shape[-2], None
     if call.is_causal:
         causal = Causal() if call.query.shape[-2] == kv_len else Causal(align="top-left")
@@ -200,7 +213,10 @@ def _matrix(call: _Fused, key: Tensor, masks: Masks) -> AttentionMatrix:
         own = key
         if kv_len < key.shape[-2]:  # an empty static cache, of which the rest is left out
             causal = Causal(align="top-left")
-    own = own.clone() if _may_be_overwritten(own) else own
+    if grown is not None:
+        own = grown
+    elif _may_be_overwritten(own):
+        own = own.clone()
     shape = torch.Size((*call.query.shape[:-1], own.shape[-2]))
     mask, bias = masks.of(call.attn_mask, shape)
     if causal is not None:
@@ -230,6 +246,7 @@ def eager_matrix(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     masks: Masks,
+    keys: GrowingKeys,
 ) -> tuple[Tensor, Weights]:
     """Run a model's own eager function, and return its lazy matrix in place of its dense weights.
 
@@ -240,25 +257,49 @@ def eager_matrix(
         return output, weights
     query, key, mask = _query_key_mask(args, kwargs)
     is_step = weights.shape[-2] < weights.shape[-1]
-    if is_step and weights.numel() < key.numel():
+    grown = keys.continued(module, key) if is_step else None
+    if grown is None and is_step and weights.numel() < key.numel():
         rows = _of_rows(weights) if kwargs.get("s_aux") is None else _beside_sink(weights)
         if rows is not None:
             return output, rows
+    own = grown
+    if own is None:
+        own = key.clone() if _may_be_overwritten(key) else key
+    matrix = _agreeing(query, own, mask, kwargs, masks, weights)
+    if matrix is None:
+        return output, weights
+    if grown is None:
+        keys.begin(module, matrix)
+    else:
+        keys.add(module, matrix)
+    return output, matrix
+
+
+def _agreeing(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+    masks: Masks,
+    weights: Tensor,
+) -> AttentionMatrix | None:
+    """Return the matrix of some arguments if it has a model's own weights; None otherwise."""
     try:
         matrix = _of_arguments(query, key, mask, kwargs, masks)
     except (TypeError, ValueError):  # the function reads its arguments in its own way
-        return output, weights
+        return None
     if _agree(matrix, weights):
-        return output, matrix
-    if kwargs.get("s_aux") is not None:  # some functions return weights as they were before sinks
-        matrix = AttentionMatrix(replace(cast(Any, matrix.source), sink_bias=None), matrix.mask)
-    return output, matrix if _agree(matrix, weights) else weights
+        return matrix
+    if kwargs.get("s_aux") is None:
+        return None
+    # Some functions return weights as they were before sinks.
+    matrix = AttentionMatrix(replace(cast(Any, matrix.source), sink_bias=None), matrix.mask)
+    return matrix if _agree(matrix, weights) else None
 
 
 def _of_arguments(
     query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any], masks: Masks
 ) -> AttentionMatrix:
-    own = key.clone() if _may_be_overwritten(key) else key
     shape = torch.Size((*query.shape[:-1], key.shape[-2]))
     if mask is not None:
         mask = mask[..., : shape[-1]]
@@ -268,7 +309,7 @@ def _of_arguments(
         bias = added if bias is None else bias + added
     return attend(
         query,
-        own,
+        key,
         mask=allowed,
         scale=kwargs.get("scaling"),
         bias=bias,
