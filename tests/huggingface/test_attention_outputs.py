@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import (
     AttentionInterface,
@@ -98,7 +99,10 @@ def test_a_model_without_the_interface_keeps_its_dense_weights_and_says_so(name:
 def test_a_model_that_passes_by_the_interface_is_refused() -> None:
     architecture = ARCHITECTURES["Falcon"]
     model = architecture.build("sdpa")
-    with lazy(model), pytest.raises(regard.RegardError, match="ran no attention of transformers'"):
+    with (
+        lazy(model),
+        pytest.raises(regard.RegardError, match="ran no attention of the kernel 'sdpa'"),
+    ):
         outputs(model, architecture.inputs)
     with lazy(model), torch.no_grad():
         model(**architecture.inputs)
@@ -432,7 +436,7 @@ def test_a_kernel_that_another_library_puts_in_place_of_ours_is_said() -> None:
     try:
         with lazy(model):
             KERNELS["sdpa"] = own
-            with pytest.raises(regard.RegardError, match="ran no attention of transformers'"):
+            with pytest.raises(regard.RegardError, match="ran no attention of the kernel 'sdpa'"):
                 outputs(model, text())
     finally:
         KERNELS["sdpa"] = own
@@ -449,6 +453,90 @@ def test_an_exception_in_a_forward_leaves_no_trace() -> None:
         assert is_lazy(model)
 
 
+def test_an_interrupt_in_a_forward_leaves_no_trace() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    model = llama()
+    hook = model.model.layers[1].register_forward_hook(interrupt)
+    block = lazy(model)
+    with pytest.raises(KeyboardInterrupt):
+        model(**text(), output_attentions=True)
+    hook.remove()
+    assert is_lazy(model)
+    other = llama()
+    with lazy(other, layers=[1]):
+        assert attentions_of(other)[0] is None
+    block.undo()
+    assert attentions_of(model) == ()
+
+
+def test_wrappers_of_two_models_around_another_library_are_undone_in_any_order() -> None:
+    own, first_model, second_model = KERNELS["sdpa"], llama(), llama()
+    try:
+        first = lazy(first_model)
+        other = wrapped([])
+        AttentionInterface.register("sdpa", other)
+        second = lazy(second_model)
+        first.undo()
+        assert is_lazy(second_model)
+        second.undo()
+        assert KERNELS["sdpa"] is other
+    finally:
+        KERNELS["sdpa"] = own
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_changes_later_changes_no_matrix(mode: Callable[[], Any], kind: str) -> None:
+    model, expected = llama(kind), attentions_of(llama("eager"))
+    with lazy(model), mode():
+        output = model(**text(), output_attentions=True, use_cache=True)
+        for layer in output.past_key_values.layers:
+            layer.keys.zero_()
+    for matrix, weights in zip(output.attentions, expected, strict=True):
+        torch.testing.assert_close(matrix.to_dense(), weights, atol=1e-6, rtol=0)
+
+
+def test_a_mask_that_changes_between_layers_is_that_of_each_layer() -> None:
+    def change(_: Any, __: Any, output: Any) -> None:
+        mask[..., 1:, 0] = False
+
+    def run(model: LlamaForCausalLM) -> list[Tensor]:
+        hook = model.model.layers[0].register_forward_hook(change)
+        with torch.inference_mode():
+            found = model(ids()[:1], attention_mask=mask, output_attentions=True).attentions
+        hook.remove()
+        return list(found)
+
+    with torch.inference_mode():
+        mask = torch.ones(1, 1, 7, 7, dtype=torch.bool).tril()
+    model = llama()
+    with lazy(model):
+        first, second = run(model)
+    assert first.to_dense()[0, 0, 3, 0] > 0
+    assert second.to_dense()[0, 0, 3, 0] == 0
+
+
+def copied(value: Any) -> Any:
+    return copy.deepcopy(value)
+
+
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("again", [copied, pickled])
+@pytest.mark.parametrize("mask", [[[1] * 7, [0] * 3 + [1] * 4], [[1] * 7] * 2])
+def test_attentions_can_be_copied(again: Callable[[Any], Any], mask: list[list[int]]) -> None:
+    model = llama()
+    with lazy(model):
+        inputs = {"input_ids": ids(), "attention_mask": torch.tensor(mask)}
+        found = outputs(model, inputs)["attentions"]
+    for matrix, each in zip(again(found), found, strict=True):
+        assert torch.equal(matrix.to_dense(), each.to_dense())
+
+
 # Options
 
 
@@ -462,6 +550,43 @@ def test_chosen_layers_alone_have_matrices() -> None:
                 assert isinstance(second, regard.AttentionMatrix)
     with pytest.raises(ValueError, match="layers has 'nothing'"):
         lazy(model, layers=["nothing"])
+
+
+def test_layers_around_an_attention_choose_it() -> None:
+    model = llama()
+    with lazy(model, layers=["model.layers.1"]):
+        first, second = attentions_of(model)
+    assert first is None
+    assert isinstance(second, regard.AttentionMatrix)
+
+
+@pytest.mark.parametrize("layers", [[7], ["model.layers.0.mlp"]])
+def test_layers_that_choose_nothing_are_an_error(layers: list[Any]) -> None:
+    model = llama()
+    message = r"chooses none of the 2 layers[\s\S]*They are 0 to 1, 'model.layers.0.self_attn'"
+    with lazy(model, layers=layers), pytest.raises(regard.RegardError, match=message):
+        attentions_of(model)
+
+
+@pytest.mark.parametrize("layers", [[1], ["model.layers.1.self_attn"]])
+def test_copies_have_the_chosen_layers_of_their_model(layers: list[Any]) -> None:
+    model = llama()
+    with lazy(model, layers=layers):
+        twin = copy.deepcopy(model)
+        for each in (twin, model, twin):
+            first, second = attentions_of(each)
+            assert first is None
+            assert isinstance(second, regard.AttentionMatrix)
+
+
+def test_attentions_can_be_the_default_of_generate() -> None:
+    model = llama()
+    with lazy(model, output_attentions=True):
+        found = model.generate(
+            ids(), max_new_tokens=2, return_dict_in_generate=True, pad_token_id=0
+        )
+        assert isinstance(found.attentions[0][0], regard.AttentionMatrix)
+    assert not model.generation_config.output_attentions
 
 
 def test_attentions_can_be_the_default() -> None:
@@ -558,6 +683,109 @@ def test_eager_weights_that_the_arguments_do_not_give_stay_dense() -> None:
     finally:
         modeling_bert.eager_attention_forward = own
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_a_kernel_of_another_library_is_compared_with_its_output() -> None:
+    own = KERNELS["sdpa"]
+
+    def first_keys(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+    ) -> Any:
+        group = query.shape[1] // key.shape[1]
+        key, value = (each[:, :, :3].repeat_interleave(group, 1) for each in (key, value))
+        output = F.scaled_dot_product_attention(query, key, value)
+        return output.transpose(1, 2).contiguous(), None
+
+    def reversed_heads(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+    ) -> Any:
+        group = query.shape[1] // key.shape[1]
+        key, value = (each.repeat_interleave(group, 1) for each in (key, value))
+        parts = (each.flip(1) for each in (query, key, value))
+        return F.scaled_dot_product_attention(*parts).flip(1).transpose(1, 2).contiguous(), None
+
+    model = llama()
+    try:
+        AttentionInterface.register("sdpa", first_keys)
+        with lazy(model):
+            assert attentions_of(model)[0].shape == (2, 4, 7, 3)
+        AttentionInterface.register("sdpa", reversed_heads)
+        with lazy(model), pytest.raises(regard.RegardError, match="whose output is not that of"):
+            attentions_of(model)
+    finally:
+        KERNELS["sdpa"] = own
+
+
+def test_a_kernel_that_changes_its_arguments_is_refused() -> None:
+    own = KERNELS["sdpa"]
+
+    def forgetful(module: Any, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+        output = own(module, query, *args, **kwargs)
+        query.zero_()
+        return output
+
+    model = llama()
+    try:
+        AttentionInterface.register("sdpa", forgetful)
+        with (
+            lazy(model),
+            pytest.raises(regard.RegardError, match="changed a query, a key or a mask"),
+        ):
+            attentions_of(model)
+    finally:
+        KERNELS["sdpa"] = own
+
+
+@NEEDS_EAGER
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("fault", ["scale", "window", "bias", "first row"])
+def test_eager_weights_of_long_texts_are_compared_closely(
+    dtype: torch.dtype, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.bert import modeling_bert
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 53}
+    config = BertConfig(**sizes, intermediate_size=37, max_position_embeddings=700)
+    config._attn_implementation = "eager"
+    model, own = BertModel(config).eval().to(dtype), modeling_bert.eager_attention_forward
+    places = torch.arange(600)
+
+    def other(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+    ) -> Any:
+        distance = (places[:, None] - places).abs()
+        if fault == "scale":
+            query = query * 3
+        elif fault == "window":
+            mask = torch.where(distance < 200, 0.0, torch.finfo(dtype).min)[None, None].to(dtype)
+        elif fault == "bias":
+            mask = (-0.05 * distance)[None, None].to(dtype)
+        else:
+            query = query * torch.where(places == 0, 5.0, 1.0)[:, None].to(dtype)
+        return own(module, query, key, value, mask, **kwargs)
+
+    inputs = {"input_ids": torch.randint(53, (1, 600))}
+    with torch.no_grad():
+        model.encoder.layer[0].attention.self.query.weight.mul_(40)
+    with lazy(model):
+        assert isinstance(outputs(model, inputs)["attentions"][0], regard.AttentionMatrix)
+    monkeypatch.setattr(modeling_bert, "eager_attention_forward", other)
+    with lazy(model), pytest.warns(UserWarning, match="keeps dense attentions"):
+        outputs(model, inputs)
+
+
+@NEEDS_EAGER
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_eager_models_in_16_bits_are_lazy_with_padding(dtype: torch.dtype) -> None:
+    model = llama("eager").to(dtype)
+    inputs = {"input_ids": ids(), "attention_mask": torch.tensor([[1] * 7, [0] * 3 + [1] * 4])}
+    expected = outputs(model, inputs)["attentions"]
+    with lazy(model):
+        found = outputs(model, inputs)["attentions"]
+    for matrix, weights in zip(found, expected, strict=True):
+        difference = (matrix.to_dense() - weights).abs()[:, :, 3:]
+        assert float(difference.max()) < 0.02
 
 
 def test_dropout_keeps_the_dense_weights_of_eager_attention() -> None:

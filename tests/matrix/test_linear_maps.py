@@ -356,14 +356,16 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "an int is added to an AttentionMatrix of shape (2, 3, 7, 5); a lazy matrix takes matrices "
         "and tensors with all its queries and keys.\n"
-        "    For a residual connection add torch.eye(tokens), or use regard.rollout(layers).",
+        "    For a residual connection add torch.eye(tokens), or use regard.rollout(layers); for "
+        "an entropy use A.entropy().",
     ),
     "a-row-is-added": (
         lambda: torch.zeros(5) + WIDE,
         TypeError,
         "a tensor of shape (5,) is added to an AttentionMatrix of shape (2, 3, 7, 5); a lazy "
         "matrix takes matrices and tensors with all its queries and keys.\n"
-        "    For a residual connection add torch.eye(tokens), or use regard.rollout(layers).",
+        "    For a residual connection add torch.eye(tokens), or use regard.rollout(layers); for "
+        "an entropy use A.entropy().",
     ),
     "sum-of-other-heads": (
         lambda: WIDE + WIDE[:, :2],
@@ -502,3 +504,13 @@ def test_a_wrong_call_says_what_came_and_what_to_do(
     with pytest.raises(kind) as caught:
         call()
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("other", [0, 0.5, torch.zeros(2, 2)])
+def test_a_comparison_says_what_to_write(other: object) -> None:
+    matrix = regard.attend(torch.zeros(2, 2), torch.zeros(2, 2))
+    for compare in (lambda: matrix == other, lambda: matrix != other):
+        with pytest.raises(TypeError, match=r"holds no numbers\.\n    Use a part"):
+            compare()
+    assert [matrix].index(matrix) == 0
+    assert matrix != regard.attend(torch.zeros(2, 2), torch.zeros(2, 2))

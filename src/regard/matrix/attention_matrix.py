@@ -218,6 +218,11 @@ class AttentionMatrix(LinearMap):
         """
         return cls(GivenScores(check_weights(weights), are_weights=True))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy, or what was pickled; PyTorch counts the changes of each tensor anew."""
+        vars(self).update(state)
+        self._changes = [] if self._mask is None else _changes_of(self._mask.tensors)
+
     @property
     def mask(self) -> Mask | None:
         """The mask, bound to the shape of the matrix; prints as a drawing if it is small.

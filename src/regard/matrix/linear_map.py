@@ -240,6 +240,14 @@ class LinearMap(ABC):
             f"numbers.\n    {remedy(self, 'gt')}"
         )
 
+    def __eq__(self, other: object) -> bool:
+        """Return True for the same object; refuse numbers and tensors, as ``A > 0.1`` does."""
+        if isinstance(other, Tensor | Real):
+            self._refuse_operator()
+        return self is other
+
+    __hash__ = object.__hash__
+
     __lt__ = __le__ = __gt__ = __ge__ = __pow__ = __rpow__ = __rtruediv__ = _refuse_operator
     __abs__ = __floordiv__ = __mod__ = __and__ = __or__ = __xor__ = __invert__ = _refuse_operator
 
@@ -799,7 +807,7 @@ def _summand(other: Any, matrix: LinearMap) -> LinearMap:
         f"{came} is added to {with_article(type(matrix).__name__)} of shape "
         f"{shape_text(matrix.shape)}; a lazy matrix takes matrices and tensors with all its "
         "queries and keys.\n    For a residual connection add torch.eye(tokens), or use "
-        "regard.rollout(layers)."
+        "regard.rollout(layers); for an entropy use A.entropy()."
     )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from regard.errors import RegardError
 
-__all__ = ["Kernel", "Run", "interface", "unwrap", "wrap"]
+__all__ = ["Kernel", "Run", "Wrapped", "interface", "unwrap", "wrap"]
 
 Kernel: TypeAlias = Callable[..., Any]
 """An attention function of transformers, called with a module, query, key, value and a mask."""
@@ -25,13 +25,14 @@ Run: TypeAlias = Callable[[Kernel, nn.Module, tuple[Any, ...], dict[str, Any]], 
 """Called with the original of a kernel, the module and the arguments; returns what it returns."""
 
 _LOCK = Lock()
-_WRAPPED: dict[str, "_Wrapped"] = {}
+_WRAPPED: dict[str, "Wrapped"] = {}
 
 
-@dataclass
-class _Wrapped:
+@dataclass(eq=False)
+class Wrapped:
     """A wrapper that is registered, what it replaced, and the number of those who need it."""
 
+    name: str
     wrapper: Kernel
     earlier: Kernel | None
     count: int = 0
@@ -53,33 +54,34 @@ def interface() -> Any:
     return AttentionInterface
 
 
-def wrap(name: str, run: Run) -> None:
-    """Register a wrapper under the name of a kernel, unless it is there."""
+def wrap(name: str, run: Run) -> Wrapped:
+    """Register a wrapper under the name of a kernel, unless it is there, and return it."""
     kernels: dict[str, Kernel] = interface()._global_mapping
     with _LOCK:
         known = _WRAPPED.get(name)
         # Another library may have registered its own since.
         if known is None or kernels.get(name) is not known.wrapper:
-            known = _Wrapped(_wrapper(kernels.get(name), run), kernels.get(name))
+            known = Wrapped(name, _wrapper(kernels.get(name), run), kernels.get(name))
             _WRAPPED[name] = known
             kernels[name] = known.wrapper
         known.count += 1
+        return known
 
 
-def unwrap(name: str) -> None:
-    """Restore the earlier kernel once nobody needs the wrapper, if the wrapper still stands."""
+def unwrap(wrapped: Wrapped) -> None:
+    """Restore the earlier kernel once nobody needs a wrapper, if the wrapper still stands."""
     kernels: dict[str, Kernel] = interface()._global_mapping
     with _LOCK:
-        known = _WRAPPED[name]
-        known.count -= 1
-        if known.count:
+        wrapped.count -= 1
+        if wrapped.count:
             return
-        del _WRAPPED[name]
-        if kernels.get(name) is known.wrapper:
-            if known.earlier is None:
-                del kernels[name]
+        if _WRAPPED.get(wrapped.name) is wrapped:
+            del _WRAPPED[wrapped.name]
+        if kernels.get(wrapped.name) is wrapped.wrapper:
+            if wrapped.earlier is None:
+                del kernels[wrapped.name]
             else:
-                kernels[name] = known.earlier
+                kernels[wrapped.name] = wrapped.earlier
 
 
 def _wrapper(original: Kernel | None, run: Run) -> Kernel:

@@ -1,10 +1,13 @@
 """Models of transformers that return lazy matrices in ``outputs.attentions``."""
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, cast
+from types import FrameType
+from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from regard.capture.selection import Selection
@@ -23,6 +26,7 @@ _FORWARDS: ContextVar[tuple["_Forward", ...]] = ContextVar("forwards", default=(
 """The forwards of lazy models that this thread runs, the innermost last."""
 
 _KERNELS = ("sdpa", "eager")
+_CALL = nn.Module._call_impl.__code__  # pyright: ignore[reportPrivateUsage]
 
 _COMPILED = (
     "model is compiled; lazy cannot look into compiled code.\n"
@@ -52,10 +56,12 @@ def lazy(
 
     Args:
         model: a model of transformers, or a module that contains some.
-        layers: the layers that return a matrix: names of modules, or positions in the order in
-            which layers run. In ``outputs.attentions`` the others are None. The default is all.
-        output_attentions: if True, forwards return attentions by default. transformers itself
-            refuses ``config.output_attentions = True`` for any implementation but "eager".
+        layers: the layers that return a matrix: names of attention modules or of modules around
+            them, or positions in the order in which layers run. In ``outputs.attentions`` the
+            others are None. The default is all.
+        output_attentions: if True, forwards and ``generate(return_dict_in_generate=True)`` return
+            attentions by default. transformers itself refuses ``config.output_attentions = True``
+            for any implementation but "eager".
 
     Returns:
         A Lazy, whose ``undo`` ends it. In a with statement, the end of the block ends it.
@@ -64,7 +70,8 @@ def lazy(
         TypeError: model is not a module, or contains no model of transformers.
         ValueError: layers selects nothing, or names something that does not exist.
         RegardError: the model is compiled, or runs another kernel than "sdpa" and "eager";
-            transformers is not installed.
+            transformers is not installed. Later, a forward raises it if it is asked for attentions
+            and ran none, or none of the chosen layers.
 
     Example:
         >>> import torch
@@ -97,17 +104,25 @@ class Lazy:
         self.is_active = True
         self.returns_attentions = output_attentions
         self.keys = GrowingKeys()
-        self._model = model
+        self._model: nn.Module | None = model
         self._layers = layers
-        self._names = {id(module): name for name, module in names.items()}
         self._order: dict[str, int] = {}
         self._warned = False
         self._hooks: list[Any] = []
-        self._kernels = sorted(_implementations(names))
-        for name in self._kernels:
-            kernel_wrappers.wrap(name, _run)
-        for module in names.values():
-            vars(module)[_MARK] = (*getattr(module, _MARK, ()), self)
+        self._kernels = [
+            kernel_wrappers.wrap(name, _run) for name in sorted(_implementations(names))
+        ]
+        self._asking = [
+            (config, config.output_attentions)
+            for module in names.values()
+            if (config := getattr(module, "generation_config", None)) is not None
+            and output_attentions
+            and not config.output_attentions
+        ]
+        for config, _ in self._asking:
+            config.output_attentions = True
+        for name, module in names.items():
+            vars(module)[_MARK] = (*getattr(module, _MARK, ()), _Mark(self, name))
             if _is_pretrained(module):
                 self._hooks += [
                     module.register_forward_pre_hook(_begin, with_kwargs=True),
@@ -119,19 +134,22 @@ class Lazy:
         if not self.is_active:
             return
         self.is_active = False
-        for name in self._kernels:
-            kernel_wrappers.unwrap(name)
+        for wrapped in self._kernels:
+            kernel_wrappers.unwrap(wrapped)
         for hook in self._hooks:
             hook.remove()
-        for module in self._model.modules():
-            rest = tuple(each for each in getattr(module, _MARK, ()) if each is not self)
+        for config, earlier in self._asking:
+            config.output_attentions = earlier
+        model, self._model = cast(nn.Module, self._model), None
+        for module in model.modules():
+            rest = tuple(each for each in getattr(module, _MARK, ()) if each.owner is not self)
             if rest:
                 vars(module)[_MARK] = rest
             else:
                 vars(module).pop(_MARK, None)
 
     def __enter__(self) -> nn.Module:
-        return self._model
+        return cast(nn.Module, self._model)
 
     def __exit__(self, *_: object) -> None:
         self.undo()
@@ -144,26 +162,53 @@ class Lazy:
         """Return nothing that is lazy: a model that is loaded from a file is as it was."""
         return _nothing, ()
 
-    def selects(self, module: nn.Module) -> bool:
-        """Return True if a module that runs attention is one of the chosen layers."""
-        name = self._names.get(id(module), type(module).__name__)
-        place = self._order.setdefault(name, len(self._order))
-        return self._layers is None or self._layers.has_layer(name, place)
+    def selects(self, name: str) -> bool:
+        """Return True if a module that runs attention is one of the chosen layers, or in one."""
+        index, chosen = self._order.setdefault(name, len(self._order)), self._layers
+        if chosen is None or chosen.names is None or chosen.places is None:
+            return True
+        around = (f"{name}."[: len(each) + 1] == f"{each}." for each in chosen.names)
+        return index in chosen.places or any(around)
+
+    def check_chosen(self, forward: "_Forward") -> None:
+        """Raise an error if a forward of the whole model ran none of the chosen layers."""
+        if forward.module is not self._model or forward.chosen or not forward.count:
+            return
+        ran = list(self._order)
+        raise RegardError(
+            f"layers chooses none of the {len(ran)} layers that ran attention.\n"
+            f"    They are 0 to {len(ran) - 1}, {', '.join(map(repr, ran[:3]))}"
+            f"{', ...' * (len(ran) > 3)}."
+        )
+
+    @property
+    def kernels(self) -> str:
+        """The names of the wrapped kernels, for messages."""
+        return " and ".join(repr(each.name) for each in self._kernels)
 
     def warn_of_dense(self, name: str) -> None:
         """Warn once of weights that stay dense."""
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"{name} keeps dense attentions of its own, which no query and key give; they "
-                "take memory that grows with the square of the text.\n"
-                "    Watch it with regard.observe(model) for what observe can record.",
+                f"{name} keeps dense attentions of its own, which take memory that grows with the "
+                "square of the text: they are not the softmax of the query and key that a kernel "
+                "got, as with dropout in training or without a kernel.\n"
+                '    Call model.set_attn_implementation("sdpa") before lazy, if the model has it, '
+                "or watch it with regard.observe(model).",
                 stacklevel=2,
             )
 
 
 def _nothing() -> None:
     return None
+
+
+class _Mark(NamedTuple):
+    """The block of ``lazy`` that a module belongs to, and the module's name in its model."""
+
+    owner: Lazy | None
+    name: str
 
 
 class _Forward:
@@ -173,7 +218,9 @@ class _Forward:
         is_asked: True if its own arguments or configuration ask for attentions.
         asks: True if it, or a forward around it, asks for them.
         masks: the masks that its layers share.
-        count: the number of attentions that asked.
+        count: the number of attentions that ran.
+        chosen: the number of those that are in a chosen layer.
+        frame: the identity of the frame that called the module.
     """
 
     def __init__(self, module: nn.Module, owner: Lazy, *, is_asked: bool, asks: bool) -> None:
@@ -183,6 +230,8 @@ class _Forward:
         self.asks = asks
         self.masks = Masks()
         self.count = 0
+        self.chosen = 0
+        self.frame = id(_call_frame())
 
 
 class _Unchosen:
@@ -192,19 +241,41 @@ class _Unchosen:
 _UNCHOSEN = _Unchosen()
 
 
-def _owner_of(module: nn.Module) -> Lazy | None:
-    """Return the innermost block of ``lazy`` that a module belongs to."""
-    owners = getattr(module, _MARK, ())
-    return next((each for each in reversed(owners) if each is not None and each.is_active), None)
+def _mark_of(module: nn.Module) -> _Mark | None:
+    """Return the mark of the innermost block of ``lazy`` that a module belongs to."""
+    marks: tuple[_Mark, ...] = getattr(module, _MARK, ())
+    return next((each for each in reversed(marks) if each.owner and each.owner.is_active), None)
+
+
+def _calls() -> Iterator[FrameType]:
+    """Yield the frames that call modules, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if frame.f_code is _CALL:
+            yield frame
+        frame = frame.f_back
+
+
+def _call_frame() -> FrameType | None:
+    return next(_calls(), None)
+
+
+def _still_running(running: tuple["_Forward", ...]) -> tuple["_Forward", ...]:
+    """Return the forwards that still run; an interrupt such as Ctrl-C calls no hook."""
+    if not running:
+        return running
+    frames = {id(frame) for frame in _calls()}
+    return tuple(each for each in running if each.frame in frames)
 
 
 def _begin(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Begin a forward: whether it asks for attentions."""
-    owner, running = _owner_of(module), _FORWARDS.get()
-    if owner is None:
+    mark = _mark_of(module)
+    if mark is None or mark.owner is None:
         return None
+    owner, running = mark.owner, _still_running(_FORWARDS.get())
     outer = running[-1] if running else None
     given = [value for name, value in kwargs.items() if _asks_for_attentions(name)]
     is_asked = any(given) or bool(getattr(module.config, "output_attentions", False))
@@ -212,7 +283,9 @@ def _begin(
     if outer is None and owner.returns_attentions and kwargs.get("output_attentions") is None:
         is_asked, changed = True, (args, {**kwargs, "output_attentions": True})
     asks = is_asked or (outer is not None and outer.owner is owner and outer.asks)
-    if asks and in_compiled():
+    if not asks:
+        return None
+    if torch.compiler.is_compiling() or cast(Any, torch.jit).is_tracing() or in_compiled():
         raise RegardError(_COMPILED)
     _FORWARDS.set((*running, _Forward(module, owner, is_asked=is_asked, asks=asks)))
     return changed
@@ -234,12 +307,16 @@ def _end(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any)
     _FORWARDS.set(running)
     if running:
         running[-1].count += forward.count
+        running[-1].chosen += forward.chosen
     if output is None or not forward.asks:
         return None
     records = getattr(module, "_can_record_outputs", None) or ()
     if not running or (forward.is_asked and "attentions" in records):
         _check_returned(forward, output)
-    return None if running else _without_unchosen(output)
+    if running:
+        return None
+    forward.owner.check_chosen(forward)
+    return _without_unchosen(output)
 
 
 def _check_returned(forward: _Forward, output: Any) -> None:
@@ -251,11 +328,12 @@ def _check_returned(forward: _Forward, output: Any) -> None:
         forward.owner.warn_of_dense(name)
     elif not forward.count:
         # With another implementation, the weights may be those of masks that eager never gets.
-        remedy = 'Call model.set_attn_implementation("eager") for dense ones, or watch'
+        dense = 'call model.set_attn_implementation("eager") for dense ones, or '
         raise RegardError(
-            f"{name} ran no attention of transformers' AttentionInterface, so it has no lazy "
-            "attentions.\n"
-            f"    {remedy if has_tensors else 'Watch'} it with regard.observe(model)."
+            f"{name} ran no attention of the kernel {forward.owner.kernels} of transformers' "
+            "AttentionInterface, so it has no lazy attentions.\n"
+            "    Call lazy again if the kernel was changed since, or "
+            f"{dense * has_tensors}watch the model with regard.observe(model)."
         )
 
 
@@ -289,16 +367,15 @@ def _run(
     kernel: kernel_wrappers.Kernel, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run a kernel, and return a lazy matrix as its second output where a forward asks for it."""
-    owner = _owner_of(module)
-    if owner is None:
-        return kernel(module, *args, **kwargs)
-    running = _FORWARDS.get()
-    if not running or not running[-1].asks or running[-1].owner is not owner:
+    mark, running = _mark_of(module), _FORWARDS.get()
+    if mark is None or not running or running[-1].owner is not mark.owner:
         return kernel(module, *args, **kwargs)
     forward = running[-1]
+    owner = forward.owner
     forward.count += 1
-    if not owner.selects(module):
+    if not owner.selects(mark.name):
         return kernel(module, *args, **kwargs)[0], _UNCHOSEN
+    forward.chosen += 1
     if kwargs.get("cache") is not None:
         raise RegardError(
             "continuous batching keeps its keys in pages; they are no matrix.\n"

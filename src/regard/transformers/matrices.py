@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard.errors import RegardError
 from regard.masks import Causal, Mask
-from regard.masks.recognise import recognised, split
+from regard.masks.recognise import FAR, recognised, split
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.scores.given_scores import GivenScores
 from regard.transformers.growing_keys import GrowingKeys
@@ -47,6 +47,7 @@ class _FusedCalls(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Fused] = []
+        self._versions: list[tuple[Tensor, int]] = []
 
     def __torch_function__(
         self,
@@ -56,8 +57,25 @@ class _FusedCalls(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is F.scaled_dot_product_attention:
-            self.calls.append(_Fused(*args, **kwargs or {}))
+            call = _Fused(*args, **kwargs or {})
+            self.calls.append(call)
+            self._versions = [(each, each._version) for each in _counted(call)]
         return func(*args, **kwargs or {})
+
+    def check_unchanged(self, module: nn.Module) -> None:
+        """Raise an error if a kernel has changed its arguments since the call."""
+        if any(each._version > version for each, version in self._versions):
+            raise RegardError(
+                f"{type(module).__name__} changed a query, a key or a mask in place in its kernel; "
+                "the matrix would be another one.\n"
+                "    End regard.transformers.lazy, and watch the model with regard.observe(model)."
+            )
+
+
+def _counted(call: _Fused) -> list[Tensor]:
+    """Return the tensors of a call whose changes PyTorch counts; not those of inference mode."""
+    tensors = (each for each in (call.query, call.key, call.attn_mask) if each is not None)
+    return [each for each in tensors if not each.is_inference()]
 
 
 def _query_key_mask(
@@ -83,8 +101,13 @@ class Masks:
             is_same = its_version == version and _is_view(known, numbers)
             if its_shape == shape and (is_same or _are_equal(known, numbers)):
                 return parts
-        if numbers.dtype == torch.bool:
+        if numbers.is_inference():
+            numbers = numbers.clone()  # PyTorch counts no changes of it
+        low = None if numbers.dtype == torch.bool else numbers <= FAR
+        if low is None:
             parts = recognised(numbers, shape), None
+        elif bool((low | (numbers == 0)).all()):  # a mask; a row that is all low has no keys
+            parts = recognised(~low, shape), None
         else:
             parts = split(numbers, shape)
         self._known.append((numbers, version, shape, parts))
@@ -102,11 +125,14 @@ def _is_view(known: Tensor, numbers: Tensor) -> bool:
 
 
 def _are_equal(known: Tensor, numbers: Tensor) -> bool:
-    """Return True if two biases are equal, as those that T5's layers make of one table."""
-    if known.dtype != numbers.dtype or known.shape != numbers.shape or known.is_inference():
+    """Return True if two masks are equal whose identity tells nothing.
+
+    T5's layers make equal biases of one table, and PyTorch counts no changes in inference mode.
+    """
+    if known.dtype != numbers.dtype or known.shape != numbers.shape or numbers.requires_grad:
         return False
     is_bias = numbers.is_floating_point() and numbers.ndim > 3 and numbers.shape[1] > 1
-    return is_bias and not numbers.requires_grad and torch.equal(known, numbers)
+    return (is_bias or numbers.is_inference()) and torch.equal(known, numbers)
 
 
 def fused_matrix(
@@ -128,6 +154,7 @@ def fused_matrix(
     kwargs = {name: value for name, value in kwargs.items() if name != "output_attentions"}
     with _FusedCalls() as fused:
         output = kernel(module, *args, **kwargs)[0]
+    fused.check_unchanged(module)
     if len(fused.calls) != 1:
         raise RegardError(
             f"{type(module).__name__} called scaled_dot_product_attention {len(fused.calls)} times "
@@ -146,11 +173,39 @@ def fused_matrix(
             "    End regard.transformers.lazy, and watch the model with regard.observe(model)."
         )
     matrix = _matrix(call, key, masks, grown)
+    is_known = kernel.__module__.startswith("transformers.")
+    if not is_known and not _gives(matrix, call, output):
+        raise RegardError(
+            f"{type(module).__name__} runs a kernel of {kernel.__module__}, whose output is not "
+            "that of its matrix.\n"
+            "    End regard.transformers.lazy, and watch the model with regard.observe(model)."
+        )
     if grown is None:
         keys.begin(module, matrix)
     else:
         keys.add(module, matrix)
     return output, matrix
+
+
+def _gives(matrix: AttentionMatrix, call: _Fused, output: Tensor) -> bool:
+    """Return True if some rows of a matrix times the value are a kernel's output."""
+    if call.dropout_p or output.ndim != 4 or output.shape[:2] != (matrix.shape[0], matrix.shape[2]):
+        return False
+    with torch.no_grad():
+        value = call.value
+        value = value.repeat_interleave(matrix.shape[1] // value.shape[1], 1).float()
+        for rows in _some_rows(matrix.shape[-2]):
+            ours, own = matrix[..., rows, :].float() @ value, output[:, rows].transpose(1, 2)
+            near = 1e-4 if _is_precise(output.dtype) else 0.03
+            if not bool(((ours - own).abs() <= near * (1 + value.abs().max())).all()):
+                return False
+    return True
+
+
+def _some_rows(q_len: int) -> tuple[slice, slice]:
+    """Return the first row, and some others of which the last row is one."""
+    step = max(1, q_len // _ROWS)
+    return slice(0, 1), slice((q_len - 1) % step, None, step)
 
 
 def _is_step(call: _Fused, query: Tensor, key: Tensor) -> bool:
@@ -209,19 +264,17 @@ def _matrix(call: _Fused, key: Tensor, masks: Masks, grown: Tensor | None) -> At
     if call.is_causal:
         causal = Causal() if call.query.shape[-2] == kv_len else Causal(align="top-left")
     own = call.key
-    if _is_prefix_of_repeated(own, key):
+    if (call.is_causal or kv_len == key.shape[-2]) and _is_prefix_of_repeated(own, key):
         own = key
         if kv_len < key.shape[-2]:  # an empty static cache, of which the rest is left out
             causal = Causal(align="top-left")
-    if grown is not None:
-        own = grown
-    elif _may_be_overwritten(own):
-        own = own.clone()
+    # Copies, as a model may change its own tensors later.
+    own = own.clone() if grown is None else grown
     shape = torch.Size((*call.query.shape[:-1], own.shape[-2]))
     mask, bias = masks.of(call.attn_mask, shape)
     if causal is not None:
         mask = causal if mask is None else causal & mask
-    return attend(call.query, own, mask=mask, scale=call.scale, bias=bias)
+    return attend(call.query.clone(), own, mask=mask, scale=call.scale, bias=bias)
 
 
 def _is_prefix_of_repeated(used: Tensor, key: Tensor) -> bool:
@@ -232,12 +285,6 @@ def _is_prefix_of_repeated(used: Tensor, key: Tensor) -> bool:
         return False
     groups = cast(Tensor, used.unflatten(1, (key.shape[1], -1)))
     return torch.equal(groups, key[:, :, None, : used.shape[-2]].expand_as(groups))
-
-
-def _may_be_overwritten(key: Tensor) -> bool:
-    """Return True if a key may be the buffer of a static cache, which later steps overwrite."""
-    # PyTorch counts no writes into tensors of inference mode.
-    return key.is_inference() or key._version > 0
 
 
 def eager_matrix(
@@ -262,10 +309,8 @@ def eager_matrix(
         rows = _of_rows(weights) if kwargs.get("s_aux") is None else _beside_sink(weights)
         if rows is not None:
             return output, rows
-    own = grown
-    if own is None:
-        own = key.clone() if _may_be_overwritten(key) else key
-    matrix = _agreeing(query, own, mask, kwargs, masks, weights)
+    own = key.clone() if grown is None else grown
+    matrix = _agreeing(query.clone(), own, mask, kwargs, masks, weights)
     if matrix is None:
         return output, weights
     if grown is None:
@@ -321,19 +366,25 @@ def _of_arguments(
 def _agree(matrix: AttentionMatrix, weights: Tensor) -> bool:
     """Return True if some rows of a matrix are a model's own weights, within their rounding.
 
-    Rows without keys are 0 in the matrix; a model may have any numbers there.
+    A weight whose score has the error e is off by the factor exp(e). Rows without keys are 0 in
+    the matrix; a model may have any numbers there.
     """
     if matrix.shape != weights.shape:
         return False
-    # In 16 bits the scores themselves are rounded.
-    tolerance = 1e-5 if _is_precise(weights.dtype) else 0.03
-    q_len = weights.shape[-2]
-    step = max(1, q_len // _ROWS)
-    rows = slice((q_len - 1) % step, None, step)  # the last row is one of them
     with torch.no_grad():
-        ours, own = matrix[..., rows, :].float(), weights[..., rows, :].float()
-        has_keys = ours.sum(-1, keepdim=True) > 0
-        return bool(((ours - own).abs() * has_keys).max() <= tolerance)
+        return all(_rows_agree(matrix, weights, rows) for rows in _some_rows(weights.shape[-2]))
+
+
+def _rows_agree(matrix: AttentionMatrix, weights: Tensor, rows: slice) -> bool:
+    ours, own = matrix[..., rows, :].float(), weights[..., rows, :].float()
+    scores = matrix.scores[..., rows, :].float().nan_to_num(0, 0, 0)
+    has_keys = ours.sum(-1, keepdim=True) > 0
+    is_fast = torch.is_autocast_enabled(weights.device.type)  # it computes scores in 16 bits
+    rounding = torch.finfo(matrix.dtype).eps
+    least, most = (1e-9, 1e-5) if _is_precise(matrix.dtype) and not is_fast else (1e-6, 1.0)
+    relative = 1e-3 if most < 1 else 0.02 + 4 * rounding * scores.abs().amax(-1, keepdim=True)
+    bound = (relative * torch.maximum(ours, own) + least).clamp(max=most)
+    return bool((((ours - own).abs() <= bound) | ~has_keys).all())
 
 
 def _is_precise(dtype: torch.dtype) -> bool:
