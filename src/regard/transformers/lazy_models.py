@@ -23,7 +23,7 @@ _MARK = "_regard_lazy"
 """The attribute of a module with the blocks of ``lazy`` that it belongs to; copies keep it."""
 
 _FORWARDS: ContextVar[tuple["_Forward", ...]] = ContextVar("forwards", default=())
-"""The forwards of lazy models that this thread runs, the innermost last."""
+"""The forwards that this thread runs and that return lazy attentions, the innermost last."""
 
 _KERNELS = ("sdpa", "eager")
 _CALL = nn.Module._call_impl.__code__  # pyright: ignore[reportPrivateUsage]
@@ -134,6 +134,7 @@ class Lazy:
         if not self.is_active:
             return
         self.is_active = False
+        _FORWARDS.set(tuple(each for each in _FORWARDS.get() if each.owner is not self))
         for wrapped in self._kernels:
             kernel_wrappers.unwrap(wrapped)
         for hook in self._hooks:
@@ -212,26 +213,24 @@ class _Mark(NamedTuple):
 
 
 class _Forward:
-    """A running forward of a lazy model.
+    """A running forward of a lazy model that asks for attentions, or is inside one that does.
 
     Attributes:
         is_asked: True if its own arguments or configuration ask for attentions.
-        asks: True if it, or a forward around it, asks for them.
         masks: the masks that its layers share.
         count: the number of attentions that ran.
         chosen: the number of those that are in a chosen layer.
-        frame: the identity of the frame that called the module.
+        frame: the frame that called the module; while it is held, no other has its identity.
     """
 
-    def __init__(self, module: nn.Module, owner: Lazy, *, is_asked: bool, asks: bool) -> None:
+    def __init__(self, module: nn.Module, owner: Lazy, *, is_asked: bool) -> None:
         self.module = module
         self.owner = owner
         self.is_asked = is_asked
-        self.asks = asks
         self.masks = Masks()
         self.count = 0
         self.chosen = 0
-        self.frame = id(_call_frame())
+        self.frame = next(_calls(), None)
 
 
 class _Unchosen:
@@ -256,22 +255,18 @@ def _calls() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _call_frame() -> FrameType | None:
-    return next(_calls(), None)
-
-
 def _still_running(running: tuple["_Forward", ...]) -> tuple["_Forward", ...]:
     """Return the forwards that still run; an interrupt such as Ctrl-C calls no hook."""
     if not running:
         return running
-    frames = {id(frame) for frame in _calls()}
-    return tuple(each for each in running if each.frame in frames)
+    frames = list(_calls())
+    return tuple(each for each in running if any(each.frame is frame for frame in frames))
 
 
 def _begin(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Begin a forward: whether it asks for attentions."""
+    """Begin a forward, if it asks for attentions or is inside one that does."""
     mark = _mark_of(module)
     if mark is None or mark.owner is None:
         return None
@@ -282,12 +277,11 @@ def _begin(
     changed = None
     if outer is None and owner.returns_attentions and kwargs.get("output_attentions") is None:
         is_asked, changed = True, (args, {**kwargs, "output_attentions": True})
-    asks = is_asked or (outer is not None and outer.owner is owner and outer.asks)
-    if not asks:
+    if not is_asked and (outer is None or outer.owner is not owner):
         return None
     if torch.compiler.is_compiling() or cast(Any, torch.jit).is_tracing() or in_compiled():
         raise RegardError(_COMPILED)
-    _FORWARDS.set((*running, _Forward(module, owner, is_asked=is_asked, asks=asks)))
+    _FORWARDS.set((*running, _Forward(module, owner, is_asked=is_asked)))
     return changed
 
 
@@ -308,7 +302,7 @@ def _end(module: nn.Module, _: tuple[Any, ...], __: dict[str, Any], output: Any)
     if running:
         running[-1].count += forward.count
         running[-1].chosen += forward.chosen
-    if output is None or not forward.asks:
+    if output is None:
         return None
     records = getattr(module, "_can_record_outputs", None) or ()
     if not running or (forward.is_asked and "attentions" in records):
