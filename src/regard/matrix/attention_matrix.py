@@ -170,6 +170,7 @@ class AttentionMatrix(LinearMap):
         self.source = source
         self._mask = None if mask is None else mask.of_matrix(source.shape, source.device)
         self._changes = [] if mask is None else _changes_of(mask.tensors)
+        self._watched: list[tuple[Tensor, int]] = []
 
     @classmethod
     def from_scores(cls, scores: Tensor, *, mask: "MaskLike | None" = None) -> "AttentionMatrix":
@@ -222,6 +223,11 @@ class AttentionMatrix(LinearMap):
         """Restore a copy, or what was pickled; PyTorch counts the changes of each tensor anew."""
         vars(self).update(state)
         self._changes = [] if self._mask is None else _changes_of(self._mask.tensors)
+        self._watched = _changes_of([tensor for tensor, _ in self._watched])
+
+    def watch(self, tensor: Tensor) -> None:
+        """Let each answer raise an error after a tensor of the scores was changed in place."""
+        self._watched += _changes_of([tensor])
 
     @property
     def mask(self) -> Mask | None:
@@ -230,8 +236,15 @@ class AttentionMatrix(LinearMap):
         None if every query may attend to every key.
 
         Raises:
-            RuntimeError: a tensor of the mask was changed in place after the matrix was made.
+            RuntimeError: a tensor of the mask, or one of ``watch``, was changed in place after the
+                matrix was made.
         """
+        if any(tensor._version > changes for tensor, changes in self._watched):
+            raise RuntimeError(
+                "a query or key of the matrix was changed in place after the matrix was made; the "
+                "answer would be that of another one.\n"
+                "    Ask the matrix before, or change a clone()."
+            )
         # A copy of each mask would take as much memory as a part of the matrix.
         if any(tensor._version > changes for tensor, changes in self._changes):
             raise RuntimeError(

@@ -268,13 +268,20 @@ def _matrix(call: _Fused, key: Tensor, masks: Masks, grown: Tensor | None) -> At
         own = key
         if kv_len < key.shape[-2]:  # an empty static cache, of which the rest is left out
             causal = Causal(align="top-left")
-    # Copies, as a model may change its own tensors later.
-    own = own.clone() if grown is None else grown
+    own = own.clone() if grown is None else grown  # a cache may change its keys later
     shape = torch.Size((*call.query.shape[:-1], own.shape[-2]))
     mask, bias = masks.of(call.attn_mask, shape)
     if causal is not None:
         mask = causal if mask is None else causal & mask
-    return attend(call.query.clone(), own, mask=mask, scale=call.scale, bias=bias)
+    query = _own_query(call.query)
+    matrix = attend(query, own, mask=mask, scale=call.scale, bias=bias)
+    matrix.watch(query)
+    return matrix
+
+
+def _own_query(query: Tensor) -> Tensor:
+    """Return a query whose changes are seen: PyTorch counts none of a tensor of inference mode."""
+    return query.clone() if query.is_inference() else query
 
 
 def _is_prefix_of_repeated(used: Tensor, key: Tensor) -> bool:
@@ -309,10 +316,11 @@ def eager_matrix(
         rows = _of_rows(weights) if kwargs.get("s_aux") is None else _beside_sink(weights)
         if rows is not None:
             return output, rows
-    own = key.clone() if grown is None else grown
-    matrix = _agreeing(query.clone(), own, mask, kwargs, masks, weights)
+    own, query = key.clone() if grown is None else grown, _own_query(query)
+    matrix = _agreeing(query, own, mask, kwargs, masks, weights)
     if matrix is None:
         return output, weights
+    matrix.watch(query)
     if grown is None:
         keys.begin(module, matrix)
     else:
