@@ -11,6 +11,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 import regard
 from benchmarks.case import Case, Effort, Measured
+from benchmarks.observe import with_its_heap
 from benchmarks.turns import Work, ratio
 
 __all__ = ["CASES"]
@@ -62,6 +63,14 @@ def watched(effort: Effort, *, fused: bool) -> Measured:
     return ratio(ours, peer, max(15, effort.repetitions) if effort.repetitions > 1 else 1)
 
 
+FUSED = Case(
+    "blocks",
+    "fused attention",
+    "unobserved forwards",
+    partial(watched, fused=True),
+    (64, 512, 1024, 2048),
+    {2048: 1.05},
+)
 CASES = (
     Case(
         "blocks",
@@ -71,12 +80,6 @@ CASES = (
         (64, 512, 1024),
         {512: 3.0, 1024: 2.5},
     ),
-    Case(
-        "blocks",
-        "fused attention",
-        "unobserved forwards",
-        partial(watched, fused=True),
-        (64, 512, 1024, 2048),
-        {2048: 1.05},
-    ),
+    FUSED,
+    with_its_heap(FUSED),
 )

@@ -229,6 +229,10 @@ class AttentionMatrix(LinearMap):
         """Let each answer raise an error after a tensor of the scores was changed in place."""
         self._watched += _changes_of([tensor])
 
+    def unwatch(self, tensor: Tensor) -> None:
+        """Forget a tensor of ``watch``, of which the scores have a copy now."""
+        self._watched = [each for each in self._watched if each[0] is not tensor]
+
     @property
     def mask(self) -> Mask | None:
         """The mask, bound to the shape of the matrix; prints as a drawing if it is small.

@@ -90,6 +90,7 @@ class GrowingKeys(local):
             known = buffer[..., :start, :]
             for matrix in matrices:
                 source = cast(QueryKeyScores, matrix.source)
+                matrix.unwatch(source.key)
                 matrix.source = replace(source, key=known[..., : source.key.shape[-2], :])
         grown = known.as_strided(key.shape, known.stride())
         grown[..., start:, :] = key[..., start:, :]

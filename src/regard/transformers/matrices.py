@@ -268,20 +268,32 @@ def _matrix(call: _Fused, key: Tensor, masks: Masks, grown: Tensor | None) -> At
         own = key
         if kv_len < key.shape[-2]:  # an empty static cache, of which the rest is left out
             causal = Causal(align="top-left")
-    own = own.clone() if grown is None else grown  # a cache may change its keys later
+    own = _unshared_key(own) if grown is None else grown
     shape = torch.Size((*call.query.shape[:-1], own.shape[-2]))
     mask, bias = masks.of(call.attn_mask, shape)
     if causal is not None:
         mask = causal if mask is None else causal & mask
-    query = _own_query(call.query)
+    query = _counted_query(call.query)
     matrix = attend(query, own, mask=mask, scale=call.scale, bias=bias)
-    matrix.watch(query)
+    _watch(matrix, query, grown)
     return matrix
 
 
-def _own_query(query: Tensor) -> Tensor:
+def _counted_query(query: Tensor) -> Tensor:
     """Return a query whose changes are seen: PyTorch counts none of a tensor of inference mode."""
     return query.clone() if query.is_inference() else query
+
+
+def _unshared_key(key: Tensor) -> Tensor:
+    """Return a key that no later step overwrites, as those of a static cache do."""
+    return key.clone() if key.is_inference() or key._version > 0 else key
+
+
+def _watch(matrix: AttentionMatrix, query: Tensor, grown: Tensor | None) -> None:
+    """Let a matrix raise an error if a model changes its own tensors later."""
+    matrix.watch(query)
+    if grown is None:
+        matrix.watch(cast(Any, matrix.source).key)
 
 
 def _is_prefix_of_repeated(used: Tensor, key: Tensor) -> bool:
@@ -316,11 +328,11 @@ def eager_matrix(
         rows = _of_rows(weights) if kwargs.get("s_aux") is None else _beside_sink(weights)
         if rows is not None:
             return output, rows
-    own, query = key.clone() if grown is None else grown, _own_query(query)
+    own, query = _unshared_key(key) if grown is None else grown, _counted_query(query)
     matrix = _agreeing(query, own, mask, kwargs, masks, weights)
     if matrix is None:
         return output, weights
-    matrix.watch(query)
+    _watch(matrix, query, grown)
     if grown is None:
         keys.begin(module, matrix)
     else:
