@@ -938,7 +938,7 @@ WAYS: dict[str, Way] = {
 
 AS_WEIGHTS = {
     # A bias or temperature for each head or query beside other steps, and steps without a guess
-    *("swin v2", "numbers for each query and key", "softcap of a bias", "bias of a part"),
+    *("numbers for each query and key", "softcap of a bias", "bias of a part"),
     # Scores of another product, or in another order
     *("two sources", "two texts of keys", "a row written over", "heads swapped in place"),
     *("heads in a buffer", "heads stacked", "texts stacked", "one key for all heads", "blocks"),
@@ -968,7 +968,7 @@ AS_WEIGHTS = {
     *("bias after a softcap", "a large number added", "logsumexp by hand"),
 }
 AS_WEIGHTS_WITH_GRADIENTS = AS_WEIGHTS | {
-    *("temperatures", "temperatures and a mask", "squared distances"),
+    *("temperatures", "temperatures and a mask", "swin v2", "squared distances"),
     *("over the deviation of a row", "less the mean of a key", "less the mean of the heads"),
     *("layer norm", "added by index", "no infinities in place", "no infinities", "two fills"),
     *("rows without a key", "the lowest number and infinity", "two masks"),

@@ -100,11 +100,12 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
         if cap is None or (cap > 0 and bias is None):
             rest = scores.rest(scale, cap, added.finite)
     if rest is None and not gradients:
-        bias = None
-        for fitted in filter(scores.depend_on, scores.fitted()):
-            rest, cap = scores.rest(fitted, None, None), None
-            if rest is not None:
-                scale = fitted
+        cap, nothing = None, _Added(None, None)
+        tries = (nothing,) if added is None or added.finite is None else (added, nothing)
+        for tried in tries:
+            fit = _fit(scores, tried.finite)
+            if fit is not None:
+                scale, rest, bias = *fit, tried.whole
                 break
     if rest is None or (gradients and rest.low is not None):
         return None  # the gradient of a low row is lost in its rounding
@@ -129,6 +130,15 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
         bias = low if bias is None else bias + low
     scale = scale if cap is None else scale * cap
     return attend(query, key, mask=mask, scale=scale, bias=bias, softcap=cap, sink_bias=sink)
+
+
+def _fit(scores: "_Scores", bias: Tensor | None) -> "tuple[float | Tensor, _Rest] | None":
+    """Return a scale that gives the scores less a bias, and the rest; None without one."""
+    for scale in filter(scores.depend_on, scores.fitted(bias)):
+        rest = scores.rest(scale, None, bias)
+        if rest is not None:
+            return scale, rest
+    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,13 +413,16 @@ class _Scores:
         deviation = self._eps * scores.where(left != 0, 0.0).square().sum(-2).sqrt() / 2
         return bool((left.sum(-2).abs() <= 5 * deviation + error.sum(-2)).all())
 
-    def fitted(self) -> Iterator[float | Tensor]:
-        """Yield scales that fit the scores best: of all rows, of each head, of each row."""
+    def fitted(self, bias: Tensor | None) -> Iterator[float | Tensor]:
+        """Yield scales that fit the scores less a bias: of all rows, of each head, of each row."""
         query, key, _ = self._factors
+        of_bias = None if bias is None else _Spread(bias, self._shape)
         rows_of: dict[int, list[Tensor]] = {}  # the sums of each block, (count, rows, 2)
         for some, rows in self.blocks():
             product = (query[some, rows] @ key[some]).double()
             scores = self._scores[some, rows].double()
+            if of_bias is not None:
+                scores = scores - of_bias.block(some, rows)
             visible = (self._weights[some, rows] > 0) & (scores > _HIDDEN * 20)
             product, scores = (_centred(each, visible) for each in (product, scores))
             sums = torch.stack([(product * scores).sum(-1), product.square().sum(-1)], -1)
