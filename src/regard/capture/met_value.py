@@ -51,6 +51,7 @@ from regard.tracing.operations import (
     CHANCE,
     COPIES,
     DISTANCES,
+    DIVISIONS,
     DROPOUTS,
     EXPONENTIALS,
     GATHERS,
@@ -151,6 +152,7 @@ class MetValue:
             **dict.fromkeys(SAMPLERS, self._sample),
             **dict.fromkeys(SUMS, self._sum),
             **dict.fromkeys(DISTANCES, self._distance),
+            **dict.fromkeys(DIVISIONS, self._divide),
         }
         self._on_chain: Mapping[Callable[..., Any], Listener] = {
             **dict.fromkeys(EXPONENTIALS, self._exponential),
@@ -611,6 +613,14 @@ class MetValue:
             if softmax.is_gate is False or operation.module() in self._sampled:
                 self._note(operation, softmax)
         return False
+
+    def _divide(self, operation: Operation) -> None:
+        """Note a parameter that is divided by its norm as a parameter, or track a division."""
+        dividend, output = operation.args[0], operation.output
+        if self._parameters.has(dividend) and dividend.shape == output.shape:
+            self._parameters.note_copy(dividend, output)
+        else:
+            self.follow(operation)
 
     def _sum(self, operation: Operation) -> None:
         """Track the sum of an elementwise product as scores: a product that is written out."""

@@ -31,6 +31,7 @@ DISTANCES: _Operations = (aten._cdist_forward.default, aten._euclidean_dist.defa
 MULTIPLICATIONS: _Operations = (
     *(aten.mul.Tensor, aten.mul.Scalar, aten.mul_.Tensor, aten.mul_.Scalar),
 )
+DIVISIONS: _Operations = (aten.div.Tensor,)
 TERMS: _Operations = (
     *(aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor, aten.rsub.Tensor),
     *(aten.cat.default, aten.constant_pad_nd.default),
