@@ -50,8 +50,11 @@ from regard.tracing.tracer import (
     Operation,
     Tracer,
     apart,
+    attention_implementation,
     class_name,
     in_backward,
+    is_compiled_module,
+    is_compiling_wrapper,
     module_names,
     unwrapped,
 )
@@ -194,7 +197,8 @@ def _refuse_unseen(
         recorder.problems.add_text(str(compiled_error("model is compiled")))
     for name, what in compiled_parts.items():
         recorder.refuse_compiled(name, str(compiled_error(what)))
-    if _runs_flex_attention(model) and not watch.saw_flex_attention:
+    is_flex = attention_implementation(model) == "flex_attention"  # transformers compiles it
+    if is_flex and not watch.saw_flex_attention:
         recorder.refuse_compiled(seen.model, _COMPILED_FLEX)
     for name in watch.absence.unseen({each.module for each in seen.refused}):
         recorder.refuse(name, UNSEEN)
@@ -209,7 +213,7 @@ def _modules_of(model: object, *, is_eager: bool) -> dict[str, nn.Module]:
             f"model is a {type(model).__name__}; observe needs a torch.nn.Module.\n"
             "    Pass the module whose forward runs the attention."
         )
-    if not is_eager and _is_compiled_module(model):
+    if not is_eager and is_compiled_module(model):
         raise compiled_error("model is compiled")
     if not is_eager and is_compiled(_forward_of(model)):
         name = type(model).__name__
@@ -223,9 +227,8 @@ def _check_implementations(modules: Mapping[str, nn.Module]) -> None:
     A function that a user registered is accepted, because it may run operations that observe sees.
     """
     for name, module in modules.items():
-        config = getattr(module, "config", None)
-        implementation = getattr(config, "_attn_implementation", None)
-        if isinstance(implementation, str) and _UNSEEN_IMPLEMENTATION.match(implementation):
+        implementation = attention_implementation(module)
+        if implementation is not None and _UNSEEN_IMPLEMENTATION.match(implementation):
             raise RegardError(
                 f"{name!r} runs the attention implementation {implementation!r}; its kernels are "
                 "no operations of PyTorch, so observe cannot see them.\n"
@@ -237,11 +240,13 @@ def _compiled_parts(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[
     """Return the names of compiled modules and functions of a model, each with a description."""
     found: dict[str, str] = {}
     # The wrapper of a compiled module has the name of the module inside.
-    wrapped = {id(cast(Any, each)._orig_mod) for each in model.modules() if _is_wrapper(each)}
+    wrapped = {
+        id(cast(Any, each)._orig_mod) for each in model.modules() if is_compiling_wrapper(each)
+    }
     for name, module in modules.items():
         if any(name.startswith(f"{outer}.") for outer in found):
             continue
-        if id(module) in wrapped or _is_compiled_module(module):
+        if id(module) in wrapped or is_compiled_module(module):
             found[name] = f"model has a compiled module at {name!r}"
         own = {"forward": _forward_of(module), **vars(module)}
         for attribute, value in own.items():
@@ -253,16 +258,6 @@ def _compiled_parts(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[
 def _forward_of(module: nn.Module) -> object:
     """Return the ``forward`` of a module; None for a scripted module, whose class has none."""
     return vars(module).get("forward", getattr_static(type(module), "forward", None))
-
-
-def _is_compiled_module(module: nn.Module) -> bool:
-    in_place = getattr(module, "_compiled_call_impl", None) is not None
-    return in_place or _is_wrapper(module)
-
-
-def _is_wrapper(module: nn.Module) -> bool:
-    """Return True for the module that torch.compile returns for a module."""
-    return type(module).__module__.startswith("torch._dynamo")
 
 
 class _Watch:
@@ -490,11 +485,6 @@ class _Watch:
     ) -> None:
         if not self._multiplying:
             self._recorder.refuse(name, reason, line, cause)
-
-
-def _runs_flex_attention(model: nn.Module) -> bool:
-    """Return True if a transformers model uses ``flex_attention``, which transformers compiles."""
-    return getattr(getattr(model, "config", None), "_attn_implementation", None) == "flex_attention"
 
 
 def _has_packed_heads(module: nn.Module | None, args: tuple[Any, ...]) -> bool:

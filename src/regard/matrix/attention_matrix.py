@@ -28,6 +28,7 @@ from regard.errors import (
 )
 from regard.masks import Mask, as_mask
 from regard.masks.mask import MaskLike
+from regard.matrix.changes import Changes
 from regard.matrix.indexing import LeadingIndex, ParsedIndex, parse_index, read_window
 from regard.matrix.linear_map import LinearMap, times_batches
 from regard.matrix.notebook_hook import notebook_bundle
@@ -152,6 +153,8 @@ class AttentionMatrix(LinearMap):
 
     Attributes:
         source: the source of the scores.
+        changes: the tensors of the scores after whose change in place each answer is an error;
+            none by default.
 
     Example:
         >>> import torch, regard
@@ -169,8 +172,8 @@ class AttentionMatrix(LinearMap):
     def __init__(self, source: Scores, mask: Mask | None = None) -> None:
         self.source = source
         self._mask = None if mask is None else mask.of_matrix(source.shape, source.device)
-        self._changes = [] if mask is None else _changes_of(mask.tensors)
-        self._watched: list[tuple[Tensor, int]] = []
+        self._mask_changes = Changes(() if mask is None else mask.tensors)
+        self.changes = Changes()
 
     @classmethod
     def from_scores(cls, scores: Tensor, *, mask: "MaskLike | None" = None) -> "AttentionMatrix":
@@ -219,20 +222,6 @@ class AttentionMatrix(LinearMap):
         """
         return cls(GivenScores(check_weights(weights), are_weights=True))
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy, or what was pickled; PyTorch counts the changes of each tensor anew."""
-        vars(self).update(state)
-        self._changes = [] if self._mask is None else _changes_of(self._mask.tensors)
-        self._watched = _changes_of([tensor for tensor, _ in self._watched])
-
-    def watch(self, tensor: Tensor) -> None:
-        """Let each answer raise an error after a tensor of the scores was changed in place."""
-        self._watched += _changes_of([tensor])
-
-    def unwatch(self, tensor: Tensor) -> None:
-        """Forget a tensor of ``watch``, of which the scores have a copy now."""
-        self._watched = [each for each in self._watched if each[0] is not tensor]
-
     @property
     def mask(self) -> Mask | None:
         """The mask, bound to the shape of the matrix; prints as a drawing if it is small.
@@ -240,17 +229,17 @@ class AttentionMatrix(LinearMap):
         None if every query may attend to every key.
 
         Raises:
-            RuntimeError: a tensor of the mask, or one of ``watch``, was changed in place after the
-                matrix was made.
+            RuntimeError: a tensor of the mask, or one of ``changes``, was changed in place after
+                the matrix was made.
         """
-        if any(tensor._version > changes for tensor, changes in self._watched):
+        if self.changes:
             raise RuntimeError(
                 "a query or key of the matrix was changed in place after the matrix was made; the "
                 "answer would be that of another one.\n"
                 "    Ask the matrix before, or change a clone()."
             )
         # A copy of each mask would take as much memory as a part of the matrix.
-        if any(tensor._version > changes for tensor, changes in self._changes):
+        if self._mask_changes:
             raise RuntimeError(
                 f"a tensor of the mask {cast(Mask, self._mask).text} was changed in place after "
                 "the matrix was made; the answer would be that of another mask.\n"
@@ -677,13 +666,6 @@ def check_attention_matrix(name: str, matrix: object) -> AttentionMatrix:
 
 def _bound(mask: "MaskLike | None", source: Scores) -> Mask | None:
     return None if mask is None else as_mask(mask).bind(source.shape, source.device)
-
-
-def _changes_of(tensors: list[Tensor]) -> list[tuple[Tensor, int]]:
-    """Return each tensor with how often it was changed in place, as far as PyTorch counts that."""
-    if torch.compiler.is_compiling():
-        return []
-    return [(each, each._version) for each in tensors if not each.is_inference()]
 
 
 def _check_size(what: str, part: AttentionMatrix, asked: ParsedIndex, limit: int | None) -> None:

@@ -90,7 +90,7 @@ class LinearMap(ABC):
     """
 
     instead: ClassVar[str] = "a product, A @ x"
-    """What to write in place of a function that needs all numbers, in messages."""
+    """The remedy of messages for functions that need all numbers."""
 
     _smaller: ClassVar[str] = (
         "Ask for a part, A[..., rows, cols], or for products, A @ x, "

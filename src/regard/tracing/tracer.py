@@ -41,9 +41,12 @@ __all__ = [
     "Operation",
     "Tracer",
     "apart",
+    "attention_implementation",
     "class_name",
     "in_backward",
     "in_compiled",
+    "is_compiled_module",
+    "is_compiling_wrapper",
     "module_names",
     "unwrapped",
 ]
@@ -420,6 +423,23 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
         return cast(nn.Module, module.module)
     inside = dict(module.named_children())
     return next((inside[name] for name in _WRAPPED if name in inside), None)
+
+
+def attention_implementation(module: nn.Module) -> str | None:
+    """Return the attention implementation of a module of transformers; None for any other."""
+    implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return implementation if isinstance(implementation, str) else None
+
+
+def is_compiled_module(module: nn.Module) -> bool:
+    """Return True for a module that torch.compile made, in place or around another one."""
+    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    return in_place or is_compiling_wrapper(module)
+
+
+def is_compiling_wrapper(module: nn.Module) -> bool:
+    """Return True for the module that torch.compile returns for a module."""
+    return type(module).__module__.startswith("torch._dynamo")
 
 
 def in_compiled() -> bool:

@@ -35,8 +35,7 @@ class _Chain:
     filled: int = 0
 
     def alive(self) -> list[AttentionMatrix]:
-        found = (each() for each in self.matrices)
-        return [each for each in found if each is not None]
+        return [matrix for each in self.matrices if (matrix := each()) is not None]
 
 
 class GrowingKeys(local):
@@ -45,12 +44,13 @@ class GrowingKeys(local):
     def __init__(self) -> None:
         self._chains: WeakKeyDictionary[nn.Module, _Chain] = WeakKeyDictionary()
 
-    def begin(self, module: nn.Module, matrix: AttentionMatrix) -> None:
-        """Let later steps of a module continue the key of a matrix."""
-        self._chains[module] = _Chain([ref(matrix)])
+    def add(self, module: nn.Module, matrix: AttentionMatrix, *, continues: bool) -> None:
+        """Let later steps of a module continue the key of a matrix.
 
-    def add(self, module: nn.Module, matrix: AttentionMatrix) -> None:
-        """Add the matrix of a step, whose key is the one that ``continued`` returned."""
+        With ``continues``, its own key is the one that ``continued`` has just returned.
+        """
+        if not continues:
+            self._chains[module] = _Chain()
         self._chains[module].matrices.append(ref(matrix))
 
     def continued(self, module: nn.Module, key: Tensor) -> Tensor | None:
@@ -62,37 +62,38 @@ class GrowingKeys(local):
         matrices = [] if chain is None else chain.alive()
         if chain is None or not matrices:
             return None
-        known, length = _key_of(matrices[-1]), key.shape[-2]
-        start = known.shape[-2]
-        if (known.shape[:-2], known.shape[-1]) != (key.shape[:-2], key.shape[-1]) or start > length:
+        earlier, length = _key_of(matrices[-1]), key.shape[-2]
+        start = earlier.shape[-2]
+        if key.requires_grad or start > length or earlier.dtype != key.dtype:
             return None
-        if known.dtype != key.dtype or known.device != key.device or key.requires_grad:
+        if earlier.shape != key[..., :start, :].shape or earlier.device != key.device:
             return None
-        if not torch.equal(known, key[..., :start, :]):
+        if not torch.equal(earlier, key[..., :start, :]):
             return None
         with torch.no_grad():
-            return self._grown(chain, matrices, known, key)
+            return self._grown(chain, matrices, earlier, key)
 
     def _grown(
-        self, chain: _Chain, matrices: list[AttentionMatrix], known: Tensor, key: Tensor
+        self, chain: _Chain, matrices: list[AttentionMatrix], earlier: Tensor, key: Tensor
     ) -> Tensor:
-        start, length = known.shape[-2], key.shape[-2]
+        """Return a key in the buffer of a chain, of which the last matrix has the earlier key."""
+        start, length = earlier.shape[-2], key.shape[-2]
         # Parts of a matrix that is gone may still show the columns after those of the last one.
-        is_last = known.data_ptr() == chain.address and chain.filled == start
-        has_room = length * key.shape[-1] <= known.stride(-3)
+        is_last = earlier.data_ptr() == chain.address and chain.filled == start
+        has_room = length * key.shape[-1] <= earlier.stride(-3)
         # A tensor of inference mode is not written outside of it.
-        is_writable = torch.is_inference_mode_enabled() or not known.is_inference()
+        is_writable = torch.is_inference_mode_enabled() or not earlier.is_inference()
         if not (is_last and has_room and is_writable):
             room = length + max(_ROOM, length // 8)
             buffer = key.new_empty(*key.shape[:-2], room, key.shape[-1])
-            buffer[..., :start, :] = known
+            buffer[..., :start, :] = earlier
             chain.address = buffer.data_ptr()
-            known = buffer[..., :start, :]
+            earlier = buffer[..., :start, :]
             for matrix in matrices:
                 source = cast(QueryKeyScores, matrix.source)
-                matrix.unwatch(source.key)
-                matrix.source = replace(source, key=known[..., : source.key.shape[-2], :])
-        grown = known.as_strided(key.shape, known.stride())
+                matrix.changes.forget(source.key)
+                matrix.source = replace(source, key=earlier[..., : source.key.shape[-2], :])
+        grown = earlier.as_strided(key.shape, earlier.stride())
         grown[..., start:, :] = key[..., start:, :]
         chain.filled = length
         return grown

@@ -58,14 +58,14 @@ def wrap(name: str, run: Run) -> Wrapped:
     """Register a wrapper under the name of a kernel, unless it is there, and return it."""
     kernels: dict[str, Kernel] = interface()._global_mapping
     with _LOCK:
-        known = _WRAPPED.get(name)
+        wrapped = _WRAPPED.get(name)
         # Another library may have registered its own since.
-        if known is None or kernels.get(name) is not known.wrapper:
-            known = Wrapped(name, _wrapper(kernels.get(name), run), kernels.get(name))
-            _WRAPPED[name] = known
-            kernels[name] = known.wrapper
-        known.count += 1
-        return known
+        if wrapped is None or kernels.get(name) is not wrapped.wrapper:
+            wrapped = Wrapped(name, _wrapper(kernels.get(name), run), kernels.get(name))
+            _WRAPPED[name] = wrapped
+            kernels[name] = wrapped.wrapper
+        wrapped.count += 1
+        return wrapped
 
 
 def unwrap(wrapped: Wrapped) -> None:
@@ -107,11 +107,11 @@ def _own_eager(module: nn.Module, caller: FrameType) -> Kernel:
         RegardError: the code names none, or several.
     """
     names = [name for name in caller.f_code.co_names if name.endswith("eager_attention_forward")]
-    found = {name: caller.f_globals[name] for name in names if name in caller.f_globals}
-    if len(found) != 1:
+    functions = {name: caller.f_globals[name] for name in names if name in caller.f_globals}
+    if len(functions) != 1:
         raise RegardError(
-            f"{type(module).__name__} names {len(found)} eager functions; which of them it runs "
-            "is unknown.\n"
+            f"{type(module).__name__} names {len(functions)} eager functions; it is unknown which "
+            "of them it runs.\n"
             "    End regard.transformers.lazy, and watch the model with regard.observe(model)."
         )
-    return cast(Kernel, next(iter(found.values())))
+    return cast(Kernel, next(iter(functions.values())))

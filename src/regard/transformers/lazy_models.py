@@ -12,10 +12,15 @@ from torch import Tensor, nn
 
 from regard.capture.selection import Selection
 from regard.errors import RegardError
-from regard.tracing.tracer import in_compiled, module_names
+from regard.tracing.tracer import (
+    attention_implementation,
+    in_compiled,
+    is_compiled_module,
+    module_names,
+)
 from regard.transformers import kernel_wrappers
 from regard.transformers.growing_keys import GrowingKeys
-from regard.transformers.matrices import Masks, eager_matrix, fused_matrix
+from regard.transformers.matrices import Call, Masks, eager_matrix, fused_matrix
 
 __all__ = ["Lazy", "lazy"]
 
@@ -317,8 +322,8 @@ def _check_returned(forward: _Forward, output: Any) -> None:
     """Raise an error if a forward returned no attentions; warn of dense ones."""
     name = type(forward.module).__name__
     has_tensors = any(_attentions(output))
-    implementation = getattr(forward.module.config, "_attn_implementation", None)
-    if has_tensors and (forward.count or implementation == "eager"):
+    is_eager = attention_implementation(forward.module) == "eager"
+    if has_tensors and (forward.count or is_eager):
         forward.owner.warn_of_dense(name)
     elif not forward.count:
         # With another implementation, the weights may be those of masks that eager never gets.
@@ -375,9 +380,9 @@ def _run(
             "continuous batching keeps its keys in pages; they are no matrix.\n"
             "    Generate with model.generate()."
         )
-    is_eager = getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager"
+    is_eager = attention_implementation(module) == "eager"
     make = eager_matrix if is_eager else fused_matrix
-    return make(kernel, module, args, kwargs, forward.masks, owner.keys)
+    return make(Call(kernel, module, args, kwargs), forward.masks, owner.keys)
 
 
 def _checked(model: object) -> dict[str, nn.Module]:
@@ -388,11 +393,8 @@ def _checked(model: object) -> dict[str, nn.Module]:
             f"model is a {type(model).__name__}; lazy needs a model of transformers.\n"
             "    Pass what from_pretrained returned."
         )
-    for module in model.modules():
-        if getattr(module, "_compiled_call_impl", None) is not None or type(
-            module
-        ).__module__.startswith("torch._dynamo"):
-            raise RegardError(_COMPILED)
+    if any(map(is_compiled_module, model.modules())):
+        raise RegardError(_COMPILED)
     names = module_names(model)
     if not any(map(_is_pretrained, names.values())):
         raise TypeError(
@@ -412,12 +414,12 @@ def _checked(model: object) -> dict[str, nn.Module]:
 
 def _implementations(names: Mapping[str, nn.Module]) -> dict[str, str]:
     """Return the attention implementations of a model, each with a module that runs it."""
-    found: dict[str, str] = {}
+    implementations: dict[str, str] = {}
     for name, module in names.items():
-        implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
-        if isinstance(implementation, str):
-            found.setdefault(implementation, name)
-    return found
+        implementation = attention_implementation(module)
+        if implementation is not None:
+            implementations.setdefault(implementation, name)
+    return implementations
 
 
 def _is_pretrained(module: nn.Module) -> bool:
