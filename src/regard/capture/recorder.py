@@ -303,13 +303,13 @@ class Recorder:
             ValueError: the model lacks a selected head, or this process's heads are unknown.
         """
         num_heads = matrix.shape[-3] if len(matrix.shape) > 2 else 1
-        own = HeadRange(0, num_heads, num_heads)
+        heads = HeadRange(0, num_heads, num_heads)
         if self._distribution is not None:
-            own = self._distribution.heads(name, matrix)
-        selected = self._selection.head_indices(own.total)
-        numbers = [head for head in selected if own.first <= head < own.first + own.size]
-        here = [head - own.first for head in numbers]
-        is_whole = numbers == list(range(own.total))
+            heads = self._distribution.heads(name, matrix)
+        selected = self._selection.head_indices(heads.total)
+        numbers = [head for head in selected if heads.first <= head < heads.first + heads.size]
+        here = [head - heads.first for head in numbers]
+        is_whole = numbers == list(range(heads.total))
         return _ChosenHeads(
             here, here == list(range(num_heads)), None if is_whole else tuple(numbers)
         )

@@ -121,17 +121,17 @@ def fit_index(index: LeadingIndex, shape: Sequence[int], lengths: Sequence[int])
     axes = iter(zip(shape, lengths, strict=False))
     for item in index:
         if item is not None:
-            own, length = next(axes)
-            if own == 1 and length > 1:
+            size, length = next(axes)
+            if size == 1 and length > 1:
                 item = 0 if isinstance(item, int) else slice(0, 1, 1)
         fitted.append(item)
     return tuple(fitted)
 
 
-def _read_spans(places: list[int], dim: int, read: Callable[[range], Tensor]) -> Tensor:
-    """Return the numbers at some places of one axis, read in ranges that cover them."""
-    order = sorted(set(places))
-    # A range may hold about twice as many places as were chosen.
+def _read_spans(positions: list[int], dim: int, read: Callable[[range], Tensor]) -> Tensor:
+    """Return the numbers at some positions of one axis, read in ranges that cover them."""
+    order = sorted(set(positions))
+    # A range may hold about twice as many positions as were chosen.
     cuts = [0]
     for at, (before, after) in enumerate(pairwise(order), 1):
         if after - before > 16 and after - order[cuts[-1]] > 2 * (at - cuts[-1]) + 16:
@@ -139,11 +139,11 @@ def _read_spans(places: list[int], dim: int, read: Callable[[range], Tensor]) ->
     parts: list[Tensor] = []
     for first, stop in pairwise([*cuts, len(order)]):
         part = read(range(order[first], order[stop - 1] + 1))
-        at = [place - order[first] for place in order[first:stop]]
+        at = [position - order[first] for position in order[first:stop]]
         parts.append(part.index_select(dim, int_tensor(at, part.device)))
-    position = {place: at for at, place in enumerate(order)}
+    rank = {position: at for at, position in enumerate(order)}
     numbers = torch.cat(parts, dim)
-    return numbers.index_select(dim, int_tensor([position[p] for p in places], numbers.device))
+    return numbers.index_select(dim, int_tensor([rank[each] for each in positions], numbers.device))
 
 
 def _as_range(index: int | range | list[int]) -> range | list[int]:

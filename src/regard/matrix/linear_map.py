@@ -514,10 +514,10 @@ class LeadingSum(DerivedMatrix):
         return LeadingSum(self.of.map(function), self.axis, self.divisor)
 
     def _select(self, index: LeadingIndex) -> LinearMap:
-        axes = [place for place, item in enumerate(index) if item is not None]
-        place = [*axes, len(index)][self.axis]
-        before = index[:place]
-        summed = (*before, slice(0, self.of.shape[self.axis], 1), *index[place:])
+        positions = [at for at, item in enumerate(index) if item is not None]
+        position = [*positions, len(index)][self.axis]
+        before = index[:position]
+        summed = (*before, slice(0, self.of.shape[self.axis], 1), *index[position:])
         axis = sum(not isinstance(item, int) for item in before)
         return LeadingSum(self.of._select(summed), axis, self.divisor)
 

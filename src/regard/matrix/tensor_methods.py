@@ -103,8 +103,8 @@ def squeeze(matrix: "LinearMap", dim: int | None = None) -> Any:
     shape = matrix.shape
     if dim is None:
         return matrix[tuple(0 if length == 1 else slice(None) for length in shape)]
-    known = -matrix.ndim <= check_whole("dim", dim) < matrix.ndim
-    if not known or (dim % matrix.ndim >= matrix.ndim - 2 and shape[dim] != 1):
+    is_axis = -matrix.ndim <= check_whole("dim", dim) < matrix.ndim
+    if not is_axis or (dim % matrix.ndim >= matrix.ndim - 2 and shape[dim] != 1):
         raise ValueError(
             f"dim is {dim}; the matrix has shape {shape_text(shape)}, and its last two axes stay.\n"
             "    Take a row, A[..., 0, :], or a column, A[..., :, 0]."
@@ -227,14 +227,14 @@ def _topk(matrix: "LinearMap", k: int, dim: int = -1) -> Top:
 
 
 def _unsqueeze(matrix: "LinearMap", dim: int) -> Any:
-    place = check_whole("dim", dim) + (matrix.ndim + 1 if dim < 0 else 0)
-    if not 0 <= place <= matrix.ndim - 2:
+    axis = check_whole("dim", dim) + (matrix.ndim + 1 if dim < 0 else 0)
+    if not 0 <= axis <= matrix.ndim - 2:
         raise ValueError(
             f"dim is {dim}; the matrix has shape {shape_text(matrix.shape)}, and its last two axes "
             "stay queries and keys.\n"
             "    Take a part first, such as A[..., 0, :], and use unsqueeze on it."
         )
-    return matrix[(*(slice(None),) * place, None)]
+    return matrix[(*(slice(None),) * axis, None)]
 
 
 def _at(matrix: "LinearMap", dim: int, item: Any) -> Any:
@@ -248,7 +248,7 @@ def _narrow(matrix: "LinearMap", dim: int, start: int, length: int) -> Any:
 
 
 def _unbind(matrix: "LinearMap", dim: int = 0) -> tuple[Any, ...]:
-    return tuple(_at(matrix, dim, place) for place in range(matrix.size(dim)))
+    return tuple(_at(matrix, dim, index) for index in range(matrix.size(dim)))
 
 
 def _permute(matrix: "LinearMap", *dims: Any) -> Any:
@@ -323,14 +323,14 @@ def _divide(matrix: "LinearMap", other: Any) -> Any:
 
 
 def _requires_grad(matrix: "LinearMap") -> bool:
-    found: list[bool] = []
+    tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tensor.requires_grad)
+        tensors.append(tensor)
         return tensor
 
     matrix.map(note)
-    return any(found)
+    return any(tensor.requires_grad for tensor in tensors)
 
 
 def _in_dtype(dtype: torch.dtype) -> Callable[[Any], Any]:

@@ -148,9 +148,9 @@ class Lazy:
             config.output_attentions = earlier
         model, self._model = cast(nn.Module, self._model), None
         for module in model.modules():
-            rest = tuple(each for each in getattr(module, _MARK, ()) if each.owner is not self)
-            if rest:
-                vars(module)[_MARK] = rest
+            marks = tuple(mark for mark in getattr(module, _MARK, ()) if mark.owner is not self)
+            if marks:
+                vars(module)[_MARK] = marks
             else:
                 vars(module).pop(_MARK, None)
 
@@ -277,8 +277,8 @@ def _begin(
         return None
     owner, running = mark.owner, _still_running(_FORWARDS.get())
     outer = running[-1] if running else None
-    given = [value for name, value in kwargs.items() if _asks_for_attentions(name)]
-    is_asked = any(given) or bool(getattr(module.config, "output_attentions", False))
+    flags = [value for name, value in kwargs.items() if _asks_for_attentions(name)]
+    is_asked = any(flags) or bool(getattr(module.config, "output_attentions", False))
     changed = None
     if outer is None and owner.returns_attentions and kwargs.get("output_attentions") is None:
         is_asked, changed = True, (args, {**kwargs, "output_attentions": True})
