@@ -502,6 +502,18 @@ def test_what_changes_later_changes_no_matrix(mode: Callable[[], Any], kind: str
             torch.testing.assert_close(matrix.to_dense(), weights, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("part", [lambda a: a[0, 1], lambda a: a[None], lambda a: a.detach()])
+def test_a_part_knows_what_changed_after_it(part: Callable[[Any], Any]) -> None:
+    model = llama()
+    with lazy(model), torch.no_grad():
+        output = model(**text(), output_attentions=True, use_cache=True)
+        matrix = part(output.attentions[0])
+        assert matrix.entropy().isfinite().all()
+        output.past_key_values.layers[0].keys.zero_()
+    with pytest.raises(RuntimeError, match="a query or key of the matrix was changed"):
+        matrix.entropy()
+
+
 def test_a_mask_that_changes_between_layers_is_that_of_each_layer() -> None:
     def change(_: Any, __: Any, output: Any) -> None:
         mask[..., 1:, 0] = False

@@ -416,7 +416,7 @@ class AttentionMatrix(LinearMap):
 
     def detach(self) -> "AttentionMatrix":
         """Return the matrix of the detached inputs, without gradients."""
-        return self.map(Tensor.detach)
+        return self._sharing(self.map(Tensor.detach))
 
     def cpu(self) -> "AttentionMatrix":
         """Return the matrix with its inputs on the CPU."""
@@ -512,7 +512,7 @@ class AttentionMatrix(LinearMap):
         mask = self.mask
         if mask is not None:
             mask = mask.map(lambda tensor: broadcast_index(tensor, simple))
-        part, axis = AttentionMatrix(self.source.select(simple), mask), 0
+        part, axis = self._sharing(AttentionMatrix(self.source.select(simple), mask)), 0
         for item in index:
             if item is None:
                 part = part._unsqueezed(axis)
@@ -552,7 +552,13 @@ class AttentionMatrix(LinearMap):
         if isinstance(source, QueryKeyScores) and source.score_mod is not None:
             source = replace(source, score_mod=source.score_mod.map(function))
         mask = self.mask
-        return AttentionMatrix(source, None if mask is None else mask.map(function))
+        mapped = AttentionMatrix(source, None if mask is None else mask.map(function))
+        return self._sharing(mapped)
+
+    def _sharing(self, part: "AttentionMatrix") -> "AttentionMatrix":
+        """Return a matrix whose tensors are views of this one's, with the same changes."""
+        part.changes = self.changes.copy()
+        return part
 
     def _part(self, rows: range, columns: range) -> Tensor:
         return cast(Tensor, self.reduce(Window(rows, columns))).to(self.dtype)

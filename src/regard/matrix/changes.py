@@ -46,6 +46,12 @@ class Changes:
         if not torch.compiler.is_compiling():
             self._counts += [(each, each._version) for each in tensors if not each.is_inference()]
 
+    def copy(self) -> "Changes":
+        """Return the same tensors with the same counts; ``forget`` changes one of both alone."""
+        changes = Changes()
+        changes._counts = list(self._counts)
+        return changes
+
     def forget(self, tensor: Tensor) -> None:
         """Remove a tensor."""
         self._counts = [each for each in self._counts if each[0] is not tensor]
