@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from regard import AttentionMatrix
 from regard.errors import RegardError
-from regard.transformers import lazy
+from regard.transformers import lazy, lazy_models
 from small_transformers import TYPES, build, inputs_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "model_types.md"
@@ -38,7 +39,7 @@ MEANINGS = {
     "dense": "some attentions stay the model's own dense tensors, and a warning says so",
     "refused": "lazy raises a RegardError, whose first line is given",
     "eager differs": "eager computes other outputs than the model's default implementation, "
-    "without lazy too",
+    "without lazy too; the matrices give the outputs of the kernel that ran",
     "no attentions": "eager itself returns none, or raises an error when asked for them",
     "not built": "the sweep could not build or run the model at a small size",
     "differs": "a fault of lazy",
@@ -108,7 +109,7 @@ def _generate(model: Any, inputs: dict[str, Any]) -> _Flat:
 def _first_line(error: BaseException) -> str:
     """Return the first line of an error, without what differs between two runs."""
     lines = str(error.__cause__ or error).strip().splitlines()
-    line = re.sub(r"0x[0-9a-f]+", "0x", lines[0][:200] if lines else "")
+    line = re.sub(r"0x[0-9a-f]+|\{.*", "...", lines[0] if lines else "")[:200]
     return f"{type(error).__name__}: {line}"
 
 
@@ -186,9 +187,17 @@ class _Comparison:
         self.check_weights(found, weights, _distance(plain, expected, real), real, where)
 
     def lazily(self, run: Callable[..., _Flat], inputs: dict[str, Any], where: str) -> _Flat:
+        make = lazy_models.fused_matrix
+
+        def checked(call: Any, *shared: Any) -> Any:
+            output, weights = make(call, *shared)
+            _check_output(call, output, weights, where)
+            return output, weights
+
         try:
-            return run(self.model, inputs, output_attentions=True)
-        except RegardError:
+            with patch.object(lazy_models, "fused_matrix", checked):
+                return run(self.model, inputs, output_attentions=True)
+        except (RegardError, _Differs):
             raise
         except Exception as error:
             raise _Differs(f"raises {_first_line(error)} ({where})") from error
@@ -229,6 +238,24 @@ class _Comparison:
                     self.eager_error = max(self.eager_error, eager_error)
                     continue
                 raise _Differs(f"{path} is off by {error:.1e} ({where})")
+
+
+def _check_output(call: Any, output: Tensor, weights: Any, where: str) -> None:
+    """Raise an error if a matrix times the value is not the output of its kernel.
+
+    This holds also where eager attention has another mask than the kernel.
+    """
+    value = dict(zip(("query", "key", "value"), call.args, strict=False)) | call.kwargs
+    values = value["value"].double()
+    dense = (weights if isinstance(weights, Tensor) else weights.to_dense()).double()
+    if call.module.training or values.shape[-2] < dense.shape[-1] or output.ndim != 4:
+        return
+    values = values.repeat_interleave(dense.shape[1] // values.shape[1], 1)
+    product = dense @ values[..., : dense.shape[-1], :]
+    has_keys = (dense != 0).any(-1, keepdim=True)
+    error = ((product - output.transpose(1, 2).double()) * has_keys).abs().nan_to_num(0)
+    if float(error.max()) > 1e-4 * (1 + float(values.abs().max())):
+        raise _Differs(f"a matrix does not give its output, by {float(error.max()):.0e} ({where})")
 
 
 def _generated(model: Any, inputs: dict[str, Any], **_: Any) -> _Flat:

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from io import BytesIO
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from transformers import (
     AttentionInterface,
@@ -22,8 +25,10 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PreTrainedModel,
     StaticCache,
 )
+from transformers.modeling_outputs import BaseModelOutput
 
 import regard
 from architectures import ARCHITECTURES, text
@@ -260,6 +265,68 @@ def test_steps_that_share_a_key_keep_their_own_weights() -> None:
     torch.testing.assert_close(
         [dense(each) for each in found], run(llama("eager")), atol=1e-6, rtol=0
     )
+
+
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"), reason="it has no cache of float8"
+)
+def test_a_quantised_cache_gives_the_keys_that_the_kernel_got() -> None:
+    options = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+    model = llama()
+    with lazy(model):
+        found = model.generate(ids(), max_new_tokens=4, **GENERATE, **options)
+    same_steps(found, llama("eager").generate(ids(), max_new_tokens=4, **GENERATE, **options))
+
+
+@NEEDS_EAGER
+@pytest.mark.parametrize("layers", [None, [0]])
+def test_one_square_of_eager_attention_is_alive(layers: list[int] | None) -> None:
+    from transformers.models.gemma2 import modeling_gemma2
+
+    model, own = ARCHITECTURES["Gemma 2"].build("eager"), modeling_gemma2.eager_attention_forward
+    squares: list[ref[Tensor]] = []
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        assert not [each for each in squares if each() is not None]
+        output, weights = own(*args, **kwargs)
+        squares.append(ref(weights))
+        return output, weights
+
+    modeling_gemma2.eager_attention_forward = counting
+    try:
+        with lazy(model, layers=layers):
+            outputs(model, ARCHITECTURES["Gemma 2"].inputs)
+    finally:
+        modeling_gemma2.eager_attention_forward = own
+    assert len(squares) == model.config.num_hidden_layers > 1
+    assert not [each for each in squares if each() is not None]
+
+
+class Handwritten(PreTrainedModel):
+    """A model whose attention is code of its own, as that from a hub may be."""
+
+    config_class = BertConfig
+    _supports_sdpa = True
+
+    def forward(self, input_ids: Tensor, output_attentions: bool = False) -> dict[str, Any]:
+        x = F.one_hot(input_ids, 53).float()
+        weights = (x @ x.mT).softmax(-1)
+        return BaseModelOutput(weights @ x, attentions=(weights[:, None],))
+
+
+def test_attention_of_code_of_its_own_is_refused_before_an_answer() -> None:
+    model = Handwritten(BertConfig(attn_implementation="sdpa"))
+    with lazy(model), pytest.raises(regard.RegardError, match="ran no attention of the kernel"):
+        model(ids(), output_attentions=True)
+
+
+def test_a_model_that_is_refused_generates_no_token() -> None:
+    model = ARCHITECTURES["Falcon"].build("sdpa")
+    forwards: list[object] = []
+    model.register_forward_hook(lambda *_: forwards.append(1))
+    with lazy(model), pytest.raises(regard.RegardError, match="ran no attention of the kernel"):
+        model.generate(ARCHITECTURES["Falcon"].inputs["input_ids"], max_new_tokens=3, **GENERATE)
+    assert len(forwards) == 1
 
 
 def test_packed_texts_do_not_see_each_other() -> None:

@@ -104,7 +104,7 @@ def _dense(*args: Any) -> Any:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (_with_other_weights, "is off by"),
+        (_with_other_weights, "does not give its output"),
         (_without_rows, "is off by"),
         (_with_other_output, "has other bits"),
     ],
