@@ -1,4 +1,4 @@
-"""What watching a decoder of four blocks costs, whose attention is written by hand or fused."""
+"""The cost of watching a decoder of four blocks, with attention by hand or fused."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -46,7 +46,7 @@ class Layer(nn.Module):
 
 
 def watched(effort: Effort, *, fused: bool) -> Measured:
-    """How many unobserved forwards an observed one takes."""
+    """Return the time of an observed forward in unobserved ones."""
     model = nn.Sequential(*[Layer(fused=fused) for _ in range(BLOCKS)]).eval()
     x = torch.randn(1, effort.tokens, DIM)
 

@@ -1,4 +1,4 @@
-"""What lazy attentions of transformers cost: time of a forward, and memory of a generation."""
+"""The cost of lazy attentions of transformers: time of a forward, memory of a generation."""
 
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -38,7 +38,7 @@ def llama(kind: str, **sizes: int) -> Any:
 
 
 def forward(effort: Effort) -> Measured:
-    """How many forwards without attentions one with lazy attentions takes."""
+    """Return the time of a forward with lazy attentions in forwards without attentions."""
     from regard.transformers import lazy
 
     model = llama("sdpa", num_hidden_layers=4, num_key_value_heads=8)

@@ -1,4 +1,4 @@
-"""What people run lazy models in: Trainer, Accelerate, PEFT, BertViz, Whisper's own generate."""
+"""Lazy models in other packages: Trainer, Accelerate, PEFT, BertViz, Whisper's own generate."""
 
 import json
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""What scripts do with `outputs.attentions`, on lazy matrices."""
+"""Lines of scripts for `outputs.attentions`, on lazy matrices."""
 
 from collections.abc import Callable
 
