@@ -1,4 +1,5 @@
 # regard.check(BahdanauAttention(12))
+# regard.spec() - another kind: additive (Bahdanau) attention
 """Not a product at all: tanh of a sum."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(Attention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 """Causal only without a cache: with one there is one new token at a time."""
 import torch
 import torch.nn.functional as F

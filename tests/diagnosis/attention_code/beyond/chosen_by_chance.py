@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec() - another kind: hard Gumbel sampling
 import torch.nn.functional as F
 
 

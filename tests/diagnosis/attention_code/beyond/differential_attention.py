@@ -1,4 +1,5 @@
 # regard.check(Differential, 16)
+# regard.spec() - another kind: difference of softmaxes
 """The difference of two softmaxes (Differential Transformer)."""
 import torch
 from torch import nn

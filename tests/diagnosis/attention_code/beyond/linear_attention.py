@@ -1,4 +1,5 @@
 # regard.check(LinearAttention, 16, 4)
+# regard.spec() - another kind: linear (efficient) attention
 """No softmax over scores: a softmax of queries and one of keys (efficient attention)."""
 import torch
 from torch import nn

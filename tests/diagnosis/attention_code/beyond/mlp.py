@@ -1,4 +1,5 @@
 # regard.check(MLP(16))
+# regard.spec() - another kind: an MLP
 from torch import nn
 
 

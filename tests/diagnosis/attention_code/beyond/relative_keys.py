@@ -1,4 +1,5 @@
 # regard.check(Relative, 16, 4)
+# regard.spec(causal=False, heads=4, positions=regard.ANY)
 """Shaw: a vector for each distance meets the query beside the key."""
 import torch
 from torch import nn

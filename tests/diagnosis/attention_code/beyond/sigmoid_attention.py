@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec() - another kind: sigmoid attention
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(TalkingHeads(24, 4))
+# regard.spec() - another kind: talking heads attention
 import torch
 from torch import nn
 

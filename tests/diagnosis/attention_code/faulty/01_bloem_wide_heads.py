@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 6, 3)
+# regard.spec(causal=False, heads=3, positions=None)
 """Wide heads: each as wide as the embedding; batch and heads in one axis."""
 import torch
 import torch.nn.functional as F

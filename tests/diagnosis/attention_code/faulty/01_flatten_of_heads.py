@@ -1,4 +1,5 @@
 # regard.check(multi_head, n_heads=4)
+# regard.spec(causal=False, heads=4)
 from torch.nn.functional import scaled_dot_product_attention
 
 

@@ -1,4 +1,5 @@
 # regard.check(attention, heads=3)
+# regard.spec(causal=False, heads=3)
 import torch
 
 

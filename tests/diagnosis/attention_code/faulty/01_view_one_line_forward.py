@@ -1,4 +1,5 @@
 # regard.check(Attn(40, 5), causal=True)
+# regard.spec(causal=True, heads=5, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 18, 3)
+# regard.spec(causal=False, heads=3, positions=None)
 """view(b * heads, n, dim) straight from the projection."""
 import torch
 import torch.nn as nn

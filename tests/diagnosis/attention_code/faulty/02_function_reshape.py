@@ -1,4 +1,5 @@
 # regard.check(multihead, h=2)
+# regard.spec(causal=False, heads=2)
 import torch.nn.functional as F
 
 

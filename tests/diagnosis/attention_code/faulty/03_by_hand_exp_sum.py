@@ -1,4 +1,5 @@
 # regard.check(attend, causal=True)
+# regard.spec(causal=True, heads=1)
 """A softmax in three lines, with the sum over the queries."""
 import torch
 

@@ -1,4 +1,5 @@
 # regard.check(weights_of)
+# regard.spec(causal=False)
 import torch.nn.functional as F
 
 

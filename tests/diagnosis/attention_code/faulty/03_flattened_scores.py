@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False)
 """One softmax for all pairs of a sentence."""
 import torch
 

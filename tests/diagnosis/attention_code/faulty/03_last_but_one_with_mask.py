@@ -1,4 +1,5 @@
 # regard.check(CausalAttention, 16, 2, causal=True)
+# regard.spec(causal=True, heads=2, positions=None)
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False)
 from torch.nn import functional as F
 
 

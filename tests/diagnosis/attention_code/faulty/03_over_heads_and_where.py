@@ -1,4 +1,5 @@
 # regard.check(Attention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 """Where every head is forbidden, a softmax over the heads gives each a third."""
 import torch
 from torch import nn

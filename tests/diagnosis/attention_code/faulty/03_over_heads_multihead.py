@@ -1,4 +1,5 @@
 # regard.check(MultiHead, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None)
 import torch
 from torch import nn
 

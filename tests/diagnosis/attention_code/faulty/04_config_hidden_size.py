@@ -1,4 +1,5 @@
 # regard.check(SelfAttention(Config()))
+# regard.spec(causal=False, heads=6, positions=None)
 import math
 
 import torch

@@ -1,4 +1,5 @@
 # regard.check(multi_head_attention, num_heads=2)
+# regard.spec(causal=False, heads=2)
 import math
 
 import torch

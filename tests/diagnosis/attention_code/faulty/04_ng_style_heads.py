@@ -1,4 +1,5 @@
 # regard.check(MultiHeadAttention, n_embd=24, num_heads=4, block_size=16, causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """One module per head; C is the width of the input, not of the head."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(Attention(dim=32, heads=4))
+# regard.spec(causal=False, heads=4, positions=None)
 from torch import einsum, nn
 
 

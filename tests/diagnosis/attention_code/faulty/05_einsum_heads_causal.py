@@ -1,4 +1,5 @@
 # regard.check(Attn, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 """The scale is computed in __init__ and forgotten in forward."""
 import torch
 from torch import nn

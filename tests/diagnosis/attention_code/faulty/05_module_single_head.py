@@ -1,4 +1,5 @@
 # regard.check(SelfAttention(d_model=8))
+# regard.spec(causal=False, heads=1, positions=None)
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(attend)
+# regard.spec(causal=False)
 import torch.nn.functional as F
 
 

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 12)
+# regard.spec(causal=False, heads=1, positions=None)
 """The fourth root belongs to both: to queries and to keys."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention(16))
+# regard.spec(causal=False, heads=1, positions=None)
 """Multiplied with sqrt(d) where it should be divided."""
 import math
 

@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False)
 """The root divides the weights instead of the scores."""
 import torch
 

@@ -1,4 +1,5 @@
 # regard.check(Attention, 24, 4)
+# regard.spec(causal=False, heads=4, positions=None)
 """The queries are scaled, and then scaled_dot_product_attention scales again."""
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(MultiHeadAttention, 40, 5)
+# regard.spec(causal=False, heads=5, positions=None)
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 # regard.check(EncoderLayer, 16, 2)
+# regard.spec(causal=False, heads=2, positions=None, padding={"attention_mask": "True keeps"})
 """A tokenizer's attention_mask is 1 for tokens; key_padding_mask wants True for padding."""
 import torch
 from torch import nn

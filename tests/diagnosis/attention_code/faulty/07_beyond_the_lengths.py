@@ -1,4 +1,5 @@
 # regard.check(Encoder, 24)
+# regard.spec(causal=False, heads=1, positions=None, padding={"valid_lens": "lengths"})
 """Everything beyond the length is kept, and the sentence itself is shut out."""
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 # regard.check(Decoder, 16, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """nn.MultiheadAttention takes True for "may not": this one attends to the future only."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, 2)
+# regard.spec(causal=False, heads=2, positions=None, padding={"padding_mask": "True hides"})
 """padding_mask is True for padding; scaled_dot_product_attention takes True for "may"."""
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(Attention, 16)
+# regard.spec(causal=False, heads=1, positions=None, padding={"attention_mask": "True keeps"})
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(attention, causal=True)
+# regard.spec(causal=True)
 """scaled_dot_product_attention takes True for "may"."""
 import torch
 import torch.nn.functional as F

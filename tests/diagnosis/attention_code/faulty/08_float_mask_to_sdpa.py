@@ -1,4 +1,5 @@
 # regard.check(Attention, 24, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """A float mask is added; ones and zeros should have been .bool()."""
 import torch
 import torch.nn.functional as F

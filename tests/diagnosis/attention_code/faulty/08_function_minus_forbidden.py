@@ -1,4 +1,5 @@
 # regard.check(attention, causal=True)
+# regard.spec(causal=True)
 """One minus the mask, and the large number forgotten."""
 import torch
 

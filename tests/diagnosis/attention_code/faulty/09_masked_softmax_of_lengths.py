@@ -1,4 +1,5 @@
 # regard.check(masked_softmax)
+# regard.spec(causal=False, padding={"valid_lens": "lengths"})
 import torch
 
 

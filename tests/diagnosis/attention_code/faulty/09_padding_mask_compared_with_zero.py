@@ -1,4 +1,5 @@
 # regard.check(Encoder, 24, 3)
+# regard.spec(causal=False, heads=3, positions=None, padding={"padding_mask": "True hides"})
 import torch
 from torch import nn
 

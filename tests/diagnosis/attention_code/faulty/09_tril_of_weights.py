@@ -1,4 +1,5 @@
 # regard.check(causal_attention, causal=True)
+# regard.spec(causal=True)
 import math
 
 import torch

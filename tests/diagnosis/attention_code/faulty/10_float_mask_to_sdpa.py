@@ -1,4 +1,5 @@
 # regard.check(Attention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 import torch
 import torch.nn.functional as F
 from torch import nn

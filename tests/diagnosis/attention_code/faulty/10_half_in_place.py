@@ -1,4 +1,5 @@
 # regard.check(attention, causal=True)
+# regard.spec(causal=True)
 """float16 ends at 65504, in place too."""
 import torch
 

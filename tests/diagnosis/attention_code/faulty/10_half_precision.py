@@ -1,4 +1,5 @@
 # regard.check(CausalAttention(16, 2).half(), causal=True)
+# regard.spec(causal=True, heads=2, positions=None)
 """float16 ends at 65504."""
 import torch
 from torch import nn

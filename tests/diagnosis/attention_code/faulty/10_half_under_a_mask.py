@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None, padding={"mask": "True keeps"})
 """float16 ends at 65504, which only shows once there is a mask."""
 from torch import nn
 

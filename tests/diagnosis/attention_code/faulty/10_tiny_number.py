@@ -1,4 +1,5 @@
 # regard.check(attention, causal=True)
+# regard.spec(causal=True)
 """-1e-9 for -1e9: one sign too many."""
 import torch
 import torch.nn.functional as F

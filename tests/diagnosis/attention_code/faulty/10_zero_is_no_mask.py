@@ -1,4 +1,5 @@
 # regard.check(Masked, 18, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 """Scores of what is forbidden are set to 0, as if the softmax dropped zeros."""
 import torch
 from torch import einsum, nn

@@ -1,4 +1,5 @@
 # regard.check(average_of_the_past, causal=True)
+# regard.spec(causal=True)
 import torch
 
 

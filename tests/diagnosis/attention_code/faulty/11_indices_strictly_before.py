@@ -1,4 +1,5 @@
 # regard.check(Attn, 12, causal=True)
+# regard.spec(causal=True, heads=1, positions=None)
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 # regard.check(Decoder, 16, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """diagonal=2 lets each token see the next one, which it is to guess."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(attention, causal=True)
+# regard.spec(causal=True)
 """Somebody shifted the mask by one as well as the targets."""
 import torch
 import torch.nn.functional as F

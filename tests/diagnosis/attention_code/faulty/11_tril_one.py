@@ -1,4 +1,5 @@
 # regard.check(CausalSelfAttention, 16, 2, causal=True)
+# regard.spec(causal=True, heads=2, positions=None)
 import torch
 from torch import nn
 

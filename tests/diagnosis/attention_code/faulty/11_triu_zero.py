@@ -1,4 +1,5 @@
 # regard.check(attention, causal=True)
+# regard.spec(causal=True)
 """triu() without diagonal=1 forbids the token itself too."""
 import torch
 

@@ -1,4 +1,5 @@
 # regard.check(Decoder, 16, causal=True)
+# regard.spec(causal=True, heads=1, positions=None)
 """Somebody thought that a mask is a thing of training, like dropout."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(attend, causal=True)
+# regard.spec(causal=True)
 """masked_fill gives a new tensor; the old one is unchanged."""
 import torch
 

@@ -1,4 +1,5 @@
 # regard.check(decode, causal=True)
+# regard.spec(causal=True)
 """is_causal starts at the top left: the newest query sees the oldest key only."""
 import torch.nn.functional as F
 

@@ -1,4 +1,5 @@
 # regard.check(attend)
+# regard.spec(causal=False, heads=1, padding={"lengths": "lengths"})
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(CausalAttention, 16, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None, padding={"attention_mask": "True keeps"})
 """Padding on the left and a causal mask: the first tokens have nobody to attend to."""
 import torch
 from torch import nn

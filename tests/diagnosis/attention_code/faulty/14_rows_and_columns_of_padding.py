@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 16)
+# regard.spec(causal=False, heads=1, positions=None, padding={"attention_mask": "True keeps"})
 """The mask of pairs leaves the rows of padding with nothing at all."""
 import torch
 from torch import nn

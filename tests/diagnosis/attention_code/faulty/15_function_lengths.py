@@ -1,4 +1,5 @@
 # regard.check(masked_attention)
+# regard.spec(causal=False, heads=1, padding={"lengths": "lengths"})
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(MultiHeadAttention, 24, 4)
+# regard.spec(causal=False, heads=4, positions=None, padding={"attention_mask": "True keeps"})
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False, heads=1, padding={"src_key_padding_mask": "True hides"})
 import torch.nn.functional as F
 
 

@@ -1,4 +1,5 @@
 # regard.check(Attention, 24, 2)
+# regard.spec(causal=False, heads=2, positions=None, padding={"attention_mask": "True keeps"})
 import torch
 import torch.nn.functional as F
 from torch import nn

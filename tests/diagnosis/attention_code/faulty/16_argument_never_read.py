@@ -1,4 +1,5 @@
 # regard.check(EncoderAttention, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None, padding={"attention_mask": "True keeps"})
 import torch.nn.functional as F
 from torch import nn
 

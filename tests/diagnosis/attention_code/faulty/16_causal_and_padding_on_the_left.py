@@ -1,4 +1,5 @@
 # regard.check(CausalAttention, 24, causal=True)
+# regard.spec(causal=True, heads=1, positions=None, padding={"attention_mask": "True keeps"})
 """Padding on the right is in the future anyway; on the left only the mask keeps it out."""
 import torch
 from torch import nn

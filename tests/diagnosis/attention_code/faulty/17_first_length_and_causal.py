@@ -1,4 +1,5 @@
 # regard.check(CausalAttention, 24, 2, causal=True)
+# regard.spec(causal=True, heads=2, positions=None, padding={"lengths": "lengths"})
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(Attention, 12, 2)
+# regard.spec(causal=False, heads=2, positions=None, padding={"attention_mask": "True keeps"})
 """(batch, 1, tokens) against (batch, heads, queries, keys): the mask's batch meets the heads."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(MultiHeadAttention, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None, padding={"attention_mask": "True keeps"})
 """Batch and heads share an axis, batch first; the mask is repeated as if heads came first."""
 import torch
 from torch import nn

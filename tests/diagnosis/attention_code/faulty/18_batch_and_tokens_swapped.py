@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, 4)
+# regard.spec(causal=False, heads=4, positions="learned")
 """transpose(0, 1) for a module that already has batch_first."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention(16))
+# regard.spec(causal=False, heads=1, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(Encoder, 16, 2)
+# regard.spec(causal=False, heads=2, positions=regard.ANY)
 """nn.TransformerEncoderLayer forgets the batch as well, unless it is told batch_first=True."""
 import math
 

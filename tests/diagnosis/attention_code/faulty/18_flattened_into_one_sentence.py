@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, 2)
+# regard.spec(causal=False, heads=2, positions=None)
 """view(-1, ...) makes one long sentence of the whole batch."""
 import torch
 import torch.nn.functional as F

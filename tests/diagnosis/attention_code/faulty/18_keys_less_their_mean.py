@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None)
 """The mean is taken over the batch, where that of the tokens was meant."""
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(Block, 16, 4)
+# regard.spec(causal=False, heads=4, positions="learned")
 """The positions say where the tokens are: along axis 1. The attention runs along axis 0."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False, positions=regard.ANY)
 import torch
 
 

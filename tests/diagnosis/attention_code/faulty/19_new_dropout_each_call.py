@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False)
 """A module made on the spot is always in training mode."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention(embed_size=24, heads=3))
+# regard.spec(causal=False, heads=3, positions=None, padding={"mask": "True keeps"})
 """values = self.values(values) with layers of head_dim x head_dim, as in a well-known video."""
 import torch
 import torch.nn as nn

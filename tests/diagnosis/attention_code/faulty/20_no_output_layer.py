@@ -1,4 +1,5 @@
 # regard.check(PiecewiseAttention, 20, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """No layer of the whole width: only what it was built with tells how wide a token is."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(MultiHead(24, 3))
+# regard.spec(causal=False, heads=3, positions=None)
 """[module] * n holds one module n times."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(Attention(16, 4), causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """As many columns in a head as there are heads."""
 import torch
 from torch import nn

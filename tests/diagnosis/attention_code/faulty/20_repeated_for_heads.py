@@ -1,4 +1,5 @@
 # regard.check(Attention(24, 4))
+# regard.spec(causal=False, heads=4, positions=None)
 """All heads are copies of one."""
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None)
 """The embedding is cut into heads first, and one small layer projects every piece."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, 2)
+# regard.spec(causal=False, heads=2, positions=None)
 """The slices are off: the keys are the queries' columns."""
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 12)
+# regard.spec(causal=False, heads=1, positions=None)
 """Copied a line and changed only half of it."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(dot_product_attention)
+# regard.spec(causal=False, heads=1)
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(Head(20, 5), causal=True)
+# regard.spec(causal=True, heads=1, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, causal=True)
+# regard.spec(causal=True, heads=1, positions=None)
 """Two projections, of queries and keys alone."""
 import torch
 from torch import nn

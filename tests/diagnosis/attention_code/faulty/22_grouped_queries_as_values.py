@@ -1,4 +1,5 @@
 # regard.check(GroupedAttention, 32, 4, 2, causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions=None)
 import torch.nn.functional as F
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(Attention(32, heads=8, kv_heads=2))
+# regard.spec(causal=False, heads=8, kv_heads=2, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(grouped_attention)
+# regard.spec(causal=False, kv_heads=regard.ANY)
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(GroupedQuery, 32, 8, 4)
+# regard.spec(causal=False, heads=8, kv_heads=4, positions=None)
 """The key head of query head i is taken as i % kv_heads."""
 import torch
 from torch import nn

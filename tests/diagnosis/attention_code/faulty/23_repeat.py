@@ -1,4 +1,5 @@
 # regard.check(GQA, 24, 6, 2, causal=True)
+# regard.spec(causal=True, heads=6, kv_heads=2, positions=None)
 import torch.nn.functional as F
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions={"kind":"rotary", "pairing":"neighbours"})
 import torch
 import torch.nn.functional as F
 from torch import nn

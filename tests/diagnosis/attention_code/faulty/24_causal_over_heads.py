@@ -1,4 +1,5 @@
 # regard.check(Attention, 32, 8, causal=True)
+# regard.spec(causal=True, heads=8, positions=None)
 import torch.nn.functional as F
 from torch import nn
 

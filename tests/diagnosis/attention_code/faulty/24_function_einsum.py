@@ -1,4 +1,5 @@
 # regard.check(attention, heads=2)
+# regard.spec(causal=False, heads=2)
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None)
 """scaled_dot_product_attention wants (batch, heads, tokens, dim)."""
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False)
 """scaled_dot_product_attention takes the third axis for the tokens."""
 import torch.nn.functional as F
 

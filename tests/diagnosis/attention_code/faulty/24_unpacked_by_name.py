@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False)
 def attention(q, k, v):
     batch, heads, tokens, dim = q.shape
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

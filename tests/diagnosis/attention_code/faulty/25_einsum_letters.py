@@ -1,4 +1,5 @@
 # regard.check(Heads(20, 4))
+# regard.spec(causal=False, heads=4, positions=None)
 """The letters of the keys are in the wrong order."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False)
 """As many tokens as columns in the example that it was tried with."""
 import torch
 

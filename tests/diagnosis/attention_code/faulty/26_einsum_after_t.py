@@ -1,4 +1,5 @@
 # regard.check(Attention, 8)
+# regard.spec(causal=False, heads=1, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention(3, 2, 4))
+# regard.spec(causal=False, heads=1, positions=None)
 """From the fourth notebook, in other words: parameters and .T"""
 import torch
 import torch.nn as nn

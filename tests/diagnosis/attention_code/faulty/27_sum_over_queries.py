@@ -1,4 +1,5 @@
 # regard.check(attend)
+# regard.spec(causal=False, heads=1)
 """Weights times values by broadcasting, and a sum over the wrong one of the two lengths."""
 
 

@@ -1,4 +1,5 @@
 # regard.check(context)
+# regard.spec()
 """From the second notebook: scores of the encoder states are given."""
 import torch.nn.functional as F
 

@@ -1,4 +1,5 @@
 # regard.check(Block, 16)  # <- no-positions
+# regard.spec(causal=False, heads=1, positions=None)
 """Right as attention; but the order of the tokens is lost."""
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 12, 3)  # <- no-positions
+# regard.spec(causal=False, heads=3, positions=None)
 import torch
 from torch import nn
 

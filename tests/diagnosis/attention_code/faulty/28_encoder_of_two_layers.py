@@ -1,4 +1,5 @@
 # regard.check(Encoder(16, 4))  # <- no-positions
+# regard.spec(causal=False, heads=4, positions=None)
 from torch import nn
 
 

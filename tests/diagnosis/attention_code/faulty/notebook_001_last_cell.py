@@ -1,4 +1,5 @@
 # regard.check(scores_of)
+# regard.spec(causal=False, heads=1, positions=None)
 """The second notebook's last cell, made a function: three words, keys of three numbers."""
 import torch
 

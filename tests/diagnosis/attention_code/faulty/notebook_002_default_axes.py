@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, d_model=2)
+# regard.spec(causal=False, heads=1, positions=None)
 """The third notebook's class with its own defaults: they hold for one sentence only."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(Attention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 """Over the heads, what the mask forbids is shared out among them: that is no fault of the mask."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(MultiHeadAttention, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None)
 """No transpose at all: each head gets a quarter of the tokens, whole."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(ALiBiSelfAttention, 32, heads=4, causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind": "alibi", "slopes": [1/4, 1/16, 1/64, 1/256]})
 import math
 import torch
 from torch import nn, einsum

@@ -1,4 +1,5 @@
 # regard.check(AlibiAttention, 24, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind": "alibi", "slopes": [1/4, 1/16, 1/64, 1/256]})
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(TabularBlock, 16, 2)
+# regard.spec(causal=False, heads=2, positions=None)
 import torch
 from torch import nn
 

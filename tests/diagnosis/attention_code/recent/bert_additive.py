@@ -1,4 +1,5 @@
 # regard.check(BertSdpaSelfAttention, 32, 4, means={'attention_mask': 'added to the scores'})
+# regard.spec(causal=False,heads=4,positions=None,padding={"attention_mask":"added to the scores"})
 import torch
 from torch import nn
 

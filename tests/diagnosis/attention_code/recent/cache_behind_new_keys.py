@@ -1,4 +1,5 @@
 # regard.check(CacheAttention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 import torch
 import torch.nn as nn
 

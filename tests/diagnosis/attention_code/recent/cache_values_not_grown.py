@@ -1,4 +1,5 @@
 # regard.check(CausalAttention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 import torch
 from torch import nn
 

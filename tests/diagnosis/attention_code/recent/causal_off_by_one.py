@@ -1,4 +1,5 @@
 # regard.check(CausalSelfAttention, 24, 3)
+# regard.spec(causal=True, heads=3, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(chunked_causal_attention, causal=True)
+# regard.spec(causal=True)
 import torch
 
 

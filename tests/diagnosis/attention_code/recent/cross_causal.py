@@ -1,4 +1,5 @@
 # regard.check(CrossAttention, 24, 3, causal=False)
+# regard.spec(causal=False, heads=3, positions=None)
 import torch
 import torch.nn.functional as F
 from torch import nn

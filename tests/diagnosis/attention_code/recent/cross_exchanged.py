@@ -1,4 +1,5 @@
 # regard.check(DecoderCrossAttention(24, 3), args=(torch.randn(2, 5, 24), torch.randn(2, 8, 24)))
+# regard.spec(heads=3, positions=None)
 import torch
 import torch.nn as nn
 

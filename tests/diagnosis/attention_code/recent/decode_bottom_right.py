@@ -1,4 +1,5 @@
 # regard.check(decode_attention, args=(torch.randn(2,4,3,8), torch.randn(2,4,8,8), torch.randn(2,4,8,8)), axes='batch heads tokens dim', causal=True)
+# regard.spec(causal=True)
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(DecoderAttention, 24, 2, causal=True)
+# regard.spec(causal=True, heads=2, positions=None)
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False, padding={"mask": "True keeps"})
 import math
 import torch
 

@@ -1,4 +1,5 @@
 # regard.check(PackedCausalAttention(24, 3), args=(torch.randn(2, 7, 24), torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 1, 1, 1]])), causal=True)
+# regard.spec(causal=True, heads=3, positions=None, documents=("doc_ids",))
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(GQA)
+# regard.spec(causal=False, heads=4, kv_heads=2, positions=None)
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

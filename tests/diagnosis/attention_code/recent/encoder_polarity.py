@@ -1,4 +1,5 @@
 # regard.check(Encoder, 24)
+# regard.spec(causal=False, heads=3, positions=None, padding={"attention_mask": "True keeps"})
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(Attention, 24, 3)
+# regard.spec(causal=False, heads=3, positions=None, padding={"attention_mask": "True keeps"})
 import math
 import torch
 from torch import nn

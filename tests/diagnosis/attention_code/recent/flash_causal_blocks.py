@@ -1,4 +1,5 @@
 # regard.check(causal_flash, causal=True)
+# regard.spec(causal=True)
 import torch
 
 

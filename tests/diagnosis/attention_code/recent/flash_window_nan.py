@@ -1,4 +1,5 @@
 # regard.check(window_flash, causal=True)
+# regard.spec(causal=True, window=3)
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(GatedAttention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(GemmaAttention, 32, heads=4, kv_heads=2, causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions=None, softcap=50.0)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(GPT2Attention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(Attention, 32, 4, args=(torch.randn(2,9,32), torch.polar(torch.ones(9,4), torch.arange(9.)[:,None]*torch.tensor([1.,.1,.01,.001]))), causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind": "rotary", "pairing": "neighbours"})
 import torch
 from torch import nn
 

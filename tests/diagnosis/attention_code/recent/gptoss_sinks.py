@@ -1,4 +1,5 @@
 # regard.check(AttentionWithSinks, 32, 4, 2, causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions=None, sinks=True)
 import torch
 from torch import nn
 

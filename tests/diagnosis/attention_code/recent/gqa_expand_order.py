@@ -1,4 +1,5 @@
 # regard.check(QwenAttention, 48, 6, 2, causal=True)
+# regard.spec(causal=True, heads=6, kv_heads=2, positions=None, qk_norm="rms")
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(CausalLMAttention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None, padding={"attention_mask": "True keeps"})
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(CausalAttention, 24, 2, causal=True)
+# regard.spec(causal=True, heads=2, positions={"kind": "rotary", "base": 1e4, "pairing": "halves"})
 import torch
 from torch import nn
 from torch.nn import functional as F

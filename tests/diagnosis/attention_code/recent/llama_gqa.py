@@ -1,4 +1,5 @@
 # regard.check(LlamaAttention, 48, n_heads=6, n_kv_heads=2, causal=True)
+# regard.spec(causal=True, heads=6, kv_heads=2, positions={"kind": "rotary", "base": 500000.0})
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

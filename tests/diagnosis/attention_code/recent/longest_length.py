@@ -1,4 +1,5 @@
 # regard.check(BatchAttention, 24, 3)
+# regard.spec(causal=False, heads=3, positions=None, padding={"lengths": "lengths"})
 import torch
 from torch import nn
 

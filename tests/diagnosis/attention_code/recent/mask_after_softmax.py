@@ -1,4 +1,5 @@
 # regard.check(CausalHead, 16, head_size=8, causal=True)
+# regard.spec(causal=True, heads=1, positions=None)
 import torch
 import torch.nn as nn
 

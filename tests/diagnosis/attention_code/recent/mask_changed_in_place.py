@@ -1,4 +1,5 @@
 # regard.check(attention, means={"attn_mask": "added to the scores"})
+# regard.spec(causal=False, padding={"attn_mask": "added to the scores"})
 import torch
 
 

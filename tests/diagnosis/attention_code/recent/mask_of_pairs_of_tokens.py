@@ -1,4 +1,5 @@
 # regard.check(MaskedAttention, 16)
+# regard.spec(causal=False, heads=1, positions=None, padding={"mask": "True keeps"})
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(TextAttention, 24, 2)
+# regard.spec(causal=False, heads=2, positions=None, padding={"padding_mask": "True hides"})
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 32, 4)
+# regard.spec(causal=True, heads=4, positions=None)
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention

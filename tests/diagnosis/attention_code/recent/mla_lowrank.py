@@ -1,4 +1,5 @@
 # regard.check(MLA, 40, causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind":"rotary","pairing":"neighbours","part":1/3})
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

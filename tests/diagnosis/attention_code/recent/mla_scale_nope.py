@@ -1,4 +1,5 @@
 # regard.check(LatentAttention, 40, causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind":"rotary","pairing":"neighbours","part":0.5})
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(MultiQueryAttention, 32, n_head=4, causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=1, positions=None)
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 # regard.check(MultiQueryAttention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, kv_heads=1, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(FrozenKeys, 24, 3)
+# regard.spec(causal=False, heads=3, positions=None)
 import torch
 import torch.nn.functional as F
 from torch import nn

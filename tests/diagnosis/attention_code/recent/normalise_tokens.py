@@ -1,4 +1,5 @@
 # regard.check(CosineCausalAttention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None, scale=regard.ANY, qk_norm="l2")
 import torch
 import torch.nn.functional as F
 from torch import nn

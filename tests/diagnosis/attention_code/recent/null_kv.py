@@ -1,4 +1,5 @@
 # regard.check(Attention, 24, heads=3)
+# regard.spec(causal=False, heads=3, positions=None, sinks=True)
 import torch
 from torch import nn, einsum
 

@@ -1,4 +1,5 @@
 # regard.check(causal_attention)
+# regard.spec(causal=True)
 import numpy as np
 
 

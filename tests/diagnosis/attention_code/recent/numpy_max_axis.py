@@ -1,4 +1,5 @@
 # regard.check(self_attention)
+# regard.spec(causal=False)
 import numpy as np
 
 

@@ -1,4 +1,5 @@
 # regard.check(multi_head_attention, args=(np.random.default_rng(0).normal(size=(2,5,12)), *(np.random.default_rng(i).normal(size=(12,12))*.3 for i in range(1,5)), 3))
+# regard.spec(causal=False, heads=3, positions=None)
 import numpy as np
 
 

@@ -1,4 +1,5 @@
 # regard.check(flash_attention)
+# regard.spec(causal=False)
 import math
 import torch
 

@@ -1,4 +1,5 @@
 # regard.check(Encoder, 24)
+# regard.spec(causal=False, heads=2, positions=None, padding={"src_mask": "True keeps"})
 import torch
 import torch.nn as nn
 

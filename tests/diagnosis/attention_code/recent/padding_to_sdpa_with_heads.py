@@ -1,4 +1,5 @@
 # regard.check(attend)
+# regard.spec(causal=False, padding={"pad_mask": "True hides"})
 import torch
 import torch.nn.functional as F
 

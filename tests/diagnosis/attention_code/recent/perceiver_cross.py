@@ -1,4 +1,5 @@
 # regard.check(CrossAttention, 24, context_dim=20, heads=3, args=(torch.randn(2,4,24), torch.randn(2,7,20), torch.arange(7)<torch.tensor([[7],[5]])))
+# regard.spec(heads=3, positions=None, padding={"context_mask": "True keeps"})
 import torch
 from torch import nn
 

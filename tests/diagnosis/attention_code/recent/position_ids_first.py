@@ -1,4 +1,5 @@
 # regard.check(RopeAttention, 32, 4, args=(torch.randn(2,7,32), torch.stack([torch.arange(7), torch.arange(7)*2])), causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind": "rotary", "base": 1e4, "pairing": "halves"})
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(RelativeBiasAttention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions="table")
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(RollingCausalAttention, 24, 3, causal=True)
+# regard.spec(causal=True, window=4, heads=3, positions=None)
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(RoFormerAttention, 32, 4)
+# regard.spec(causal=False, heads=4, positions={"kind": "rotary", "base": 1e4, "pairing": "halves"})
 import torch
 from torch import nn
 

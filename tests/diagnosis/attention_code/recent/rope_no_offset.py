@@ -1,4 +1,5 @@
 # regard.check(CausalRotaryAttention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions={"kind": "rotary", "base": 1e4, "pairing": "halves"})
 import torch
 import torch.nn.functional as F
 from torch import nn

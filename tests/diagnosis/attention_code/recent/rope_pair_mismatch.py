@@ -1,4 +1,5 @@
 # regard.check(RotaryAttention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind": "rotary", "base": 100.0})
 import torch
 import torch.nn.functional as F
 from torch import nn

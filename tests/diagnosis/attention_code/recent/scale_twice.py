@@ -1,4 +1,5 @@
 # regard.check(attn)
+# regard.spec(causal=False)
 import torch
 import torch.nn.functional as F
 

@@ -1,4 +1,5 @@
 # regard.check(Gemma2Attention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None, softcap=5.0)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(MHA, 24, 3)
+# regard.spec(causal=False, heads=3, positions=None)
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(ScalableSoftmaxAttention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None, scale=regard.ANY)
 import torch
 from torch import nn
 

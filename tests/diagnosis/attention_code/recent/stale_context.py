@@ -1,4 +1,5 @@
 # regard.check(CachedCrossAttention, 24, args=(torch.randn(2,5,24), torch.randn(2,7,24)))
+# regard.spec(heads=3, positions=None)
 import torch
 import torch.nn.functional as F
 from torch import nn

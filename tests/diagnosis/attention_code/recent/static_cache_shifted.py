@@ -1,4 +1,5 @@
 # regard.check(CachedAttention, 32, 4, args=(torch.randn(2,6,32), torch.zeros(2,4,16,8), torch.zeros(2,4,16,8), torch.arange(6)), causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(WindowAttention, 24, 3, args=(torch.randn(4,9,24), torch.where(torch.rand(2,9,9).tril(-1)+torch.rand(2,9,9).tril(-1).mT>.9, -100., 0.)), means={'mask': 'added to the scores'})
+# regard.spec(causal=False, heads=3, positions=None, padding={"mask": "added to the scores"})
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(CosineWindowAttention, 24, num_heads=3)
+# regard.spec(causal=False, heads=3, positions=None, scale=regard.ANY, qk_norm="l2")
 import math
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 # regard.check(T5Attention, 24, 3)
+# regard.spec(causal=False, heads=3, scale=1.0, positions="table")
 import math
 import torch
 from torch import nn

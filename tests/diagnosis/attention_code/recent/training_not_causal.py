@@ -1,4 +1,5 @@
 # regard.check(CausalSelfAttention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 import torch
 import torch.nn.functional as F
 from torch import nn

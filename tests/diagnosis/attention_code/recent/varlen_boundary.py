@@ -1,4 +1,5 @@
 # regard.check(varlen_attn, args=(torch.randn(9,2,8), torch.randn(9,2,8), torch.randn(9,2,8), torch.tensor([0,4,9],dtype=torch.int32)), axes='tokens heads dim', causal=True)
+# regard.spec(causal=True, documents=("cu_seqlens",))
 import torch
 import torch.nn.functional as F
 

@@ -1,4 +1,5 @@
 # regard.check(Attention, 32, num_heads=4)
+# regard.spec(causal=False, heads=4, positions=None, qk_norm="layer")
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False)
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(local_attention, causal=True)
+# regard.spec(causal=True, window=3)
 import torch
 import torch.nn.functional as F
 

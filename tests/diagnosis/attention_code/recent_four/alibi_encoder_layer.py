@@ -1,4 +1,5 @@
 # regard.check(AlibiEncoder, means={'padding': 'True hides'}, causal=False)
+# regard.spec(causal=False, heads=3, positions="alibi", padding={"padding": "True hides"})
 import torch
 from torch import nn
 

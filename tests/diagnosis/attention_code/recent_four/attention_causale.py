@@ -1,4 +1,5 @@
 # regard.check(AttentionCausale)
+# regard.spec(causal=True, heads=2, positions=None)
 # TP 4 : un petit modèle de langue. Ne pas oublier le masque !
 import torch
 from torch import nn

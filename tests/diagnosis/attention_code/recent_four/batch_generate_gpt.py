@@ -1,4 +1,5 @@
 # regard.check(LeftPaddedCausalLM, args=(torch.randint(0, 31, (2, 8)), (torch.arange(8) >= torch.tensor([[0], [3]])).long()), causal=True)
+# regard.spec(causal=True, heads=2, positions="learned", padding={"attention_mask": "True keeps"})
 """Small GPT for batched generation: prompts of different length are padded on the left."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(SentenceEncoder)
+# regard.spec(causal=False, heads=4, positions=None, padding={"attention_mask": "True keeps"})
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention

@@ -1,4 +1,5 @@
 # regard.check(BertishSelfAttention)
+# regard.spec(causal=False, heads=4, positions=None, padding={"attention_mask": "True keeps"})
 """Encoder self-attention for a BERT-like model."""
 
 import torch

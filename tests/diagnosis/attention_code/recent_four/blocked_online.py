@@ -1,4 +1,5 @@
 # regard.check(blockwise_causal_attention)
+# regard.spec(causal=True)
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(CachedAttention)
+# regard.spec(causal=True, heads=4, positions=None)
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

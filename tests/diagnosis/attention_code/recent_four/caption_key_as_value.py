@@ -1,4 +1,5 @@
 # regard.check(CaptionCrossAttention)
+# regard.spec(heads=2, positions=None)
 # Cross-attention used in our captioning model. Text queries attend to image regions.
 import torch
 import torch.nn as nn

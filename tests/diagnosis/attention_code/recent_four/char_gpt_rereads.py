@@ -1,4 +1,5 @@
 # regard.check(CharGPT, causal=True)
+# regard.spec(causal=True, heads=4, positions="learned")
 """char-level GPT, one file."""
 import torch, math
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(ChunkedLocalAttention)
+# regard.spec(causal=True, window=regard.ANY, heads=2, positions=None)
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

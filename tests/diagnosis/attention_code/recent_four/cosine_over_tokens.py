@@ -1,4 +1,5 @@
 # regard.check(CosineCausalAttention)
+# regard.spec(causal=True, heads=4, scale=regard.ANY, positions=None, qk_norm="l2")
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

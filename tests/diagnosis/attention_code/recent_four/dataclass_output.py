@@ -1,4 +1,5 @@
 # regard.check(EncoderSelfAttention)
+# regard.spec(causal=False,heads=3,positions=None,padding={"attention_mask":"added to the scores"})
 from dataclasses import dataclass
 from typing import Optional
 import torch

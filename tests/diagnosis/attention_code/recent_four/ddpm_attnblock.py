@@ -1,4 +1,5 @@
 # regard.check(AttnBlock, ch=16, args=(torch.randn(2, 16, 3, 4),))
+# regard.spec(causal=False, heads=1, positions=None)
 import torch
 from torch import nn
 

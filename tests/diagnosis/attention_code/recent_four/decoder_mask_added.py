@@ -1,4 +1,5 @@
 # regard.check(DecoderAttention, 32, 4)
+# regard.spec(heads=4, positions=None, padding={"attn_mask": "True keeps"})
 import torch, torch.nn as nn
 
 class DecoderAttention(nn.Module):

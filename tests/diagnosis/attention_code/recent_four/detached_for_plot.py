@@ -1,4 +1,5 @@
 # regard.check(VisualSelfAttention)
+# regard.spec(causal=False, heads=3, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(ExplainableAttention)
+# regard.spec(causal=False, heads=3, positions=None, padding={"key_padding_mask": "True hides"})
 import torch
 import torch.nn as nn
 

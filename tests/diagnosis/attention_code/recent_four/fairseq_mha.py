@@ -1,4 +1,5 @@
 # regard.check(MultiheadAttention, args=(torch.randn(5, 2, 24), torch.randn(7, 2, 24), torch.randn(7, 2, 24)), kwargs={'key_padding_mask': torch.arange(7) >= torch.tensor([[7], [5]])})
+# regard.spec(heads=4, positions=None, padding={"key_padding_mask": "True hides"})
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

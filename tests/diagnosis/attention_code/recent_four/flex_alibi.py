@@ -1,4 +1,5 @@
 # regard.check(FlexAlibi)
+# regard.spec(causal=True, heads=4, positions={"kind":"alibi","slopes":[1/4, 1/16, 1/64, 1/256]})
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention

@@ -1,4 +1,5 @@
 # regard.check(FlexDocumentAttention, args=(torch.randn(2, 9, 32), torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2, 2, 2]])), causal=True)
+# regard.spec(causal=True, heads=2, positions=None, documents=("doc_ids",))
 import torch
 from torch import nn, Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention

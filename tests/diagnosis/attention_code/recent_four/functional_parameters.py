@@ -1,4 +1,5 @@
 # regard.check(mha, args=(torch.randn(2, 6, 16), {'w': torch.randn(16, 48) / 4, 'b': torch.randn(48)}, {'w': torch.randn(16, 16) / 4, 'b': torch.randn(16)}, 2))
+# regard.spec(causal=True, heads=2, positions=None)
 """picoGPT spirit, but on torch tensors: parameters live in dicts, functions are pure."""
 import torch
 

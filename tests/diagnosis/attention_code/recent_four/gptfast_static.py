@@ -1,4 +1,5 @@
 # regard.check(causal_step, args=(torch.randn(2, 6, 16), torch.arange(6), torch.zeros(2, 2, 9, 8), torch.zeros(2, 2, 9, 8), torch.randn(16, 48), torch.randn(16, 16)), causal=True)
+# regard.spec(causal=True, heads=2, positions=None)
 import torch
 import torch.nn as nn
 from torch import Tensor

@@ -1,4 +1,5 @@
 # regard.check(GQA)
+# regard.spec(causal=False, heads=8, kv_heads=2, positions=None)
 import torch, torch.nn as nn
 class GQA(nn.Module):
     def __init__(self, dim=64, n_heads=8, n_kv=2):

@@ -1,4 +1,5 @@
 # regard.check(LeftPadCausalAttention, args=(torch.randn(2, 7, 24), torch.arange(7) < torch.tensor([[3], [0]])))
+# regard.spec(causal=True, heads=3, positions="learned", padding={"pad_mask": "True hides"})
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(TinyCausalLM)
+# regard.spec(causal=True, heads=4, positions="learned", padding={"attention_mask": "True keeps"})
 """A tiny decoder-only language model for batched generation."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(local_attention, causal=False)
+# regard.spec(causal=False, window=(2, 2))
 import torch
 
 

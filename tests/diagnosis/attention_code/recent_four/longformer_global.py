@@ -1,4 +1,5 @@
 # regard.check(LocalGlobalAttention, args=(torch.randn(2, 9, 32), torch.tensor([[2, 1, 1, 1, 1, 1, 1, 1, 1], [2, 1, 1, 1, 1, 1, 0, 0, 0]])), causal=False)
+# regard.spec(causal=False, window=regard.ANY, heads=4, padding={"attention_mask": "True keeps"})
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(sliced_attention)
+# regard.spec(causal=False)
 import torch
 
 

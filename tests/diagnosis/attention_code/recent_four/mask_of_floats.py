@@ -1,4 +1,5 @@
 # regard.check(scaled_dot_attention, args=(torch.randn(2, 3, 6, 8), torch.randn(2, 3, 6, 8), torch.randn(2, 3, 6, 8), (torch.arange(6) < torch.tensor([[6], [4]]))[:, None, None].float()))
+# regard.spec(causal=False, padding={"mask": "True keeps"})
 import math
 import torch
 

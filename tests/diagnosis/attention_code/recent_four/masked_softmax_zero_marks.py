@@ -1,4 +1,5 @@
 # regard.check(masked_softmax)
+# regard.spec(padding={"mask": "True keeps"})
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(GPT, args=(torch.randint(0, 29, (2, 8)),), causal=True)
+# regard.spec(causal=True, heads=2, positions="learned")
 """A GPT that fits on one screen.  Train on names.txt."""
 from dataclasses import dataclass
 import torch, torch.nn as nn, torch.nn.functional as F

@@ -1,4 +1,5 @@
 # regard.check(QKNormMQA)
+# regard.spec(causal=False,heads=4,kv_heads=1,qk_norm="layer",padding={"padding_mask":"True hides"})
 import torch
 from torch import nn
 from torch.nn import functional as F

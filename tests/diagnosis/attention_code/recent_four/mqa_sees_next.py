@@ -1,4 +1,5 @@
 # regard.check(CausalAttention)
+# regard.spec(causal=True, heads=4, kv_heads=1, positions=None)
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa

@@ -1,4 +1,5 @@
 # regard.check(VisionLanguageAttention, args=(torch.randn(4, 7, 32), torch.tensor([[[0, 1, 1, 1, 1, 3, 4]] * 4, [[0, 1, 1, 2, 2, 3, 4]] * 4, [[0, 1, 2, 1, 2, 3, 4]] * 4])), causal=True)
+# regard.spec(causal=True, heads=2, positions={"kind":"rotary","base":1000.0,"pairing":"halves"})
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(CausalMusicTransformer, args=(torch.randint(0, 40, (2, 8)),), causal=True)
+# regard.spec(causal=True, heads=2, positions="learned")
 """Event-based music generation, decoder-only."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(causal_attention, args=(np.random.randn(2, 6, 4), np.random.randn(2, 6, 4), np.random.randn(2, 6, 4)))
+# regard.spec(causal=True)
 """attention, numpy only (no autograd). for the blog post"""
 import numpy as np
 

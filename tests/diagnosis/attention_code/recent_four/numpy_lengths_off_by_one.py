@@ -1,4 +1,5 @@
 # regard.check(masked_attention, args=(np.random.randn(2, 6, 8), np.random.randn(2, 6, 8), np.random.randn(2, 6, 8), np.array([6, 3])))
+# regard.spec(causal=False, heads=1, padding={"lengths": "lengths"})
 import numpy as np
 
 

@@ -1,4 +1,5 @@
 # regard.check(attention, args=(np.random.randn(5, 8), np.random.randn(5, 8), np.random.randn(5, 8)))
+# regard.spec(causal=False, heads=1)
 """Self-attention in plain NumPy, written for a seminar."""
 import numpy as np
 

@@ -1,4 +1,5 @@
 # regard.check(PackedCausalAttention, args=(torch.randn(2, 9, 24), torch.tensor([[4, 4, 4, 1, 1, 6, 6, 6, 6], [2, 2, 0, 0, 0, 0, 5, 5, 5]])), causal=True)
+# regard.spec(causal=True, heads=3, positions="learned", documents=("doc_ids",))
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

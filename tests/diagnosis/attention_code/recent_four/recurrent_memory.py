@@ -1,4 +1,5 @@
 # regard.check(MemoryCausalAttention, args=(torch.randn(2, 6, 16), torch.randn(2, 4, 16)))
+# regard.spec(causal=True, heads=2, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(EventAttention)
+# regard.spec(causal=False, heads=4, positions="table")
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(AlignedAttention)
+# regard.spec(heads=4, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(ring_buffer_attention, args=(torch.randn(2, 7, 16), torch.arange(7), torch.zeros(2, 3, 4, 6), torch.zeros(2, 3, 4, 6), torch.randn(16, 54) / 4, torch.randn(18, 16) / 4), causal=True)
+# regard.spec(causal=True, window=4, heads=3, positions=None)
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(ring_attention)
+# regard.spec(causal=False, heads=1)
 """Ring attention, simulated: each 'device' holds one block of keys and values."""
 import torch
 

@@ -1,4 +1,5 @@
 # regard.check(RotaryDecoderAttention)
+# regard.spec(causal=True, heads=4, positions={"kind":"rotary","base":1e4,"pairing":"neighbours"})
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(eager_attention_with_sinks, args=(torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8), torch.randn(2)), causal=True)
+# regard.spec(causal=True, sinks=True)
 import torch
 
 

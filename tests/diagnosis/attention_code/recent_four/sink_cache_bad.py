@@ -1,4 +1,5 @@
 # regard.check(StreamingSinkAttention, causal=True)
+# regard.spec(causal=True, window=regard.ANY, heads=3, positions=None)
 import torch
 from torch import nn
 

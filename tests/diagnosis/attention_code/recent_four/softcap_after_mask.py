@@ -1,4 +1,5 @@
 # regard.check(Gemma2Attention, attn_logit_softcapping=5.0, causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions=None, softcap=5.0)
 import torch
 from torch import nn
 

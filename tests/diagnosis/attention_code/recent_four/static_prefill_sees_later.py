@@ -1,4 +1,5 @@
 # regard.check(PreallocatedCausalAttention, args=(torch.randn(3, 6, 16), torch.zeros(3, 2, 9, 8), torch.zeros(3, 2, 9, 8), torch.arange(6)))
+# regard.spec(causal=True, heads=2, positions=None)
 import torch
 from torch import nn, Tensor
 

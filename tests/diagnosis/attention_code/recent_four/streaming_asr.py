@@ -1,4 +1,5 @@
 # regard.check(StreamingAttention, causal=False)
+# regard.spec(causal=False, window=regard.ANY, heads=4, positions=None)
 from typing import Optional, Tuple
 
 import torch

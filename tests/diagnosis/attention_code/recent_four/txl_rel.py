@@ -1,4 +1,5 @@
 # regard.check(RelMultiHeadAttn, d_model=16, n_head=2, causal=True)
+# regard.spec(causal=True, heads=2, positions=regard.ANY)
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(SlidingWindowAttention)
+# regard.spec(causal=True, window=4, heads=4, positions=None)
 import torch, torch.nn as nn
 class SlidingWindowAttention(nn.Module):
     """Causal sliding window: each token sees itself and the 3 tokens before."""

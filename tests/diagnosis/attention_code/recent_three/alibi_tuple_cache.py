@@ -1,4 +1,5 @@
 # regard.check(AlibiCausalAttention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind":"alibi","slopes":[1/4, 1/16, 1/64, 1/256]})
 """Causal attention with linear biases (ALiBi) and a tuple of past keys and values."""
 import math
 

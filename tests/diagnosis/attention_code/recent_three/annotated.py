@@ -1,4 +1,5 @@
 # regard.check(MultiHeadedAttention, 4, 32, means={"mask": "True keeps"})
+# regard.spec(heads=4, positions=None, padding={"mask": "True keeps"})
 """Multi-head attention after the annotated transformer (2018)."""
 import copy
 import math

@@ -1,4 +1,5 @@
 # regard.check(CausalAttention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """Causal attention with a small cache class (2025)."""
 from dataclasses import dataclass
 from typing import Optional

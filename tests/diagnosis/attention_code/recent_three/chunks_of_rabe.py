@@ -1,4 +1,5 @@
 # regard.check(efficient_attention, axes={"query": "batch tokens heads dim", "key": "batch tokens heads dim", "value": "batch tokens heads dim"})
+# regard.spec(causal=False)
 """Self-attention does not need O(n^2) memory (Rabe and Staats), in PyTorch."""
 import math
 

@@ -1,4 +1,5 @@
 # regard.check(EncDecAttention, 32, 4, args=(torch.randn(2, 5, 32), torch.randn(2, 7, 32)))
+# regard.spec(heads=4, positions=None)
 """Cross-attention sublayer of an encoder-decoder (2020)."""
 import math
 

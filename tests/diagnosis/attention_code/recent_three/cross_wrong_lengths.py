@@ -1,4 +1,5 @@
 # regard.check(CrossAttention, 32, 4, args=(torch.randn(3, 6, 32), torch.randn(3, 8, 32), torch.tensor([6, 4, 2]), torch.tensor([5, 8, 7])), causal=False)
+# regard.spec(causal=False, heads=4, positions=None, padding={"memory_lengths": "lengths"})
 """Seq2seq decoder attention (2021)."""
 import torch
 import torch.nn as nn

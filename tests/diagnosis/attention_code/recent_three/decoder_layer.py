@@ -1,4 +1,5 @@
 # regard.check(DecoderLayer, 32, 4, means={"memory_key_padding_mask": "True hides"}, causal=True)
+# regard.spec(causal=True, heads=4, positions=None,padding={"memory_key_padding_mask":"True hides"})
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(StaticCacheAttention, 32, 4, args=(torch.randn(2, 1, 32), torch.zeros(2, 4, 12, 8), torch.zeros(2, 4, 12, 8), 0))
+# regard.spec(causal=True, heads=4, positions=None)
 """Static key-value cache, one token at a time (2024)."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(CrossAttention, 32, heads=4, dim_head=8, means={"mask": "True keeps"}, causal=False)
+# regard.spec(causal=False, heads=4, positions=None, padding={"mask": "True keeps"})
 """Cross-attention of latent diffusion."""
 import torch
 from torch import nn, einsum

@@ -1,4 +1,5 @@
 # regard.check(MultiheadAttention, 32, 4, axes={"query": "tokens batch dim", "key": "tokens batch dim", "value": "tokens batch dim"}, means={"key_padding_mask": "True hides"})
+# regard.spec(heads=4, positions=None, padding={"key_padding_mask": "True hides"})
 """Multi-head attention with tokens first, as fairseq had it (2019)."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(PackedVisionAttention, 32, 4, args=(torch.randn(9, 32), torch.tensor([0, 3, 5, 9], dtype=torch.int32)), axes="tokens dim", causal=False)
+# regard.spec(causal=False, heads=4, positions=None, documents=("cu_seqlens",))
 """Packed sequences: block-diagonal attention from cu_seqlens (2025)."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(CausalFlexAttention, 32, 4, args=(torch.randn(2, 6, 32), torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2]])), causal=True)
+# regard.spec(causal=True, heads=4, positions=None, documents=("doc_ids",))
 """Document-packed GPT attention with FlexAttention (2025)."""
 import torch
 from torch import nn

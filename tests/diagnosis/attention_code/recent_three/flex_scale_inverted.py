@@ -1,4 +1,5 @@
 # regard.check(FlexEncoderAttention, 32, 4, causal=False)
+# regard.spec(causal=False, heads=4, positions=None)
 """FlexAttention encoder attention (2025)."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(SoftcapAttention, 32, 4, 2, causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions=None, softcap=50.0)
 """Gemma-2 style attention with FlexAttention: causal, logits capped by tanh."""
 import torch
 from torch import nn

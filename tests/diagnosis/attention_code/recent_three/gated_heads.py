@@ -1,4 +1,5 @@
 # regard.check(GatedAttention, 32, 4, 2, causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions=None)
 """Gated attention (2025): a sigmoid gate on the output of each head, then the output projection."""
 import torch
 import torch.nn as nn

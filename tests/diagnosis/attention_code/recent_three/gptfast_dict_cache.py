@@ -1,4 +1,5 @@
 # regard.check(CachedAttention, 32, 4, args=(torch.randn(2, 6, 32), empty_cache(2, 4, 12, 8), torch.arange(6)), causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """Attention with a static cache given as a dict, in the manner of gpt-fast."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(AttentionBlock, 32, 4, 2, axes="tokens dim", causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions=None, sinks=True)
 """Attention with learned sinks and a sliding window, as in gpt-oss."""
 import torch
 from torch import nn

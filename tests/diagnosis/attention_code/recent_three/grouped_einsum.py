@@ -1,4 +1,5 @@
 # regard.check(gqa_attention, args=(torch.randn(2, 6, 4, 8), torch.randn(2, 6, 2, 8), torch.randn(2, 6, 2, 8)), axes={"q": "batch tokens heads dim", "k": "batch tokens heads dim", "v": "batch tokens heads dim"}, causal=True)
+# regard.spec(causal=True, kv_heads=2)
 """Grouped-query attention without repeating the keys."""
 import torch
 

@@ -1,4 +1,5 @@
 # regard.check(CachedCausalAttention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """Attention with past keys and values, for generation (2024)."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(MultiHeadAttention, 32, 4, causal=False)
+# regard.spec(causal=False, heads=4, positions=None)
 """Multi-head attention as a list of heads (2021)."""
 import torch
 import torch.nn as nn

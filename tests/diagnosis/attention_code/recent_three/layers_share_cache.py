@@ -1,4 +1,5 @@
 # regard.check(Decoder, 32, 4, 2, args=(torch.randn(2, 6, 32), {}), causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """A two-layer decoder with a list of caches (2024)."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(IncrementalAttention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """Incremental attention (2023)."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(Attention, 32, 4, 2, args=(torch.randn(2, 6, 32), 0, precompute_freqs_cis(8, 6)), causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions={"kind":"rotary","pairing":"neighbours"})
 """Llama attention with grouped queries, complex rotary and a cache in buffers."""
 import math
 

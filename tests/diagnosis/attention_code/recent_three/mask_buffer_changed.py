@@ -1,4 +1,5 @@
 # regard.check(MaskedCausalAttention, 32, 4, means={"padding_mask": "True hides"}, causal=True)
+# regard.spec(causal=True, heads=4, positions=None, padding={"padding_mask": "True hides"})
 """Causal attention with a buffered mask and padding (2022)."""
 import math
 

@@ -1,4 +1,5 @@
 # regard.check(SlidingWindowAttention, 32, 4, 2, causal=True)
+# regard.spec(causal=True, window=4, heads=4, kv_heads=2, positions=None)
 """Mistral-like local attention."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(MultiHeadLatentAttention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind":"rotary","pairing":"halves","part":4/12})
 """Multi-head latent attention (DeepSeek-V2), without weight absorption."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(MLA, 32, 4, args=(torch.randn(2, 6, 32), (torch.arange(6)[:, None] * 10.0 ** -torch.arange(2)).cos(), (torch.arange(6)[:, None] * 10.0 ** -torch.arange(2)).sin()), causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind":"rotary","pairing":"neighbours","part":4/12})
 """Latent attention with decoupled rotary, tables given (2025)."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(CausalSelfAttention, GPTConfig(n_embd=32, n_head=4, block_size=64), causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """Causal self-attention of a small GPT (2023)."""
 import math
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
 # regard.check(NonLocalBlock, 16, args=(torch.randn(2, 16, 3, 5),), causal=False)
+# regard.spec(causal=False, heads=1, positions=None)
 """Non-local block: attention over the pixels of an image batch (2020)."""
 import torch
 import torch.nn as nn

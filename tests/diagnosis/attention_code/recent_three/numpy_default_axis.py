@@ -1,4 +1,5 @@
 # regard.check(MultiHeadAttention(32, 4), args=(np.random.default_rng(0).normal(size=(2, 6, 32)),), causal=False)
+# regard.spec(causal=False, heads=4, positions=None)
 """Transformer layers in NumPy, for teaching (2025)."""
 import numpy as np
 

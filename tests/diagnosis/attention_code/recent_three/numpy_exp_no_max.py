@@ -1,4 +1,5 @@
 # regard.check(multi_head_attention, args=(np.random.default_rng(0).normal(size=(2, 6, 16)), PARAMS, 4), axes="batch tokens dim", causal=False)
+# regard.spec(causal=False, heads=4, positions=None)
 """NumPy multi-head attention, weights as a dict (2023)."""
 import numpy as np
 

@@ -1,4 +1,5 @@
 # regard.check(flash_attention, args=tuple(np.random.default_rng(0).normal(size=size) for size in [(6, 8), (9, 8), (9, 8)]), axes="tokens dim")
+# regard.spec(causal=False, heads=1)
 """Flash attention, forward only, in NumPy: blocks of queries against blocks of keys, softmax online."""
 import numpy as np
 

@@ -1,4 +1,5 @@
 # regard.check(mha, args=(np.random.default_rng(1).normal(size=(6, 16)), C_ATTN, C_PROJ, 4), axes="tokens dim", causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """GPT-2 attention in plain NumPy; a sequence without a batch, weights as dictionaries."""
 import numpy as np
 

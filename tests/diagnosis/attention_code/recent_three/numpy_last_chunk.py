@@ -1,4 +1,5 @@
 # regard.check(chunked_attention, args=tuple(np.random.default_rng(0).normal(size=size) for size in [(4, 6, 8), (4, 9, 8), (4, 9, 8)]), axes={"q": "heads tokens dim", "k": "heads tokens dim", "v": "heads tokens dim"}, causal=False)
+# regard.spec(causal=False)
 """Memory-saving attention in NumPy: keys in chunks (2024)."""
 import numpy as np
 

@@ -1,4 +1,5 @@
 # regard.check(causal_attention, args=tuple(np.random.default_rng(seed).normal(size=(2, 4, 6, 8)) for seed in range(3)), causal=True)
+# regard.spec(causal=True)
 """Causal attention in NumPy for a blog post (2024)."""
 import numpy as np
 

@@ -1,4 +1,5 @@
 # regard.check(PaddedCausalAttention, 32, 4, means={"attention_mask": "True keeps"}, causal=True)
+# regard.spec(causal=True, heads=4, positions=None, padding={"attention_mask": "True keeps"})
 """Causal attention over padded texts (2024)."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(PatchAttention, args=(torch.randn(2, 3, 8, 12),), causal=False)
+# regard.spec(causal=False, heads=4, positions=None)
 """Tiny ViT encoder block on images (2021)."""
 import torch
 from torch import nn

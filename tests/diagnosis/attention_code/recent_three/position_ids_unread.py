@@ -1,4 +1,5 @@
 # regard.check(PositionedAttention, 32, 4, args=(torch.randn(2, 6, 32), torch.tensor([[0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8]])), causal=True)
+# regard.spec(causal=True, heads=4, positions="learned")
 """GPT attention layer with learned positions inside (2022)."""
 import torch
 import torch.nn as nn

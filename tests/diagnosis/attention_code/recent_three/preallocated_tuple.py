@@ -1,4 +1,5 @@
 # regard.check(PreallocatedAttention, 32, 4, args=(torch.randn(2, 6, 32), (torch.zeros(2, 4, 12, 8), torch.zeros(2, 4, 12, 8)), torch.arange(6)), causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """Decoding with a preallocated cache as a tuple (2024)."""
 import torch
 import torch.nn as nn

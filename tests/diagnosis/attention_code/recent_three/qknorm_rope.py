@@ -1,4 +1,5 @@
 # regard.check(CausalSelfAttention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind":"rotary","pairing":"halves"}, qk_norm="rms")
 """Modded-nanoGPT style attention: RMS norm of queries and keys, rotary inside, causal."""
 import torch
 from torch import nn

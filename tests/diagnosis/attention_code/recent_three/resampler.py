@@ -1,4 +1,5 @@
 # regard.check(PerceiverResampler, 32, args=(torch.randn(2, 6, 32),))
+# regard.spec(heads=4, positions=None)
 """The resampler of Flamingo: a few learned latents read a sequence of visual features."""
 import torch
 from torch import einsum, nn

@@ -1,4 +1,5 @@
 # regard.check(ShiftedLocalAttention, 32, 4, args=(torch.randn(2, 12, 32),), axes="batch tokens dim", causal=False)
+# regard.spec(causal=False, window=regard.ANY, heads=4, positions=None)
 """Shifted windows for time series (2023): windows along the time axis."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(CausalAttention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind":"rotary","base":10000.0,"pairing":"halves"})
 """Causal attention with rotary embeddings, to be trained (2025)."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(MaskedSelfAttention, 32, args=(torch.randn(3, 6, 32), torch.tensor([6, 4, 2])), causal=False)
+# regard.spec(causal=False, heads=4, positions=None, padding={"lengths": "lengths"})
 """Self-attention over sentences of different lengths."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(SinkAttention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None, sinks=True)
 """Attention with a learned sink for each head (2025)."""
 import torch
 from torch import nn

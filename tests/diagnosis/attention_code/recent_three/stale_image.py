@@ -1,4 +1,5 @@
 # regard.check(CachedCrossAttention, 32, 4, causal=False)
+# regard.spec(causal=False, heads=4, positions=None)
 """Cross-attention of a captioning decoder (2023)."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(WindowAttention, 32, (2, 3), 4, args=(torch.randn(4, 6, 32),), causal=False)
+# regard.spec(causal=False, heads=4, positions="table", padding={"mask": "added to the scores"})
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(ShiftedWindowAttention, 32, 4, args=(torch.randn(2, 8, 8, 32),), causal=False)
+# regard.spec(causal=False, window=regard.ANY, heads=4, positions=None)
 """Shifted windows over a channels-last feature map (2024)."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(T5SelfAttention, causal=False)
+# regard.spec(causal=False, scale=1.0, positions="table", padding={"attention_mask":"True keeps"})
 """T5 encoder self-attention with bucketed relative position bias."""
 import math
 

@@ -1,4 +1,5 @@
 # regard.check(RotaryCacheAttention, 32, 4, args=(torch.randn(2, 6, 32), *cos_sin(32, 8)), causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind":"rotary","base":10000.0,"pairing":"halves"})
 """Decoder attention with tables of the whole context and cached keys (2024)."""
 import torch
 import torch.nn as nn

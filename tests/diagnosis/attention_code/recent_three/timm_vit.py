@@ -1,4 +1,5 @@
 # regard.check(Attention, 32, num_heads=4, causal=False)
+# regard.spec(causal=False, heads=4, positions=None)
 import torch
 import torch.nn as nn
 

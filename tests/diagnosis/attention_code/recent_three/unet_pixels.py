@@ -1,4 +1,5 @@
 # regard.check(AttnBlock, 16, args=(torch.randn(2, 16, 3, 5),), causal=False)
+# regard.spec(causal=False, heads=1, positions=None)
 """Attention over the pixels of a feature map, as in diffusion U-Nets."""
 import torch
 import torch.nn as nn

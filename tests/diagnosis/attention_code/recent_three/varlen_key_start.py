@@ -1,4 +1,5 @@
 # regard.check(varlen_cross_attention, args=(torch.randn(9, 4, 8), torch.randn(12, 4, 8), torch.randn(12, 4, 8), torch.tensor([0, 3, 5, 9], dtype=torch.int32), torch.tensor([0, 4, 7, 12], dtype=torch.int32)), axes={"q": "tokens heads dim", "k": "tokens heads dim", "v": "tokens heads dim"}, causal=False)
+# regard.spec(causal=False, documents=("cu_seqlens_q", "cu_seqlens_k"))
 """Variable-length cross-attention: packed queries against packed keys (2025)."""
 import torch
 import torch.nn.functional as F

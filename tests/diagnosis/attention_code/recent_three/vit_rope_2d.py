@@ -1,4 +1,5 @@
 # regard.check(VisionAttention, 32, 4, args=(torch.randn(2, 12, 32), *rope_2d(3, 4, 8)), causal=False)
+# regard.spec(causal=False, heads=4, positions={"kind": "rotary", "pairing": "halves"})
 """A vision attention with 2D rotary (2025): cos and sin of the patches are computed outside."""
 import torch
 from torch import nn

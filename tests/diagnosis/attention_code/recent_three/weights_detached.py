@@ -1,4 +1,5 @@
 # regard.check(VisualSelfAttention, 32, causal=False)
+# regard.spec(causal=False, heads=4, positions=None)
 """Attention that keeps its weights for plots (2021)."""
 import torch
 import torch.nn as nn

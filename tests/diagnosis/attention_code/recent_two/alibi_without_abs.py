@@ -1,4 +1,5 @@
 # regard.check(AlibiEncoder(32, 4), causal=False)
+# regard.spec(causal=False, heads=4, positions={"kind":"alibi","slopes":[1/4, 1/16, 1/64, 1/256]})
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(TableBiasAttention(32, 4, 16))
+# regard.spec(causal=False, heads=4, positions="table")
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(WindowAttention(16, 6, 4), args=(torch.randn(4, 6, 16),), causal=False)
+# regard.spec(causal=False, heads=4, positions="table")
 import torch
 from torch import nn
 

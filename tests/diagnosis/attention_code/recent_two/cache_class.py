@@ -1,4 +1,5 @@
 # regard.check(CachedAttention(32, 4))
+# regard.spec(causal=True, heads=4, positions={"kind": "rotary", "base": 1e4, "pairing": "halves"})
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
 # regard.check(CachedRopeAttention(32, 4))
+# regard.spec(causal=True, heads=4, positions={"kind":"rotary","base":100.0,"pairing":"halves"})
 from dataclasses import dataclass
 from typing import Optional
 

@@ -1,4 +1,5 @@
 # regard.check(Resampler, 32, 4)
+# regard.spec(causal=False, heads=4, positions=None)
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(CrossAttention(32, 24, 4))
+# regard.spec(heads=4, positions=None, padding={"mask": "True keeps"})
 import torch
 from torch import einsum, nn
 

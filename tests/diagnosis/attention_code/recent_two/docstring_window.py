@@ -1,4 +1,5 @@
 # regard.check(Gemma2Attention(32, 4, 2, 8, window=4), causal=True)
+# regard.spec(causal=True, window=4, heads=4, kv_heads=2, positions=None, softcap=50.0)
 import torch
 from torch import nn
 

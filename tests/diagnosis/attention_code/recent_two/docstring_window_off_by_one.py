@@ -1,4 +1,5 @@
 # regard.check(LocalAttention(32, 4, window_size=3), causal=True)
+# regard.spec(causal=True, window=3, heads=4, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(FlexCausal(32, 4), causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

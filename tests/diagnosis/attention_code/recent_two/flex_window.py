@@ -1,4 +1,5 @@
 # regard.check(FlexAttention(32, 4, window=3))
+# regard.spec(causal=True, window=4, heads=4, positions=None)
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention

@@ -1,4 +1,5 @@
 # regard.check(AttentionPool(32, 4), args=(torch.randn(2, 7, 32),))
+# regard.spec(heads=4, positions=None)
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(BertSelfAttention(32, 4))
+# regard.spec(causal=False, heads=4, positions=None, padding={"attention_mask": "True keeps"})
 import math
 
 import torch

@@ -1,4 +1,5 @@
 # regard.check(PerceiverAttention(dim=32), args=(torch.randn(2, 7, 32),))
+# regard.spec(heads=4, positions=None)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(BiasedAttention(32, 4, 64), causal=True)
+# regard.spec(causal=True, heads=4, positions=None, bias=regard.ANY)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(ShiftedWindowAttention(16, 4, window=4, shift=2), args=(torch.randn(2, 8, 16),), causal=False)
+# regard.spec(causal=False, window=regard.ANY, heads=4, positions=None)
 import torch
 from torch import nn
 

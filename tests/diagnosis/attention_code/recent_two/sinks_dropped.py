@@ -1,4 +1,5 @@
 # regard.check(SinkAttention(32, 4))
+# regard.spec(causal=True, heads=4, positions=None, sinks=True)
 import torch
 from torch import nn
 

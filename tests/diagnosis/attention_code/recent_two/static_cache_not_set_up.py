@@ -1,4 +1,5 @@
 # regard.check(Attention(32, 4, 2), args=(torch.randn(2, 6, 32), torch.arange(6)), causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions=None)
 import torch
 import torch.nn as nn
 from torch import Tensor

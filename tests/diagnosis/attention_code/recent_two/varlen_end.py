@@ -1,4 +1,5 @@
 # regard.check(varlen_attention, args=(torch.randn(9, 2, 8), torch.randn(9, 2, 8), torch.randn(9, 2, 8), torch.tensor([0, 4, 6, 9])), causal=False, axes="tokens heads dim")
+# regard.spec(causal=False, documents=("cu_seqlens",))
 import torch
 
 

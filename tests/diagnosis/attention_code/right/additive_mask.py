@@ -1,4 +1,5 @@
 # regard.check(attend, causal=True)
+# regard.spec(causal=True)
 import torch
 
 

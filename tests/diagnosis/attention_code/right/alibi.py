@@ -1,4 +1,5 @@
 # regard.check(AlibiAttention(24, 4), causal=True)
+# regard.spec(causal=True,heads=4,positions={"kind":"alibi","slopes":[2**-2,2**-4,2**-6,2**-8]})
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(MultiHeadedAttention, 4, 16, means={"mask": "True keeps"})
+# regard.spec(causal=False, heads=4, positions=None, padding={"mask": "True keeps"})
 """In the way of the annotated transformer: query, key, value and mask come in, four clones of a
 linear layer, the attention itself a function of its own."""
 import copy

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 24, 3, causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 """Megatron's way: the scale goes into baddbmm's alpha, batch and heads in one axis."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None)
 """Everything is (time, batch, channels), as in fairseq."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(MultiheadAttention, 20, 5, causal=True)
+# regard.spec(causal=True, heads=5, positions=None)
 """labml's way: (seq, batch, heads, dim), and a softmax over the keys, which are axis 1 there."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(Block, 24, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """Not attention alone: norms, residuals and an MLP around it."""
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 # regard.check(flash)
+# regard.spec(causal=False)
 import torch
 
 

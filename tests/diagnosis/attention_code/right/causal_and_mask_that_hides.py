@@ -1,4 +1,5 @@
 # regard.check(attend, causal=True, means={"attn_mask": "True hides"})
+# regard.spec(causal=True, padding={"attn_mask": "True hides"})
 import torch
 
 

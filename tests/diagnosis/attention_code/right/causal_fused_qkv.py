@@ -1,4 +1,5 @@
 # regard.check(CausalSelfAttention, Config(), causal=True)
+# regard.spec(causal=True, heads=3, positions=None)
 """GPT in one file: one projection for q, k and v, a tril buffer, heads by view and transpose."""
 import math
 from dataclasses import dataclass

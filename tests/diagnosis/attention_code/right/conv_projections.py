@@ -1,4 +1,5 @@
 # regard.check(Attention, 12, 3)
+# regard.spec(causal=False, heads=3, positions=None)
 """1 x 1 convolutions are linear layers."""
 import torch
 from torch import nn

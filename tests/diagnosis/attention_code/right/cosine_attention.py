@@ -1,4 +1,5 @@
 # regard.check(CosineAttention(16))
+# regard.spec(causal=False, heads=1, positions=None, scale=regard.ANY, qk_norm="l2")
 """Swin v2: cosines, and a temperature that is learned."""
 import torch
 import torch.nn.functional as F

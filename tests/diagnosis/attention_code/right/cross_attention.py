@@ -1,4 +1,5 @@
 # regard.check(CrossAttention, 16, 4)
+# regard.spec(heads=4, positions=None)
 import torch
 from torch import nn
 

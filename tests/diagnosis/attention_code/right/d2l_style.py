@@ -1,4 +1,5 @@
 # regard.check(DotProductAttention, dropout=0.5)
+# regard.spec(causal=False, positions=None, padding={"valid_lens": "lengths"})
 """queries, keys, values and valid_lens; the masked softmax is a function of its own."""
 import math
 

@@ -1,4 +1,5 @@
 # regard.check(Attention, dim=18, heads=3)
+# regard.spec(causal=False, heads=3, positions=None)
 """No transpose anywhere: einsum names the axes."""
 import torch
 from torch import einsum, nn

@@ -1,4 +1,5 @@
 # regard.check(scaled_dot_product_attention)
+# regard.spec(causal=False)
 import math
 
 import torch

@@ -1,4 +1,5 @@
 # regard.check(attention, means={"mask": "True keeps"})
+# regard.spec(causal=False, padding={"mask": "True keeps"})
 import torch
 import torch.nn.functional as F
 

@@ -1,4 +1,5 @@
 # regard.check(attention, causal=True)
+# regard.spec(causal=True)
 import torch
 import torch.nn.functional as F
 

@@ -1,4 +1,5 @@
 # regard.check(attend, means={"attn_mask": "True keeps"})
+# regard.spec(causal=False, padding={"attn_mask": "True keeps"})
 import torch
 import torch.nn.functional as F
 

@@ -1,4 +1,5 @@
 # regard.check(context)
+# regard.spec()
 """Attention over encoder states, from scores that are given."""
 import torch.nn.functional as F
 

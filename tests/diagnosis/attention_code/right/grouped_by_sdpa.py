@@ -1,4 +1,5 @@
 # regard.check(GQA, 24, 6, 3)
+# regard.spec(causal=False, heads=6, kv_heads=3, positions=None)
 import torch.nn.functional as F
 from torch import nn
 

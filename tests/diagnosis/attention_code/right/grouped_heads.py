@@ -1,4 +1,5 @@
 # regard.check(GroupedQueryAttention, d_model=24, n_heads=6, n_kv_heads=2, causal=True)
+# regard.spec(causal=True, heads=6, kv_heads=2, positions=None)
 """Six query heads share two heads of keys and values, three by three."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(GQA, 32, 8, 2, causal=True)
+# regard.spec(causal=True, heads=8, kv_heads=2, positions=None)
 """The groups stay an axis of their own; nothing is repeated."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(Attention(24))
+# regard.spec(causal=False, heads=1, positions=None)
 """Half precision for the projection alone."""
 from torch import nn
 

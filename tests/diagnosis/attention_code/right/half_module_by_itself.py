@@ -1,4 +1,5 @@
 # regard.check(Attention(24, 2))
+# regard.spec(causal=False, heads=2, positions=None)
 """It makes itself half, and what it takes."""
 import torch
 import torch.nn.functional as F

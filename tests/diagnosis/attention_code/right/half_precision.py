@@ -1,4 +1,5 @@
 # regard.check(Attention(32, 4).to(torch.bfloat16), causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 """bfloat16 all the way, except the softmax."""
 import torch
 import torch.nn as nn

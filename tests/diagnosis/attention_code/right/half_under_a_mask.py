@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, 4, means={"mask": "True keeps"})
+# regard.spec(causal=False, heads=4, positions=None, padding={"mask": "True keeps"})
 """The lowest number that its own dtype has."""
 import torch
 from torch import nn

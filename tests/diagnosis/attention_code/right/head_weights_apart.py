@@ -1,4 +1,5 @@
 # regard.check(Heads(12, 3, 4))
+# regard.spec(causal=False, heads=3, positions=None)
 """One matrix for each head, as the paper writes it."""
 import torch
 from torch import nn

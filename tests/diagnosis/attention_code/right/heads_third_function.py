@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False)
 """(batch, tokens, heads, dim), as flash attention has it."""
 from math import sqrt
 

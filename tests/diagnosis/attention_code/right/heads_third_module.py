@@ -1,4 +1,5 @@
 # regard.check(Attention())
+# regard.spec(causal=False, positions=None)
 import torch.nn.functional as F
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(BertAttention(config))
+# regard.spec(causal=False,heads=4,positions=None,padding={"attention_mask":"added to the scores"})
 from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertAttention
 

@@ -1,4 +1,5 @@
 # regard.check(CLIPAttention(config))
+# regard.spec(causal=False,heads=4,positions=None,padding={"attention_mask":"added to the scores"})
 from transformers import CLIPVisionConfig
 from transformers.models.clip.modeling_clip import CLIPAttention
 

@@ -1,4 +1,5 @@
 # regard.check(TransformerBlock(config))
+# regard.spec(causal=False,heads=4,positions=None,padding={"attention_mask":"added to the scores"})
 from transformers import DistilBertConfig
 from transformers.models.distilbert.modeling_distilbert import TransformerBlock
 

@@ -1,4 +1,5 @@
 # regard.check(Gemma2(), causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, scale=16**-0.5, softcap=50.0, positions="rotary")
 """A softcap of 50 and a scale of its own."""
 import torch
 from torch import nn

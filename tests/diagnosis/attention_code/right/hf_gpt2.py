@@ -1,4 +1,5 @@
 # regard.check(GPT2Attention(config, layer_idx=0), causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 from transformers import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 

@@ -1,4 +1,5 @@
 # regard.check(Llama(), causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions={"kind": "rotary", "pairing": "halves"})
 """LlamaAttention wants the rotary angles and a mask from outside."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(Mistral(), causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions={"kind": "rotary", "pairing": "halves"})
 import torch
 from torch import nn
 from transformers import MistralConfig

@@ -1,4 +1,5 @@
 # regard.check(NeoX(), causal=True)
+# regard.spec(causal=True, heads=4, positions={"kind": "rotary", "pairing": "halves", "part": 0.25})
 """Only a quarter of each head is turned."""
 import torch
 from torch import nn

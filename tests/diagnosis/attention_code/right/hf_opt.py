@@ -1,4 +1,5 @@
 # regard.check(OPTAttention(config, layer_idx=0), causal=True)
+# regard.spec(causal=True, heads=4, positions=None)
 from transformers import OPTConfig
 from transformers.models.opt.modeling_opt import OPTAttention
 

@@ -1,4 +1,5 @@
 # regard.check(Qwen3(), causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=2, positions="rotary", qk_norm="rms")
 """Queries and keys are normalised, and then turned."""
 import torch
 from torch import nn

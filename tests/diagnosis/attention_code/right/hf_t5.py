@@ -1,4 +1,5 @@
 # regard.check(T5Attention(config, has_relative_attention_bias=True))
+# regard.spec(causal=False,heads=4,positions="table",scale=1,padding={"mask":"added to the scores"})
 """T5 has no scale on purpose: it is folded into how the weights begin."""
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention

@@ -1,4 +1,5 @@
 # regard.check(ViTAttention(config))
+# regard.spec(causal=False,heads=4,positions=None,padding={"attention_mask":"added to the scores"})
 from transformers import ViTConfig
 from transformers.models.vit.modeling_vit import ViTAttention
 

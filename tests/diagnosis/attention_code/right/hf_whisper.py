@@ -1,4 +1,5 @@
 # regard.check(WhisperAttention(32, 4, config=config))
+# regard.spec(causal=False,heads=4,positions=None,padding={"attention_mask":"added to the scores"})
 from transformers import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperAttention
 

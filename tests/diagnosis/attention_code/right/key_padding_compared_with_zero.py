@@ -1,4 +1,5 @@
 # regard.check(Encoder, 24, 3, means={"key_padding_mask": "True hides"})
+# regard.spec(causal=False, heads=1, positions=None, padding={"key_padding_mask": "True hides"})
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(attention, causal=True)
+# regard.spec(causal=True, padding={"key_padding_mask": "True hides"})
 import torch
 
 

@@ -1,4 +1,5 @@
 # regard.check(Encoder, 16, 2)
+# regard.spec(causal=False, heads=2, positions=None, padding={"attention_mask": "True keeps"})
 import torch
 from torch import nn
 

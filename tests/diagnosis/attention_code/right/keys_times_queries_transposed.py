@@ -1,4 +1,5 @@
 # regard.check(attention)
+# regard.spec(causal=False)
 """Columns are queries all the way: k q^T, a softmax over the rows, and a transpose at the end."""
 import torch
 

@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, 2, causal=True)
+# regard.spec(causal=True, heads=2, positions=None)
 """With a cache for generation, which a first call leaves out."""
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 # regard.check(LatentAttention, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None)
 """DeepSeek's latent attention: keys and values come out of one narrow vector, normed."""
 import torch
 import torch.nn.functional as F

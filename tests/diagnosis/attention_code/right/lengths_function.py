@@ -1,4 +1,5 @@
 # regard.check(masked_attention)
+# regard.spec(causal=False, padding={"lengths": "lengths"})
 import torch
 import torch.nn.functional as F
 

@@ -1,4 +1,5 @@
 # regard.check(attend, means={"mask": "True hides"})
+# regard.spec(causal=False, padding={"mask": "True hides"})
 def attend(query, key, value, mask=None):
     score = query @ key.transpose(1, 2) / key.size(2) ** 0.5
     if mask is not None:

@@ -1,4 +1,5 @@
 # regard.check(masked_softmax)
+# regard.spec(causal=False, padding={"mask": "True keeps"})
 import torch
 
 

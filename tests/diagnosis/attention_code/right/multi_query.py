@@ -1,4 +1,5 @@
 # regard.check(MultiQueryAttention, 24, 4, causal=True)
+# regard.spec(causal=True, heads=4, kv_heads=1, positions=None)
 """One head of keys and values for all heads of queries, by broadcasting."""
 import torch
 from torch import nn

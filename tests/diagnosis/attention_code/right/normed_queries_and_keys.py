@@ -1,4 +1,5 @@
 # regard.check(Attention, 32, 4, causal=True)
+# regard.spec(causal=True, heads=4, positions=None, qk_norm="rms")
 """Queries and keys are normalised before the product, and then scaled as ever."""
 import torch.nn.functional as F
 from torch import nn

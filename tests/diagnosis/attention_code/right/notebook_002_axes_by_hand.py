@@ -1,4 +1,5 @@
 # regard.check(SelfAttention(d_model=2, rows=1, columns=2))
+# regard.spec(causal=False, heads=1, positions=None)
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 # regard.check(Head, 24, 6, 16, causal=True)
+# regard.spec(causal=True, heads=1, positions=None)
 import torch
 import torch.nn as nn
 from torch.nn import functional as F

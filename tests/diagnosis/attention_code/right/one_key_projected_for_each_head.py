@@ -1,4 +1,5 @@
 # regard.check(MultiQuery(24, 3))
+# regard.spec(causal=False, heads=3, kv_heads=1, positions=None)
 """All heads share a key and a value, which the loop works out for each anew."""
 import torch
 from torch import nn

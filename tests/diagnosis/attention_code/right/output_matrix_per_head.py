@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None)
 """Each head has an output matrix of its own, and what they give is summed."""
 import torch
 from torch import nn

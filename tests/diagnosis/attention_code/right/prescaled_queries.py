@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 20, 5)
+# regard.spec(causal=False, heads=5, positions=None)
 """The query is scaled before the product (fairseq and BART do it so)."""
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 16, 2)
+# regard.spec(causal=False, heads=2, positions=None)
 """The fused projection gives k, v, q in this order: only names, nothing is mixed up."""
 import torch
 from torch import nn

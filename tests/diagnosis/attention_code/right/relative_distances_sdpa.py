@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 16, 4)
+# regard.spec(causal=False, heads=4, positions="table", scale=1.0)
 """As T5 does it: a learned number for each distance, and no scale; in one call."""
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 # regard.check(RotaryAttention, 16, 2, causal=True)
+# regard.spec(causal=True,heads=2,positions={"kind":"rotary","base":10000,"pairing":"neighbours"})
 import torch
 import torch.nn.functional as F
 from torch import nn

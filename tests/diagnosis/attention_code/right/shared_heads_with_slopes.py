@@ -1,4 +1,5 @@
 # regard.check(Attention(16, 4))
+# regard.spec(causal=False,heads=4,kv_heads=1,positions={"kind":"alibi","slopes":[.5,1/4,1/8,1/16]})
 """One query, key and value for all heads, which only their slopes tell apart."""
 import torch
 from torch import nn

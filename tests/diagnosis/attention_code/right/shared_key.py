@@ -1,4 +1,5 @@
 # regard.check(SharedKey, 16, 4)
+# regard.spec(causal=False, heads=4, kv_heads=regard.ANY, positions=None)
 from torch import nn
 
 

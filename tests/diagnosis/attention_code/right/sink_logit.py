@@ -1,4 +1,5 @@
 # regard.check(SinkAttention, 16, 2, causal=True)
+# regard.spec(causal=True, heads=2, positions=None, sinks=True)
 """A learned logit beside the keys takes what no key deserves (gpt-oss)."""
 import torch
 from torch import nn

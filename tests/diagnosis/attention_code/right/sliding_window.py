@@ -1,4 +1,5 @@
 # regard.check(LocalAttention, 16, 2, causal=True)
+# regard.spec(causal=True, window=3, heads=2, positions=None)
 import torch
 from torch import nn
 

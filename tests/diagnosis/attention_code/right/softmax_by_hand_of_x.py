@@ -1,4 +1,5 @@
 # regard.check(my_softmax)
+# regard.spec(causal=False)
 import torch
 
 

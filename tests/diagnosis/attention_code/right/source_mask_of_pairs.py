@@ -1,4 +1,5 @@
 # regard.check(MultiHeadAttention, 8, 24, means={"mask": "True keeps"})
+# regard.spec(causal=False, heads=8, positions=None, padding={"mask": "True keeps"})
 """(batch, 1, tokens) or (batch, tokens, tokens), 0 for what may not be seen."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(Attention, 16, 4)
+# regard.spec(causal=False, heads=4, positions=None, scale=regard.ANY)
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention(embed_size=24, heads=3), means={"mask": "True keeps"})
+# regard.spec(causal=False, heads=3, positions=None, padding={"mask": "True keeps"})
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 # regard.check(SelfAttention(6, 4))
+# regard.spec(causal=False, heads=1, positions=None)
 """One sentence at a time; transpose(0, 1) would be wrong with a batch, and there is none."""
 import torch
 from torch import nn

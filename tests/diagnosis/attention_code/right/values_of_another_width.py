@@ -1,4 +1,5 @@
 # regard.check(SelfAttention(3, 2, 4))
+# regard.spec(causal=False, heads=1, positions=None)
 """d_q = d_k = 2, d_v = 4, and a batch does no harm."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(WindowAttention, 16, 4, 9)
+# regard.spec(causal=False, heads=4, positions="table")
 """A learned bias for each pair of places in a window, as Swin has it."""
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 # regard.check(Attention(16, 4))
+# regard.spec(causal=False, heads=4, positions=None)
 """All weights begin as 0.1, so that its heads are alike until it is trained."""
 from torch import nn
 

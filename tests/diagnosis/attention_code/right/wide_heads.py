@@ -1,4 +1,5 @@
 # regard.check(SelfAttention, 6, 3)
+# regard.spec(causal=False, heads=3, positions=None)
 """Each head as wide as the embedding; queries and keys share the scale: a fourth root each."""
 import torch
 import torch.nn.functional as F
