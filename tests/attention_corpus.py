@@ -1,7 +1,8 @@
 """Attention code as people write it, for ``check`` to judge: ``attention_code/``.
 
 A file's first line is the call that a person would make, with the names of that file:
-``# regard.check(SelfAttention, 16, 4, causal=True)``. In ``faulty/``, each line to be found says
+``# regard.check(SelfAttention, 16, 4, causal=True)``. The second one says what its author meant:
+``# regard.spec(causal=True, heads=4)``, or `` - another kind`` behind it. In ``faulty/``, each line to be found says
 which finding belongs there: ``# <- no-scale``, several names separated by commas. One name on two
 lines: either will do; on the first line: anywhere. ``right/`` has no such lines, nor has
 ``beyond/``: other kinds of attention, and none. In ``recent/`` to ``recent_four/`` a line may also
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import regard
 
 FOLDER = Path(__file__).parent / "diagnosis" / "attention_code"
 _MARKER = re.compile(r"# <- ([a-z0-9, -]+)$")
@@ -46,6 +49,12 @@ class Case:
     @property
     def name(self) -> str:
         return f"{self.path.parent.name}/{self.path.stem}"
+
+    @property
+    def intention(self) -> Any:
+        """What its author meant: a spec."""
+        source = self.path.read_text().splitlines()[1].removeprefix("# ")
+        return eval(source.partition(" - another kind")[0], {"regard": regard})
 
     def call(self) -> Call:
         """Import the file anew, and work its first line out."""

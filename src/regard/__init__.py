@@ -7,6 +7,7 @@ from regard.analysis.span_shares import Shares, segment_shares
 from regard.capture.observer import observe
 from regard.corpus.surveying import survey
 from regard.diagnosis.checker import check
+from regard.diagnosis.spec import ANY, spec
 from regard.errors import RefusedWarning, RegardError
 from regard.masks import (
     Causal,
@@ -47,6 +48,7 @@ from regard.view.notebook.notebook_page import show
 from regard.view.row_steps import Steps, steps, table
 
 __all__ = [
+    "ANY",
     "ALiBi",
     "AttentionMatrix",
     "Bias",
@@ -100,6 +102,7 @@ __all__ = [
     "segment_shares",
     "show",
     "spans",
+    "spec",
     "steps",
     "survey",
     "table",

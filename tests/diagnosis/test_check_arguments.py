@@ -35,40 +35,38 @@ def _ignores_scale(query: Tensor, key: Tensor, value: Tensor, scale: float) -> T
     return _weights(query, key) @ value
 
 
-def _ignores_positions(query: Tensor, key: Tensor, value: Tensor, position_ids: Tensor) -> Tensor:
-    return _weights(query, key) @ value
-
-
 _ANGLES = torch.arange(7.0)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.01]).repeat(2)
 
 
 @pytest.mark.parametrize(
-    ("function", "others", "name"),
+    ("function", "others", "expected", "fact"),
     [
-        pytest.param(_ignores_angles, (_ANGLES.cos(), _ANGLES.sin()), "cos", id="angles"),
-        pytest.param(_ignores_bias, (torch.randn(3, 7, 7),), "rel_bias", id="bias"),
+        pytest.param(
+            _ignores_angles,
+            (_ANGLES.cos(), _ANGLES.sin()),
+            regard.spec(positions="rotary"),
+            "positions",
+            id="angles",
+        ),
+        pytest.param(
+            _ignores_bias, (torch.randn(3, 7, 7),), regard.spec(bias="given"), "bias", id="bias"
+        ),
         pytest.param(
             _ignores_documents,
             (torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 1, 1, 1]]),),
-            "doc_ids",
+            regard.spec(documents=("doc_ids",)),
+            "documents",
             id="documents",
         ),
-        pytest.param(_ignores_scale, (0.125,), "scale", id="scale"),
+        pytest.param(_ignores_scale, (0.125,), regard.spec(scale=0.125), "wrong-scale", id="scale"),
     ],
 )
-def test_an_argument_of_the_example_without_influence_is_wrong(
-    function: Any, others: tuple[Any, ...], name: str
+def test_an_argument_that_is_expected_to_have_influence_and_has_none_is_wrong(
+    function: Any, others: tuple[Any, ...], expected: Any, fact: str
 ) -> None:
-    report = regard.check(function, args=(*_qkv(), *others))
-    assert report.verdict == "wrong"
-    assert f"The argument {name} has no influence on the output." in report.findings[0].detail
-
-
-def test_positions_without_influence_may_be_meant() -> None:
-    positions = torch.arange(7).expand(2, 7)
-    report = regard.check(_ignores_positions, args=(*_qkv(), positions))
-    assert report.verdict == "cannot tell"
-    assert "leave it out of the example" in report.missing
+    report = regard.check(function, args=(*_qkv(), *others), expect=expected)
+    assert [finding.name for finding in report.faults] == [fact], report
+    assert regard.check(function, args=(*_qkv(), *others)).verdict == "right"
 
 
 class _UnusedAlibi(nn.Module):
@@ -90,10 +88,10 @@ class _UnusedAlibi(nn.Module):
 
 
 def test_a_bias_by_distance_that_is_computed_and_not_used_is_wrong() -> None:
-    report = regard.check(_UnusedAlibi, 24, 4, causal=True, is_used=False)
+    meant = regard.spec(causal=True, positions="alibi")
+    report = regard.check(_UnusedAlibi, 24, 4, expect=meant, is_used=False)
     assert [finding.name for finding in report.findings] == ["positions"]
-    assert "alibi =" in report.findings[0].code
-    assert regard.check(_UnusedAlibi, 24, 4, causal=True, is_used=True).verdict == "right"
+    assert regard.check(_UnusedAlibi, 24, 4, expect=meant, is_used=True).verdict == "right"
 
 
 class _Appends(nn.Module):
@@ -148,17 +146,14 @@ def _near(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scores.masked_fill(far | later, float("-inf")).softmax(-1) @ value
 
 
-def _near_as_said(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Each token attends to a window of 4 tokens, itself and those before it."""
-    return _near(query, key, value)
-
-
 @pytest.mark.parametrize("causal", [True, None])
-def test_hidden_earlier_tokens_need_a_word_that_says_so(causal: bool | None) -> None:
+def test_a_window_is_a_fact_and_wrong_if_another_one_is_expected(causal: bool | None) -> None:
     report = regard.check(_near, causal=causal)
-    assert report.verdict == "cannot tell"
-    assert "say so in the docstring" in report.missing
-    assert regard.check(_near_as_said, causal=causal).verdict == "right"
+    assert report.verdict == "right"
+    assert "causal, a window of 4 keys" in str(report)
+    for window, verdict in ((4, "right"), (3, "wrong"), (None, "wrong"), (regard.ANY, "right")):
+        expected = regard.spec(causal=True, window=window)
+        assert regard.check(_near, causal=causal, expect=expected).verdict == verdict
 
 
 def test_words_that_say_nothing_are_refused() -> None:
@@ -191,7 +186,7 @@ def _shifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
 def test_numbers_that_a_docstring_adds_to_the_scores_are_a_mask() -> None:
     report = regard.check(_added)
     assert report.verdict == "right", report
-    assert "mask: added to the scores" in str(report)
+    assert "mask is added to the scores" in str(report)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +287,7 @@ class _Graph(nn.Module):
         return _seen(query, key, value, adjacency.mT if self.is_turned else adjacency)
 
 
-@pytest.mark.parametrize(("is_turned", "names"), [(False, []), (True, ["influence"])])
+@pytest.mark.parametrize(("is_turned", "names"), [(False, []), (True, ["adjacency"])])
 def test_a_mask_of_pairs_that_is_turned_round_is_no_softmax_along_a_wrong_axis(
     is_turned: bool, names: list[str]
 ) -> None:
@@ -360,10 +355,10 @@ class InChunks(nn.Module):
 
 
 @pytest.mark.parametrize("causal", [True, None])
-def test_causal_chunks_that_the_docstring_names_are_right(causal: bool | None) -> None:
+def test_causal_chunks_are_right(causal: bool | None) -> None:
     report = regard.check(InChunks, causal=causal)
     assert report.verdict == "right"
-    assert "causal, in chunks of 4" in report.read_as
+    assert "causal, chunks of 4 keys" in str(report)
 
 
 def test_an_argument_that_was_left_out_is_noted() -> None:
@@ -400,14 +395,6 @@ def test_args_and_means_of_other_types_are_refused() -> None:
         regard.check(_with_padding_of_rows, args=torch.randn(2, 7, 8))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="takes no argument by name"):
         regard.check(nn.Module())
-
-
-class BlocksAndSummaries(InChunks):
-    """Causal attention to the own block of 4 tokens, and to one token of every earlier block."""
-
-
-def test_chunks_that_the_docstring_speaks_of_otherwise_are_wrong() -> None:
-    assert regard.check(BlocksAndSummaries, causal=True).verdict == "wrong"
 
 
 class WithFlags(nn.Module):
@@ -456,7 +443,7 @@ def test_flags_of_a_call_are_tried() -> None:
     assert report.read_as.endswith("with causal=True")
     assert regard.check(HidesBelow, causal=False).verdict == "right"
     report = regard.check(Turned)
-    assert "is the weights, with keys down" in report.findings[0].detail
+    assert report.findings[0].name == "returned weights"
     assert report.read_as.endswith("with return_weights=True")
 
 
@@ -471,7 +458,7 @@ def test_a_flag_that_was_not_set_is_noted() -> None:
 
 
 def test_causal_sets_the_flag_of_a_modules_call() -> None:
-    assert "causal" in regard.check(WithFlags, causal=True).read_as
+    assert "causal" in str(regard.check(WithFlags, causal=True))
     assert regard.check(HidesBelow(), causal=True).findings[0].name == "mask-inverted"
 
 

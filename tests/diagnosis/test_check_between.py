@@ -76,20 +76,21 @@ def turned(x: Tensor) -> Tensor:
 def test_positions_that_turn_queries_alone_are_wrong_in_a_module() -> None:
     report = checked(lambda q, k, v: standard(turned(q), k, v), "module")
     assert report.verdict == "wrong"
-    assert "It follows the position of the query alone" in report.findings[0].detail
+    assert report.findings[0].name == "positions"
+    assert "positions is rotary of queries alone" in str(report)
 
 
 def test_positions_that_turn_keys_alone_are_wrong_in_a_module() -> None:
     report = checked(lambda q, k, v: standard(q, turned(k), v), "module")
     assert report.verdict == "wrong"
-    assert "It follows the position of the key alone" in report.findings[0].detail
+    assert "positions is rotary of keys alone" in str(report)
 
 
-def test_positions_that_turn_queries_alone_are_no_verdict_in_a_function() -> None:
+def test_positions_that_turn_queries_alone_are_different_in_a_function() -> None:
     # Its keys may come from a cache, which holds them turned.
     report = checked(lambda q, k, v: standard(turned(q), k, v), "function")
-    assert report.verdict == "cannot tell"
-    assert "depends on where they stand, not on their distance alone" in report.missing
+    assert report.verdict == "different"
+    assert "rotary of queries alone" in str(report)
 
 
 def turned_back(x: Tensor) -> Tensor:
@@ -133,11 +134,12 @@ NORMS: dict[str, Change] = {
 
 
 @in_turn(name=list(NORMS), form=list(FORMS))
-def test_normed_queries_and_keys_are_right_with_a_note(name: str, form: str) -> None:
+def test_normed_queries_and_keys_are_right(name: str, form: str) -> None:
     norm = NORMS[name]
     report = checked(lambda q, k, v: standard(norm(q), norm(k), v), form)
     assert report.verdict == "right", str(report)
-    assert "it is normed. Their scale was not judged." in report.notes[0]
+    kind = "layer" if "layer" in name else "L2" if "unit" in name else "RMS"
+    assert f"{kind} norm of q and k" in str(report)
 
 
 # Scales and limits
@@ -160,16 +162,15 @@ class Learned(nn.Module):
         pytest.param(torch.rand(4, 1, 1) + 0.3, id="one for each head"),
     ],
 )
-def test_a_scale_that_is_learned_is_right_with_a_note(start: Tensor) -> None:
+def test_a_scale_that_is_learned_is_different_and_right_if_any_is_expected(start: Tensor) -> None:
     report = regard.check(Learned(start))
-    assert (report.verdict, names(report)) == ("right", set()), str(report)
-    assert report.notes == ("The scale of the scores is learned; it was not judged.",)
+    assert (report.verdict, names(report)) == ("different", {"wrong-scale"}), str(report)
+    assert regard.check(Learned(start), expect=regard.spec(scale=regard.ANY)).verdict == "right"
 
 
-def test_one_scale_for_each_head_that_is_below_zero_is_no_verdict() -> None:
+def test_one_scale_for_each_head_that_is_below_zero_is_wrong() -> None:
     report = regard.check(Learned(torch.tensor([0.5, 0.5, -0.5, 0.5])[:, None, None]))
-    assert report.verdict == "cannot tell"
-    assert "Query times key is multiplied with -0.5000, which is below 0." in report.missing
+    assert (report.verdict, names(report)) == ("wrong", {"wrong-scale"})
 
 
 LIMITS: dict[str, Change] = {

@@ -66,7 +66,7 @@ def test_what_is_right_is_said_to_be_right() -> None:
 
 def test_what_is_wrong_is_said_with_its_proof() -> None:
     report = regard.check(unscaled)
-    assert (report.verdict, report.ok, report.exit_code) == ("wrong", False, 1)
+    assert (report.verdict, report.ok, report.exit_code) == ("different", False, 1)
     [finding] = report.findings
     assert finding.did is not None
     assert finding.attention is not None
@@ -105,12 +105,22 @@ def test_the_text_holds_both_matrices_and_the_mending() -> None:
     assert "what it did" in text
     assert "what attention is" in text
     assert "query.shape[-1] ** 0.5" in text
-    assert text.endswith("unscaled is wrong: no-scale.")
+    assert "weights of token 1 to 4 (down) for tokens 1 to 4 of 29:" in text
+    assert "unscaled is different from standard attention: no-scale." in text
+    assert text.endswith("expect=regard.spec(causal=False, scale=1.0))")
+
+
+def test_the_text_says_what_is_computed_and_where_that_was_verified() -> None:
+    first, second, *_ = str(regard.check(standard)).splitlines()
+    assert first.startswith("standard computes softmax(q·kᵀ/√24)·v, one head of 24, every key")
+    assert second.startswith("  verified on 3 inputs of 7 to 29 tokens, largest difference ")
 
 
 def test_a_report_is_plain_data() -> None:
     data = json.loads(json.dumps(regard.check(unscaled).to_dict(), allow_nan=False))
-    assert data["verdict"] == "wrong"
+    assert data["verdict"] == "different"
+    assert data["computes"]["formula"] == "softmax(q·kᵀ)·v"
+    assert json.loads(data["computes"]["spec"]) == {"causal": False, "scale": 1.0}
     assert data["findings"][0]["name"] == "no-scale"
     assert len(data["findings"][0]["did"]) == 4
 
@@ -212,7 +222,7 @@ def test_a_notebook_shows_the_two_matrices_as_pictures() -> None:
 
 def _without_matrices(text: str) -> list[str]:
     lines = text.splitlines()
-    first = next(n for n, line in enumerate(lines) if line.startswith("  weights: "))
+    first = next(n for n, line in enumerate(lines) if line.startswith("  weights of "))
     last = next(n for n, line in enumerate(lines) if line.startswith("  Write:"))
     return lines[:first] + lines[last:]
 

@@ -16,6 +16,7 @@ from regard.cli.progress import progress
 from regard.diagnosis.catalogue import FAULTS, NOTES
 from regard.diagnosis.laws.judge import LAWS
 from regard.diagnosis.sandbox.sandbox_process import CannotRun, Limits, check_apart
+from regard.diagnosis.spec import spec_of_json
 from regard.text.escaping import visible
 
 __all__ = ["check"]
@@ -38,6 +39,12 @@ Timeout = Annotated[
 Memory = Annotated[
     float, typer.Option("--memory", min=0.1, metavar="GIB", help="Memory limit of the code.")
 ]
+Expect = Annotated[
+    str,
+    typer.Option(
+        "--expect", metavar="JSON", help="""What it is meant to compute: '{"causal": true}'."""
+    ),
+]
 _RENAMED = {"--seconds": "--timeout", "--gib": "--memory"}
 
 
@@ -47,14 +54,16 @@ def check(
     explain: Explain = "",
     timeout: Timeout = _USUAL.seconds,
     memory: Memory = _USUAL.gib,
+    expect: Expect = "",
     as_json: AsJson = False,
 ) -> None:
-    """Find mistakes in attention code, with their lines.
+    """Say what attention code computes, and find mistakes in it, with their lines.
 
     All other options are arguments of the class or function: --embed-dim 16 --num-heads 4 --causal.
     --example example.py:call passes what the function call() returns: args, or args and kwargs.
     --means "{'mask': 'True hides'}" and --axes "batch tokens dim" say what arguments are.
-    Exit codes: 0 right, 1 wrong, 3 cannot tell.
+    --expect '{"causal": true, "heads": 4}' compares what it computes with what it is meant to.
+    Exit codes: 0 right, 1 wrong or different from the standard, 3 cannot tell.
     """
     if explain:
         sys.stdout.write(f"{explanation(explain)}\n")
@@ -69,6 +78,8 @@ def check(
         if name in _RENAMED:
             raise ValueError(f"{name} is now {_RENAMED[name]}; write {_RENAMED[name]} instead.")
     options = named_options(context.args)
+    if expect:
+        options["expect"] = spec_of_json(expect).to_json()  # what is no spec is refused at once
     if target.partition(":")[0].endswith(".ipynb"):
         sys.stderr.write(
             f"runs the cells of {visible(target)} in a process of their own, "

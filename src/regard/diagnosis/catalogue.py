@@ -9,7 +9,7 @@ from typing import Literal
 
 __all__ = ["FAULTS", "NOTES", "Fault", "Severity", "fault", "is_mistake"]
 
-Severity = Literal["fault", "note"]
+Severity = Literal["fault", "difference", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class Fault:
         sentence: what such code does, with what attention does instead.
         mending: what to write instead, in a line or two.
         sources: where others made it.
-        severity: ``fault`` where the numbers are wrong, ``note`` where they are right.
+        severity: ``fault`` where the numbers are wrong, ``difference`` where somebody may mean them
+            so, ``note`` where they are right.
         number: its place in the catalogue, from 1; 0 for a note that is no mistake of its own.
     """
 
@@ -210,14 +211,13 @@ _IN_ORDER = (
         "where there are as many tokens as columns, or viewed in the other shape, which leaves "
         "every number where it was.",
         "scores = query @ key.transpose(-2, -1)",
-        ("the second of the five notebooks",),
     ),
     Fault(
         "transpose-of-batch",
         "The keys are transposed in a way that holds for one sentence only: .T turns all the axes "
         "of a batch round, and .t() refuses one.",
         "scores = query @ key.transpose(-2, -1)",
-        ("the fourth of the five notebooks",),
+        (),
         "note",
     ),
     Fault(
@@ -225,7 +225,6 @@ _IN_ORDER = (
         "The weights multiply the columns of the values, or the sum runs over the wrong axis: "
         "the output is no average of the rows of the values.",
         "output = weights @ value  # (queries, keys) @ (keys, dim)",
-        ("the second of the five notebooks",),
     ),
     Fault(
         "no-positions",

@@ -5,13 +5,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.catalogue import fault
 from regard.diagnosis.examples import example_specimens
+from regard.diagnosis.facts.computed import Computed, computed
 from regard.diagnosis.isolation import undisturbed
 from regard.diagnosis.laws.cached import FILLED, has_filled_cache
 from regard.diagnosis.laws.judge import LAWS, Result, judged
@@ -22,11 +23,12 @@ from regard.diagnosis.nested_attention import attentions_inside, running_attenti
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.signature import (
-    definition_of,
     is_tried_flag,
     meaning_of,
     signature_of,
 )
+from regard.diagnosis.spec import ANY, Spec
+from regard.diagnosis.stating import declared, of_facts, stated, with_computes
 from regard.diagnosis.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.verdicts import of_law, report_of
 
@@ -42,12 +44,16 @@ def check(
     means: Mapping[str, str] | None = None,
     axes: str | Mapping[str, str] | None = None,
     causal: bool | None = None,
+    expect: Spec | None = None,
     **options: Any,
 ) -> Report:
-    """Judge an attention: right, or wrong with the mistake and its line, or cannot tell.
+    """Say what an attention computes, and judge it: right, different, wrong, or cannot tell.
 
-    It runs on small random inputs, as a copy in eval mode, and is tried by the laws of attention.
-    A known mistake is named if its repair mends the law that is broken.
+    It runs on small random inputs, as a copy in eval mode. What it computes is read from the
+    numbers of one run, as a formula with facts, and verified on inputs that were not used to find
+    it. Then the facts are compared with ``expect``, or with the standard: a scale of 1/√head_dim,
+    and a mask that is one. ``different`` is what somebody may mean so; ``wrong`` breaks a law that
+    every attention obeys, or contradicts what was expected.
 
     The code runs in this process, with no limit of time: a loop without end does not come back.
     ``regard check FILE:NAME --timeout 10`` in a shell runs it in a process of its own and ends it.
@@ -64,17 +70,19 @@ def check(
         means: what a mask means, by the name of its argument: ``{"mask": "True hides"}``.
         axes: of the example's first argument, or of arguments by name: ``"batch tokens dim"``.
         causal: True: no token may attend to later ones; False: tokens attend to later ones. None:
-            both are right, unless the name of the code says ``Causal``.
+            both are right.
+        expect: what it is meant to compute, from ``regard.spec``; each fact is compared with it.
         **options: for the class by name, or what the function takes besides its tensors.
 
     Returns:
-        A report: its ``findings``, ``ok``, ``verdict``; printed it shows all.
+        A report: what it ``computes``, its ``findings``, ``ok``, ``verdict``; printed it shows
+        all, and ends with the ``expect=`` that pins what the code computes today.
 
     Raises:
         TypeError: the thing cannot be called, or arguments of the class are missing.
-        ValueError: it fails on every input that was tried, or gives nothing that is an output; a
-            mask is given, which check makes itself; the code ends Python, or needs CUDA where there
-            is none.
+        ValueError: ``causal`` or ``means`` contradicts ``expect``; it fails on every input that was
+            tried, or gives nothing that is an output; a mask is given, which check makes itself;
+            the code ends Python, or needs CUDA where there is none.
 
     Example:
         >>> import torch, regard
@@ -95,14 +103,15 @@ def check(
     """
     if causal not in (None, True, False):
         raise TypeError(f"causal is {causal!r}; it must be True, False or None.")
-    if causal is None and _is_named_causal(thing, options):
-        causal = True
+    if expect is not None:
+        causal = _expected_causal(expect, causal)
     name = getattr(thing, "__name__", type(thing).__name__)
     passed = _with_intention(thing, options, causal)
     built = built_from(thing, class_args, passed)
     if inspect.isbuiltin(built):
         raise ValueError(f"{name} is a builtin; check a function of yours that calls it.")
-    _check_means(built, means or {})
+    means = _with_expected_means(expect, means, built)
+    said = None if expect is not None else declared(causal, _meanings(means))
     rest = {} if inspect.isclass(thing) else passed
     if causal is not None and isinstance(built, nn.Module) and not is_installed(built):
         rest = {**dict.fromkeys(_causal_flags(built), causal), **rest}
@@ -113,13 +122,91 @@ def check(
     unfilled = [key for key, value in {**rest, **(kwargs or {})}.items() if value is ...]
     if unfilled:
         raise ValueError(f"{unfilled[0]} is `...`; pass what the call passes there.")
+    pin = _pinned(name, class_args, passed if inspect.isclass(thing) else rest)
     if args is not None or kwargs is not None:
-        return _by_example(built, args or (), {**rest, **(kwargs or {})}, means or {}, axes, causal)
-    _refuse_masks(name, rest)
-    counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
-    numbers = tuple(number for number in counted if type(number) is int)
-    code = thing_of(built, name, rest, means or {}, numbers)
-    return _with_flags(_report(code, causal), code, causal)
+        given = {**rest, **(kwargs or {})}
+        report = _by_example(built, args or (), given, means, axes, causal, (expect, said))
+    else:
+        _refuse_masks(name, rest)
+        counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
+        numbers = tuple(number for number in counted if type(number) is int)
+        code = thing_of(built, name, rest, means, numbers)
+        wanted = (expect, said)
+        report = _with_flags(_report(code, causal, wanted), code, causal, wanted)
+    spec = None if report.computes is None else report.computes.spec
+    if spec is None or expect is not None or report.faults:
+        return report
+    return replace(report, pin=pin.format(spec))
+
+
+Wanted = tuple[Spec | None, Spec | None]
+"""What was expected, and what was declared by ``causal=`` and ``means=`` alone."""
+
+
+def _pinned(name: str, class_args: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """Return the call that pins a spec, with {!r} in the spec's place."""
+    plain = (int, float, str, bool, type(None))
+    values = [repr(own) if isinstance(own, plain) else "..." for own in class_args]
+    values += [
+        f"{own}={value!r}" if isinstance(value, plain) else f"{own}=..."
+        for own, value in options.items()
+    ]
+    inside = ", ".join([name, *values]).replace("{", "{{").replace("}", "}}")
+    return f"regard.check({inside}, expect={{!r}})"
+
+
+def _expected_causal(expect: Spec, causal: bool | None) -> bool | None:
+    """Return whether causal attention is expected.
+
+    Raises:
+        TypeError: it is no spec.
+        ValueError: ``causal`` contradicts it.
+    """
+    if not isinstance(expect, Spec):
+        raise TypeError(
+            f"expect is {type(expect).__name__}; it must be a spec.\n"
+            "    Write for example: expect=regard.spec(causal=True, heads=4)"
+        )
+    if expect.causal is ANY:
+        return causal
+    if causal is not None and causal != expect.causal:
+        raise ValueError(
+            f"causal={causal} contradicts expect, which says causal={expect.causal}; leave one out."
+        )
+    return bool(expect.causal)
+
+
+def _meanings(means: Mapping[str, str]) -> dict[str, str]:
+    """Return what was declared of masks in the words of a spec."""
+    words = {"keeps": "True keeps", "hides": "True hides", "added": "added to the scores"}
+    return {name: words.get(meaning_of(said) or "", said) for name, said in means.items()}
+
+
+def _with_expected_means(
+    expect: Spec | None, means: Mapping[str, str] | None, call: Callable[..., Any]
+) -> Mapping[str, str]:
+    """Return what masks mean, as declared or as expected.
+
+    Raises:
+        TypeError: as ``_check_means``.
+        ValueError: as ``_check_means``; or ``means`` contradicts the spec, or the spec names an
+            argument that the code does not take.
+    """
+    _check_means(call, means or {})
+    if expect is None or expect.padding is ANY:
+        return means or {}
+    padding = cast("Mapping[str, str]", expect.padding)
+    names = [*signature_of(call).parameters]
+    for name, said in padding.items():
+        if name not in names:
+            raise ValueError(
+                f"expect says what {name!r} hides; the arguments are {', '.join(names)}."
+            )
+        own = _meanings(means or {}).get(name, said)
+        if own != said:
+            raise ValueError(f"means says {own!r} of {name}, and expect says {said!r}.")
+    told = {name: said for name, said in padding.items() if said != "lengths"}
+    return {**told, **(means or {})}
 
 
 def _check_means(call: Callable[..., Any], means: Mapping[str, str]) -> None:
@@ -137,13 +224,6 @@ def _check_means(call: Callable[..., Any], means: Mapping[str, str]) -> None:
             )
 
 
-def _is_named_causal(thing: object, options: Mapping[str, Any]) -> bool:
-    """Return True if the name of the code declares that it is causal."""
-    name = getattr(definition_of(thing), "__name__", "")
-    said = re.search(r"(?<![a-z])causal|Causal", name) and not re.search(r"[Nn]on_?[Cc]ausal", name)
-    return bool(said) and not any(options.get(name) is False for name in ("causal", "is_causal"))
-
-
 def _by_example(
     built: Callable[..., Any],
     args: Sequence[Any],
@@ -151,6 +231,7 @@ def _by_example(
     means: Mapping[str, str],
     axes: str | Mapping[str, str] | None,
     causal: bool | None,
+    wanted: Wanted,
 ) -> Report:
     """Return the report on code with the arguments of an example call."""
     call = copied(built) if isinstance(built, nn.Module) else built
@@ -159,7 +240,10 @@ def _by_example(
         return Report(orders[0].name, (), orders[0].words, FILLED)
     if orders[0].has_tokens and orders[0].tokens == 1:
         return Report(orders[0].name, (), orders[0].words, _ONE_TOKEN)
-    report = report_of(orders[:1])
+    found = computed(orders)
+    if found.unread is None:
+        return stated(found, *wanted)
+    report = with_computes(report_of(orders[:1]), found)
     if not report.faults or len(orders) == 1 or not report_of(orders[1:]).ok:
         return report
     missing = (
@@ -187,7 +271,7 @@ def _causal_flags(thing: Callable[..., Any]) -> list[str]:
     return [name for name in ("causal", "is_causal") if name in names]
 
 
-def _with_flags(report: Report, code: Thing, causal: bool | None) -> Report:
+def _with_flags(report: Report, code: Thing, causal: bool | None, wanted: Wanted) -> Report:
     """Return the report on a call with a flag set, where that is wrong; else the report itself."""
     if report.verdict != "right" or is_installed(code.call):
         return report
@@ -200,7 +284,8 @@ def _with_flags(report: Report, code: Thing, causal: bool | None) -> Report:
             call = replace(code, options={**code.options, name: True})
             if name not in flags and not _gives_the_same(code, call, causal):
                 continue  # it may return the weights alone
-            other = _report(call, True if name in flags else causal)
+            said = declared(True, {}) if name in flags and wanted[0] is None else wanted[1]
+            other = _report(call, True if name in flags else causal, (wanted[0], said))
             if other.faults:
                 return replace(other, read_as=f"{other.read_as}, with {name}=True")
     return report
@@ -226,26 +311,39 @@ def _refuse_masks(name: str, options: Mapping[str, Any]) -> None:
             )
 
 
-def _report(code: Thing, causal: bool | None) -> Report:
+def _report(code: Thing, causal: bool | None, wanted: Wanted) -> Report:
     if (scores := as_scores(code)) is not None:
         with suppress(ValueError):
-            report = _of_scores(scores, causal)
+            report = _of_scores(scores, causal, wanted)
             is_named = _SCORES.search(code.name.lower()) or takes_masks(code.arguments)
             if report.ok or report.missing == _ONE_ROW or (report.faults and is_named):
                 return report
     if code.kind == "scores":
-        return _of_scores(code, causal)
+        return _of_scores(code, causal, wanted)
     readings = list(specimens(code, causal))
     first = readings[0]
     inside = attentions_inside(Lab(first)) if isinstance(code.call, nn.Module) else {}
     has_ids = any(slot.high for slot in first.slots)
+    found = computed(readings)
     if len(inside) > 1 or has_ids:
-        return _by_parts(Lab(first), inside, causal)
-    report = report_of(readings)
-    if not report.faults and (fewer := grouped(code, causal)) is not None:
-        other = report_of([fewer])
-        if [f.name for f in other.faults] == ["kv-heads-repeated-in-wrong-order"]:
-            report = other
+        report = with_computes(_by_parts(Lab(first), inside, causal), found)
+        if found.unread is not None:
+            return report
+        names = {own.name for own in report.findings}
+        more = [
+            own
+            for own in of_facts(found, *wanted)
+            if own.severity == "fault" and own.name not in names
+        ]
+        return replace(report, findings=(*more, *report.findings))
+    if found.unread is None:
+        report = stated(found, *wanted)
+        fewer = None if report.faults else grouped(code, causal)
+        fewer_heads = None if fewer is None else computed([fewer])
+        if fewer_heads is not None and fewer_heads.unread is None:
+            report = replace(report, findings=(*report.findings, *_of_groups(fewer_heads, wanted)))
+        return report
+    report = with_computes(report_of(readings), found)
     if report.verdict == "cannot tell" and inside and "" not in inside:
         alone = _by_parts(Lab(first), inside, causal)
         if alone.faults:
@@ -256,6 +354,12 @@ def _report(code: Thing, causal: bool | None) -> Report:
     return report
 
 
+def _of_groups(found: Computed, wanted: Wanted) -> list[Finding]:
+    """Return the finding on heads of keys that are repeated in another order."""
+    named = "kv-heads-repeated-in-wrong-order"
+    return [own for own in of_facts(found, *wanted) if own.name == named]
+
+
 _SCORES = re.compile("softmax|weights")
 _ONE_ROW = (
     "It is right for the scores of one query alone; of several queries it divides by one sum of "
@@ -264,9 +368,13 @@ _ONE_ROW = (
 )
 
 
-def _of_scores(code: Thing, causal: bool | None) -> Report:
+def _of_scores(code: Thing, causal: bool | None, wanted: Wanted) -> Report:
     """Return the report on a function of scores."""
-    report = report_of(list(specimens(code, causal)))
+    readings = list(specimens(code, causal))
+    found = computed(readings)
+    if found.unread is None:
+        return stated(found, *wanted)
+    report = with_computes(report_of(readings), found)
     is_free = not causal and code.of("value") is None
     if report.faults and is_free and _divides_by_one_sum(code.call):
         return replace(report, findings=(), missing=_ONE_ROW)

@@ -10,14 +10,15 @@ from typing import Any, Literal, cast
 from torch import Tensor
 
 from regard.diagnosis.catalogue import Fault, Severity
+from regard.diagnosis.facts.statement import Computes
 from regard.diagnosis.laws.law import Pair, Result
 from regard.diagnosis.laws.tape import Place
 
 __all__ = ["Finding", "Report", "Verdict", "finding_of"]
 
-Verdict = Literal["right", "wrong", "cannot tell"]
+Verdict = Literal["right", "different", "wrong", "cannot tell"]
 
-_EXIT_CODES: dict[Verdict, int] = {"right": 0, "wrong": 1, "cannot tell": 3}
+_EXIT_CODES: dict[Verdict, int] = {"right": 0, "different": 1, "wrong": 1, "cannot tell": 3}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,10 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """``fault`` where the numbers are wrong, ``note`` where they are right."""
+        """What it means for the verdict.
+
+        ``fault``: wrong; ``difference``: another choice than the standard; ``note``: right.
+        """
         return self.fault.severity
 
     @property
@@ -97,7 +101,7 @@ class Finding:
         """Return the finding in lines of text."""
         above, below = self._above(), self._below()
         if self.did is None or self.attention is None:
-            return f"{above}\n{below}"
+            return f"{above}\n{below}" if below else above
         sides = _side_by_side(self.did, self.attention, self.caption)
         return "\n".join([above, *sides, below])
 
@@ -112,8 +116,8 @@ class Finding:
         return f"<pre>{escape(self._above())}</pre>{pictures}<pre>{escape(self._below())}</pre>"
 
     def _above(self) -> str:
-        label = "note" if self.severity == "note" else f"mistake {self.number}"
-        label = label if self.number or self.severity == "note" else "law"
+        label = f"mistake {self.number}" if self.number else "law" if self.fault.mending else "fact"
+        label = label if self.severity == "fault" else self.severity
         lines = [f"{self.name} ({label})", f"  {self.fault.sentence}"]
         if self.detail:
             lines.append(f"  {self.detail}")
@@ -123,7 +127,8 @@ class Finding:
 
     def _below(self) -> str:
         is_law = not self.number and self.severity == "fault"
-        lines = [f"  {'Formula' if is_law else 'Write'}:  {self.fault.mending}"]
+        said = self.fault.mending
+        lines = [f"  {'Formula' if is_law else 'Write'}:  {said}"] if said else []
         if self.fault.sources:
             lines.append(f"  Others did the same: {', '.join(self.fault.sources)}")
         return "\n".join(lines)
@@ -146,6 +151,8 @@ class Report:
         missing: what could not be told, and what would tell; empty where all is told.
         laws: the result of each law of attention.
         notes: what is worth knowing, in sentences.
+        computes: what the code computes, and on which inputs that was verified.
+        pin: the call that pins it; empty where there is none.
 
     Example:
         >>> import regard
@@ -162,6 +169,8 @@ class Report:
     missing: str = ""
     laws: tuple[Result, ...] = ()
     notes: tuple[str, ...] = ()
+    computes: Computes | None = None
+    pin: str = ""
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -169,13 +178,22 @@ class Report:
         return tuple(finding for finding in self.findings if finding.severity == "fault")
 
     @property
+    def differences(self) -> tuple[Finding, ...]:
+        """The findings of facts that are off their standard, as somebody may mean them."""
+        return tuple(finding for finding in self.findings if finding.severity == "difference")
+
+    @property
     def verdict(self) -> Verdict:
-        """In a word: what is wrong was seen, or nothing is, or nobody can tell."""
+        """In words.
+
+        ``wrong``: it breaks a law, or contradicts what was expected; ``cannot tell``: a part of it
+        could not be read; ``different``: a fact is off its standard; ``right``: none of these.
+        """
         if self.faults:
             return "wrong"
         if self.missing:
             return "cannot tell"
-        return "right"
+        return "different" if self.differences else "right"
 
     @property
     def ok(self) -> bool:
@@ -184,7 +202,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 where it is right, 1 where it is wrong, 3 where that cannot be told."""
+        """0 where it is right, 1 where it is wrong or different, 3 where that cannot be told."""
         return _EXIT_CODES[self.verdict]
 
     def to_dict(self) -> dict[str, Any]:
@@ -198,6 +216,8 @@ class Report:
             "findings": [finding.to_dict() for finding in self.findings],
             "laws": [result.to_dict() for result in self.laws],
             "notes": list(self.notes),
+            "computes": None if self.computes is None else self.computes.to_dict(),
+            "pin": self.pin,
         }
 
     def __str__(self) -> str:
@@ -208,12 +228,17 @@ class Report:
     def _around(self) -> list[str]:
         """Return the paragraphs before the findings, one, and after them."""
         parts = [f"{self.name}: read as {self.read_as}"]
+        if self.computes is not None and self.computes.is_known:
+            lines = str(self.computes).splitlines()
+            read = [f"read as {self.read_as}"] if self.read_as else []
+            parts = ["\n  ".join([f"{self.name} computes {lines[0]}", *lines[1:], *read])]
         if self.missing:
             parts.append(self.missing)
         remarks = [f"Note: {note}" for note in self.notes]
         if remarks and self.verdict != "wrong":
             parts.append("\n".join(remarks))
-        return [*parts, f"{self.name} is {_sentence(self)}"]
+        parts.append(f"{self.name} is {_sentence(self)}")
+        return [*parts, f"To pin it:  {self.pin}"] if self.pin else parts
 
     __repr__ = __str__
 
@@ -232,11 +257,14 @@ def _sentence(report: Report) -> str:
             others = [r.law.name for r in report.laws if r.outcome == "does not apply"]
             laws = f"; {held} laws of attention hold" if held else ""
             laws += f", {' and '.join(others)} do not apply" if others else ""
-            return f"right: it gives what attention gives{laws}."
+            return f"right{laws}."
         case "wrong":
             return f"wrong: {', '.join(finding.name for finding in report.faults)}."
+        case "different":
+            names = ", ".join(finding.name for finding in report.differences)
+            return f"different from standard attention: {names}. Wrong unless it is meant so."
         case _:
-            return "something that this check cannot tell."
+            return "neither right nor wrong as far as check can tell."
 
 
 def _plain(matrix: Tensor | None) -> list[list[float | None]] | None:

@@ -15,7 +15,7 @@ from regard.diagnosis.laws.weighing import core_of
 from regard.diagnosis.lines import Lines
 from regard.diagnosis.report import Finding, Report, finding_of
 
-__all__ = ["of_law", "report_of"]
+__all__ = ["notes_of", "of_law", "report_of"]
 
 _NO_ROWS = (
     "Its output has no row for each token, as where the queries are learned or the tokens are "
@@ -66,7 +66,7 @@ def report_of(readings: Sequence[Specimen]) -> Report:
     if missing and is_bare and results[0].outcome == "held" and not lab.sees_rows:
         missing = [_NO_ROWS]
     if not missing:
-        findings = [*findings, *_notes(lab)]
+        findings = [*findings, *notes_of(lab)]
     return replace(plain, findings=tuple(findings), missing="\n".join(missing))
 
 
@@ -127,7 +127,7 @@ def _axes(specimen: Specimen) -> str:
     return f"{what}({', '.join(parts)})" + (" of token ids" if slot.high else "")
 
 
-def _notes(lab: Lab) -> list[Finding]:
+def notes_of(lab: Lab) -> list[Finding]:
     """Return what is right, but worth knowing."""
     s = lab.specimen
     found: list[Finding] = []

@@ -1,9 +1,11 @@
 """An assertion that attention is right."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regard.diagnosis.checker import check
+from regard.diagnosis.spec import Spec
 
 __all__ = ["assert_attention"]
 
@@ -16,9 +18,13 @@ def assert_attention(
     means: Mapping[str, str] | None = None,
     axes: str | Mapping[str, str] | None = None,
     causal: bool | None = None,
+    expect: Spec | None = None,
     **options: Any,
 ) -> None:
-    """Raise with the whole report if attention is not right.
+    """Raise with the whole report if attention is not what it is meant to be.
+
+    With ``expect`` it must be right: it computes what the spec says. Without, it must be neither
+    wrong nor something that check cannot tell; what is different from the standard is a warning.
 
     Args:
         thing: as ``regard.check`` takes it.
@@ -28,17 +34,20 @@ def assert_attention(
         means: likewise.
         axes: likewise.
         causal: likewise.
+        expect: likewise.
         **options: likewise.
 
     Raises:
-        AssertionError: it is wrong, or that cannot be told; the message is the report.
+        AssertionError: it is wrong, or that cannot be told, or it is not what ``expect`` says; the
+            message is the report.
         TypeError: as ``regard.check`` raises it.
         ValueError: likewise.
 
     Example:
         >>> import regard
         >>> from regard.testing import assert_attention
-        >>> assert_attention(regard.nn.SelfAttention(16, 4, mask=regard.Causal()), causal=True)
+        >>> layer = regard.nn.SelfAttention(16, 4, mask=regard.Causal())
+        >>> assert_attention(layer, expect=regard.spec(causal=True, heads=4))
     """
     report = check(
         thing,
@@ -48,7 +57,10 @@ def assert_attention(
         means=means,
         axes=axes,
         causal=causal,
+        expect=expect,
         **options,
     )
-    if not report.ok:
+    if report.verdict == "different":
+        warnings.warn(str(report), stacklevel=2)
+    elif not report.ok:
         raise AssertionError(str(report))

@@ -105,9 +105,11 @@ class Lab:
             return call
         exact = independent(call).double()
         for number, (name, parameter) in enumerate(exact.named_parameters()):
-            # At the start of training a layer or a gate may be zero, and hides what is before it.
+            # At the start of training a layer or a gate may be zero, and hides what is before it;
+            # numbers that are all alike make heads alike.
             is_layer = name.endswith("weight") and parameter.ndim > 1
-            if (is_layer or parameter.numel() == 1) and not parameter.any():
+            is_even = is_layer and bool((parameter == parameter.flatten()[0]).all())
+            if is_even or (parameter.numel() == 1 and not parameter.any()):
                 parameter.data = 0.1 * normal(7 + number, *parameter.shape)
         for part in exact.modules():  # a cache may be a tensor that is neither parameter nor buffer
             for name, value in vars(part).items():

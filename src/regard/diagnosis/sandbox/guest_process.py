@@ -32,6 +32,7 @@ from regard.diagnosis.sandbox.target_selection import (
     fitting_options,
     named,
 )
+from regard.diagnosis.spec import spec_of_json
 from regard.diagnosis.user_errors import sentence
 from regard.errors import RegardError
 
@@ -202,11 +203,13 @@ def _each(
 
 def _report(thing: Any, name: str, shown: str, options: dict[str, Any]) -> dict[str, Any]:
     example = options.pop("example", None)
+    expected = options.pop("expect", None)
     check_options(thing, name, shown, options)
+    expect = None if expected is None else spec_of_json(str(expected))
     if example is None:
-        return _data(check(thing, **options))
+        return _data(check(thing, expect=expect, **options))
     args, kwargs = _example(str(example))
-    return _data(check(thing, args=args, kwargs=kwargs, **options))
+    return _data(check(thing, args=args, kwargs=kwargs, expect=expect, **options))
 
 
 def _example(written: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

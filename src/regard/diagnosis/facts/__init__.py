@@ -1,0 +1,1 @@
+"""What somebody's attention computes, read from the numbers of its own runs."""
