@@ -61,7 +61,6 @@ NOT_SEEN = {
     "cross_exchanged": "what attends to what is a choice of the caller",
     "packed_reset_bad": "positions are added to the input",
     "position_ids_unread": "an argument may be ignored on purpose",
-    "returned_other_average": "the weights that it returns beside its output",
 }
 # Notes are no faults.
 NOTES = ("transpose-of-batch", "no-positions", "unbatched-only")
