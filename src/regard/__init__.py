@@ -7,7 +7,7 @@ from regard.analysis.span_shares import Shares, segment_shares
 from regard.capture.observer import observe
 from regard.corpus.surveying import survey
 from regard.diagnosis.checker import check
-from regard.diagnosis.spec import ANY, spec
+from regard.diagnosis.expectation import ANY, spec
 from regard.errors import RefusedWarning, RegardError
 from regard.masks import (
     Causal,

@@ -55,7 +55,40 @@ def test_what_is_right_has_exit_code_0(run: Run) -> None:
     Path("mine.py").write_text(RIGHT)
     code, out, _ = run("mine.py")
     assert code == 0
-    assert out.splitlines()[-1].startswith("attention is right")
+    assert "attention is right; " in out
+    assert out.splitlines()[-1].startswith("To pin it:  regard.check(attention, expect=")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("expected", "code", "said"),
+    [
+        ('{"causal": false}', 0, "attention is right; "),
+        ('{"causal": true}', 1, "attention is wrong: not-causal."),
+    ],
+)
+def test_what_is_expected_is_a_line_of_json(run: Run, expected: str, code: int, said: str) -> None:
+    Path("mine.py").write_text(RIGHT)
+    told, out, err = run("mine.py:attention", "--expect", expected)
+    assert (told, err) == (code, "")
+    assert said in out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("expected", "said"),
+    [
+        ("causal", "--expect 'causal' is no JSON"),
+        ('{"causality": true}', "--expect names causality; it knows bias, causal, documents,"),
+        ('{"causal": false, "window": 4}', "causal=False and window=4 contradict each other"),
+    ],
+)
+def test_what_is_no_spec_is_refused_before_anything_runs(
+    run: Run, expected: str, said: str
+) -> None:
+    code, out, err = run("missing.py:attention", "--expect", expected)
+    assert (code, out) == (2, "")
+    assert said in err
 
 
 @pytest.mark.full
@@ -172,7 +205,8 @@ def test_an_example_file_gives_the_arguments(run: Run) -> None:
     )
     code, out, err = run("mine.py:attention", "--example", "example.py:call")
     assert (code, err) == (0, ""), out
-    assert "attention is right: it gives what attention gives; 9 laws of attention hold" in out
+    assert "ALiBi of slopes 1 " in out
+    assert "attention is right; 5 laws of attention hold" in out
 
 
 @pytest.mark.parametrize(("old", "new"), [("--seconds", "--timeout"), ("--gib=2", "--memory")])

@@ -14,9 +14,9 @@ from regard.cli.options import AsJson
 from regard.cli.output_files import write_json
 from regard.cli.progress import progress
 from regard.diagnosis.catalogue import FAULTS, NOTES
+from regard.diagnosis.expectation import spec_of_json
 from regard.diagnosis.laws.judge import LAWS
 from regard.diagnosis.sandbox.sandbox_process import CannotRun, Limits, check_apart
-from regard.diagnosis.spec import spec_of_json
 from regard.text.escaping import visible
 
 __all__ = ["check"]

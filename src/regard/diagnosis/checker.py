@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.diagnosis.catalogue import fault
 from regard.diagnosis.examples import example_specimens
+from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.facts.computed import Computed, computed
 from regard.diagnosis.isolation import undisturbed
 from regard.diagnosis.laws.cached import FILLED, has_filled_cache
@@ -27,7 +28,6 @@ from regard.diagnosis.signature import (
     meaning_of,
     signature_of,
 )
-from regard.diagnosis.spec import ANY, Spec
 from regard.diagnosis.stating import declared, of_facts, stated, with_computes
 from regard.diagnosis.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.verdicts import of_law, report_of

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from regard.diagnosis.catalogue import Fault, fault
+from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.explaining import explained
 from regard.diagnosis.facts.arguments import Mask
 from regard.diagnosis.facts.computed import Computed, Statement
@@ -15,7 +16,6 @@ from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.law import Pair, Result
 from regard.diagnosis.laws.tape import Place
 from regard.diagnosis.report import Finding, Report, finding_of
-from regard.diagnosis.spec import ANY, Spec
 from regard.diagnosis.verdicts import notes_of, of_law
 
 __all__ = ["declared", "of_facts", "stated", "with_computes"]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regard.diagnosis.checker import check
-from regard.diagnosis.spec import Spec
+from regard.diagnosis.expectation import Spec
 
 __all__ = ["assert_attention"]
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.facts.black_box import rows_of_function
-from regard.diagnosis.facts.merging import keeps_order, merged, returns_others
+from regard.diagnosis.facts.formula import Facts, consistent, facts_of, is_empty, mask_in
+from regard.diagnosis.facts.merged_heads import keeps_order, merged, returns_others
 from regard.diagnosis.facts.origins import Numbers, Sizes, located
-from regard.diagnosis.facts.reading import Facts, consistent, facts_of, is_empty, mask_in
 from regard.diagnosis.facts.rows import Rows, Unread, rows_of
 from regard.diagnosis.facts.stages import stage_lines
 from regard.diagnosis.facts.trace import Trace, traced
@@ -92,7 +92,9 @@ def computed(specimens: Sequence[Specimen]) -> Computed:
     for specimen in specimens[:3]:
         search = _Search(specimen)
         try:
-            found = Computed(tuple(search.statements()), None, search.runs, specimen)
+            statements = tuple(search.statements())
+            own = replace(specimen, forms=tuple(search.forms)) if search.forms else specimen
+            found = Computed(statements, None, search.runs, own)
         except Unread as error:
             found = Computed((), error, search.runs, specimen)
         except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
@@ -129,6 +131,7 @@ class _Search:
         self._specimen = specimen
         self._lab = Lab(specimen)
         self.runs = 0
+        self.forms: list[tuple[Form, ...]] = []  # of masks, as they were read
         # A function is read from its outputs; None: that was not tried; False: they do not tell,
         # as where query and key are turned inside, so that it is traced.
         self._is_closed: bool | None = None
@@ -298,6 +301,8 @@ class _Search:
                     continue
                 if any(known.masked[run.masked].hidings for known in own):
                     facts, unread, unused = own, None, None
+                    if form.is_of_keys:
+                        self.forms.append((_as_measured(form, own, run.masked),))
                     found.append(run)
                     break
                 unused = unused or (own, run)
@@ -343,16 +348,9 @@ class _Search:
             if isinstance(t, Tensor) and (name in extra or name not in self._of_tokens)
         }
         name = "" if masked is None else masked.argument
-        is_function = {*s.sources} == {"query", "key", "value"} and lab.model is None
-        if is_function and self._is_closed is not False:
-            with suppress(Unread):
-                rows = self._black_box(contents, extra)
-                if self._is_closed is None:
-                    self._is_closed = False
-                    facts_of(rows, arguments)
-                    self._is_closed = True
-                line = self._lines(extra).get("mask", "") if extra else ""
-                return _Run([rows], arguments, tokens, name, line)
+        if (rows := self._of_outputs(contents, extra, arguments)) is not None:
+            line = self._lines(extra).get("mask", "") if extra else ""
+            return _Run([rows], arguments, tokens, name, line)
         inputs = [named[name] for name in self._of_tokens if isinstance(named[name], Tensor)]
         if len(inputs) < len(self._of_tokens):
             raise Unread("projection", "NumPy code with projections inside cannot be looked into")
@@ -362,6 +360,33 @@ class _Search:
         if not trace.attentions:
             reason, line = next(iter(trace.refused), ("no softmax of scores meets a value", ""))
             raise Unread("product", reason.partition("\n")[0].rstrip("."), line)
+        return self._of_trace(trace, known, arguments, tokens, name)
+
+    def _of_outputs(
+        self, contents: Contents, extra: Mapping[str, Any], arguments: Mapping[str, Tensor]
+    ) -> Rows | None:
+        """Return the rows of a function of query, key and value; None where it is traced."""
+        is_function = {*self._specimen.sources} == {"query", "key", "value"}
+        if not is_function or self._lab.model is not None or self._is_closed is False:
+            return None
+        with suppress(Unread):
+            rows = self._black_box(contents, extra)
+            if self._is_closed is None:
+                self._is_closed = False
+                facts_of(rows, arguments)
+                self._is_closed = True
+            return rows
+        return None
+
+    def _of_trace(
+        self,
+        trace: Trace,
+        known: Mapping[str, Tensor],
+        arguments: dict[str, Tensor],
+        tokens: int,
+        name: str,
+    ) -> _Run:
+        """Return a run with what its trace tells."""
         sizes = self._sizes(tokens)
         found = rows_of(trace, Numbers(known, trace.steps), sizes)
         for own in found:
@@ -428,8 +453,7 @@ def _around(run: _Run, at: int, given: Collection[str]) -> dict[str, Any]:
     shares = [
         f"{one} {other} layer" if sources[one] in run.repeated else f"{one} {other}"
         for one, other in pairs
-        # One input may be query, key and value, unless each of them is one.
-        if (isinstance(sources[one], int) or {*parts} <= {*given})
+        if isinstance(sources[one], int)  # one input may be query, key and value
         and parts[one].shape == parts[other].shape
         and torch.equal(parts[one], parts[other])
     ]
@@ -534,8 +558,24 @@ def _apart(forms: Sequence[Form]) -> list[Form]:
         kinds.setdefault((form.axes, form.kind), form)
     own = [*kinds.values()]
     added = [form for form in own if form.kind == "added"]
-    rest = [form for form in own if form.kind != "added"]
+    # Bool before whole numbers, of which code that turns its mask round makes other ones.
+    axes = [*dict.fromkeys(form.axes for form in own)]
+    rest = sorted(
+        (form for form in own if form.kind != "added"),
+        key=lambda form: (axes.index(form.axes), form.kind == "long"),
+    )
     return [*rest[:2], *added[:1], *rest[2:], *added[1:]]
+
+
+def _as_measured(form: Form, facts: Sequence[Facts], argument: str) -> Form:
+    """Return the form of a mask with the meaning that its runs show."""
+    readings = {
+        hiding.reading
+        for known in facts
+        for hiding in known.masked[argument].hidings
+        if hiding.argument == argument
+    }
+    return replace(form, keeps="hides" not in readings, is_sure=True)
 
 
 def _distinct(contents: Tensor, high: int, seed: int) -> Tensor:

@@ -5,11 +5,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from regard.diagnosis.expectation import ANY, KINDS, Spec, spec
 from regard.diagnosis.facts.arguments import Hiding
+from regard.diagnosis.facts.formula import Facts
 from regard.diagnosis.facts.paths import Norm, Operation, Part, Rotation
-from regard.diagnosis.facts.reading import Facts
 from regard.diagnosis.facts.visible import Band
-from regard.diagnosis.spec import ANY, KINDS, Spec, spec
 
 __all__ = ["Deviation", "deviations", "positions_of", "spec_of"]
 
@@ -297,8 +297,10 @@ def _of_rest(facts: Facts, expected: Spec | None) -> Iterator[Deviation]:
         and own["kind"] not in KINDS
         and (expected is None or expected.positions is ANY)
     ):
-        text = "the same for queries and keys"
-        yield Deviation("positions", _told(own), text, "product", is_wrong=facts.is_module)
+        is_bias = own["kind"].startswith("a bias")
+        text = "one that falls" if is_bias else "the same for queries and keys"
+        is_wrong = facts.is_module and not is_bias
+        yield Deviation("positions", _told(own), text, "product", is_wrong=is_wrong)
     if expected is None:
         return
     if expected.softcap is not ANY and not _near(facts.softcap, expected.softcap):
@@ -355,7 +357,7 @@ def _of_heads(facts: Facts, expected: Spec | None) -> Iterator[Deviation]:
         yield Deviation("projections", found, text, "query layer", "heads-share-projection")
     for name in ("query", "key", "value"):
         for other in ("query", "key", "value"):
-            if f"{name} is {other}" in facts.shares and f"{other} {name}" not in facts.shares:
+            if f"{name} is {other}" in facts.shares:
                 mistake = "wrong-values" if name == "value" else "wrong-projection"
                 stage = "value" if name == "value" else "product"
                 yield Deviation(name, f"the {other}", "itself", stage, mistake, is_wrong=True)
@@ -452,6 +454,8 @@ def positions_of(facts: Facts) -> dict[str, Any] | None:
         if base is not None:
             found["base"] = float(f"{base:.5g}")
         return {**found, "pairing": rotation.pairing, "part": part}
+    if facts.bias is not None and facts.bias.kind == "alibi" and min(facts.bias.numbers) < 0:
+        return {"kind": "a bias that grows with distance"}
     if facts.bias is not None and facts.bias.kind == "alibi":
         return {"kind": "alibi", "slopes": [float(f"{n:.6g}") for n in facts.bias.numbers]}
     if facts.bias is not None and facts.bias.kind in ("distance", "table"):

@@ -115,14 +115,18 @@ def _path(tensor: Tensor, numbers: Numbers, sizes: Sizes, before: int, most: int
     if not most:
         return Path(origin.at, None, step.line, None)
     held = origin.tensor
-    for at, _, earlier in numbers.like(held, before=origin.at):
-        if not _may_precede(earlier, held):
-            continue
-        shape = _common_shape(earlier.shape, held.shape)
-        if shape is None:
-            continue
-        change = _relation(earlier.reshape(shape), held.reshape(shape))
-        if change is not None:
+    candidates = [
+        (at, earlier, shape)
+        for at, _, earlier in numbers.like(held, before=origin.at)
+        if (shape := _common_shape(earlier.shape, held.shape)) is not None
+        and _may_precede(earlier, held)
+    ]
+    # A factor first: with it, a norm of what is before it would look like one of other weights.
+    for relation in (_times, _norm_or_turn):
+        for at, earlier, shape in candidates:
+            change = relation(earlier.reshape(shape), held.reshape(shape))
+            if change is None:
+                continue
             before_it = _path(earlier, numbers, sizes, at + 1, most - 1)
             if before_it.operations is None or before_it.coordinates is None:
                 continue
@@ -255,13 +259,20 @@ def _wrapped(angle: Tensor) -> Tensor:
     return (angle + math.pi) % (2 * math.pi) - math.pi
 
 
-def _relation(one: Tensor, other: Tensor) -> Factor | Norm | _Turned | _Cast | None:
-    """Return what makes one tensor of another one of its shape, each token alone."""
-    if not bool(one.any()) or not bool((one.isfinite() & other.isfinite()).all()):
+def _times(one: Tensor, other: Tensor) -> Factor | _Cast | None:
+    """Return the factor that makes one tensor of another one of its shape."""
+    if not _has_numbers(one, other):
         return None
-    if _close(one, other, 1e-6):
-        return _Cast()
-    return _factor(one, other) or _norm(one, other) or _turn(one, other)
+    return _Cast() if _close(one, other, 1e-6) else _factor(one, other)
+
+
+def _norm_or_turn(one: Tensor, other: Tensor) -> Norm | _Turned | None:
+    """Return what else makes one tensor of another one of its shape, each token alone."""
+    return (_norm(one, other) or _turn(one, other)) if _has_numbers(one, other) else None
+
+
+def _has_numbers(one: Tensor, other: Tensor) -> bool:
+    return bool(one.any()) and bool((one.isfinite() & other.isfinite()).all())
 
 
 def _factor(one: Tensor, other: Tensor) -> Factor | None:

@@ -285,45 +285,21 @@ def _order_of(columns: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:
 
 def _together(records: Sequence[_Record], sizes: Sizes) -> Rows:
     """Put the pieces of one attention together: loops over samples, heads, rows or windows."""
-    samples = sizes.batch or 1
+    heads = _heads_of(records)
+    count = len(heads.of_keys)
     q_len = 1 + max(int(r.query.token.max()) for r in records)
     kv_len = 1 + max(int(r.key.token.max()) for r in records)
-    # Heads with equal columns are told apart by how often a token has had them.
-    heads: dict[tuple[object, ...], int] = {}
-    keys = _numbered(columns for r in records for rows in r.key.columns for columns in rows)
-    values = _numbered(columns for r in records for rows in r.value.columns for columns in rows)
-    places: list[Tensor] = []
-    met: dict[tuple[object, ...], int] = {}
-    mapped: dict[int, set[int]] = {}
-    valued: dict[int, set[int]] = {}
-    for record in records:
-        q, k = record.query, record.key
-        own = torch.zeros_like(q.token)
-        for lead, rows in enumerate(q.columns):
-            kinds = {keys[c] for c in k.columns[lead]}
-            of_values = {values[c] for c in record.value.columns[lead]}
-            for row, columns in enumerate(rows):
-                at = (int(q.sample[lead, row]), int(q.token[lead, row]), columns)
-                again = met[at] = met.get(at, -1) + 1
-                head = heads.setdefault((again, *columns), len(heads))
-                own[lead, row] = head
-                mapped.setdefault(head, set()).update(kinds)
-                valued.setdefault(head, set()).update(of_values)
-        places.append(own)
-    if any(len(kinds) != 1 for kinds in (*mapped.values(), *valued.values())):
-        raise Unread("merge", "one head of queries meets several heads of keys")
-    count = len(heads)
-    if len(met) and max(met.values()) >= count:
-        raise Unread("merge", "some rows are computed several times")
-    shape = (samples, count, q_len)
+    if min(q_len, kv_len) < sizes.tokens:
+        reason = f"of {sizes.tokens} tokens only {min(q_len, kv_len)} are seen in products"
+        raise Unread("product", reason)
+    lead = (sizes.batch or 1, count)
     first = records[0]
-    query = torch.full((*shape, first.query.numbers.shape[-1]), math.nan, dtype=torch.float64)
-    weights = torch.zeros(*shape, kv_len, dtype=torch.float64)
-    key, value = (
-        torch.full((samples, count, kv_len, side.numbers.shape[-1]), math.nan, dtype=torch.float64)
-        for side in (first.key, first.value)
+    query, key, value = (
+        torch.full((*lead, length, side.numbers.shape[-1]), math.nan, dtype=torch.float64)
+        for length, side in ((q_len, first.query), (kv_len, first.key), (kv_len, first.value))
     )
-    for record, head in zip(records, places, strict=True):
+    weights = torch.zeros(*lead, q_len, kv_len, dtype=torch.float64)
+    for record, head in zip(records, heads.of_rows, strict=True):
         q, k = record.query, record.key
         at = (q.sample, head, q.token)
         query[at] = q.numbers.double()
@@ -332,23 +308,62 @@ def _together(records: Sequence[_Record], sizes: Sizes) -> Rows:
             of_keys = (k.sample, head[:, own : own + 1].expand_as(k.token), k.token)
             key[of_keys] = k.numbers.double()
             value[of_keys] = record.value.numbers.double()
-    if min(q_len, kv_len) < sizes.tokens:
-        reason = f"of {sizes.tokens} tokens only {min(q_len, kv_len)} are seen in products"
-        raise Unread("product", reason)
     if bool(query.isnan().any()):
         raise Unread("merge", "some heads have no query of some tokens")
-    # Keys that no row of a head meets have weight 0 and no numbers.
-    key, value = key.nan_to_num(0.0), value.nan_to_num(0.0)
-    head_map = tuple(next(iter(mapped[head])) for head in range(count))
     return Rows(
         first.attention.module,
         dict(first.attention.lines),
         query,
-        key,
-        value,
+        key.nan_to_num(0.0),  # keys that no row of a head meets have weight 0 and no numbers
+        value.nan_to_num(0.0),
         weights,
-        head_map,
+        heads.of_keys,
         (first.query.path, first.key.path, first.value.path),
-        tuple(next(iter(valued[head])) for head in range(count)),
+        heads.of_values,
         attentions=tuple(record.attention for record in records),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Heads:
+    """The number of the head of each row, (leading, rows), and what each head meets."""
+
+    of_rows: list[Tensor]
+    of_keys: tuple[int, ...]
+    of_values: tuple[int, ...]
+
+
+def _heads_of(records: Sequence[_Record]) -> _Heads:
+    """Return the numbers of the heads.
+
+    Heads with equal columns are told apart by how often a token has them.
+    """
+    heads: dict[tuple[object, ...], int] = {}
+    keys = _numbered(columns for r in records for rows in r.key.columns for columns in rows)
+    values = _numbered(columns for r in records for rows in r.value.columns for columns in rows)
+    places: list[Tensor] = []
+    met: dict[tuple[object, ...], int] = {}
+    mapped: dict[int, set[int]] = {}
+    valued: dict[int, set[int]] = {}
+    for record in records:
+        q = record.query
+        own = torch.zeros_like(q.token)
+        for lead, rows in enumerate(q.columns):
+            of_keys = {keys[columns] for columns in record.key.columns[lead]}
+            of_values = {values[columns] for columns in record.value.columns[lead]}
+            for row, columns in enumerate(rows):
+                at = (int(q.sample[lead, row]), int(q.token[lead, row]), columns)
+                again = met[at] = met.get(at, -1) + 1
+                head = heads.setdefault((again, *columns), len(heads))
+                own[lead, row] = head
+                mapped.setdefault(head, set()).update(of_keys)
+                valued.setdefault(head, set()).update(of_values)
+        places.append(own)
+    if any(len(kinds) != 1 for kinds in (*mapped.values(), *valued.values())):
+        raise Unread("merge", "one head of queries meets several heads of keys")
+    numbers = range(len(heads))
+    return _Heads(
+        places,
+        tuple(next(iter(mapped[head])) for head in numbers),
+        tuple(next(iter(valued[head])) for head in numbers),
     )

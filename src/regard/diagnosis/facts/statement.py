@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.diagnosis.expectation import Spec
 from regard.diagnosis.facts.computed import Computed, Statement
+from regard.diagnosis.facts.formula import Facts
 from regard.diagnosis.facts.judging import positions_of, spec_of
-from regard.diagnosis.facts.reading import Facts
 from regard.diagnosis.facts.rows import Unread
-from regard.diagnosis.spec import Spec
 
 __all__ = ["Computes", "computes_of"]
 

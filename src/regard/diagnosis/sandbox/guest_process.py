@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 
 from regard.diagnosis.checker import check
+from regard.diagnosis.expectation import spec_of_json
 from regard.diagnosis.laws.tape import place_of
 from regard.diagnosis.notebook_cells import Cell, namespace, read_cells, refuse_null_bytes, run_cell
 from regard.diagnosis.notebook_function import report_of_cells
@@ -32,7 +33,6 @@ from regard.diagnosis.sandbox.target_selection import (
     fitting_options,
     named,
 )
-from regard.diagnosis.spec import spec_of_json
 from regard.diagnosis.user_errors import sentence
 from regard.errors import RegardError
 

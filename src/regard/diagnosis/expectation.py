@@ -12,7 +12,13 @@ __all__ = ["ANY", "KINDS", "Any_", "Spec", "spec", "spec_of_json"]
 
 
 class Any_:
-    """Any value of a fact; ``regard.ANY`` is the only one."""
+    """Any value of a fact; ``regard.ANY`` is the only one.
+
+    Example:
+        >>> import regard
+        >>> regard.spec(scale=regard.ANY)
+        regard.spec(scale=regard.ANY)
+    """
 
     def __repr__(self) -> str:
         """Return it as it is written."""

@@ -386,12 +386,8 @@ def _bias(rest: Tensor, visible: Tensor) -> Bias | None:
     size = max(1.0, float(rest.abs().max()))
     if bool((rest.abs() <= _CLOSE * size).all()):
         return None
-    if not bool((visible == visible[:1]).all()):
-        raise Unread("scores", "numbers are added to the scores, and each sample has its own mask")
-    if not bool(((rest - rest[:1]).abs() <= _CLOSE * size)[visible].all()):
-        raise Unread("scores", "the numbers that are added to the scores differ between samples")
-    _, heads, q_len, kv_len = rest.shape
-    seen, own = visible[0], rest[0]
+    own, seen = _of_all_samples(rest, visible, size)
+    heads, q_len, kv_len = own.shape
     distance = torch.arange(kv_len) - torch.arange(q_len)[:, None]
     away = _centred(-distance.abs().double().expand_as(own), seen)
     slopes = [float((away[h] * own[h]).sum() / away[h].square().sum()) for h in range(heads)]
@@ -402,6 +398,28 @@ def _bias(rest: Tensor, visible: Tensor) -> Bias | None:
         return Bias("finite", (number,), own, seen)
     kind = "distance" if _is_of_distance(own, seen, distance) else "table"
     return Bias(kind, (), own, seen)
+
+
+def _of_all_samples(rest: Tensor, visible: Tensor, size: float) -> tuple[Tensor, Tensor]:
+    """Return what all samples have, less a number of each row, and where it is known.
+
+    Each sample may have its own mask: where the visible keys of two of them overlap, their numbers
+    agree but for a number of each row.
+    """
+    own, seen = rest[0].clone(), visible[0].clone()
+    for other, its in zip(rest[1:], visible[1:], strict=True):
+        both = seen & its
+        count = both.sum(-1, keepdim=True)
+        gap = torch.where(both, other - own, 0.0)
+        shift = gap.sum(-1, keepdim=True) / count.clamp(min=1)
+        if not bool(((gap - shift).abs() <= _CLOSE * size)[both].all()):
+            raise Unread(
+                "scores", "the numbers that are added to the scores differ between samples"
+            )
+        new = its & ~seen & (count > 0)
+        own = torch.where(new, other - shift, own)
+        seen = seen | new
+    return _centred(own, seen), seen
 
 
 def _two_valued(own: Tensor, seen: Tensor) -> float | None:
