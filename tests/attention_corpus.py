@@ -5,8 +5,8 @@ A file's first line is the call that a person would make, with the names of that
 ``# regard.spec(causal=True, heads=4)``, or `` - another kind`` behind it. In ``faulty/``, each line
 to be found says which finding belongs there: ``# <- no-scale``, several names separated by commas.
 One name on two lines: either will do; on the first line: anywhere. ``right/`` has no such lines,
-nor has ``beyond/``: other kinds of attention, and none. In ``recent/`` to ``recent_four/`` a line may also
-name a law that it breaks: ``# <- law cache``.
+nor has ``beyond/``: other kinds of attention, and none. In ``recent/`` to ``recent_four/`` a line
+may also name a law that it breaks: ``# <- law cache``.
 """
 
 import ast
