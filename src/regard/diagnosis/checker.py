@@ -21,6 +21,7 @@ from regard.diagnosis.laws.lab import Lab, as_tensors, differs
 from regard.diagnosis.laws.law import Breach
 from regard.diagnosis.laws.mask_forms import takes_masks
 from regard.diagnosis.nested_attention import attentions_inside, running_attentions
+from regard.diagnosis.one_query import of_each_query
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.signature import (
@@ -123,7 +124,12 @@ def check(
     if unfilled:
         raise ValueError(f"{unfilled[0]} is `...`; pass what the call passes there.")
     pin = _pinned(name, class_args, passed if inspect.isclass(thing) else rest)
-    if args is not None or kwargs is not None:
+    if _is_one_query(args) and not kwargs:
+        code = thing_of(built, name, rest, means)
+        report = _of_one_query(code, causal, (expect, said))
+        if report is None:
+            report = _by_example(built, args or (), rest, means, axes, causal, (expect, said))
+    elif args is not None or kwargs is not None:
         given = {**rest, **(kwargs or {})}
         report = _by_example(built, args or (), given, means, axes, causal, (expect, said))
     else:
@@ -141,6 +147,24 @@ def check(
 
 Wanted = tuple[Spec | None, Spec | None]
 """What was expected, and what was declared by ``causal=`` and ``means=`` alone."""
+
+
+def _is_one_query(args: Sequence[Any] | None) -> bool:
+    """Return True for an example of one query, (head_dim), with keys and values of one text."""
+    return [own.ndim if isinstance(own, Tensor) else 0 for own in args or ()] == [1, 2, 2]
+
+
+def _of_one_query(code: Thing, causal: bool | None, wanted: Wanted) -> Report | None:
+    """Return the report on a function of one query; None if it is none."""
+    each = of_each_query(code) if code.kind == "qkv" else None
+    if each is None:
+        return None
+    with suppress(ValueError):  # it fails on every input
+        found = computed(list(specimens(replace(code, call=each), causal)))
+        if found.unread is None:
+            report = stated(found, *wanted)
+            return replace(report, notes=(*report.notes, "It takes one query at a time."))
+    return None
 
 
 def _pinned(name: str, class_args: Sequence[Any], options: Mapping[str, Any]) -> str:
@@ -320,7 +344,13 @@ def _report(code: Thing, causal: bool | None, wanted: Wanted) -> Report:
                 return report
     if code.kind == "scores":
         return _of_scores(code, causal, wanted)
-    readings = list(specimens(code, causal))
+    try:
+        readings = list(specimens(code, causal))
+    except ValueError:
+        alone = _of_one_query(code, causal, wanted)
+        if alone is None:
+            raise
+        return alone
     first = readings[0]
     inside = attentions_inside(Lab(first)) if isinstance(code.call, nn.Module) else {}
     has_ids = any(slot.high for slot in first.slots)
@@ -344,6 +374,8 @@ def _report(code: Thing, causal: bool | None, wanted: Wanted) -> Report:
             report = replace(report, findings=(*report.findings, *_of_groups(fewer_heads, wanted)))
         return report
     report = with_computes(report_of(readings), found)
+    if [own.name for own in report.faults] == ["runs"]:
+        report = _of_one_query(code, causal, wanted) or report
     if report.verdict == "cannot tell" and inside and "" not in inside:
         alone = _by_parts(Lab(first), inside, causal)
         if alone.faults:
