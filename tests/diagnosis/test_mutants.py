@@ -98,7 +98,7 @@ def verdict_of(mutant: Mutant, folder: Path) -> str:
     try:
         with limited(60):
             call = mutant.write(folder).call()
-            return check(*call.args, **call.kwargs).verdict
+            return check(*call.args, **call.kwargs, expect=mutant.case.intention).verdict
     except (Exception, SystemExit, _TooLong) as error:  # noqa: BLE001  # a mutant may raise anything
         return type(error).__name__
 
