@@ -5,15 +5,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.catalogue import fault
 from regard.diagnosis.examples import example_specimens
-from regard.diagnosis.expectation import ANY, Spec
+from regard.diagnosis.expectation import Spec
 from regard.diagnosis.facts.computed import Computed, computed
+from regard.diagnosis.intention import Intention, intention_of
 from regard.diagnosis.isolation import undisturbed
 from regard.diagnosis.laws.cached import FILLED, has_filled_cache
 from regard.diagnosis.laws.judge import LAWS, Result, judged
@@ -24,12 +25,8 @@ from regard.diagnosis.nested_attention import attentions_inside, running_attenti
 from regard.diagnosis.one_query import of_each_query
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
-from regard.diagnosis.signature import (
-    is_tried_flag,
-    meaning_of,
-    signature_of,
-)
-from regard.diagnosis.stating import declared, of_facts, stated, with_computes
+from regard.diagnosis.signature import is_tried_flag, signature_of
+from regard.diagnosis.stating import fact_findings, stated, with_computes
 from regard.diagnosis.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.verdicts import of_law, report_of
 
@@ -102,20 +99,16 @@ def check(
     Source:
         The catalogue of mistakes is ours, from public issues: ``report.findings[0].fault.sources``.
     """
-    if causal not in (None, True, False):
-        raise TypeError(f"causal is {causal!r}; it must be True, False or None.")
-    if expect is not None:
-        causal = _expected_causal(expect, causal)
+    intention = intention_of(expect, causal, means)
     name = getattr(thing, "__name__", type(thing).__name__)
-    passed = _with_intention(thing, options, causal)
+    passed = _with_causal(thing, options, intention.causal)
     built = built_from(thing, class_args, passed)
     if inspect.isbuiltin(built):
         raise ValueError(f"{name} is a builtin; check a function of yours that calls it.")
-    means = _with_expected_means(expect, means, built)
-    said = None if expect is not None else declared(causal, _meanings(means))
+    intention.check_arguments(built)
     rest = {} if inspect.isclass(thing) else passed
-    if causal is not None and isinstance(built, nn.Module) and not is_installed(built):
-        rest = {**dict.fromkeys(_causal_flags(built), causal), **rest}
+    if intention.causal is not None and isinstance(built, nn.Module) and not is_installed(built):
+        rest = {**dict.fromkeys(_causal_flags(built), intention.causal), **rest}
     if isinstance(args, Tensor) or not isinstance(kwargs or {}, Mapping):
         raise TypeError("args and kwargs are those of a call: pass args=(x,) and kwargs={'m': m}.")
     if inspect.iscoroutinefunction(getattr(built, "forward", built)):
@@ -123,151 +116,72 @@ def check(
     unfilled = [key for key, value in {**rest, **(kwargs or {})}.items() if value is ...]
     if unfilled:
         raise ValueError(f"{unfilled[0]} is `...`; pass what the call passes there.")
-    pin = _pinned(name, class_args, passed if inspect.isclass(thing) else rest)
+    report = None
     if _is_one_query(args) and not kwargs:
-        code = thing_of(built, name, rest, means)
-        report = _of_one_query(code, causal, (expect, said))
-        if report is None:
-            report = _by_example(built, args or (), rest, means, axes, causal, (expect, said))
-    elif args is not None or kwargs is not None:
-        given = {**rest, **(kwargs or {})}
-        report = _by_example(built, args or (), given, means, axes, causal, (expect, said))
-    else:
+        report = _of_one_query(thing_of(built, name, rest, intention.means), intention)
+    elif args is None and kwargs is None:
         _refuse_masks(name, rest)
         counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
         numbers = tuple(number for number in counted if type(number) is int)
-        code = thing_of(built, name, rest, means, numbers)
-        wanted = (expect, said)
-        report = _with_flags(_report(code, causal, wanted), code, causal, wanted)
+        code = thing_of(built, name, rest, intention.means, numbers)
+        report = _with_flags(_report(code, intention), code, intention)
+    if report is None:
+        report = _by_example(built, args or (), {**rest, **(kwargs or {})}, axes, intention)
     spec = None if report.computes is None else report.computes.spec
     if spec is None or expect is not None or report.faults:
         return report
-    return replace(report, pin=pin.format(spec))
-
-
-Wanted = tuple[Spec | None, Spec | None]
-"""What was expected, and what was declared by ``causal=`` and ``means=`` alone."""
+    call = _call_text(name, class_args, passed if inspect.isclass(thing) else rest)
+    return replace(report, pin=f"regard.check({call}, expect={spec!r})")
 
 
 def _is_one_query(args: Sequence[Any] | None) -> bool:
     """Return True for an example of one query, (head_dim), with keys and values of one text."""
-    return [own.ndim if isinstance(own, Tensor) else 0 for own in args or ()] == [1, 2, 2]
+    return [arg.ndim if isinstance(arg, Tensor) else 0 for arg in args or ()] == [1, 2, 2]
 
 
-def _of_one_query(code: Thing, causal: bool | None, wanted: Wanted) -> Report | None:
+def _of_one_query(code: Thing, intention: Intention) -> Report | None:
     """Return the report on a function of one query; None if it is none."""
-    each = of_each_query(code) if code.kind == "qkv" else None
-    if each is None:
+    call = of_each_query(code) if code.kind == "qkv" else None
+    if call is None:
         return None
     with suppress(ValueError):  # it fails on every input
-        found = computed(list(specimens(replace(code, call=each), causal)))
-        if found.unread is None:
-            report = stated(found, *wanted)
+        formulas = computed(list(specimens(replace(code, call=call), intention.causal)))
+        if formulas.unread is None:
+            report = stated(formulas, intention)
             return replace(report, notes=(*report.notes, "It takes one query at a time."))
     return None
 
 
-def _pinned(name: str, class_args: Sequence[Any], options: Mapping[str, Any]) -> str:
-    """Return the call that pins a spec, with {!r} in the spec's place."""
+def _call_text(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """Return the arguments of ``check`` as they are written; ``...`` for all but plain values."""
     plain = (int, float, str, bool, type(None))
-    values = [repr(own) if isinstance(own, plain) else "..." for own in class_args]
-    values += [
-        f"{own}={value!r}" if isinstance(value, plain) else f"{own}=..."
-        for own, value in options.items()
+    texts = [repr(arg) if isinstance(arg, plain) else "..." for arg in args]
+    texts += [
+        f"{option}={value!r}" if isinstance(value, plain) else f"{option}=..."
+        for option, value in options.items()
     ]
-    inside = ", ".join([name, *values]).replace("{", "{{").replace("}", "}}")
-    return f"regard.check({inside}, expect={{!r}})"
-
-
-def _expected_causal(expect: Spec, causal: bool | None) -> bool | None:
-    """Return whether causal attention is expected.
-
-    Raises:
-        TypeError: it is no spec.
-        ValueError: ``causal`` contradicts it.
-    """
-    if not isinstance(expect, Spec):
-        raise TypeError(
-            f"expect is {type(expect).__name__}; it must be a spec.\n"
-            "    Write for example: expect=regard.spec(causal=True, heads=4)"
-        )
-    if expect.causal is ANY:
-        return causal
-    if causal is not None and causal != expect.causal:
-        raise ValueError(
-            f"causal={causal} contradicts expect, which says causal={expect.causal}; leave one out."
-        )
-    return bool(expect.causal)
-
-
-def _meanings(means: Mapping[str, str]) -> dict[str, str]:
-    """Return what was declared of masks in the words of a spec."""
-    words = {"keeps": "True keeps", "hides": "True hides", "added": "added to the scores"}
-    return {name: words.get(meaning_of(said) or "", said) for name, said in means.items()}
-
-
-def _with_expected_means(
-    expect: Spec | None, means: Mapping[str, str] | None, call: Callable[..., Any]
-) -> Mapping[str, str]:
-    """Return what masks mean, as declared or as expected.
-
-    Raises:
-        TypeError: as ``_check_means``.
-        ValueError: as ``_check_means``; or ``means`` contradicts the spec, or the spec names an
-            argument that the code does not take.
-    """
-    _check_means(call, means or {})
-    if expect is None or expect.padding is ANY:
-        return means or {}
-    padding = cast("Mapping[str, str]", expect.padding)
-    names = [*signature_of(call).parameters]
-    for name, said in padding.items():
-        if name not in names:
-            raise ValueError(
-                f"expect says what {name!r} hides; the arguments are {', '.join(names)}."
-            )
-        own = _meanings(means or {}).get(name, said)
-        if own != said:
-            raise ValueError(f"means says {own!r} of {name}, and expect says {said!r}.")
-    told = {name: said for name, said in padding.items() if said != "lengths"}
-    return {**told, **(means or {})}
-
-
-def _check_means(call: Callable[..., Any], means: Mapping[str, str]) -> None:
-    """Raise an error for what ``means`` says of no argument, or says in other words."""
-    if not isinstance(means, Mapping) or not all(isinstance(t, str) for t in means.values()):
-        raise TypeError(f"means is {means!r}; pass words by argument: {{'mask': 'True hides'}}.")
-    names = [*signature_of(call).parameters]
-    for name, text in means.items():
-        if name not in names:
-            raise ValueError(f"means has {name!r}; the arguments are {', '.join(names)}.")
-        if not meaning_of(text):
-            raise ValueError(
-                f"means[{name!r}] is {text!r}; say 'True keeps', 'True hides' or "
-                "'added to the scores'."
-            )
+    return ", ".join([name, *texts])
 
 
 def _by_example(
     built: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    means: Mapping[str, str],
     axes: str | Mapping[str, str] | None,
-    causal: bool | None,
-    wanted: Wanted,
+    intention: Intention,
 ) -> Report:
     """Return the report on code with the arguments of an example call."""
     call = copied(built) if isinstance(built, nn.Module) else built
+    means, causal = intention.means, intention.causal
     orders = list(example_specimens(call, args, kwargs, means=means, axes=axes, causal=causal))
     if has_filled_cache(orders[0]):
         return Report(orders[0].name, (), orders[0].words, FILLED)
     if orders[0].has_tokens and orders[0].tokens == 1:
         return Report(orders[0].name, (), orders[0].words, _ONE_TOKEN)
-    found = computed(orders)
-    if found.unread is None:
-        return stated(found, *wanted)
-    report = with_computes(report_of(orders[:1]), found)
+    formulas = computed(orders)
+    if formulas.unread is None:
+        return stated(formulas, intention)
+    report = with_computes(report_of(orders[:1]), formulas)
     if not report.faults or len(orders) == 1 or not report_of(orders[1:]).ok:
         return report
     missing = (
@@ -281,9 +195,7 @@ def _by_example(
 _ONE_TOKEN = "The example has one token, whose only weight is 1: pass one with several tokens."
 
 
-def _with_intention(
-    thing: object, options: Mapping[str, Any], causal: bool | None
-) -> dict[str, Any]:
+def _with_causal(thing: object, options: Mapping[str, Any], causal: bool | None) -> dict[str, Any]:
     """Return the options, with ``causal`` where the thing itself has such an argument."""
     if causal is None or not callable(thing) or isinstance(thing, nn.Module):
         return dict(options)
@@ -295,35 +207,37 @@ def _causal_flags(thing: Callable[..., Any]) -> list[str]:
     return [name for name in ("causal", "is_causal") if name in names]
 
 
-def _with_flags(report: Report, code: Thing, causal: bool | None, wanted: Wanted) -> Report:
+def _with_flags(report: Report, code: Thing, intention: Intention) -> Report:
     """Return the report on a call with a flag set, where that is wrong; else the report itself."""
     if report.verdict != "right" or is_installed(code.call):
         return report
     flags = _causal_flags(code.call)
     for name, parameter in signature_of(code.call).parameters.items():
-        is_known = is_tried_flag(name) and "cache" not in name
-        if not is_known or parameter.default is not False or name in code.options:
+        is_tried = is_tried_flag(name) and "cache" not in name
+        if not is_tried or parameter.default is not False or name in code.options:
             continue
         with suppress(Exception):  # it may not run with the flag alone
-            call = replace(code, options={**code.options, name: True})
-            if name not in flags and not _gives_the_same(code, call, causal):
+            flagged = replace(code, options={**code.options, name: True})
+            if name not in flags and not _gives_the_same(code, flagged, intention.causal):
                 continue  # it may return the weights alone
-            said = declared(True, {}) if name in flags and wanted[0] is None else wanted[1]
-            other = _report(call, True if name in flags else causal, (wanted[0], said))
-            if other.faults:
-                return replace(other, read_as=f"{other.read_as}, with {name}=True")
+            meant = replace(intention, causal=True) if name in flags else intention
+            flagged_report = _report(flagged, meant)
+            if flagged_report.faults:
+                read_as = f"{flagged_report.read_as}, with {name}=True"
+                return replace(flagged_report, read_as=read_as)
     return report
 
 
-def _gives_the_same(code: Thing, other: Thing, causal: bool | None) -> bool:
+def _gives_the_same(code: Thing, flagged: Thing, causal: bool | None) -> bool:
     """Return True if two calls give the same first tensor."""
-    found: list[Tensor] = []
-    for thing in (code, other):
+    tensors: list[Tensor] = []
+    for thing in (code, flagged):
         lab = Lab(next(specimens(thing, causal)))
         s = lab.specimen
-        found.append(as_tensors(lab.run(s.contents(s.batch, s.tokens)).result)[0])
-    plain, flagged = found
-    return plain.shape == flagged.shape and not bool(differs(plain, flagged).any())
+        tensors.append(as_tensors(lab.run(s.contents(s.batch, s.tokens)).result)[0])
+    plain, flagged_tensor = tensors
+    is_same_shape = plain.shape == flagged_tensor.shape
+    return is_same_shape and not bool(differs(plain, flagged_tensor).any())
 
 
 def _refuse_masks(name: str, options: Mapping[str, Any]) -> None:
@@ -335,61 +249,72 @@ def _refuse_masks(name: str, options: Mapping[str, Any]) -> None:
             )
 
 
-def _report(code: Thing, causal: bool | None, wanted: Wanted) -> Report:
+def _report(code: Thing, intention: Intention) -> Report:
     if (scores := as_scores(code)) is not None:
         with suppress(ValueError):
-            report = _of_scores(scores, causal, wanted)
+            report = _of_scores(scores, intention)
             is_named = _SCORES.search(code.name.lower()) or takes_masks(code.arguments)
             if report.ok or report.missing == _ONE_ROW or (report.faults and is_named):
                 return report
     if code.kind == "scores":
-        return _of_scores(code, causal, wanted)
+        return _of_scores(code, intention)
     try:
-        readings = list(specimens(code, causal))
+        readings = list(specimens(code, intention.causal))
     except ValueError:
-        alone = _of_one_query(code, causal, wanted)
-        if alone is None:
+        report = _of_one_query(code, intention)
+        if report is None:
             raise
-        return alone
-    first = readings[0]
-    inside = attentions_inside(Lab(first)) if isinstance(code.call, nn.Module) else {}
-    has_ids = any(slot.high for slot in first.slots)
-    found = computed(readings)
-    if len(inside) > 1 or has_ids:
-        report = with_computes(_by_parts(Lab(first), inside, causal), found)
-        if found.unread is not None:
-            return report
-        names = {own.name for own in report.findings}
-        more = [
-            own
-            for own in of_facts(found, *wanted)
-            if own.severity == "fault" and own.name not in names
-        ]
-        return replace(report, findings=(*more, *report.findings))
-    if found.unread is None:
-        report = stated(found, *wanted)
-        fewer = None if report.faults else grouped(code, causal)
-        fewer_heads = None if fewer is None else computed([fewer])
-        if fewer_heads is not None and fewer_heads.unread is None:
-            report = replace(report, findings=(*report.findings, *_of_groups(fewer_heads, wanted)))
         return report
-    report = with_computes(report_of(readings), found)
-    if [own.name for own in report.faults] == ["runs"]:
-        report = _of_one_query(code, causal, wanted) or report
+    lab = Lab(readings[0])
+    inside = attentions_inside(lab) if isinstance(code.call, nn.Module) else {}
+    has_ids = any(slot.high for slot in readings[0].slots)
+    formulas = computed(readings)
+    if len(inside) > 1 or has_ids:
+        return _of_model(lab, inside, formulas, intention)
+    if formulas.unread is None:
+        report = stated(formulas, intention)
+        return report if report.faults else _with_groups(report, code, intention)
+    report = with_computes(report_of(readings), formulas)
+    if [fault.name for fault in report.faults] == ["runs"]:
+        report = _of_one_query(code, intention) or report
     if report.verdict == "cannot tell" and inside and "" not in inside:
-        alone = _by_parts(Lab(first), inside, causal)
-        if alone.faults:
-            return alone
+        parts = _by_parts(lab, inside, intention.causal)
+        if parts.faults:
+            return parts
         names = ", ".join(inside)
         around = f"Alone, {names} has no mistake; what is around it is unclear."
         return replace(report, missing=f"{report.missing}\n{around}")
     return report
 
 
-def _of_groups(found: Computed, wanted: Wanted) -> list[Finding]:
-    """Return the finding on heads of keys that are repeated in another order."""
-    named = "kv-heads-repeated-in-wrong-order"
-    return [own for own in of_facts(found, *wanted) if own.name == named]
+def _of_model(
+    lab: Lab, inside: Mapping[str, nn.Module], formulas: Computed, intention: Intention
+) -> Report:
+    """Return the report on a model with several attentions, with the faults of the whole model."""
+    report = with_computes(_by_parts(lab, inside, intention.causal), formulas)
+    if formulas.unread is not None:
+        return report
+    names = {finding.name for finding in report.findings}
+    faults = [
+        finding
+        for finding in fact_findings(formulas, intention)
+        if finding.severity == "fault" and finding.name not in names
+    ]
+    return replace(report, findings=(*faults, *report.findings))
+
+
+def _with_groups(report: Report, code: Thing, intention: Intention) -> Report:
+    """Return a report with what only fewer heads of keys show: that they are in another order."""
+    specimen = grouped(code, intention.causal)
+    formulas = None if specimen is None else computed([specimen])
+    if formulas is None or formulas.unread is not None:
+        return report
+    findings = [
+        finding
+        for finding in fact_findings(formulas, intention)
+        if finding.name == "kv-heads-repeated-in-wrong-order"
+    ]
+    return replace(report, findings=(*report.findings, *findings))
 
 
 _SCORES = re.compile("softmax|weights")
@@ -400,14 +325,14 @@ _ONE_ROW = (
 )
 
 
-def _of_scores(code: Thing, causal: bool | None, wanted: Wanted) -> Report:
+def _of_scores(code: Thing, intention: Intention) -> Report:
     """Return the report on a function of scores."""
-    readings = list(specimens(code, causal))
-    found = computed(readings)
-    if found.unread is None:
-        return stated(found, *wanted)
-    report = with_computes(report_of(readings), found)
-    is_free = not causal and code.of("value") is None
+    readings = list(specimens(code, intention.causal))
+    formulas = computed(readings)
+    if formulas.unread is None:
+        return stated(formulas, intention)
+    report = with_computes(report_of(readings), formulas)
+    is_free = not intention.causal and code.of("value") is None
     if report.faults and is_free and _divides_by_one_sum(code.call):
         return replace(report, findings=(), missing=_ONE_ROW)
     return report

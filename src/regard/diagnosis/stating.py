@@ -11,6 +11,7 @@ from regard.diagnosis.facts.computed import Computed, Statement
 from regard.diagnosis.facts.judging import Deviation, deviations
 from regard.diagnosis.facts.statement import computes_of
 from regard.diagnosis.facts.visible import Band
+from regard.diagnosis.intention import Intention
 from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.law import Pair, Result
@@ -18,138 +19,90 @@ from regard.diagnosis.laws.tape import Place
 from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.verdicts import notes_of, of_law
 
-__all__ = ["declared", "of_facts", "stated", "with_computes"]
+__all__ = ["fact_findings", "stated", "with_computes"]
 
 _UNIVERSAL = ("runs", "pure", "samples", "padding", "gradient", "large", "training", "cache")
 """The laws that no intention changes. All others are facts that are read."""
 
 
-def declared(causal: bool | None, means: dict[str, str]) -> Spec | None:
-    """Return what ``causal=`` and ``means=`` declare, with all else free; None for nothing."""
-    if causal is None and not means:
-        return None
-    return Spec(
-        causal=ANY if causal is None else causal,
-        window=ANY,
-        kv_heads=ANY,
-        scale=ANY,
-        bias=ANY,
-        softcap=ANY,
-        sinks=ANY,
-        padding=means or ANY,
-    )
-
-
-def stated(found: Computed, expected: Spec | None, said: Spec | None) -> Report:
-    """Return the report on code of which all could be read.
-
-    Args:
-        found: what it computes.
-        expected: each fact is judged against it; None: against its standard.
-        said: what was declared beside it.
-    """
-    lab = Lab(found.specimen)
-    facts = of_facts(found, expected, said)
-    # What a mask hides is wrong already, or else the law of padding tells what no fact does.
-    told = {"padding"} if any(own.severity == "fault" for own in facts) else set[str]()
-    laws = [law for law in LAWS if law.name in _UNIVERSAL and law.name not in told]
-    results = judged(lab, laws)
-    findings = _of_laws(lab, results)
-    names = {finding.name for finding in findings}
-    findings += [own for own in facts if own.name not in names]
+def stated(computed: Computed, intention: Intention) -> Report:
+    """Return the report on code of which all could be read."""
+    lab = Lab(computed.specimen)
+    of_facts = fact_findings(computed, intention)
+    # A fact that is wrong already says more than the law of padding, which looks at the same.
+    has_fault = any(finding.severity == "fault" for finding in of_facts)
+    names = [name for name in _UNIVERSAL if name != "padding" or not has_fault]
+    results = judged(lab, [law for law in LAWS if law.name in names])
+    findings = _law_findings(lab, results)
+    named = {finding.name for finding in findings}
+    findings += [finding for finding in of_facts if finding.name not in named]
     if not findings:
         findings = notes_of(lab)
-    findings.sort(key=lambda own: (_ORDER.index(own.severity), own.number))
-    notes = tuple(lab.notes)
-    words = found.specimen.words
+    findings.sort(key=lambda finding: (_ORDER.index(finding.severity), finding.number))
     untried = [
         f"The law {result.law.name!r} was not tried: {result.reason}"
         for result in results
         if result.outcome == "not tried" and not result.reason.startswith("The law ")
     ]
-    missing = "\n".join(filter(None, [_unmeasured(found, expected), *untried]))
     return Report(
-        found.specimen.name,
-        tuple(findings),
-        words,
-        missing,
-        tuple(results),
-        notes,
-        computes_of(found),
+        name=computed.specimen.name,
+        findings=tuple(findings),
+        read_as=computed.specimen.words,
+        missing=_joined([_untried_argument(computed, intention.expected), *untried]),
+        laws=tuple(results),
+        notes=tuple(lab.notes),
+        computes=computes_of(computed),
     )
 
 
 _ORDER = ("fault", "difference", "note")
 
 
-def _of_laws(lab: Lab, results: Sequence[Result]) -> list[Finding]:
+def _law_findings(lab: Lab, results: Sequence[Result]) -> list[Finding]:
     """Return the findings of the laws that are broken for sure, by the names of mistakes."""
-    broken = [result for result in results if result.breach is not None]
-    certain = [result for result in broken if result.breach and result.breach.kind != "undeclared"]
+    certain = [r for r in results if r.breach is not None and r.breach.kind != "undeclared"]
     if not certain:
         return []
-    named = [own for own in explained(lab, results) if own.severity == "fault"]
+    named = [finding for finding in explained(lab, results) if finding.severity == "fault"]
     return named or [of_law(certain[0])]
 
 
-def of_facts(found: Computed, expected: Spec | None, said: Spec | None) -> list[Finding]:
+def fact_findings(computed: Computed, intention: Intention) -> list[Finding]:
     """Return a finding for each fact that is not what was expected, or is off its standard."""
-    facts = [statement.facts for statement in found.statements]
-    pairs = [(at, own, expected is not None) for at, own in deviations(facts, expected)]
-    if said is not None and expected is None:
-        known = {own.fact for _, own, _ in pairs}
-        more = deviations(facts, said, is_partial=True)
-        pairs = [(at, own, False) for at, own, _ in pairs]
-        pairs += [(at, own, True) for at, own in more if own.fact not in known or own.mistake]
+    facts = [statement.facts for statement in computed.statements]
+    expected, declared = intention.expected, intention.declared
+    indexed = [(*pair, expected is not None) for pair in deviations(facts, expected)]
+    if declared is not None:
+        facts_off = {deviation.fact for _, deviation, _ in indexed}
+        indexed += [
+            (index, deviation, True)
+            for index, deviation in deviations(facts, declared, is_partial=True)
+            if deviation.fact not in facts_off or deviation.mistake
+        ]
     findings: dict[tuple[str, str | None, int | None], Finding] = {}
-    for at, deviation, is_meant in pairs:
-        own = _finding(deviation, found.statements[at], is_meant=is_meant or deviation.is_wrong)
-        key = (own.name, own.file, own.line)
-        before = findings.get(key)
-        if before is None or before.severity == "difference":
-            findings[key] = own
+    for index, deviation, is_meant in indexed:
+        is_fault = is_meant or deviation.is_wrong
+        finding = _finding(deviation, computed.statements[index], is_fault=is_fault)
+        key = (finding.name, finding.file, finding.line)
+        if key not in findings or findings[key].severity == "difference":
+            findings[key] = finding
     return list(findings.values())
 
 
-def _finding(deviation: Deviation, statement: Statement, *, is_meant: bool) -> Finding:
-    facts = statement.facts
-    severity = "fault" if is_meant else "difference"
+def _finding(deviation: Deviation, statement: Statement, *, is_fault: bool) -> Finding:
+    severity = "fault" if is_fault else "difference"
+    standard = "expected" if is_fault else "the standard"
+    detail = f"{deviation.fact}: {deviation.actual}; {standard}: {deviation.expected}."
     if deviation.mistake:
         entry = replace(fault(deviation.mistake), severity=severity)
     else:
-        entry = Fault(deviation.fact, str(deviation), "", severity=severity)
-    words = "expected" if is_meant else "the standard"
-    detail = f"{deviation.fact}: {deviation.found}; {words}: {deviation.expected}."
-    lines = facts.lines
-    stage = deviation.stage
+        entry, detail = Fault(deviation.fact, str(deviation), "", severity=severity), ""
+    lines, stage = statement.facts.lines, deviation.stage
     stages = (stage, stage.partition(" ")[0], *_NEXT.get(stage, ()), "softmax", "product")
-    place = next((lines[stage] for stage in stages if lines.get(stage)), "")
-    file, _, number = place.rpartition(":")
-    at = Place(file, int(number)) if number.isdigit() else None
-    pair = _pair(deviation, statement)
-    return finding_of(entry, at, detail if deviation.mistake else "", pair)
-
-
-_SHOWN = 4
-
-
-def _pair(deviation: Deviation, statement: Statement) -> Pair | None:
-    """Return the first weights of the code, and those that were expected."""
-    facts, rows = statement.facts, statement.rows
-    if deviation.number is not None:
-        factor = deviation.number / facts.scale[0]
-        other = replace(facts, inner_scale=tuple(own * factor for own in facts.inner_scale))
-    elif deviation.fact in ("causal", "mask") and deviation.expected.startswith("causal"):
-        other = replace(facts, mask=Mask(Band(None, 0)))
-    else:
-        return None
-    expected = other.weights(rows.query, rows.key, other.mask, {})
-    if expected is None:
-        return None
-    did, attention = (t[0, 0, :_SHOWN, :_SHOWN] for t in (rows.weights, expected))
-    count = rows.weights.shape[-1]
-    caption = f"weights of token 1 to {len(did)} (down) for tokens 1 to {len(did)} of {count}"
-    return did, attention, caption
+    file_line = next((lines[stage] for stage in stages if lines.get(stage)), "")
+    file, _, number = file_line.rpartition(":")
+    place = Place(file, int(number)) if number.isdigit() else None
+    return finding_of(entry, place, detail, _pair(deviation, statement))
 
 
 _NEXT: dict[str, tuple[str, ...]] = dict.fromkeys(
@@ -158,39 +111,62 @@ _NEXT: dict[str, tuple[str, ...]] = dict.fromkeys(
 """The stages whose line tells where code lacks a stage."""
 
 
-def _unmeasured(found: Computed, expected: Spec | None) -> str:
-    """Return which arguments a spec names that no run of check could vary; empty for none."""
+def _pair(deviation: Deviation, statement: Statement) -> Pair | None:
+    """Return the first weights of the code, and those that were expected."""
+    facts, rows = statement.facts, statement.rows
+    if deviation.number is not None and all(facts.scale):
+        factor = deviation.number / facts.scale[0]
+        inner_scale = tuple(scale * factor for scale in facts.inner_scale)
+        corrected = replace(facts, inner_scale=inner_scale)
+    elif deviation.fact in ("causal", "mask") and deviation.expected.startswith("causal"):
+        corrected = replace(facts, mask=Mask(Band(None, 0)))
+    else:
+        return None
+    expected = corrected.weights(rows.query, rows.key, corrected.mask, {})
+    if expected is None:
+        return None
+    did, attention = (t[0, 0, :_SHOWN, :_SHOWN] for t in (rows.weights, expected))
+    count = rows.weights.shape[-1]
+    caption = f"weights of token 1 to {len(did)} (down) for tokens 1 to {len(did)} of {count}"
+    return did, attention, caption
+
+
+_SHOWN = 4
+
+
+def _untried_argument(computed: Computed, expected: Spec | None) -> str:
+    """Return which argument of a spec no run of check could vary; empty for none."""
     if expected is None or expected.padding is ANY:
         return ""
-    known = {
-        name
-        for statement in found.statements
-        for name in (
-            *statement.facts.masked,
-            *statement.facts.consistent,
-            *(own.argument for own in getattr(statement.facts.mask, "hidings", ())),
-        )
-    }
-    unknown = [name for name in expected.padding if name not in known]
-    if not unknown:
+    tried: set[str] = set()
+    for statement in computed.statements:
+        facts = statement.facts
+        tried |= {*facts.masked, *facts.consistent_readings}
+        tried |= {hiding.argument for hiding in facts.hidings}
+    untried = [name for name in expected.padding if name not in tried]
+    if not untried:
         return ""
     return (
-        f"What {unknown[0]} hides was not tried: it shows in no run. Pass an example in which it "
+        f"What {untried[0]} hides was not tried: it shows in no run. Pass an example in which it "
         "hides some keys: args= and kwargs=."
     )
 
 
-def with_computes(report: Report, found: Computed) -> Report:
+def with_computes(report: Report, computed: Computed) -> Report:
     """Return a report that the laws alone gave, with what could be read of the code."""
-    computes = computes_of(found)
+    computes = computes_of(computed)
     # Which token moves which is a fact, and no law: without a mask that is read it is unknown.
-    unread = [own for own in report.findings if own.name == "influence"]
-    if unread and not computes.is_known:
-        others = tuple(own for own in report.findings if own not in unread)
-        said = "\n".join(own.detail for own in unread)
-        report = replace(report, findings=others, missing=f"{said}\n{report.missing}".strip())
-    whole = replace(report, computes=computes)
-    if report.faults or computes.is_known:
-        return whole
-    stage = f"It could be read up to the {computes.stage}: {computes.reason}."
-    return replace(whole, missing="\n".join(part for part in (stage, report.missing) if part))
+    influences = [finding for finding in report.findings if finding.name == "influence"]
+    if influences and not computes.is_known:
+        findings = tuple(finding for finding in report.findings if finding not in influences)
+        details = [finding.detail for finding in influences]
+        report = replace(report, findings=findings, missing=_joined([*details, report.missing]))
+    missing = report.missing
+    if not report.faults and not computes.is_known:
+        stage = f"It could be read up to the {computes.stage}: {computes.reason}."
+        missing = _joined([stage, missing])
+    return replace(report, computes=computes, missing=missing)
+
+
+def _joined(sentences: Sequence[str]) -> str:
+    return "\n".join(filter(None, sentences))

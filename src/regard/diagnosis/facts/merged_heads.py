@@ -1,6 +1,6 @@
-"""Where the outputs of the heads go: whether the parts of one token come to lie side by side."""
+"""The way from the outputs of the heads to the result, and the weights that are returned."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 import torch
@@ -11,139 +11,139 @@ from regard.diagnosis.facts.origins import Coordinates, Sizes, located
 from regard.diagnosis.facts.rows import Rows
 from regard.diagnosis.facts.trace import Step, Trace
 
-__all__ = ["keeps_order", "merged", "returns_others"]
+__all__ = ["HeadOutputs"]
 
 _CLOSE = 1e-9
 
 
-def merged(rows: Rows, trace: Trace, sizes: Sizes) -> tuple[bool | None, str]:
-    """Return whether heads are merged token by token, and the line that reads the merged heads.
+class HeadOutputs:
+    """The outputs of all heads of an attention, and the tensors of the run that hold them.
 
-    None: what is done with them could not be read, as where each head has a layer of its own.
+    Args:
+        rows: the attention.
+        trace: its run.
+        sizes: of the run.
     """
-    output = rows.weights @ rows.value
-    place = torch.arange(output.numel()).reshape(output.shape)
-    values, order = output.flatten().sort()
-    if not bool(values.isfinite().all()):
-        return None, ""
-    size = max(float(values.abs().max()), 1e-300)
-    heads, tokens, width = output.shape[1:]
-    for tensor, line in _readers(trace, rows):
-        if tensor.numel() != output.numel():
-            continue
-        wanted = tensor.detach().double().flatten()
-        at = torch.searchsorted(values, wanted).clamp(max=len(values) - 1)
-        before = (at - 1).clamp(min=0)
-        nearer = (values[before] - wanted).abs() < (values[at] - wanted).abs()
-        at = torch.where(nearer, before, at)
-        if not bool(((values[at] - wanted).abs() <= _CLOSE * size).all()):
-            continue
-        index = place.flatten()[order[at]].reshape(tensor.shape)
-        sample, token = index // (heads * tokens * width), index // width % tokens
-        for own in _places(tensor.shape, sizes):
-            apart = (own.sample != sample) | (own.token != token)
-            # Equal numbers of several tokens, as of rows without a key, belong to each of them.
-            there = output[own.sample[apart], :, own.token[apart]].flatten(1)
-            gap = (there - tensor.detach().double()[apart][:, None]).abs()
-            if not len(gap) or bool((gap.amin(-1) <= _CLOSE * size).all()):
+
+    def __init__(self, rows: Rows, trace: Trace, sizes: Sizes) -> None:
+        self._rows, self._trace, self._sizes = rows, trace, sizes
+        self._output = rows.weights @ rows.value  # (samples, heads, q_len, columns)
+        self._values, self._order = self._output.flatten().sort()
+        largest = float(self._values.abs().max()) if self._values.numel() else 0.0
+        self._tolerance = _CLOSE * max(largest, 1e-300)
+
+    def are_merged(self) -> tuple[bool | None, str]:
+        """Return whether the heads of a token lie side by side, and the line that merges them.
+
+        The first is None if their use is unknown, as where each head has a layer of its own.
+        """
+        heads, tokens, columns = self._output.shape[1:]
+        for tensor, line in self._merged_tensors():
+            index = self._index(tensor)
+            if index is None or tensor.numel() != self._output.numel():
+                continue
+            sample, token = index // (heads * tokens * columns), index // columns % tokens
+            layouts = [*_layouts(tensor.shape, self._sizes)]
+            if any(self._agrees(tensor, sample, token, layout) for layout in layouts):
                 return True, line
-        if next(_places(tensor.shape, sizes), None) is not None:
-            return False, line
-    return None, ""
+            if layouts:
+                return False, line
+        return None, ""
 
+    def keep_order(self) -> bool | None:
+        """Return True if row t of the result follows from row t of the attention's output alone.
 
-def keeps_order(rows: Rows, trace: Trace, sizes: Sizes) -> bool | None:
-    """Return whether row t of the result follows from row t of the attention's output alone.
-
-    False: it follows from another row; None: from several, or that is unknown.
-    """
-    live = [attention.live for attention in rows.attentions]
-    results = [t for t in _floats(tree_leaves(trace.result)) if t.requires_grad]
-    if not results or not all(own.requires_grad for own in live):
-        return None
-    result = results[0]
-    tokens = _tokens_of(rows, live)
-    place = next(_places(result.shape, sizes), None)
-    if tokens is None or place is None:
-        return None
-    last = rows.weights.shape[-2] - 1
-    for token in sorted({0, last // 3, max(last - 1, 0), last}):
-        numbers = result[(place.token == token) & (place.sample == 0)]
-        if not len(numbers):
+        False: it follows from another row alone. None: it follows from several, or is unknown.
+        """
+        outputs = [attention.live for attention in self._rows.attentions]
+        results = [t for t in _floats(tree_leaves(self._trace.result)) if t.requires_grad]
+        if not results or not all(output.requires_grad for output in outputs):
             return None
-        factors = torch.linspace(1.0, 2.0, len(numbers), dtype=numbers.dtype)
-        grads = torch.autograd.grad(
-            (numbers * factors).sum(), live, retain_graph=True, allow_unused=True
-        )
-        met: set[int] = set()
-        for grad, own in zip(grads, tokens, strict=True):
-            reached = cast(Tensor | None, grad)  # None: it is no part of the graph
-            if reached is not None:
-                met |= {*cast(list[int], own[reached.detach() != 0].tolist())}
-        if met != {token}:
-            return False if len(met) == 1 else None
-    return True
-
-
-def _tokens_of(rows: Rows, outputs: Sequence[Tensor]) -> list[Tensor] | None:
-    """Return the token of each number of outputs of attention."""
-    output = rows.weights @ rows.value
-    tokens = torch.arange(output.shape[-2])[:, None].expand(output.shape).flatten()
-    values, order = output.flatten().sort()
-    if not bool(values.isfinite().all()):
-        return None
-    found: list[Tensor] = []
-    for own in outputs:
-        wanted = own.detach().double()
-        at = torch.searchsorted(values, wanted.flatten()).clamp(max=len(values) - 1)
-        before = (at - 1).clamp(min=0)
-        nearer = (values[before] - wanted.flatten()).abs() < (values[at] - wanted.flatten()).abs()
-        at = torch.where(nearer, before, at)
-        gap = (values[at] - wanted.flatten()).abs()
-        if not bool((gap <= _CLOSE * max(float(values.abs().max()), 1e-300)).all()):
+        result = results[0]
+        indices = [self._index(output) for output in outputs]
+        layout = next(_layouts(result.shape, self._sizes), None)
+        if layout is None or any(index is None for index in indices):
             return None
-        found.append(tokens[order[at]].reshape(own.shape))
-    return found
+        tokens, columns = self._output.shape[2:]
+        last = tokens - 1
+        for token in sorted({0, last // 3, max(last - 1, 0), last}):
+            row = result[(layout.token == token) & (layout.sample == 0)]
+            if not len(row):
+                return None
+            factors = torch.linspace(1.0, 2.0, len(row), dtype=row.dtype)
+            grads = torch.autograd.grad(
+                (row * factors).sum(), outputs, retain_graph=True, allow_unused=True
+            )
+            sources: set[int] = set()
+            for grad, index in zip(grads, indices, strict=True):
+                gradient = cast(Tensor | None, grad)  # None: the output is not in the graph
+                if gradient is not None and index is not None:
+                    reached = (index // columns % tokens)[gradient.detach() != 0]
+                    sources |= {*cast(list[int], reached.tolist())}
+            if sources != {token}:
+                return False if len(sources) == 1 else None
+        return True
+
+    def return_other_weights(self) -> bool:
+        """Return True if the result has weights that differ from those that met the values."""
+        weights = self._rows.weights
+        q_len, kv_len = weights.shape[-2:]
+        expected = (weights, weights.mean(1))
+        for tensor in _floats(tree_leaves(self._trace.result)):
+            matrix = tensor.detach().double()
+            if tuple(matrix.shape[-2:]) != (q_len, kv_len) or q_len != kv_len:
+                continue
+            same_size = [each for each in expected if each.numel() == matrix.numel()]
+            if not same_size or bool((matrix < 0).any()):
+                continue
+            if any(torch.allclose(matrix.reshape(e.shape), e, atol=_CLOSE) for e in same_size):
+                continue
+            if any(bool(((matrix.sum(axis) - 1).abs() < _CLOSE).all()) for axis in (-1, -2)):
+                return True
+        return False
+
+    def _index(self, tensor: Tensor) -> Tensor | None:
+        """Return the flat index in the output of each number; None if a number is not in it."""
+        if not bool(self._values.isfinite().all()):
+            return None
+        numbers = tensor.detach().double().flatten()
+        right = torch.searchsorted(self._values, numbers).clamp(max=len(self._values) - 1)
+        left = (right - 1).clamp(min=0)
+        is_left = (self._values[left] - numbers).abs() < (self._values[right] - numbers).abs()
+        nearest = torch.where(is_left, left, right)
+        if not bool(((self._values[nearest] - numbers).abs() <= self._tolerance).all()):
+            return None
+        return self._order[nearest].reshape(tensor.shape)
+
+    def _agrees(self, tensor: Tensor, sample: Tensor, token: Tensor, layout: Coordinates) -> bool:
+        """Return True if each number of a tensor belongs to the token where it lies."""
+        apart = (layout.sample != sample) | (layout.token != token)
+        # Equal numbers of several tokens, as of rows without a key, belong to each of them.
+        outputs = self._output[layout.sample[apart], :, layout.token[apart]].flatten(1)
+        gap = (outputs - tensor.detach().double()[apart][:, None]).abs()
+        return not len(gap) or bool((gap.amin(-1) <= self._tolerance).all())
+
+    def _merged_tensors(self) -> Iterator[tuple[Tensor, str]]:
+        """Yield tensors that may be merged heads, with a line: inputs of layers, and results."""
+        first = min(attention.at for attention in self._rows.attentions)
+        steps = self._trace.steps[first:]
+        for step in steps:
+            if step.projects:
+                for tensor in _floats(step.inputs):
+                    yield tensor, _line_before(tensor, steps, step)
+        for tensor in _floats(tree_leaves(self._trace.result)):
+            yield tensor, ""
 
 
-def returns_others(rows: Rows, trace: Trace) -> bool:
-    """Return True if weights are given back that are not those that met the values."""
-    weights = rows.weights
-    tokens = tuple(weights.shape[-2:])
-    known = (weights, weights.mean(1), weights.mean(1, keepdim=True))
-    for tensor in _floats(tree_leaves(trace.result)):
-        own = tensor.detach().double()
-        if tuple(own.shape[-2:]) != tokens or tokens[0] != tokens[1] or bool((own < 0).any()):
-            continue
-        alike = [each for each in known if each.numel() == own.numel()]
-        if not alike or any(torch.allclose(own.reshape(e.shape), e, atol=_CLOSE) for e in alike):
-            continue
-        ones = torch.ones((), dtype=torch.float64)
-        if any(bool(((own.sum(axis) - ones).abs() < _CLOSE).all()) for axis in (-1, -2)):
-            return True
-    return False
-
-
-def _readers(trace: Trace, rows: Rows) -> Iterator[tuple[Tensor, str]]:
-    """Yield the tensors that may be merged heads: what layers project, and what is given back."""
-    first = min(attention.at for attention in rows.attentions)
-    for step in trace.steps[first:]:
-        if step.projects:
-            for tensor in _floats(step.inputs):
-                yield tensor, _line_of(tensor, trace.steps[first:], step)
-    for tensor in _floats(tree_leaves(trace.result)):
-        yield tensor, ""
-
-
-def _line_of(tensor: Tensor, steps: list[Step] | tuple[Step, ...], reader: Step) -> str:
-    """Return the line of the last step on another line that gave a tensor of these numbers."""
-    made = [
+def _line_before(tensor: Tensor, steps: Iterable[Step], reader: Step) -> str:
+    """Return the line of the last step on another line with an output of the tensor's size."""
+    lines = [
         step.line
         for step in steps
-        for own in step.outputs
-        if own.numel() == tensor.numel() and step.line != reader.line
+        for output in step.outputs
+        if output.numel() == tensor.numel() and step.line != reader.line
     ]
-    return made[-1] if made else reader.line
+    return lines[-1] if lines else reader.line
 
 
 def _floats(values: Iterable[object]) -> Iterator[Tensor]:
@@ -152,9 +152,9 @@ def _floats(values: Iterable[object]) -> Iterator[Tensor]:
             yield value
 
 
-def _places(shape: torch.Size, sizes: Sizes) -> Iterator[Coordinates]:
-    """Yield the coordinates of a tensor; one axis of samples and tokens has either first."""
-    for is_turned in (False, True):
-        own = located(shape, Sizes(sizes.batch, sizes.tokens, is_turned))
-        if own is not None:
-            yield own
+def _layouts(shape: torch.Size, sizes: Sizes) -> Iterator[Coordinates]:
+    """Yield the coordinates of a tensor; an axis of samples and tokens may have either first."""
+    for is_token_first in (False, True):
+        layout = located(shape, Sizes(sizes.batch, sizes.tokens, is_token_first))
+        if layout is not None:
+            yield layout

@@ -1,6 +1,6 @@
-"""What code computes, in words: the formula, the facts with their lines, and the domain."""
+"""The words for what code computes: the formula, the facts with their lines, and the domain."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ __all__ = ["Computes", "computes_of"]
 
 @dataclass(frozen=True, eq=False)
 class Computes:
-    """What code computes, as far as it could be read.
+    """The formula and the facts of some code, as far as they could be read.
 
     Attributes:
-        formula: of the first attention, in a line; empty where it could not be read.
-        facts: in words, each with its line, of each attention that differs from those before.
-        domain: the inputs that the formula was verified on; empty where it could not be read.
-        stage: the first stage that could not be read; empty where all was read.
-        reason: why, in a sentence; empty likewise.
-        spec: what ``expect=`` would pin; None where it could not be read.
+        formula: the formula of the first attention, in a line; empty if it could not be read.
+        facts: the facts in words, with their lines, of each attention that differs from those
+            before it.
+        domain: the inputs that the formula was verified on; empty if it could not be read.
+        stage: the first stage that could not be read; empty if all could.
+        reason: the reason for that, in a sentence; empty if all could be read.
+        spec: the spec that pins it; None if it could not be read.
     """
 
     formula: str
@@ -57,25 +58,18 @@ class Computes:
         return "\n".join([f"{self.formula}, {self.facts[0]}", *self.facts[1:], self.domain])
 
 
-def computes_of(found: Computed) -> Computes:
-    """Return what was found, in words."""
-    if found.unread is not None:
-        return _unread(found.unread)
-    different: list[Statement] = []
-    texts: list[str] = []
-    for statement in found.statements:
-        text = f"{_formula(statement.facts)}, {_facts(statement.facts)}"
-        if text not in texts:
-            texts.append(text)
-            different.append(statement)
-    first = different[0].facts
-    facts = [_facts(first)]
-    for statement in different[1:]:
-        own = statement.facts
-        facts.append(f"and in {own.module} {_formula(own)}, {_facts(own)}")
-    return Computes(
-        _formula(first), tuple(facts), _domain(found.statements), "", "", spec_of(first)
-    )
+def computes_of(computed: Computed) -> Computes:
+    """Return the words for what code computes."""
+    if computed.unread is not None:
+        return _unread(computed.unread)
+    all_facts: dict[str, Facts] = {}
+    for statement in computed.statements:
+        facts = statement.facts
+        all_facts.setdefault(f"{_formula(facts)}, {_details(facts)}", facts)
+    (_, first), *others = all_facts.items()
+    lines = [_details(first), *(f"and in {facts.module} {text}" for text, facts in others)]
+    formula, domain = _formula(first), _domain(computed.statements)
+    return Computes(formula, tuple(lines), domain, "", "", spec_of(first))
 
 
 def _unread(unread: Unread) -> Computes:
@@ -94,9 +88,9 @@ def _domain(statements: Sequence[Statement]) -> str:
     return f"verified on {count} of {lengths} tokens, largest difference {difference:.0e}"
 
 
-def _line(place: str) -> str:
+def _line(file_line: str) -> str:
     """Return ``line 14``; the name of a file that is an installed package's stands before it."""
-    file, _, number = place.rpartition(":")
+    file, _, number = file_line.rpartition(":")
     if not number.isdigit():
         return ""
     is_installed = "site-packages" in file
@@ -105,16 +99,14 @@ def _line(place: str) -> str:
 
 def _formula(facts: Facts) -> str:
     """Return the formula of an attention."""
-    standard = facts.head_dim**-0.5
-    scale = facts.scale[0]
-    if max(facts.scale) - min(facts.scale) > 1e-4 * abs(scale):
+    if not facts.has_one_scale:
         scores = "c·q·kᵀ"
-    elif abs(scale - standard) <= 1e-4 * standard:
+    elif facts.has_scale(facts.head_dim**-0.5):
         scores = f"q·kᵀ/√{facts.head_dim}"
-    elif abs(scale - 1) <= 1e-4:
+    elif facts.has_scale(1.0):
         scores = "q·kᵀ"
     else:
-        scores = f"{scale:.4g}·q·kᵀ"
+        scores = f"{facts.scale[0]:.4g}·q·kᵀ"
     if facts.softcap is not None:
         cap = f"{facts.softcap:.4g}"
         scores = f"{cap}·tanh({scores}/{cap})"
@@ -125,38 +117,44 @@ def _formula(facts: Facts) -> str:
     return f"softmax({scores}{', sink' if facts.sink else ''})·v"
 
 
-def _facts(facts: Facts) -> str:
+def _details(facts: Facts) -> str:
     """Return the facts of an attention that its formula does not say."""
-    heads = "one head" if facts.heads == 1 else f"{facts.heads} heads"
+    heads = "one head" if facts.num_heads == 1 else f"{facts.num_heads} heads"
     parts = [f"{heads} of {facts.head_dim}"]
-    kinds = len(set(facts.key_heads))
-    if kinds != facts.heads:
-        parts.append(f"{kinds} heads of keys" if kinds > 1 else "one head of keys")
-    if max(facts.scale) - min(facts.scale) > 1e-4 * abs(facts.scale[0]):
+    num_kv_heads = facts.num_kv_heads
+    if num_kv_heads != facts.num_heads:
+        parts.append(f"{num_kv_heads} heads of keys" if num_kv_heads > 1 else "one head of keys")
+    if not facts.has_one_scale:
         numbers = ", ".join(f"{scale:.4g}" for scale in facts.scale[:4])
         parts.append(f"c = {numbers} of its heads{_at(facts, 'scale')}")
-    spec = spec_of(facts)
-    named = spec.named()
-    if (norm := named.get("qk_norm")) is not None:
-        parts.append({"rms": "RMS", "l2": "L2", "layer": "layer"}[norm] + " norm of q and k")
+    if (norm := spec_of(facts).qk_norm) in _NORMS:
+        parts.append(f"{_NORMS[norm]} norm of q and k")
     positions = positions_of(facts)
     if positions is not None:
         parts.append(_positions(positions) + _at(facts, "bias", "product"))
-    mask = str(facts.mask)
-    parts.append(f"{mask}{_at(facts, 'mask', 'softmax')}")
+    parts.append(f"{facts.mask}{_at(facts, 'mask', 'softmax')}")
     if facts.bias is not None and facts.bias.kind == "finite":
         parts.append(f"{facts.bias.numbers[0]:.4g} added to some scores{_at(facts, 'mask')}")
     if facts.sink:
         parts.append("a sink of each head")
-    for argument, own in facts.masked.items():
-        hidings = [str(each) for each in own.hidings if each.argument == argument]
-        said = hidings[0] if hidings else f"{argument} hides nothing"
-        is_other = facts.mask is not None and own.pattern != facts.mask.pattern
-        parts.append(f"{said}, and then {own.pattern}" if is_other else said)
-    return ", ".join(parts)
+    return ", ".join([*parts, *_argument_masks(facts)])
+
+
+_NORMS = {"rms": "RMS", "l2": "L2", "layer": "layer"}
+
+
+def _argument_masks(facts: Facts) -> Iterator[str]:
+    """Yield the masks of arguments, in words."""
+    for argument, mask in facts.masked.items():
+        hiding = next((str(h) for h in mask.hidings if h.argument == argument), None)
+        words = hiding or f"{argument} hides nothing"
+        if facts.mask is not None and mask.pattern != facts.mask.pattern:
+            words = f"{words}, and then {mask.pattern}"
+        yield words
 
 
 def _at(facts: Facts, *stages: str) -> str:
+    """Return the line of the first of some stages that has one, in brackets."""
     line = next((_line(facts.lines[s]) for s in stages if facts.lines.get(s)), "")
     return f" ({line})" if line else ""
 

@@ -1,0 +1,279 @@
+"""Runs of somebody's code for its facts, with lengths that no other axis has."""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.facts.black_box import rows_of_function
+from regard.diagnosis.facts.formula import facts_of
+from regard.diagnosis.facts.origins import Numbers, Sizes, located
+from regard.diagnosis.facts.rows import Rows, Unread, rows_of
+from regard.diagnosis.facts.stages import stage_lines
+from regard.diagnosis.facts.trace import Trace, traced
+from regard.diagnosis.laws.lab import Lab
+from regard.diagnosis.laws.mask_forms import Form
+from regard.diagnosis.laws.specimen import Contents, Specimen
+
+__all__ = ["Run", "Runs"]
+
+_LARGEST_INTEGER = 64
+"""Texts are longer than all integers of the code up to this one."""
+_BATCHES = (3, 2, 5, 7, 11)
+_LENGTHS = (7, 11, 13, 17, 19, 23)
+_LONG_LENGTHS = (11, 17, 23, 29, 37, 41, 47, 53, 61, 67)
+_SAME_NUMBER = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run.
+
+    Attributes:
+        rows: of its attentions.
+        arguments: its tensor arguments that hold no numbers of tokens, by name.
+        sizes: its batch and tokens.
+        form: of the mask that was passed; None without one.
+        trace: of the run; None if its outputs gave the rows.
+    """
+
+    rows: list[Rows]
+    arguments: dict[str, Tensor]
+    sizes: Sizes
+    form: Form | None
+    trace: Trace | None
+
+    @property
+    def mask_argument(self) -> str:
+        """The argument that is the mask; "" without one."""
+        return "" if self.form is None else self.form.argument
+
+
+class Runs:
+    """Runs of one specimen.
+
+    Attributes:
+        specimen: the code with its arguments.
+        count: the number of runs.
+    """
+
+    def __init__(self, specimen: Specimen) -> None:
+        self.specimen = specimen
+        self.count = 0
+        self._lab = Lab(specimen)
+        # True: the outputs of a function give its facts. False: they do not, as where it rotates
+        # query and key itself, so it is traced. None: not tried yet.
+        self._is_black_box: bool | None = None
+        taken = self._integers()
+        batches = [batch for batch in _BATCHES if batch not in taken]
+        if self.has_ids:
+            batches.sort()  # so that fewer ids are equal
+        self._batch = specimen.batch if specimen.segments else (batches or [specimen.batch])[0]
+        if not specimen.has_batch:
+            self._batch = 1
+        self._short = [n for n in _LENGTHS if n not in taken and n != self._batch]
+        longest = max([n for n in taken if n <= _LARGEST_INTEGER], default=0)
+        free = (n for n in _LONG_LENGTHS if n > longest and n not in taken)
+        self._long = next(n for n in free if n != self._batch)
+
+    @property
+    def has_ids(self) -> bool:
+        """True if the code takes ids of tokens."""
+        return any(slot.high for slot in self.specimen.slots)
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the arguments that hold numbers of tokens."""
+        return [slot.name for slot in self.specimen.slots if slot.source]
+
+    @property
+    def has_one_length(self) -> bool:
+        """True if the code takes one number of tokens alone, as that of an example."""
+        s = self.specimen
+        return bool(s.is_fixed or s.segments or s.is_example)
+
+    def lengths(self) -> Iterator[int]:
+        """Yield the numbers of tokens to find facts with, the longest first."""
+        s = self.specimen
+        if self.has_one_length:
+            yield s.tokens
+        elif s.most_tokens is not None:
+            yield from (n for n in reversed(self._short) if n <= s.most_tokens)
+        else:
+            yield self._long
+            yield from reversed(self._short)
+            yield s.tokens
+
+    def shorter_lengths(self, tokens: int) -> list[int]:
+        """Return lengths below another one."""
+        return [length for length in self._short if length < tokens]
+
+    def run(self, tokens: int, *, seed: int, size: float = 1.0, form: Form | None = None) -> Run:
+        """Run the code once.
+
+        Args:
+            tokens: of each sample.
+            seed: of the inputs.
+            size: of the inputs, a factor.
+            form: of a mask that hides some keys; None for no mask.
+
+        Raises:
+            Unread: a stage of an attention could not be read.
+            Exception: whatever the code raises.
+        """
+        s = self.specimen
+        contents = s.contents(self._batch, tokens, seed, size)
+        contents = {
+            source: _distinct_ids(numbers, s.sources[source].high, seed)
+            for source, numbers in contents.items()
+        }
+        masks = {} if form is None else {form.argument: self._mask(form, tokens)}
+        args, kwargs = s.arguments(contents, torch.float64, masks)
+        by_name = {**s.by_name((args, kwargs)), **masks}
+        names = self.input_names
+        arguments = {
+            name: argument.clone()
+            for name, argument in by_name.items()
+            if isinstance(argument, Tensor) and (name in masks or name not in names)
+        }
+        sizes = self._sizes(tokens)
+        rows = self._from_outputs(contents, masks, arguments)
+        if rows is not None:
+            return Run([rows], arguments, sizes, form, None)
+        if not all(isinstance(by_name[name], Tensor) for name in names):
+            raise Unread("projection", "NumPy code with projections inside cannot be looked into")
+        inputs = {slot.source: by_name[slot.name].clone() for slot in s.slots if slot.source}
+        trace = self._trace(args, kwargs, [by_name[name] for name in names])
+        if not trace.attentions:
+            reason, line = next(iter(trace.refused), ("no softmax of scores meets a value", ""))
+            raise Unread("product", reason.partition("\n")[0].rstrip("."), line)
+        attentions = rows_of(trace, Numbers(inputs, trace.steps), sizes)
+        for attention in attentions:
+            if isinstance(attention, Unread):
+                raise attention
+        read = [attention for attention in attentions if isinstance(attention, Rows)]
+        return Run(read, arguments, sizes, form, trace)
+
+    def stage_lines(self, run: Run) -> dict[str, str]:
+        """Return the lines of the stages of a function whose rows are from its outputs."""
+        s = self.specimen
+        form = run.form
+        tokens = run.sizes.tokens if form is not None else s.tokens
+        masks = {} if form is None else {form.argument: self._mask(form, tokens)}
+        batch = s.batch if form is None else self._batch
+        args, kwargs = s.arguments(s.contents(batch, tokens), torch.float64, masks)
+        by_name = s.by_name((args, kwargs))
+        inputs = [by_name[name] for name in self.input_names]
+        if all(isinstance(tensor, Tensor) for tensor in inputs):
+            with suppress(Exception):  # it may not run under a trace
+                trace = self._trace(args, kwargs, inputs)
+                if trace.attentions:
+                    return stage_lines(trace, trace.attentions[0])
+                if trace.refused:
+                    return {"softmax": trace.refused[0][1]}
+        return {}
+
+    def adds_positions(self, run: Run) -> bool | None:
+        """Return True if equal tokens are projected to different queries; None if unknown.
+
+        Args:
+            run: with as many tokens.
+        """
+        s, source = self.specimen, run.rows[0].paths[0].source
+        if self._lab.model is None or isinstance(source, str):
+            return None
+        contents = s.contents(self._batch, run.sizes.tokens)
+        contents = {name: t[:1, :1].expand_as(t).clone() for name, t in contents.items()}
+        args, kwargs = s.arguments(contents, torch.float64, {})
+        by_name = s.by_name((args, kwargs))
+        with suppress(Exception):  # it may not take one token many times
+            trace = self._trace(args, kwargs, [by_name[name] for name in self.input_names])
+            output = trace.steps[source].outputs[0].double()
+            layout = located(output.shape, run.sizes)
+            if layout is not None:
+                column = torch.zeros(int(layout.column.max()) + 1, dtype=torch.float64)
+                column[layout.column.flatten()] = output.flatten()
+                return bool((output - column[layout.column]).abs().max() > _SAME_NUMBER)
+        return None
+
+    def _trace(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor]
+    ) -> Trace:
+        self.count += 1
+        return traced(self._lab.fresh(), args, kwargs, inputs)
+
+    def _integers(self) -> set[int]:
+        """Return the sizes of axes, and the integers among attributes and defaults of the code."""
+        integers = {n for slot in self.specimen.slots for n in slot.axes if isinstance(n, int)}
+        model = self._lab.model
+        modules = [self.specimen.call] if model is None else [*model.modules()]
+        for parameter in model.parameters() if model is not None else ():
+            integers |= {*parameter.shape}
+        for module in modules:
+            integers |= {value for value in vars(module).values() if type(value) is int}
+            with suppress(TypeError, ValueError):
+                signature = inspect.signature(getattr(module, "forward", module))
+                defaults = [parameter.default for parameter in signature.parameters.values()]
+                integers |= {value for value in defaults if type(value) is int}
+        return integers
+
+    def _sizes(self, tokens: int) -> Sizes:
+        s = self.specimen
+        axes = next(iter(s.sources.values())).axes
+        is_token_first = "b" in axes and "t" in axes and axes.index("t") < axes.index("b")
+        tables = (slot.constant(self._batch, tokens) for slot in s.slots if slot.kind == "given")
+        positions = tuple(
+            table
+            for table in tables
+            if table.dtype in (torch.int32, torch.int64)
+            and table.shape in ((tokens,), (1, tokens), (self._batch, tokens))
+        )
+        return Sizes(self._batch if s.has_batch else None, tokens, is_token_first, positions)
+
+    def _from_outputs(
+        self, contents: Contents, masks: Mapping[str, Any], arguments: Mapping[str, Tensor]
+    ) -> Rows | None:
+        """Return the rows of a function of query, key and value; None if it must be traced."""
+        is_function = {*self.specimen.sources} == {"query", "key", "value"}
+        if not is_function or self._lab.model is not None or self._is_black_box is False:
+            return None
+
+        def output(changed: Contents) -> Tensor:
+            self.count += 1
+            return self._lab.run(changed, extra=masks).rows
+
+        with suppress(Unread):
+            rows = rows_of_function(output, contents, self.specimen.name)
+            if self._is_black_box is None:
+                self._is_black_box = False
+                facts_of(rows, arguments)
+                self._is_black_box = True
+            return rows
+        return None
+
+    def _mask(self, form: Form, tokens: int) -> Tensor:
+        """Return a mask of a form that hides some keys, different ones in each sample."""
+        generator = torch.Generator().manual_seed(11)
+        shape = (self._batch, 1, tokens) if form.is_of_keys else (self._batch, tokens, tokens)
+        keep = torch.rand(shape, generator=generator) < 0.6
+        if form.axes == "lengths":
+            lengths = torch.arange(self._batch) % max(tokens - 2, 1) + 2
+            keep = (torch.arange(tokens) < lengths[:, None])[:, None, :]
+        keep[..., 0] = True  # no row is empty, also under a causal mask
+        if not form.is_of_keys:
+            keep |= torch.eye(tokens, dtype=torch.bool)
+        return form.encode(keep.expand(self._batch, tokens, tokens))
+
+
+def _distinct_ids(numbers: Tensor, high: int, seed: int) -> Tensor:
+    """Return ids that are all different, as far as there are enough; other numbers unchanged."""
+    if not high:
+        return numbers
+    count = numbers.numel()
+    generator = torch.Generator().manual_seed(seed)
+    permutations = [torch.randperm(high, generator=generator) for _ in range(count // high + 1)]
+    return torch.cat(permutations)[:count].reshape(numbers.shape)

@@ -1,0 +1,172 @@
+"""Facts about an attention beside its formula: its projections, its heads and its output."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.facts.merged_heads import HeadOutputs
+from regard.diagnosis.facts.origins import Sizes
+from regard.diagnosis.facts.rows import Rows
+from regard.diagnosis.facts.stages import stage_lines
+from regard.diagnosis.facts.trace import Step, Trace
+
+__all__ = ["ROLES", "Surroundings", "lines_of", "surroundings_of"]
+
+ROLES = ("query", "key", "value")
+
+Pair = tuple[str, str]
+"""Two of "query", "key" and "value"."""
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """Facts about an attention beside its formula.
+
+    Attributes:
+        is_module: queries are projected, not given.
+        crosses: queries and keys are projected from different tensors.
+        value_heads: the index of the value head of each head.
+        same_tensors: pairs of query, key and value that are one projected tensor.
+        same_layers: pairs that one layer projects, in two calls.
+        exchanged: the argument that is used as query, key or value in place of its own, by role.
+        has_equal_heads: all heads have the same query, key and weights.
+        projects_pieces: one matrix projects each of several pieces of a token.
+        value_is_input: the value is the input itself, while the query is projected.
+        is_merged: the heads of a token lie side by side; None if that is unknown.
+        keeps_order: row t of the result follows from row t of the output; None if unknown.
+        returns_other_weights: the result has weights that did not meet the values.
+    """
+
+    is_module: bool = True
+    crosses: bool = False
+    value_heads: tuple[int, ...] = ()
+    same_tensors: frozenset[Pair] = frozenset()
+    same_layers: frozenset[Pair] = frozenset()
+    exchanged: Mapping[str, str] = field(default_factory=dict[str, str])
+    has_equal_heads: bool = False
+    projects_pieces: bool = False
+    value_is_input: bool = False
+    is_merged: bool | None = None
+    keeps_order: bool | None = None
+    returns_other_weights: bool = False
+
+
+def surroundings_of(
+    rows: Rows, trace: Trace | None, sizes: Sizes, inputs: Collection[str], *, is_alone: bool
+) -> tuple[Surroundings, str]:
+    """Return the surroundings of an attention, and the line that merges its heads.
+
+    Args:
+        rows: the attention.
+        trace: its run; None if it was read from outputs.
+        sizes: of the run.
+        inputs: the roles of the inputs, such as "x", or "query", "key" and "value".
+        is_alone: the run has no other attention.
+    """
+    parts = (rows.query, rows.key, rows.weights)
+    query, _, value = (path.source for path in rows.paths)
+    equal = _equal_pairs(rows)
+    repeated = {pair for pair in equal if trace is not None and _is_repeated(rows, trace, pair)}
+    is_merged, line, keeps_order, returns = None, "", None, False
+    if trace is not None:
+        outputs = HeadOutputs(rows, trace, sizes)
+        is_merged, line = outputs.are_merged()
+        keeps_order = outputs.keep_order() if is_alone else None
+        returns = is_alone and outputs.return_other_weights()
+    exchanged = {
+        role: argument
+        for role, argument in zip(ROLES, rows.inputs, strict=True)
+        if argument and argument != role and {*ROLES} <= {*inputs}
+    }
+    surroundings = Surroundings(
+        is_module=not isinstance(query, str),
+        crosses=rows.crosses,
+        value_heads=rows.value_map or rows.head_map,
+        same_tensors=frozenset(equal - repeated),
+        same_layers=frozenset(repeated),
+        exchanged=exchanged,
+        has_equal_heads=rows.query.shape[1] > 1
+        and all(torch.equal(part[:, :1].expand_as(part), part) for part in parts),
+        projects_pieces=trace is not None and _projects_pieces(rows, trace, sizes),
+        value_is_input=isinstance(value, str) and not isinstance(query, str),
+        is_merged=is_merged,
+        keeps_order=keeps_order,
+        returns_other_weights=returns,
+    )
+    return surroundings, line
+
+
+def lines_of(rows: Rows, trace: Trace) -> dict[str, str]:
+    """Return the ``file:line`` of each stage of an attention, and of its projections.
+
+    They are those of ``stage_lines``, "query layer", "key layer" and "value layer", and "keys" for
+    the step that repeats the keys of grouped heads.
+    """
+    attention = rows.attentions[0]
+    lines = {**rows.lines, **stage_lines(trace, attention)}
+    for role, path in zip(ROLES, rows.paths, strict=True):
+        if isinstance(path.source, int):
+            calls = _calls(trace, path.source, attention.at)
+            # A layer that projects the key first and the value later is at fault in its last call.
+            lines[f"{role} layer"] = (calls[-1] if role == "value" else calls[0]).line
+    if attention.key is not None:
+        keys = attention.key.flatten()
+        for step in trace.steps[: attention.at]:
+            if step.depends and any(_holds(output, keys) for output in step.outputs):
+                lines["keys"] = step.line
+                break
+    return lines
+
+
+def _equal_pairs(rows: Rows) -> set[Pair]:
+    """Return the pairs of projected query, key and value that are equal."""
+    tensors = dict(zip(ROLES, (rows.query, rows.key, rows.value), strict=True))
+    sources = dict(zip(ROLES, (path.source for path in rows.paths), strict=True))
+    return {
+        (first, second)
+        for first, second in combinations(ROLES, 2)
+        if isinstance(sources[first], int)  # one input may be query, key and value
+        and tensors[first].shape == tensors[second].shape
+        and torch.equal(tensors[first], tensors[second])
+    }
+
+
+def _is_repeated(rows: Rows, trace: Trace, pair: Pair) -> bool:
+    """Return True if the layer of the first of a pair is called again."""
+    source = rows.paths[ROLES.index(pair[0])].source
+    return isinstance(source, int) and len(_calls(trace, source, len(trace.steps))) > 1
+
+
+def _calls(trace: Trace, source: int, before: int) -> list[Step]:
+    """Return a projection and the later ones with the same output."""
+    output = trace.steps[source].outputs[0]
+    later = trace.steps[source:before]
+    return [step for step in later if step.projects and step.outputs[0].equal(output)]
+
+
+def _projects_pieces(rows: Rows, trace: Trace, sizes: Sizes) -> bool:
+    """Return True if one matrix projects each of several pieces of a token."""
+    source = rows.paths[0].source
+    tokens = (sizes.batch or 1) * sizes.tokens
+    if isinstance(source, str):
+        return False
+    for factor in trace.steps[source].inputs[-2:-1]:  # the rows, before the matrix
+        is_one = factor.ndim == 3 and len(factor) == 1
+        matrix = factor.reshape(-1, factor.shape[-1]) if is_one else factor
+        if matrix.ndim == 2 and len(matrix) > tokens and len(matrix) % tokens == 0:
+            return len(cast(Tensor, matrix[:, 0].unique())) > tokens
+    return False
+
+
+def _holds(output: Tensor, keys: Tensor) -> bool:
+    """Return True if a tensor holds the numbers of repeated keys, as often as they do."""
+    if not output.is_floating_point() or output.numel() < keys.numel():
+        return False
+    repeats = int((keys == keys[0]).sum())
+    if repeats < 2 or int((output == keys[0]).sum()) < repeats:
+        return False
+    return bool(torch.isin(keys, output.double()).all())
