@@ -175,7 +175,7 @@ def test_one_scale_for_each_head_that_is_below_zero_is_wrong() -> None:
 
 LIMITS: dict[str, Change] = {
     "clamp": lambda s: s.clamp(-80, 80),
-    "topk": lambda s: s.masked_fill(s < s.topk(min(50, s.shape[-1]), -1).values[..., -1:], -1e9),
+    "topk": lambda s: s.masked_fill(s < s.topk(min(100, s.shape[-1]), -1).values[..., -1:], -1e9),
 }
 
 
@@ -364,6 +364,8 @@ class Sink(Heads):
         return every.softmax(-1)[..., :-1] @ v
 
 
-def test_a_sink_from_which_the_largest_is_taken_off_is_right() -> None:
+@pytest.mark.parametrize("seed", [0, 13])  # with 13, scores of 37 are taken off a sink of 2
+def test_a_sink_from_which_the_largest_is_taken_off_is_right(seed: int) -> None:
+    torch.manual_seed(seed)
     report = regard.check(Sink())
     assert (report.ok, names(report)) == (True, set()), str(report)

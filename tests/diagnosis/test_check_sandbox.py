@@ -51,7 +51,7 @@ def test_each_attention_of_a_file_is_checked_where_none_is_named() -> None:
     target = write("mine.py", f"{MODULE}\n{RIGHT}\n{unscaled}")
     checked = check_apart(target, {"embed_dim": 16, "num_heads": 4})
     verdicts = {report["name"]: report["verdict"] for report in checked.reports}
-    assert verdicts == {"SelfAttention": "right", "attention": "right", "unscaled": "wrong"}
+    assert verdicts == {"SelfAttention": "right", "attention": "right", "unscaled": "different"}
     assert (checked.troubles, checked.exit_code) == ((), 1)
 
 

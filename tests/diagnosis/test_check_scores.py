@@ -119,9 +119,7 @@ def test_what_is_added_and_changes_with_the_input_is_no_verdict() -> None:
 @in_turn(name=list(EXPLAINED), form=list(FORMS))
 def test_a_cap_a_bias_and_a_mask_of_places_are_right(name: str, form: str) -> None:
     report = regard.check(FORMS[form](EXPLAINED[name]))
-    # Without a batch a bias is not told from a cap.
-    is_alone = name == "capped and biased" and form == "without a batch"
-    assert report.verdict == ("cannot tell" if is_alone else "right"), str(report)
+    assert report.verdict == "right", str(report)
 
 
 def test_a_wrong_scale_under_a_bias_is_told_with_its_number() -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 import regard
 
@@ -40,3 +41,33 @@ def test_a_formula_is_stated_with_the_inputs_that_it_was_verified_on() -> None:
     report = regard.check(standard)
     assert report.computes is not None
     assert report.computes.domain.startswith("verified on 3 inputs of 7 to 29 tokens")
+
+
+def test_scores_that_do_not_follow_from_query_and_key_have_the_scale_0() -> None:
+    def by_distance(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        tokens = torch.arange(k.shape[-2])
+        return (0.0 * (q @ k.mT) - 0.5 * (tokens[:, None] - tokens).abs()).softmax(-1) @ v
+
+    report = regard.check(by_distance)
+    assert [finding.name for finding in report.faults] == ["wrong-scale"]
+    assert "scale: 0; expected: 1/√24" in report.findings[0].detail
+
+
+def test_numbers_that_are_multiplied_by_0_count_for_nothing() -> None:
+    """Memory that nobody has written to may hold NaN, or the numbers of an earlier run."""
+
+    class OneKey(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.both = nn.Linear(24, 24), nn.Linear(24, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            batch, length, _ = x.shape
+            q = self.query(x).reshape(batch, length * 3, 8)
+            k, v = self.both(x).split(8, -1)
+            unread = torch.full((batch, length * 3, length), torch.nan, dtype=x.dtype)
+            scores = torch.baddbmm(unread, q, k.mT, beta=0, alpha=8**-0.5)
+            return (scores.softmax(-1) @ v).view(batch, length, -1)
+
+    report = regard.check(OneKey(), expect=regard.spec(causal=False, heads=3, kv_heads=1))
+    assert report.verdict == "right", report

@@ -484,9 +484,11 @@ def _one_a_head(evidence: Evidence, rest: "_Rest", *, gradients: bool) -> Tensor
     Numbers that were added to a whole row were added to its sink, too.
     """
     column = cast(Tensor, evidence.sink)
+    size = column.abs() + 1
     if rest.shift is not None:
+        size = size + rest.shift.abs()  # the difference has the rounding of the larger number
         column = column - rest.shift
-    bound = 8 * evidence.steps.eps * (column.abs() + 1)
+    bound = 8 * evidence.steps.eps * size
     dead = _dead(evidence.weights)[..., None]
     for sink in (evidence.given_sink, None if gradients else column):
         if sink is None:

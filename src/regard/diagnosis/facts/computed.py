@@ -145,7 +145,7 @@ class _Search:
 
     def _facts(self, base: Run) -> list[Facts]:
         """Return the facts of all attentions of the run, with their surroundings and lines."""
-        all_facts = [facts_of(rows, base.arguments) for rows in base.rows]
+        all_facts = self._plain_facts(base)
         lines = self._runs.stage_lines(base) if base.trace is None else {}
         adds_positions = self._runs.adds_positions(base)
         is_alone = len(base.rows) == 1
@@ -168,6 +168,21 @@ class _Search:
                 )
             )
         return found
+
+    def _plain_facts(self, base: Run) -> list[Facts]:
+        """Return the facts of all attentions of the run.
+
+        What is added to scores is told from what query and key give them by two samples that have
+        it in common, so code without a batch is run once more.
+        """
+        try:
+            return [facts_of(rows, base.arguments) for rows in base.rows]
+        except Unread as error:
+            if base.sizes.batch is not None or error.stage != "scores":
+                raise
+        other = self._runs.run(base.sizes.tokens, seed=7)
+        both = zip(base.rows, other.rows, strict=True)
+        return [facts_of(rows.with_samples_of(more), base.arguments) for rows, more in both]
 
     def _others(self, tokens: int) -> Iterator[Run]:
         """Yield runs with other numbers, other lengths, and sharp weights.

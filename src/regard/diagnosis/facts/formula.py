@@ -332,34 +332,43 @@ def _scale(product: Tensor, logs: Tensor, visible: Tensor) -> tuple[float, ...] 
 def _capped(
     product: Tensor, logs: Tensor, visible: Tensor
 ) -> tuple[tuple[float, ...], float] | None:
-    """Return scale a and cap c of scores = c · tanh(a · product / c), by least squares."""
-    first = visible[0]
-    x, y = product[0], _centred(logs[0], first)
-    if int(first.sum()) < 3:
+    """Return scale a and cap c of scores = c · tanh(a · product / c), by least squares.
+
+    Numbers that are added after the cap are the same in two samples, so their difference lacks
+    them. One sample alone is read as if nothing was added.
+    """
+    visible, product, logs = visible[:2].all(0), product[:2], logs[:2]
+    if int(visible.sum()) < 3:
         return None
+
+    def terms_of(*numbers: Tensor) -> Tensor:
+        """Return numbers (samples, heads, q_len, kv_len) as columns, less all that rows share."""
+        gaps = (t[0] if len(t) == 1 else t[0] - t[1] for t in numbers)
+        return torch.stack([_centred(gap, visible)[visible] for gap in gaps], -1)
+
+    y = terms_of(logs)[:, 0]
     # The first two terms of the series, a·x - (a³/3c²)·x³, are where to begin.
-    terms = torch.stack([_centred(x, first)[first], _centred(x**3, first)[first]], -1)
-    linear, cubic = _least_squares(terms, y[first])
+    linear, cubic = _least_squares(terms_of(product, product**3), y)
     if not linear > 0 or not cubic < 0:
         return None
     scale, inverse = linear, math.sqrt(-3 * cubic / linear**3)
     for _ in range(100):
-        tanh = (scale * inverse * x).tanh()
-        by_scale = x * (1 - tanh.square())
+        tanh = (scale * inverse * product).tanh()
+        by_scale = product * (1 - tanh.square())
         by_inverse = (scale * by_scale - tanh / inverse) / inverse
-        terms = torch.stack([_centred(slope, first)[first] for slope in (by_scale, by_inverse)], -1)
+        terms = terms_of(by_scale, by_inverse)
         if not bool(terms.isfinite().all()):
             return None
-        step = _least_squares(terms, (y - _centred(tanh / inverse, first))[first])
+        step = _least_squares(terms, y - terms_of(tanh / inverse)[:, 0])
         scale, inverse = scale + step[0], abs(inverse + step[1])
         if not (math.isfinite(scale) and math.isfinite(inverse)) or not inverse:
             return None
         if abs(step[0]) < 1e-13 * abs(scale) and abs(step[1]) < 1e-11 * inverse:
             break
-    scores = _centred((scale * inverse * x).tanh() / inverse, first)
+    scores = terms_of((scale * inverse * product).tanh() / inverse)[:, 0]
     if not bool(((y - scores).abs() <= 1e-9 * max(1.0, float(y.abs().max()))).all()):
         return None
-    return (scale,) * x.shape[0], 1 / inverse
+    return (scale,) * product.shape[1], 1 / inverse
 
 
 def _least_squares(terms: Tensor, numbers: Tensor) -> tuple[float, float]:

@@ -1,15 +1,14 @@
-"""Where the numbers of a tensor come from: the first tensor of a run that holds all of them.
+"""The origin of the numbers of a tensor: the first tensor of a run that holds all of them.
 
 In float64 and on random inputs no two numbers of a run are equal by chance. So code that only moves
 numbers (views, transposes, slices, copies) can be read from the numbers alone: each element of a
-tensor is looked up in the tensors before it. ``Coordinates`` say of each element which sample and
-which token it belongs to, and in which column of a projection it was.
+tensor is looked up in the tensors before it. Its ``Coordinates`` are the sample and the token that
+it belongs to, and its column in a projection.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 from typing import cast
 
 import torch
@@ -39,12 +38,12 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """Of each element of a tensor its sample, its token and its column, integers of its shape.
+    """The sample, the token and the column of each element of a tensor, integers of its shape.
 
     Attributes:
         sample: from 0; all 0 without a batch.
         token: from 0.
-        column: the place among the other axes, from 0.
+        column: the index in all other axes together, from 0.
     """
 
     sample: Tensor
@@ -52,9 +51,8 @@ class Coordinates:
     column: Tensor
 
     def at(self, index: Tensor) -> "Coordinates":
-        """Return the coordinates of the elements at flat places."""
-        own = (t.flatten()[index] for t in (self.sample, self.token, self.column))
-        return Coordinates(*own)
+        """Return the coordinates of the elements with flat indices, in the shape of these."""
+        return Coordinates(*(t.flatten()[index] for t in (self.sample, self.token, self.column)))
 
     def reshape(self, *shape: int) -> "Coordinates":
         return Coordinates(*(t.reshape(shape) for t in (self.sample, self.token, self.column)))
@@ -65,10 +63,10 @@ class Origin:
     """A tensor that holds all numbers of another one.
 
     Attributes:
-        at: the number of the step that gave it; -1 for an input.
-        name: of the input; "" for a step.
-        tensor: itself.
-        index: the flat place in it of each element, of the other tensor's shape.
+        at: the index of the step that gave it; -1 for an input.
+        name: that of the input; "" for a step.
+        tensor: the one that holds them.
+        index: the flat index in it of each element, of the other tensor's shape.
     """
 
     at: int
@@ -95,7 +93,8 @@ class Numbers:
         flat = [t.flatten() for _, _, t in self._tensors]
         if not flat:
             flat = [torch.zeros(0, dtype=torch.float64)]
-        self._values, order = torch.cat(flat).double().sort(stable=True)
+        # A binary search would go wrong at NaN. Only finite numbers are looked for.
+        self._values, order = _without_nan(torch.cat(flat).double()).sort(stable=True)
         counts = torch.tensor([t.numel() for t in flat])
         owners = torch.repeat_interleave(torch.arange(len(flat)), counts)
         self._owners = owners[order]
@@ -108,28 +107,21 @@ class Numbers:
             tensor: the other one.
             before: the number of a step that all steps must precede.
         """
-        return next(iter(self.holders(tensor, before=before)), None)
-
-    def holders(self, tensor: Tensor, *, before: int | None = None, most: int = 1) -> list[Origin]:
-        """Return the first tensors that hold all numbers of another one."""
-        wanted = tensor.detach().double().contiguous()
-        if not wanted.numel() or not bool(wanted.isfinite().all()):
-            return []
+        numbers = tensor.detach().double().contiguous()
+        if not numbers.numel() or not bool(numbers.isfinite().all()):
+            return None
         # A number that seldom occurs has the fewest owners.
-        probe = wanted.flatten()[wanted.numel() // 2]
+        probe = numbers.flatten()[numbers.numel() // 2]
         first = torch.searchsorted(self._values, probe, right=False)
         last = torch.searchsorted(self._values, probe, right=True)
-        found: list[Origin] = []
         for owner in cast(list[int], self._owners[first:last].unique().tolist()):
-            at, name, held = self._tensors[owner]
+            at, name, holder = self._tensors[owner]
             if before is not None and at >= before:
                 break
-            index = self._index(owner, wanted)
+            index = self._index(owner, numbers)
             if index is not None:
-                found.append(Origin(at, name, held, index))
-                if len(found) == most:
-                    break
-        return found
+                return Origin(at, name, holder, index)
+        return None
 
     def located(self, origin: Origin, sizes: Sizes) -> Coordinates | None:
         """Return the coordinates of all elements of an origin.
@@ -137,65 +129,72 @@ class Numbers:
         Where its axes do not tell samples and tokens apart, the rows that it was made of do.
         """
         shape = origin.tensor.shape
-        found = located(shape, sizes)
-        both = None if sizes.batch is None else sizes.batch * sizes.tokens
-        if origin.at < 0 or (found is not None and both not in shape):
-            return found
+        by_axes = located(shape, sizes)
+        rows = None if sizes.batch is None else sizes.batch * sizes.tokens
+        if origin.at < 0 or (by_axes is not None and rows not in shape):
+            return by_axes
         step = self.steps[origin.at]
-        for given in step.inputs:
-            if given.shape == shape:  # a bias is added
-                before = self.origin(given, before=origin.at)
-                whole = None if before is None else self.located(before, sizes)
-                if before is not None and whole is not None:
-                    return whole.at(before.index.flatten()).reshape(*shape)
-        return self._of_product(origin, step, sizes) or found
+        for tensor in step.inputs:
+            if tensor.shape == shape:  # a bias is added
+                before = self.origin(tensor, before=origin.at)
+                coordinates = None if before is None else self.located(before, sizes)
+                if before is not None and coordinates is not None:
+                    return coordinates.at(before.index)
+        return self._of_product(origin, step, sizes) or by_axes
 
     def _of_product(self, origin: Origin, step: Step, sizes: Sizes) -> Coordinates | None:
         """Return the coordinates of the product of rows (leading, rows, width) and parameters."""
         shape = origin.tensor.shape
-        pairs = [t for t in step.inputs if t.ndim == len(shape) and t.ndim in (2, 3)][-2:]
-        if len(pairs) != 2 or pairs[0].shape[-1] != pairs[1].shape[-2]:
+        factors = [t for t in step.inputs if t.ndim == len(shape) and t.ndim in (2, 3)][-2:]
+        if len(factors) != 2 or factors[0].shape[-1] != factors[1].shape[-2]:
             return None
-        for rows, other, is_turned in ((pairs[0], pairs[1], False), (pairs[1], pairs[0], True)):
+        left, right = factors
+        for rows, parameters, is_turned in ((left, right, False), (right, left, True)):
             before = self.origin(rows, before=origin.at)
-            place = None if before is None else self.located(before, sizes)
-            if before is None or place is None:
+            coordinates = None if before is None else self.located(before, sizes)
+            if before is None or coordinates is None:
                 continue
             index = before.index.mT if is_turned else before.index
-            at = place.at(index[..., 0])
+            of_rows = coordinates.at(index[..., 0])
             sample, token = (
-                t[..., None].expand(_turned(shape, is_turned)) for t in (at.sample, at.token)
+                t[..., None].expand(_turned(shape, is_turned))
+                for t in (of_rows.sample, of_rows.token)
             )
             # A column is known by the first number of its parameters.
-            names = other[..., 0] if is_turned else other[..., 0, :]
-            flat = names.detach().double().flatten()
-            known, column = cast(tuple[Tensor, Tensor], flat.unique(return_inverse=True))
-            first = torch.full((len(known),), len(flat)).scatter_reduce(
+            first_numbers = parameters[..., 0] if is_turned else parameters[..., 0, :]
+            flat = first_numbers.detach().double().flatten()
+            distinct, column = cast(tuple[Tensor, Tensor], flat.unique(return_inverse=True))
+            first = torch.full((len(distinct),), len(flat)).scatter_reduce(
                 0, column, torch.arange(len(flat)), "amin"
             )
-            column = first[column].reshape(names.shape)[..., None, :].expand(sample.shape)
+            column = first[column].reshape(first_numbers.shape)[..., None, :].expand(sample.shape)
             parts = (sample, token, column)
             return Coordinates(*(t.mT if is_turned else t for t in parts))
         return None
 
-    def like(self, tensor: Tensor, *, before: int) -> list[tuple[int, str, Tensor]]:
-        """Return the tensors before a step with as many numbers, in order."""
+    def of_size(self, count: int, *, before: int) -> list[tuple[int, str, Tensor]]:
+        """Return the tensors before a step that have as many numbers, in order."""
         return [
-            (at, name, held)
-            for at, name, held in self._tensors
-            if at < before and held.numel() == tensor.numel() and held.is_floating_point()
+            (at, name, tensor)
+            for at, name, tensor in self._tensors
+            if at < before and tensor.numel() == count and tensor.is_floating_point()
         ]
 
-    def _index(self, owner: int, wanted: Tensor) -> Tensor | None:
+    def _index(self, owner: int, numbers: Tensor) -> Tensor | None:
+        """Return the flat index of numbers in a tensor; None if it does not hold all of them."""
         if owner not in self._sorted:
-            held = self._tensors[owner][2].detach().double().flatten()
-            self._sorted[owner] = held.sort(stable=True)
+            holder = _without_nan(self._tensors[owner][2].detach().double().flatten())
+            self._sorted[owner] = holder.sort(stable=True)
         values, order = self._sorted[owner]
-        place = torch.searchsorted(values, wanted.flatten())
-        place = place.clamp(max=len(values) - 1)
-        if not bool((values[place] == wanted.flatten()).all()):
+        flat = numbers.flatten()
+        place = torch.searchsorted(values, flat).clamp(max=len(values) - 1)
+        if not bool((values[place] == flat).all()):
             return None
-        return order[place].reshape(wanted.shape)
+        return order[place].reshape(numbers.shape)
+
+
+def _without_nan(numbers: Tensor) -> Tensor:
+    return numbers.nan_to_num(torch.inf, torch.inf, -torch.inf)
 
 
 def _turned(shape: Sequence[int], is_turned: bool) -> tuple[int, ...]:
@@ -212,7 +211,7 @@ def _real(tensor: Tensor) -> Tensor | None:
 
 
 def located(shape: Sequence[int], sizes: Sizes) -> Coordinates | None:
-    """Return which sample, token and column each element of a tensor has, by its axes' lengths.
+    """Return the coordinates of a tensor by the lengths of its axes.
 
     None where no axes are as long as there are tokens and samples. The lengths of a run are chosen
     so that no other axis has them.
@@ -221,24 +220,23 @@ def located(shape: Sequence[int], sizes: Sizes) -> Coordinates | None:
     if axes is None:
         return None
     samples, tokens, is_turned = axes
-    count = prod(shape)
-    place = torch.arange(count).reshape(tuple(shape))
+    zeros = torch.zeros(tuple(shape), dtype=torch.int64)
     grids = torch.meshgrid(*(torch.arange(n) for n in shape), indexing="ij") if shape else ()
 
-    def number(own: tuple[int, ...]) -> Tensor:
-        total = torch.zeros_like(place)
-        for axis in own:
+    def index(axes: tuple[int, ...]) -> Tensor:
+        total = zeros
+        for axis in axes:
             total = total * shape[axis] + grids[axis]
         return total
 
-    column = number(tuple(a for a in range(len(shape)) if a not in (*samples, *tokens)))
+    column = index(tuple(a for a in range(len(shape)) if a not in (*samples, *tokens)))
     if samples and samples == tokens:  # one axis for both
-        both = number(tokens)
+        row = index(tokens)
         inner = sizes.batch or 1 if is_turned else sizes.tokens
-        outer, within = both // inner, both % inner
+        outer, within = row // inner, row % inner
         sample, token = (within, outer) if is_turned else (outer, within)
         return Coordinates(sample, token, column)
-    return Coordinates(number(samples), number(tokens), column)
+    return Coordinates(index(samples), index(tokens), column)
 
 
 def _axes(
@@ -247,19 +245,20 @@ def _axes(
     """Return the axes of samples and of tokens; the same where one axis has both."""
     batch, tokens = sizes.batch, sizes.tokens
     if batch is not None and batch * tokens in shape:
-        own = (shape.index(batch * tokens),)
-        return own, own, sizes.is_token_first
-    token = _run(shape, tokens)
+        axes = (shape.index(batch * tokens),)
+        return axes, axes, sizes.is_token_first
+    token = _axes_of_length(shape, tokens)
     if token is None:
         return None
     if batch is None:
         return (), token, False
-    rest = tuple(1 if axis in token else n for axis, n in enumerate(shape))
-    sample = (rest.index(batch),) if batch in rest else None
-    return None if sample is None else (sample, token, False)
+    without_tokens = [1 if axis in token else n for axis, n in enumerate(shape)]
+    if batch not in without_tokens:
+        return None
+    return (without_tokens.index(batch),), token, False
 
 
-def _run(shape: tuple[int, ...], length: int) -> tuple[int, ...] | None:
+def _axes_of_length(shape: tuple[int, ...], length: int) -> tuple[int, ...] | None:
     """Return the axis of a length, or two neighbours that have it together, as pixels do."""
     if length in shape:
         return (shape.index(length),)

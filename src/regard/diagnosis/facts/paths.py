@@ -1,7 +1,8 @@
-"""The way from a projection, or an input, to the query, the key or the value of an attention.
+"""The path from a projection, or an input, to the query, the key or the value of an attention.
 
-A way is a row of operations on each token alone: a factor, a norm, a rotation by position. Each of
-them is found by a relation between the numbers of two tensors, whatever operations the code used.
+A path is a list of operations on each token alone: a factor, a norm, a rotation by position. Each
+of them is found by a relation between the numbers of two tensors, whatever operations the code
+used.
 """
 
 import math
@@ -12,17 +13,17 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.diagnosis.facts.origins import Coordinates, Numbers, Sizes, located
+from regard.diagnosis.facts.origins import Coordinates, Numbers, Origin, Sizes, located
 
 __all__ = ["Factor", "Norm", "Part", "Path", "Rotation", "path_to"]
 
 _CLOSE = 1e-9
-_MOST = 8  # operations on a way
+_MOST_OPERATIONS = 8  # on a path
 
 
 @dataclass(frozen=True)
 class Factor:
-    """All numbers times one number."""
+    """A number that all numbers are multiplied by."""
 
     factor: float
 
@@ -33,7 +34,7 @@ class Norm:
 
     Attributes:
         kind: "rms", "l2" or "layer".
-        width: over how many numbers.
+        width: the number of numbers that share one.
     """
 
     kind: str
@@ -46,8 +47,8 @@ class Rotation:
 
     Attributes:
         pairing: "halves": i with i + part / 2; "neighbours": 2i with 2i + 1.
-        part: how many columns of a head are turned.
-        angles: of a step of one token, in radians, (part / 2).
+        part: the number of columns of a head that are turned.
+        angles: those of a step of one token, in radians, (part / 2).
         start: the position of the first token.
     """
 
@@ -71,7 +72,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Part:
-    """One of several parts of the columns, each with a way of its own."""
+    """Several parts of the columns, each with a path of its own."""
 
     paths: tuple["Path", ...]
 
@@ -81,13 +82,13 @@ Operation = Factor | Norm | Rotation | Part
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """The way to a tensor.
+    """The path to a tensor.
 
     Attributes:
-        source: the number of the step of the projection, or the name of the input.
-        operations: from the source on; None if the way could not be read.
-        line: of the step that could not be read.
-        coordinates: of each element of the tensor in the source; None if they are unknown.
+        source: the index of the step of the projection, or the name of the input.
+        operations: those from the source on; None if the path could not be read.
+        line: the line of the step that could not be read; "" if all could.
+        coordinates: those in the source of each element of the tensor; None if they are unknown.
     """
 
     source: int | str
@@ -97,8 +98,8 @@ class Path:
 
 
 def path_to(tensor: Tensor, numbers: Numbers, sizes: Sizes, *, before: int) -> Path:
-    """Return the way to a tensor that a run held before a step."""
-    return _path(tensor, numbers, sizes, before, _MOST)
+    """Return the path to a tensor that a run held before a step."""
+    return _path(tensor, numbers, sizes, before, _MOST_OPERATIONS)
 
 
 def _path(tensor: Tensor, numbers: Numbers, sizes: Sizes, before: int, most: int) -> Path:
@@ -106,90 +107,75 @@ def _path(tensor: Tensor, numbers: Numbers, sizes: Sizes, before: int, most: int
     if origin is None:
         return Path(-1, None, "", None)
     if origin.at < 0:
-        place = located(origin.tensor.shape, sizes)
-        return Path(origin.name, (), "", None if place is None else _of(place, origin.index))
+        coordinates = located(origin.tensor.shape, sizes)
+        return Path(origin.name, (), "", _at(coordinates, origin.index))
     step = numbers.steps[origin.at]
-    if step.projects and not _is_norm(step.name):
-        place = numbers.located(origin, sizes)
-        return Path(origin.at, (), "", None if place is None else _of(place, origin.index))
+    if step.projects and "norm" not in step.name:
+        return Path(origin.at, (), "", _at(numbers.located(origin, sizes), origin.index))
     if not most:
         return Path(origin.at, None, step.line, None)
-    held = origin.tensor
+    after = origin.tensor
     candidates = [
         (at, earlier, shape)
-        for at, _, earlier in numbers.like(held, before=origin.at)
-        if (shape := _common_shape(earlier.shape, held.shape)) is not None
-        and _may_precede(earlier, held)
+        for at, _, earlier in numbers.of_size(after.numel(), before=origin.at)
+        if (shape := _common_shape(earlier.shape, after.shape)) is not None
+        and not torch.equal(earlier.reshape(after.shape), after)
     ]
     # A factor first: with it, a norm of what is before it would look like one of other weights.
     for relation in (_times, _norm_or_turn):
         for at, earlier, shape in candidates:
-            change = relation(earlier.reshape(shape), held.reshape(shape))
+            change = relation(earlier.reshape(shape), after.reshape(shape))
             if change is None:
                 continue
-            before_it = _path(earlier, numbers, sizes, at + 1, most - 1)
-            if before_it.operations is None or before_it.coordinates is None:
+            path = _path(earlier, numbers, sizes, at + 1, most - 1)
+            if path.operations is None or path.coordinates is None:
                 continue
-            place = before_it.coordinates.reshape(*shape)
+            coordinates = path.coordinates.reshape(*shape)
             if isinstance(change, _Turned):
-                turned = change.rotation(place, sizes.positions)
-                if turned is None:
+                change = change.rotation(coordinates, sizes.positions)
+                if change is None:
                     continue
-                change = turned
-            made = () if isinstance(change, _Cast) else (change,)
-            operations = (*before_it.operations, *made)
-            return Path(before_it.source, operations, "", _of(place, origin.index))
+            operations = (
+                path.operations if isinstance(change, _Cast) else (*path.operations, change)
+            )
+            return Path(path.source, operations, "", coordinates.at(origin.index))
     if step.name == "cat":
-        return _of_parts(held, numbers, sizes, origin.at, origin.index, most)
+        return _path_of_parts(origin, numbers, sizes, most)
     return Path(origin.at, None, step.line, None)
 
 
-def _common_shape(one: torch.Size, other: torch.Size) -> torch.Size | None:
+def _common_shape(first: torch.Size, second: torch.Size) -> torch.Size | None:
     """Return the shape of two tensors, one of which may have pairs as an axis of their own."""
-    for wide, split in ((one, other), (other, one)):
+    for wide, split in ((first, second), (second, first)):
         if len(split) == len(wide) + 1 and split[-1] == 2 and split[:-2] == wide[:-1]:
             return wide
-    return one if one == other else None
+    return first if first == second else None
 
 
-def _of(place: Coordinates, index: Tensor) -> Coordinates:
-    return place.at(index.flatten()).reshape(*index.shape)
+def _at(coordinates: Coordinates | None, index: Tensor) -> Coordinates | None:
+    return None if coordinates is None else coordinates.at(index)
 
 
-def _of_parts(
-    held: Tensor, numbers: Numbers, sizes: Sizes, at: int, index: Tensor, most: int
-) -> Path:
-    """Return the way to a tensor that was put together of parts along its last axis."""
-    step = numbers.steps[at]
+def _path_of_parts(origin: Origin, numbers: Numbers, sizes: Sizes, most: int) -> Path:
+    """Return the path to a tensor that was put together of parts along its last axis."""
+    at, tensor, step = origin.at, origin.tensor, numbers.steps[origin.at]
     pieces = [t for t in step.inputs if t.is_floating_point() and t.numel()]
-    lead = held.shape[:-1]
-    if any(t.shape[:-1] != lead for t in pieces):
+    widths = [piece.shape[-1] for piece in pieces]
+    if any(t.shape[:-1] != tensor.shape[:-1] for t in pieces) or sum(widths) != tensor.shape[-1]:
         return Path(at, None, step.line, None)
-    ways: list[Path] = []
-    start = 0
-    for piece in pieces:
-        own = held[..., start : start + piece.shape[-1]]
-        start += piece.shape[-1]
-        way = _path(own, numbers, sizes, at, most - 1)
-        if way.operations is None or way.coordinates is None:
-            return Path(at, None, way.line or step.line, None)
-        ways.append(way)
-    if start != held.shape[-1]:
-        return Path(at, None, step.line, None)
-    places = [way.coordinates for way in ways if way.coordinates is not None]
+    paths: list[Path] = []
+    coordinates: list[Coordinates] = []
+    for part in cast(tuple[Tensor, ...], tensor.split(widths, -1)):
+        path = _path(part, numbers, sizes, at, most - 1)
+        if path.operations is None or path.coordinates is None:
+            return Path(at, None, path.line or step.line, None)
+        paths.append(path)
+        coordinates.append(path.coordinates)
     names = ("sample", "token", "column")
-    joined = Coordinates(*(torch.cat([getattr(p, n) for p in places], -1) for n in names))
-    # Columns of several projections are told apart by the projection.
-    operations = (Part(tuple(ways)),)
-    return Path(ways[0].source, operations, "", _of(joined, index))
-
-
-def _is_norm(name: str) -> bool:
-    return "norm" in name
-
-
-def _may_precede(earlier: Tensor, held: Tensor) -> bool:
-    return not (earlier.numel() == held.numel() and torch.equal(earlier.reshape(held.shape), held))
+    joined = Coordinates(
+        *(torch.cat([getattr(c, name) for c in coordinates], -1) for name in names)
+    )
+    return Path(paths[0].source, (Part(tuple(paths)),), "", joined.at(origin.index))
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,49 +186,51 @@ class _Turned:
     part: int
     angles: Tensor  # (..., part / 2)
 
-    def rotation(self, place: Coordinates, given: Sequence[Tensor]) -> Rotation | None:
+    def rotation(self, coordinates: Coordinates, tables: Sequence[Tensor]) -> Rotation | None:
         """Return the rotation if each angle is one step's angle times the position.
 
-        The position is the number of the token, or what one of the given tables says of it.
+        The position is the index of the token, or the number that one of the tables has for it.
         """
         half = self.part // 2
         first = slice(0, half) if self.pairing == "halves" else slice(0, self.part, 2)
         width = self.angles.shape[-1]
-        sample, token = (t[..., first].reshape(-1, width) for t in (place.sample, place.token))
-        for table in (None, *given):
+        sample, token = (
+            index[..., first].reshape(-1, width)
+            for index in (coordinates.sample, coordinates.token)
+        )
+        for table in (None, *tables):
             position = token
             if table is not None:
                 rows = table.reshape(-1, table.shape[-1])
                 position = rows[sample if len(rows) > 1 else torch.zeros_like(sample), token]
-            found = self._by(position)
-            if found is not None:
-                return found
+            rotation = self._by(position)
+            if rotation is not None:
+                return rotation
         return None
 
     def _by(self, position: Tensor) -> Rotation | None:
         """Return the rotation by positions, (rows, part / 2)."""
         width = self.angles.shape[-1]
-        angles = self.angles.reshape(-1, width)
         steps: list[float] = []
         starts: list[float] = []
-        for column in range(width):
-            own, at = angles[:, column], position[:, column]
-            known, place = cast(tuple[Tensor, Tensor], at.unique(return_inverse=True))
-            table = torch.zeros(len(known), dtype=own.dtype)
-            table[place] = own
-            if not _close(_wrapped(table[place] - own), torch.zeros_like(own), 1e-6, size=1.0):
+        for angles, at in zip(self.angles.reshape(-1, width).mT, position.mT, strict=True):
+            positions, inverse = cast(tuple[Tensor, Tensor], at.unique(return_inverse=True))
+            table = torch.zeros(len(positions), dtype=angles.dtype)
+            table[inverse] = angles
+            gap = _wrapped(table[inverse] - angles)
+            if not _close(gap, torch.zeros_like(gap), 1e-6, size=1.0):
                 return None
-            if len(known) < 2 or int(known[1] - known[0]) != 1:
+            if len(positions) < 2 or int(positions[1] - positions[0]) != 1:
                 return None
             step = float(_wrapped(table[1] - table[0]))
-            grown = table[0] + step * (known - known[0])
-            if not _close(_wrapped(grown - table), torch.zeros_like(table), 1e-5, size=1.0):
+            gap = _wrapped(table[0] + step * (positions - positions[0]) - table)
+            if not _close(gap, torch.zeros_like(gap), 1e-5, size=1.0):
                 return None
             steps.append(step)
-            starts.append(float(table[0]) / step - float(known[0]) if step else 0.0)
+            starts.append(float(table[0]) / step - float(positions[0]) if step else 0.0)
         if not any(abs(step) > 1e-9 for step in steps):
             return None
-        start = starts[max(range(width), key=lambda own: abs(steps[own]))]
+        start = starts[max(range(width), key=lambda column: abs(steps[column]))]
         part = self.part
         if self.pairing == "neighbours":  # pairs that are not turned are no part of it
             steps = [step for step in steps if abs(step) > 1e-9]
@@ -259,34 +247,35 @@ def _wrapped(angle: Tensor) -> Tensor:
     return (angle + math.pi) % (2 * math.pi) - math.pi
 
 
-def _times(one: Tensor, other: Tensor) -> Factor | _Cast | None:
-    """Return the factor that makes one tensor of another one of its shape."""
-    if not _has_numbers(one, other):
+def _times(before: Tensor, after: Tensor) -> Factor | _Cast | None:
+    """Return the factor between two tensors of one shape."""
+    if not _has_numbers(before, after):
         return None
-    return _Cast() if _close(one, other, 1e-6) else _factor(one, other)
+    return _Cast() if _close(before, after, 1e-6) else _factor(before, after)
 
 
-def _norm_or_turn(one: Tensor, other: Tensor) -> Norm | _Turned | None:
-    """Return what else makes one tensor of another one of its shape, each token alone."""
-    return (_norm(one, other) or _turn(one, other)) if _has_numbers(one, other) else None
-
-
-def _has_numbers(one: Tensor, other: Tensor) -> bool:
-    return bool(one.any()) and bool((one.isfinite() & other.isfinite()).all())
-
-
-def _factor(one: Tensor, other: Tensor) -> Factor | None:
-    top = one.abs().argmax()
-    factor = float(other.flatten()[top] / one.flatten()[top])
-    return Factor(factor) if _close(one * factor, other) and factor != 1.0 else None
-
-
-def _norm(one: Tensor, other: Tensor) -> Norm | None:
-    width = one.shape[-1]
-    if one.ndim < 2 or width < 2:
+def _norm_or_turn(before: Tensor, after: Tensor) -> Norm | _Turned | None:
+    """Return the norm or the rotation between two tensors of one shape."""
+    if not _has_numbers(before, after):
         return None
-    x = one.reshape(-1, width)
-    y = other.reshape(-1, width)
+    return _norm(before, after) or _turn(before, after)
+
+
+def _has_numbers(before: Tensor, after: Tensor) -> bool:
+    return bool(before.any()) and bool((before.isfinite() & after.isfinite()).all())
+
+
+def _factor(before: Tensor, after: Tensor) -> Factor | None:
+    largest = before.abs().argmax()
+    factor = float(after.flatten()[largest] / before.flatten()[largest])
+    return Factor(factor) if _close(before * factor, after) and factor != 1.0 else None
+
+
+def _norm(before: Tensor, after: Tensor) -> Norm | None:
+    width = before.shape[-1]
+    if before.ndim < 2 or width < 2:
+        return None
+    x, y = (t.reshape(-1, width) for t in (before, after))
     if len(x) < 4:
         return None
     return _without_mean(x, y) or _with_mean(x, y)
@@ -310,15 +299,15 @@ def _without_mean(x: Tensor, y: Tensor) -> Norm | None:
     if not _close(x * weight * factor[:, None], y):
         return None
     inverse = factor.pow(-2)
-    own, other = square - square.mean(), inverse - inverse.mean()
-    slope = (own * other).sum() / own.square().sum()
-    added = inverse.mean() - slope * square.mean()
-    if slope <= 0 or not _close(slope * square + added, inverse, 1e-6):
+    centred = square - square.mean()
+    slope = (centred * (inverse - inverse.mean())).sum() / centred.square().sum()
+    eps = inverse.mean() - slope * square.mean()
+    if slope <= 0 or not _close(slope * square + eps, inverse, 1e-6):
         return None
     size = weight / slope.sqrt()
     is_even = bool(torch.allclose(size, size.mean().expand_as(size), rtol=1e-6))
     is_l2 = is_even and math.isclose(float(size.mean()), width**-0.5, rel_tol=1e-6)
-    return Norm("l2" if is_l2 and added.abs() < 1e-9 else "rms", width)
+    return Norm("l2" if is_l2 and eps.abs() < 1e-9 else "rms", width)
 
 
 def _with_mean(x: Tensor, y: Tensor) -> Norm | None:
@@ -327,9 +316,9 @@ def _with_mean(x: Tensor, y: Tensor) -> Norm | None:
     variance = centred.square().mean(-1, keepdim=True)
     for eps in _EPS:
         unit = centred / (variance + eps).sqrt()
-        own, other = unit - unit.mean(0), y - y.mean(0)
-        weight = (own * other).sum(0) / own.square().sum(0)
-        if _close(own * weight, other):
+        unit_rest, rest = unit - unit.mean(0), y - y.mean(0)
+        weight = (unit_rest * rest).sum(0) / unit_rest.square().sum(0)
+        if _close(unit_rest * weight, rest):
             return Norm("layer", x.shape[-1])
     return None
 
@@ -337,34 +326,29 @@ def _with_mean(x: Tensor, y: Tensor) -> Norm | None:
 _EPS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 0.0)
 
 
-def _turn(one: Tensor, other: Tensor) -> _Turned | None:
-    width = one.shape[-1]
-    if width % 2 or width < 2 or one.ndim < 2:
+def _turn(before: Tensor, after: Tensor) -> _Turned | None:
+    width = before.shape[-1]
+    if width % 2 or width < 2 or before.ndim < 2:
         return None
     for pairing in ("halves", "neighbours"):
-        parts = [width]
-        if pairing == "neighbours" or width % 4 == 0:
-            parts += []
-        for part in parts:
-            a, b = (_pairs(t, pairing, part) for t in (one, other))
-            if not _close(a.abs(), b.abs(), 1e-6):
-                continue
+        a, b = (_pairs(t, pairing) for t in (before, after))
+        if _close(a.abs(), b.abs(), 1e-6):
             angles = (b * a.conj() / a.abs().square()).angle()
-            return _Turned(pairing, part, angles)
+            return _Turned(pairing, width, angles)
     return None
 
 
-def _pairs(tensor: Tensor, pairing: str, part: int) -> Tensor:
-    own = tensor[..., :part].double()
+def _pairs(tensor: Tensor, pairing: str) -> Tensor:
+    """Return pairs of numbers as complex numbers, (..., width / 2)."""
     if pairing == "halves":
-        first, second = own.chunk(2, -1)
+        first, second = tensor.double().chunk(2, -1)
     else:
-        first, second = own[..., ::2], own[..., 1::2]
+        first, second = tensor[..., ::2].double(), tensor[..., 1::2].double()
     return torch.complex(first.contiguous(), second.contiguous())
 
 
 def _close(
-    one: Tensor, other: Tensor, tolerance: float = _CLOSE, size: float | None = None
+    first: Tensor, second: Tensor, tolerance: float = _CLOSE, size: float | None = None
 ) -> bool:
-    size = float(other.abs().max()) if size is None else size
-    return bool(((one - other).abs() <= tolerance * max(size, 1e-300)).all())
+    size = float(second.abs().max()) if size is None else size
+    return bool(((first - second).abs() <= tolerance * max(size, 1e-300)).all())

@@ -1,9 +1,10 @@
 """One attention of a run by sample, head and token, whatever axes the code has."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -40,12 +41,12 @@ class Rows:
         key: (samples, heads, kv_len, head_dim), that of each head of queries.
         value: (samples, heads, kv_len, columns).
         weights: (samples, heads, q_len, kv_len).
-        head_map: the number of the key head of each head.
-        value_map: the number of the value head of each head.
-        crosses: queries and keys are projected from other tensors.
-        inputs: the names of what query, key and value are projected from; "" for no input.
-        paths: the ways to query, key and value.
-        attentions: of the run, that it consists of.
+        head_map: the index of the key head of each head.
+        value_map: the index of the value head of each head; empty: as ``head_map``.
+        crosses: queries and keys are projected from different tensors.
+        inputs: the names of the inputs that query, key and value are projected from; "" for none.
+        paths: those to query, key and value.
+        attentions: the attentions of the run that it consists of.
     """
 
     module: str
@@ -61,15 +62,21 @@ class Rows:
     inputs: tuple[str, str, str] = ("", "", "")
     attentions: tuple[Attention, ...] = ()
 
+    def with_samples_of(self, other: "Rows") -> "Rows":
+        """Return the rows with the samples of another run of the same attention added."""
+        names = ("query", "key", "value", "weights")
+        pairs = {name: [getattr(self, name), getattr(other, name)] for name in names}
+        return replace(self, **{name: torch.cat(tensors) for name, tensors in pairs.items()})
+
 
 @dataclass(frozen=True, eq=False)
 class _Side:
     """Queries, keys or values.
 
     Attributes:
-        path: the way to them.
-        sample: of each row, (leading, rows).
-        token: likewise.
+        path: that to them.
+        sample: the sample of each row, (leading, rows).
+        token: the token of each row.
         columns: the source and the columns of each row's numbers there, hashable, by [lead][row].
         numbers: (leading, rows, columns).
     """
@@ -83,7 +90,7 @@ class _Side:
 
 @dataclass(frozen=True, eq=False)
 class _Record:
-    """One attention of a run, with what is known of its rows and keys."""
+    """One attention of a run, with the samples, tokens and heads of its rows and keys."""
 
     attention: Attention
     query: _Side
@@ -94,49 +101,53 @@ class _Record:
 
 def rows_of(trace: Trace, numbers: Numbers, sizes: Sizes) -> list[Rows | Unread]:
     """Return the attentions of a run; pieces of one attention are put together."""
-    found: list[Rows | Unread] = []
+    read: list[Rows | Unread] = []
     groups: dict[tuple[object, ...], list[_Record]] = {}
-    around: dict[tuple[object, ...], dict[str, Any]] = {}
     for attention in trace.attentions:
         try:
             record = _record(attention, numbers, sizes)
         except Unread as error:
-            error.line = error.line or attention.lines.get("softmax", "")
-            found.append(error)
+            read.append(_with_line(error, attention))
             continue
-        inputs = _inputs(record.query.path, numbers)
         lines = attention.lines
-        at = (lines.get("value") or lines.get("softmax") or attention.at, inputs)
-        groups.setdefault(at, []).append(record)
-        paths = (record.query.path, record.key.path, record.value.path)
-        query, key, value = (_inputs(path, numbers) for path in paths)
-        names = (_name_of(query), _name_of(key), _name_of(value))
-        around[at] = {"crosses": query != key, "inputs": names}
-    for at, records in groups.items():
+        line = lines.get("value") or lines.get("softmax") or attention.at
+        groups.setdefault((line, _inputs(record.query.path, numbers)), []).append(record)
+    for records in groups.values():
         try:
-            found.append(replace(_together(records, sizes), **around[at]))
+            rows = _together(records, sizes)
         except Unread as error:
-            error.line = error.line or records[0].attention.lines.get("softmax", "")
-            found.append(error)
-    return found
+            read.append(_with_line(error, records[0].attention))
+            continue
+        query, key, value = (_inputs(path, numbers) for path in rows.paths)
+        names = (_name_of(query), _name_of(key), _name_of(value))
+        read.append(replace(rows, crosses=query != key, inputs=names))
+    return read
+
+
+def _with_line(error: Unread, attention: Attention) -> Unread:
+    error.line = error.line or attention.lines.get("softmax", "")
+    return error
 
 
 def _inputs(path: Path, numbers: Numbers) -> object:
-    """Return what the projections of pieces of one attention have in common: what they project."""
+    """Return the tensors that a path projects, which all pieces of one attention have in common."""
     if isinstance(path.source, str):
         return path.source
-    given = [t for t in numbers.steps[path.source].inputs if t.is_floating_point() and t.numel()]
-    origins = [numbers.origin(t, before=path.source) for t in given]
-    own = [o for o in origins if o is not None and (o.at < 0 or numbers.steps[o.at].depends)]
-    return tuple((o.at, o.name) for o in own) or path.source
+    step = numbers.steps[path.source]
+    tensors = [t for t in step.inputs if t.is_floating_point() and t.numel()]
+    origins = [numbers.origin(tensor, before=path.source) for tensor in tensors]
+    projected = [o for o in origins if o is not None and (o.at < 0 or numbers.steps[o.at].depends)]
+    return tuple((origin.at, origin.name) for origin in projected) or path.source
 
 
 def _name_of(inputs: object) -> str:
     """Return the name of the one input that is projected; "" for several or none."""
     if isinstance(inputs, str):
         return inputs
-    own = cast("tuple[tuple[int, str], ...]", inputs) if isinstance(inputs, tuple) else ()
-    return own[0][1] if len(own) == 1 else ""
+    if not isinstance(inputs, tuple) or len(cast("tuple[object, ...]", inputs)) != 1:
+        return ""
+    [(_, name)] = cast("tuple[tuple[int, str]]", inputs)
+    return name
 
 
 def _record(attention: Attention, numbers: Numbers, sizes: Sizes) -> _Record:
@@ -144,29 +155,23 @@ def _record(attention: Attention, numbers: Numbers, sizes: Sizes) -> _Record:
         raise Unread("product", "each query has a value of its own")
     weights = attention.weights
     lead = tuple(weights.shape[:-2])
-    known = attention.query is not None and attention.key is not None
-    query, key = attention.query, attention.key
-    if not known:
+    query, key, value = attention.query, attention.key, attention.value
+    if query is None or key is None:
         query, key = _factors(attention, numbers)
-    assert query is not None
-    assert key is not None
-    value = attention.value
-    q = _side(_over(query, lead), "query", numbers, sizes, attention.at)
+
+    def side(tensor: Tensor, role: str) -> _Side:
+        return _side(_over(tensor, lead), role, numbers, sizes, attention.at)
+
+    q = side(query, "query")
     try:
-        k, v = (
-            _side(_over(t, lead), name, numbers, sizes, attention.at)
-            for name, t in (("key", key), ("value", value))
-        )
+        k, v = side(key, "key"), side(value, "value")
     except Unread:
-        # Places of a cache that nothing was written to are no tokens.
-        seen = (weights != 0).flatten(0, -2).any(0)
-        if bool(seen.all()):
+        # Slots of a cache that nothing was written to are no tokens.
+        used = (weights != 0).flatten(0, -2).any(0)
+        if bool(used.all()):
             raise
-        weights = weights[..., seen]
-        k, v = (
-            _side(_over(t[..., seen, :], lead), name, numbers, sizes, attention.at)
-            for name, t in (("key", key), ("value", value))
-        )
+        weights = weights[..., used]
+        k, v = side(key[..., used, :], "key"), side(value[..., used, :], "value")
     if not torch.equal(k.token, v.token) or not torch.equal(k.sample, v.sample):
         raise Unread("product", "keys and values stand in another order")
     if bool((q.sample[:, :, None] != k.sample[:, None, :]).any()):
@@ -188,10 +193,10 @@ def _factors(attention: Attention, numbers: Numbers) -> tuple[Tensor, Tensor]:
     so a tensor of the softmax's shape that holds the product's numbers tells which row and which
     column each weight belongs to.
     """
-    unknown = Unread("scores", "the weights follow from no product of a query and a key")
+    unread = Unread("scores", "the weights follow from no product of a query and a key")
     softmax = numbers.origin(attention.weights, before=attention.at + 1)
     if softmax is None:
-        raise unknown
+        raise unread
     for at in range(softmax.at - 1, -1, -1):
         step = numbers.steps[at]
         if step.name not in ("mm", "bmm") or step.projects or not step.depends:
@@ -199,86 +204,91 @@ def _factors(attention: Attention, numbers: Numbers) -> tuple[Tensor, Tensor]:
         product = step.outputs[0]
         if product.numel() != softmax.tensor.numel():
             continue
-        laid = [
+        origins = [
             origin
-            for _, _, held in numbers.like(product, before=softmax.at)
-            if held.shape == softmax.tensor.shape
-            and (origin := numbers.origin(held, before=softmax.at)) is not None
+            for _, _, tensor in numbers.of_size(product.numel(), before=softmax.at)
+            if tensor.shape == softmax.tensor.shape
+            and (origin := numbers.origin(tensor, before=softmax.at)) is not None
             and origin.at == at
         ]
-        if not laid:
+        if not origins:
             continue
-        place = laid[0].index.flatten()[softmax.index.flatten()].reshape(attention.weights.shape)
+        index = origins[0].index.flatten()[softmax.index.flatten()]
+        index = index.reshape(attention.weights.shape)
         left, right = (t.detach().double() for t in step.inputs[:2])
         left, right = (t[None] if t.ndim == 2 else t for t in (left, right.mT))
         size, width = left.shape[1], right.shape[1]
-        lead, row, column = place // (size * width), place // width % size, place % width
-        # Weights of 0 and 1 are all alike, so their places are unknown.
+        lead, row, column = index // (size * width), index // width % size, index % width
+        # Weights of 0 and 1 are equal to others, so that their index is unknown.
         known = (attention.weights > 0) & (attention.weights < 1)
-        for of_rows, of_keys, own in (
-            ((lead, row), (lead, column), (left, right)),
-            ((lead, column), (lead, row), (right, left)),
-        ):
-            rows = _alike(*of_rows, known, own[0].shape[1])
-            keys = _alike(of_keys[0].mT, of_keys[1].mT, known.mT, own[1].shape[1])
+        for q_axis, k_axis, query, key in ((row, column, left, right), (column, row, right, left)):
+            rows = _common_index(lead, q_axis, known, query.shape[1])
+            keys = _common_index(lead.mT, k_axis.mT, known.mT, key.shape[1])
             if rows is not None and keys is not None:
-                return own[0][rows], own[1][keys]
-    raise unknown
+                return query[rows], key[keys]
+    raise unread
 
 
-def _alike(lead: Tensor, row: Tensor, known: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
-    """Return the place of each row, (..., rows), that all its known numbers have in common.
+def _common_index(
+    lead: Tensor, row: Tensor, known: Tensor, count: int
+) -> tuple[Tensor, Tensor] | None:
+    """Return the leading index and the row of each row of weights, (..., rows), in a factor.
 
-    Rows without a known number, such as the first ones of causal weights, take the places of a
-    leading index that no other row has; as they are all alike, their order changes nothing.
+    Rows without a known number, such as the first ones of causal weights, take the rows of a
+    leading index that no other row has; as they are all equal, their order changes nothing.
+
+    Args:
+        lead: of each weight, (..., rows, columns).
+        row: of each weight.
+        known: the weights whose index is known; the others count for nothing.
+        count: the number of rows of the factor.
     """
-    some = known.any(-1)
+    is_known = known.any(-1)
     first = known.long().argmax(-1, keepdim=True)
-    found = [place.gather(-1, first)[..., 0] for place in (lead, row)]
-    for place, own in zip((lead, row), found, strict=True):
-        if not bool(((place == own[..., None]) | ~known).all()):
+    common = [index.gather(-1, first)[..., 0] for index in (lead, row)]
+    for index, of_row in zip((lead, row), common, strict=True):
+        if not bool(((index == of_row[..., None]) | ~known).all()):
             return None
-    leads, rows = (t.reshape(-1, t.shape[-1]).clone() for t in found)
-    for own_lead, own_rows, told in zip(leads, rows, some.reshape(leads.shape), strict=True):
-        if bool(told.all()):
+    leads, rows = (t.reshape(-1, t.shape[-1]).clone() for t in common)
+    for lead_index, row_index, mask in zip(leads, rows, is_known.reshape(leads.shape), strict=True):
+        if bool(mask.all()):
             continue
-        if len(cast(Tensor, own_lead[told].unique())) != 1:
+        if len(cast(Tensor, lead_index[mask].unique())) != 1:
             return None
-        free = sorted({*range(count)} - {*cast(list[int], own_rows[told].tolist())})
-        if len(free) != int((~told).sum()):
+        free = sorted({*range(count)} - {*cast(list[int], row_index[mask].tolist())})
+        if len(free) != int((~mask).sum()):
             return None
-        own_lead[~told] = own_lead[told][0]
-        own_rows[~told] = torch.tensor(free)
-    return leads.reshape(some.shape), rows.reshape(some.shape)
+        lead_index[~mask] = lead_index[mask][0]
+        row_index[~mask] = torch.tensor(free)
+    return leads.reshape(is_known.shape), rows.reshape(is_known.shape)
 
 
-def _side(tensor: Tensor, what: str, numbers: Numbers, sizes: Sizes, before: int) -> _Side:
+def _side(tensor: Tensor, role: str, numbers: Numbers, sizes: Sizes, before: int) -> _Side:
     path = path_to(tensor, numbers, sizes, before=before)
     if path.operations is None:
-        raise Unread("projection", f"the way from the input to the {what} is unknown", path.line)
-    place = path.coordinates
-    if place is None:
-        raise Unread("projection", f"no axes of the {what} are those of samples and tokens")
-    own = place.reshape(-1, *tensor.shape[-2:])
-    sample, token = own.sample[..., 0], own.token[..., 0]
-    if not bool((own.token == token[..., None]).all()):
-        raise Unread("merge", f"each row of the {what} holds numbers of several tokens", path.line)
-    if not bool((own.sample == sample[..., None]).all()):
-        raise Unread("merge", f"each row of the {what} holds numbers of several samples")
-    numbers_of = cast(list[list[list[int]]], own.column.tolist())
+        raise Unread("projection", f"the way from the input to the {role} is unknown", path.line)
+    if path.coordinates is None:
+        raise Unread("projection", f"no axes of the {role} are those of samples and tokens")
+    coordinates = path.coordinates.reshape(-1, *tensor.shape[-2:])
+    sample, token = coordinates.sample[..., 0], coordinates.token[..., 0]
+    if not bool((coordinates.token == token[..., None]).all()):
+        raise Unread("merge", f"each row of the {role} holds numbers of several tokens", path.line)
+    if not bool((coordinates.sample == sample[..., None]).all()):
+        raise Unread("merge", f"each row of the {role} holds numbers of several samples")
     columns: list[list[tuple[object, ...]]] = [
-        [(path.source, *row) for row in rows] for rows in numbers_of
+        [(path.source, *row) for row in rows]
+        for rows in cast(list[list[list[int]]], coordinates.column.tolist())
     ]
     return _Side(path, sample, token, columns, tensor.reshape(-1, *tensor.shape[-2:]))
 
 
 def _numbered(columns: Iterable[tuple[object, ...]]) -> dict[tuple[object, ...], int]:
     """Return numbers of heads in the order of their columns in the projections."""
-    return {own: number for number, own in enumerate(sorted(set(columns), key=_order_of))}
+    return {head: number for number, head in enumerate(sorted(set(columns), key=_sort_key))}
 
 
-def _order_of(columns: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:
-    """Return what sorts columns: the source, a name or a number, and then the numbers."""
+def _sort_key(columns: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:
+    """Return the key that sorts columns by their source, a name or a number, and then by number."""
     source, *rest = columns
     return (f"{source:09}" if isinstance(source, int) else str(source), tuple(rest))
 
@@ -304,8 +314,8 @@ def _together(records: Sequence[_Record], sizes: Sizes) -> Rows:
         at = (q.sample, head, q.token)
         query[at] = q.numbers.double()
         weights[(*(t[:, :, None] for t in at), k.token[:, None, :])] = record.weights
-        for own in range(head.shape[1]):
-            of_keys = (k.sample, head[:, own : own + 1].expand_as(k.token), k.token)
+        for row in range(head.shape[1]):
+            of_keys = (k.sample, head[:, row : row + 1].expand_as(k.token), k.token)
             key[of_keys] = k.numbers.double()
             value[of_keys] = record.value.numbers.double()
     if bool(query.isnan().any()):
@@ -326,7 +336,13 @@ def _together(records: Sequence[_Record], sizes: Sizes) -> Rows:
 
 @dataclass(frozen=True, eq=False)
 class _Heads:
-    """The number of the head of each row, (leading, rows), and what each head meets."""
+    """The heads of an attention.
+
+    Attributes:
+        of_rows: the index of the head of each row, (leading, rows), of each record.
+        of_keys: the index of the key head of each head.
+        of_values: the index of the value head of each head.
+    """
 
     of_rows: list[Tensor]
     of_keys: tuple[int, ...]
@@ -334,36 +350,32 @@ class _Heads:
 
 
 def _heads_of(records: Sequence[_Record]) -> _Heads:
-    """Return the numbers of the heads.
-
-    Heads with equal columns are told apart by how often a token has them.
-    """
+    """Return the heads; those with equal columns are told apart by how often a token has them."""
     heads: dict[tuple[object, ...], int] = {}
     keys = _numbered(columns for r in records for rows in r.key.columns for columns in rows)
     values = _numbered(columns for r in records for rows in r.value.columns for columns in rows)
-    places: list[Tensor] = []
-    met: dict[tuple[object, ...], int] = {}
-    mapped: dict[int, set[int]] = {}
-    valued: dict[int, set[int]] = {}
+    of_rows: list[Tensor] = []
+    count: Counter[tuple[object, ...]] = Counter()
+    key_heads: dict[int, set[int]] = {}
+    value_heads: dict[int, set[int]] = {}
     for record in records:
         q = record.query
-        own = torch.zeros_like(q.token)
+        of_record = torch.zeros_like(q.token)
         for lead, rows in enumerate(q.columns):
-            of_keys = {keys[columns] for columns in record.key.columns[lead]}
-            of_values = {values[columns] for columns in record.value.columns[lead]}
+            lead_keys = {keys[columns] for columns in record.key.columns[lead]}
+            lead_values = {values[columns] for columns in record.value.columns[lead]}
             for row, columns in enumerate(rows):
-                at = (int(q.sample[lead, row]), int(q.token[lead, row]), columns)
-                again = met[at] = met.get(at, -1) + 1
-                head = heads.setdefault((again, *columns), len(heads))
-                own[lead, row] = head
-                mapped.setdefault(head, set()).update(of_keys)
-                valued.setdefault(head, set()).update(of_values)
-        places.append(own)
-    if any(len(kinds) != 1 for kinds in (*mapped.values(), *valued.values())):
+                token = (int(q.sample[lead, row]), int(q.token[lead, row]), columns)
+                head = heads.setdefault((count[token], *columns), len(heads))
+                count[token] += 1
+                of_record[lead, row] = head
+                key_heads.setdefault(head, set()).update(lead_keys)
+                value_heads.setdefault(head, set()).update(lead_values)
+        of_rows.append(of_record)
+    if any(len(met) != 1 for met in (*key_heads.values(), *value_heads.values())):
         raise Unread("merge", "one head of queries meets several heads of keys")
-    numbers = range(len(heads))
-    return _Heads(
-        places,
-        tuple(next(iter(mapped[head])) for head in numbers),
-        tuple(next(iter(valued[head])) for head in numbers),
+    of_keys, of_values = (
+        tuple(next(iter(met[head])) for head in range(len(heads)))
+        for met in (key_heads, value_heads)
     )
+    return _Heads(of_rows, of_keys, of_values)

@@ -99,7 +99,11 @@ class Trace:
 
 
 class _Exact(TorchDispatchMode):
-    """Casts to fewer bits than float64 are not done, and ``flex_attention`` is taken apart."""
+    """Casts to fewer bits than float64 are not done, and ``flex_attention`` is taken apart.
+
+    Memory that is not initialised is NaN: it may hold the numbers of an earlier run, which would
+    be read as those of this one.
+    """
 
     supports_higher_order_operators = True
 
@@ -128,12 +132,18 @@ class _Exact(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **named)
         try:
-            return func(*args, **named)
+            output = func(*args, **named)
+            return output.fill_(torch.nan) if _is_uninitialised(func, output) else output
         except RuntimeError:
             given = tensors_in((args, *named.values()))
             if len({t.dtype for t in given if t.is_floating_point()}) < 2:
                 raise
             return func(*tree_map(_wide, args), **tree_map(_wide, named))
+
+
+def _is_uninitialised(func: Any, output: Any) -> bool:
+    name = str(getattr(func, "overloadpacket", func)).split(".")[-1]
+    return name.removeprefix("new_").startswith("empty") and output.is_floating_point()
 
 
 def _is_composite(func: Any) -> bool:
