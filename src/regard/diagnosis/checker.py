@@ -16,6 +16,7 @@ from regard.diagnosis.expectation import Spec
 from regard.diagnosis.facts.computed import Computed, computed
 from regard.diagnosis.intention import Intention, intention_of
 from regard.diagnosis.isolation import undisturbed
+from regard.diagnosis.kernels.kernel_check import kernel_report
 from regard.diagnosis.laws.cached import FILLED, has_filled_cache
 from regard.diagnosis.laws.judge import LAWS, Result, judged
 from regard.diagnosis.laws.lab import Lab, as_tensors, differs
@@ -43,6 +44,8 @@ def check(
     axes: str | Mapping[str, str] | None = None,
     causal: bool | None = None,
     expect: Spec | None = None,
+    run_dtype: torch.dtype | None = None,
+    run_device: torch.device | str | None = None,
     **options: Any,
 ) -> Report:
     """Say what an attention computes, and judge it: right, different, wrong, or cannot tell.
@@ -70,6 +73,11 @@ def check(
         causal: True: no token may attend to later ones; False: tokens attend to later ones. None:
             both are right.
         expect: what it is meant to compute, from ``regard.spec``; each fact is compared with it.
+        run_dtype: of a fused function of query, key and value: its outputs and gradients in this
+            dtype may be off by twice the error of plain PyTorch, plus one rounding. float32 where
+            only ``run_device`` is given.
+        run_device: where such a function runs, such as "cuda"; the CPU where only ``run_dtype`` is
+            given.
         **options: for the class by name, or what the function takes besides its tensors.
 
     Returns:
@@ -107,6 +115,10 @@ def check(
         raise ValueError(f"{name} is a builtin; check a function of yours that calls it.")
     intention.check_arguments(built)
     rest = {} if inspect.isclass(thing) else passed
+    if run_dtype is not None or run_device is not None:
+        _refuse_with_kernels(args, kwargs, means)
+        expected = intention.spec
+        return kernel_report(built, name, rest, expected, axes, run_dtype, run_device)
     if intention.causal is not None and isinstance(built, nn.Module) and not is_installed(built):
         rest = {**dict.fromkeys(_causal_flags(built), intention.causal), **rest}
     if isinstance(args, Tensor) or not isinstance(kwargs or {}, Mapping):
@@ -132,6 +144,15 @@ def check(
         return report
     call = _call_text(name, class_args, passed if inspect.isclass(thing) else rest)
     return replace(report, pin=f"regard.check({call}, expect={spec!r})")
+
+
+def _refuse_with_kernels(*given: object) -> None:
+    for name, value in zip(("args", "kwargs", "means"), given, strict=True):
+        if value is not None:
+            raise ValueError(
+                f"{name} is given; with run_dtype or run_device check makes query, key and value "
+                f"itself, of many lengths.\n    Leave {name} out."
+            )
 
 
 def _is_one_query(args: Sequence[Any] | None) -> bool:

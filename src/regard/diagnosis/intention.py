@@ -1,7 +1,7 @@
 """The intention of the author of some code, from ``expect=``, ``causal=`` and ``means=``."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from regard.diagnosis.expectation import ANY, Spec
@@ -35,6 +35,14 @@ class Intention:
         facts["causal"] = ANY if self.causal is None else self.causal
         facts["padding"] = _meanings(self.means) or ANY
         return Spec(**facts)
+
+    @property
+    def spec(self) -> Spec | None:
+        """The spec with ``causal`` in it; None without both."""
+        if self.expected is None and self.causal is None:
+            return None
+        causal = ANY if self.causal is None else self.causal
+        return replace(self.expected or Spec(), causal=causal)
 
     def check_arguments(self, call: Callable[..., Any]) -> None:
         """Check that code has the arguments that the intention names.

@@ -41,8 +41,11 @@ FEW_BITS = (torch.float16, torch.bfloat16)
 
 
 @contextmanager
-def quiet(seed: int = 0) -> Generator[None]:
-    """Run somebody's code: what it prints is dropped, random states are put back."""
+def quiet(seed: int = 0, *, runs_compiled: bool = False) -> Generator[None]:
+    """Run somebody's code: what it prints is dropped, random states are put back.
+
+    Compiled code runs as Python unless ``runs_compiled``.
+    """
     state = random.getstate()
     dtype = torch.get_default_dtype()
     with (
@@ -51,7 +54,7 @@ def quiet(seed: int = 0) -> Generator[None]:
         warnings.catch_warnings(),
         torch.inference_mode(False),
         torch.enable_grad(),  # without it nn.MultiheadAttention is one operation, all in one
-        _uncompiled(),
+        nullcontext() if runs_compiled else _uncompiled(),
     ):
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(seed)  # that of CUDA stays as it is

@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from regard.diagnosis.checker import check
 from regard.diagnosis.expectation import Spec
 
@@ -19,6 +21,8 @@ def assert_attention(
     axes: str | Mapping[str, str] | None = None,
     causal: bool | None = None,
     expect: Spec | None = None,
+    run_dtype: torch.dtype | None = None,
+    run_device: torch.device | str | None = None,
     **options: Any,
 ) -> None:
     """Raise with the whole report if attention is not what it is meant to be.
@@ -35,6 +39,8 @@ def assert_attention(
         axes: likewise.
         causal: likewise.
         expect: likewise.
+        run_dtype: likewise.
+        run_device: likewise.
         **options: likewise.
 
     Raises:
@@ -48,6 +54,14 @@ def assert_attention(
         >>> from regard.testing import assert_attention
         >>> layer = regard.nn.SelfAttention(16, 4, mask=regard.Causal())
         >>> assert_attention(layer, expect=regard.spec(causal=True, heads=4))
+
+        A fused function of query, key and value in half precision:
+
+        >>> import torch
+        >>> from torch.nn.functional import scaled_dot_product_attention
+        >>> def kernel(query, key, value):
+        ...     return scaled_dot_product_attention(query, key, value)
+        >>> assert_attention(kernel, expect=regard.spec(causal=False), run_dtype=torch.bfloat16)
     """
     report = check(
         thing,
@@ -58,6 +72,8 @@ def assert_attention(
         axes=axes,
         causal=causal,
         expect=expect,
+        run_dtype=run_dtype,
+        run_device=run_device,
         **options,
     )
     if report.verdict == "different":
