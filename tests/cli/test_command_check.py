@@ -110,10 +110,10 @@ def test_other_options_go_to_the_class(run: Run) -> None:
 
 @pytest.mark.full
 def test_a_class_without_its_arguments_says_how_to_give_them(run: Run) -> None:
-    Path("mine.py").write_text(CLASS)
+    Path("mine.py").write_text(CLASS.replace("num_heads", "parts"))
     code, out, err = run("mine.py:Attention")
     assert (code, out) == (2, "")
-    assert err.startswith("regard: Attention has no value for embed_dim, num_heads;")
+    assert err.startswith("regard: Attention has no value for embed_dim, parts;")
 
 
 @pytest.mark.full
@@ -123,7 +123,7 @@ def test_a_number_that_was_left_out_is_asked_for(run: Run) -> None:
     assert (code, out) == (2, "")
     assert err == (
         "regard: --embed-dim has no value; Attention takes one there.\n"
-        "    Write for example: --embed-dim 16\n"
+        "    Write for example: --embed-dim 32\n"
     )
 
 

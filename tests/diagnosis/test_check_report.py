@@ -171,13 +171,23 @@ def test_something_that_cannot_be_called_is_an_error() -> None:
         regard.check(3)
 
 
+def test_arguments_of_a_class_are_guessed_from_common_names_and_said() -> None:
+    report = regard.check(Fused, 16)
+    assert report.read_as.endswith(", built with heads=4")
+    assert report.pin.startswith("regard.check(Fused, 16, heads=4, expect=")
+
+
 def test_a_class_without_its_arguments_is_an_error_that_names_them() -> None:
+    class Unusual(Fused):
+        def __init__(self, dim: int, parts: int) -> None:
+            super().__init__(dim, parts)
+
     message = (
-        "the arguments do not fit Fused (missing a required argument: 'heads'); it takes dim, "
-        "heads.\n    Give them after it: regard.check(Fused, ...)."
+        "the arguments do not fit Unusual (missing a required argument: 'parts'); it takes dim, "
+        "parts.\n    Give them after it: regard.check(Unusual, ...)."
     )
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        regard.check(Fused, 16)
+        regard.check(Unusual, 16)
 
 
 def test_a_mask_that_is_given_is_an_error() -> None:

@@ -16,6 +16,9 @@ from regard.diagnosis.sandbox.sandbox_process import CannotRun, Limits, check_ap
 
 pytestmark = pytest.mark.usefixtures("folder")
 
+UNUSUAL = MODULE.replace("num_heads", "parts")
+"""A class with an argument of a name that is not common."""
+
 # What comes back
 
 
@@ -57,19 +60,34 @@ def test_each_attention_of_a_file_is_checked_where_none_is_named() -> None:
 
 @pytest.mark.full
 def test_what_cannot_be_built_is_said_and_the_others_are_checked() -> None:
-    checked = check_apart(write("mine.py", f"{MODULE}\n{RIGHT}"))
+    checked = check_apart(write("mine.py", f"{UNUSUAL}\n{RIGHT}"))
     assert [report["name"] for report in checked.reports] == ["attention"]
     [said] = checked.troubles
-    assert said.startswith("SelfAttention has no value for embed_dim, num_heads;")
+    assert said.startswith("SelfAttention has no value for embed_dim, parts;")
     assert checked.exit_code == 3
 
 
 @pytest.mark.full
 def test_what_is_still_missing_is_said_with_what_was_given() -> None:
-    target = write("mine.py", MODULE)
+    target = write("mine.py", UNUSUAL)
     assert trouble(target, embed_dim=16).endswith(
-        "\n    Give them: regard check mine.py:SelfAttention --embed-dim 16 --num-heads 4"
+        "\n    Give them: regard check mine.py:SelfAttention --embed-dim 16 --parts N"
     )
+
+
+@pytest.mark.full
+def test_arguments_of_common_names_are_guessed_and_said() -> None:
+    [report] = check_apart(f"{write('mine.py', MODULE)}:SelfAttention").reports
+    assert report["verdict"] == "right"
+    assert report["read_as"].endswith(", built with embed_dim=32, num_heads=4")
+
+
+@pytest.mark.full
+def test_a_kernel_of_a_file_is_judged_in_its_own_dtype() -> None:
+    target = f"{write('mine.py', RIGHT)}:attention"
+    [report] = check_apart(target, {"run_dtype": "bfloat16", "run_device": "cpu"}).reports
+    assert report["verdict"] == "right"
+    assert report["read_as"] == "(batch, heads, tokens, dim), in bfloat16 on cpu"
 
 
 @pytest.mark.full
@@ -102,11 +120,11 @@ def test_a_module_made_in_the_file_is_checked_as_it_is() -> None:
     ("source", "target", "options", "message"),
     [
         pytest.param(
-            MODULE,
+            UNUSUAL,
             "mine.py:SelfAttention",
             {},
-            "SelfAttention has no value for embed_dim, num_heads; check builds a class before all "
-            "else.\n    Give them: regard check mine.py:SelfAttention --embed-dim 16 --num-heads 4",
+            "SelfAttention has no value for embed_dim, parts; check builds a class before all "
+            "else.\n    Give them: regard check mine.py:SelfAttention --embed-dim 32 --parts N",
             marks=pytest.mark.full,
             id="a-class-that-needs-arguments",
         ),

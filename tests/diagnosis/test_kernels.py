@@ -17,7 +17,12 @@ from regard.testing import assert_attention
 Attend = Callable[[Tensor, Tensor, Tensor], Any]
 
 CAUSAL, FULL = regard.spec(causal=True), regard.spec(causal=False)
-DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+DTYPES = [
+    torch.bfloat16,
+    torch.float32,
+    pytest.param(torch.float16, marks=pytest.mark.full),
+    pytest.param(torch.float64, marks=pytest.mark.full),
+]
 HALF = torch.bfloat16
 
 
@@ -163,6 +168,51 @@ def writing_into_the_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, scale=1.0)
 
 
+def started_at_0(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = scores_of(q, k).float()
+    each = (scores - scores.amax(-1, keepdim=True).clamp(min=0)).exp()
+    return (each / each.sum(-1, keepdim=True)).to(q.dtype) @ v
+
+
+def of_the_last_tile(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The largest score of each tile replaces that of the tiles before it."""
+    total, output = torch.zeros(*q.shape[:-1], 1), torch.zeros(q.shape)
+    largest = torch.full_like(total, -torch.inf)
+    for first in range(0, k.shape[-2], 64):
+        key, value = (t[..., first : first + 64, :] for t in (k, v))
+        scores = scores_of(q, key).float()
+        of_tile = scores.amax(-1, keepdim=True)
+        kept, each = (largest - of_tile).exp(), (scores - of_tile).exp()
+        total = total * kept + each.sum(-1, keepdim=True)
+        output, largest = output * kept + each @ value.float(), of_tile
+    return (output / total).to(q.dtype)
+
+
+def scaled_for_64_columns(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, scale=0.125)
+
+
+def with_columns_together(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return full(q, k.as_strided(k.shape, (*k.stride()[:-1], 1)), v)
+
+
+def of_4_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    output = grouped(q, k, v)
+    return torch.cat([output[:, :4], 0 * output[:, 4:]], 1)
+
+
+def of_512_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return full(q, k[..., :512, :], v[..., :512, :])
+
+
+_LAST: dict[torch.Size, Tensor] = {}
+
+
+def in_one_buffer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    buffer = _LAST.setdefault(q.shape, torch.empty_like(q).detach())
+    return buffer.copy_(full(q.detach(), k.detach(), v.detach()))
+
+
 def shifted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     away = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
     seen = away <= k.shape[-2] - q.shape[-2] + 1
@@ -219,11 +269,21 @@ WRONG: dict[str, tuple[Attend, Spec, str, str]] = {
         "No gradient reaches the key.",
     ),
     "a wrong gradient": (WithoutRowSums.apply, FULL, "gradient", "The gradient of the query"),
+    "a largest score of 0": (started_at_0, FULL, "output", "The output is not finite."),
+    "the last tile's largest score": (of_the_last_tile, FULL, "output", "not finite."),
+    "a scale of 64 columns": (scaled_for_64_columns, FULL, "output", "The output is not that of"),
+    "columns of keys": (with_columns_together, FULL, "output", "The output is not that of"),
+    "4 heads at most": (of_4_heads, FULL, "output", "The output is not that of"),
+    "512 keys at most": (of_512_keys, FULL, "output", "The output is not that of"),
+    "one buffer": (in_one_buffer, FULL, "pure", "A later call changes the output of an earlier"),
     "written inputs": (writing_into_the_query, FULL, "pure", "It writes into its inputs."),
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.parametrize(
+    "dtype",
+    [DTYPES[0], *(pytest.param(t, marks=pytest.mark.full) for t in (torch.float16, torch.float32))],
+)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_kernel_is_named(name: str, dtype: torch.dtype) -> None:
     call, expected, mistake, sentence = WRONG[name]
@@ -263,8 +323,49 @@ def test_what_a_kernel_computes_is_measured_where_nothing_is_expected() -> None:
 
 def test_what_a_kernel_refuses_is_said() -> None:
     notes = "\n".join(regard.check(of_equal_lengths, expect=CAUSAL, run_dtype=HALF).notes)
-    assert "It refuses 5 queries and 133 keys (ValueError: query and key have other" in notes
-    assert "It refuses 2 heads of keys (RuntimeError" in notes
+    refused = "5 queries and 133 keys; 77 queries and 133 keys; 133 queries and 77 keys"
+    assert f"It refuses {refused} (ValueError: query and key have other lengths)." in notes
+    assert "It refuses 8 heads of queries and 2 of keys, 77 tokens (RuntimeError" in notes
+
+
+def in_tiles(call: Attend) -> Attend:
+    def of_whole_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.shape[-2] % 16 or k.shape[-2] % 16:
+            raise ValueError("lengths must be multiples of 16")
+        return call(q, k, v)
+
+    return of_whole_tiles
+
+
+def test_a_kernel_of_whole_tiles_is_tried_with_them() -> None:
+    report = regard.check(in_tiles(causal), expect=CAUSAL, run_dtype=HALF)
+    assert report.verdict == "right", report
+    assert report.computes is not None
+    assert "of 128 to 640 tokens, 8 with gradients" in report.computes.domain
+    for call, expected, mistake, _ in (WRONG[name] for name in ("no largest score", "no gradient")):
+        report = regard.check(in_tiles(call), expect=expected, run_dtype=HALF)
+        assert [finding.name for finding in report.faults] == [mistake]
+
+
+def test_a_window_that_does_not_show_is_no_verdict() -> None:
+    expected = regard.spec(window=200)
+    assert regard.check(causal, expect=expected, run_dtype=HALF).verdict == "wrong"
+    report = regard.check(causal, expect=regard.spec(window=5000), run_dtype=HALF)
+    assert report.verdict == "cannot tell"
+    assert "a window of 5000 keys does not show in 600 tokens" in report.missing
+
+
+def test_a_kernel_of_unknown_axes_is_no_verdict() -> None:
+    def split(x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], 4, -1).transpose(1, 2)
+
+    def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        assert q.ndim == 3, "it takes (batch, tokens, heads · dim)"
+        return full(split(q), split(k), split(v)).transpose(1, 2).reshape(q.shape)
+
+    report = regard.check(packed, expect=FULL, run_dtype=HALF)
+    assert report.verdict == "cannot tell"
+    assert "its axes are unknown" in report.missing
 
 
 def test_a_kernel_without_a_backward_pass_is_right_and_says_so() -> None:

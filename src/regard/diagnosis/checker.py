@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.catalogue import fault
+from regard.diagnosis.class_arguments import guessed_arguments
 from regard.diagnosis.examples import example_specimens
 from regard.diagnosis.expectation import Spec
 from regard.diagnosis.facts.computed import Computed, computed
@@ -64,7 +65,8 @@ def check(
             function of query, key and value; a function of given scores; or a class of modules.
             Of a model with attentions of several classes, or one that takes the numbers of tokens,
             one attention of each kind is judged alone.
-        *class_args: for the class.
+        *class_args: for the class; what is missing is guessed from common names, such as
+            ``d_model`` and ``num_heads``, and the report says what.
         args: of an example call, by position: it fixes dtypes, shapes and all that check cannot
             guess, such as images, cached keys, tables of positions or ``cu_seqlens``.
         kwargs: of the example call, by name.
@@ -108,6 +110,33 @@ def check(
         The catalogue of mistakes is ours, from public issues: ``report.findings[0].fault.sources``.
     """
     intention = intention_of(expect, causal, means)
+    guessed = guessed_arguments(thing, class_args, options)
+    options = {**guessed, **options}
+    if run_dtype is not None or run_device is not None:
+        _refuse_with_kernels(args, kwargs, means)
+        name = getattr(thing, "__name__", type(thing).__name__)
+        passed = _with_causal(thing, options, intention.causal)
+        built = built_from(thing, class_args, passed)
+        rest = {} if inspect.isclass(thing) else passed
+        report = kernel_report(built, name, rest, intention.spec, axes, run_dtype, run_device)
+    else:
+        report = _checked(thing, class_args, options, args, kwargs, axes, intention)
+    if not guessed:
+        return report
+    words = ", ".join(f"{name}={value}" for name, value in guessed.items())
+    return replace(report, read_as=f"{report.read_as}, built with {words}")
+
+
+def _checked(
+    thing: object,
+    class_args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    axes: str | Mapping[str, str] | None,
+    intention: Intention,
+) -> Report:
+    """Return the report on anything that runs in float64 on the CPU."""
     name = getattr(thing, "__name__", type(thing).__name__)
     passed = _with_causal(thing, options, intention.causal)
     built = built_from(thing, class_args, passed)
@@ -115,10 +144,6 @@ def check(
         raise ValueError(f"{name} is a builtin; check a function of yours that calls it.")
     intention.check_arguments(built)
     rest = {} if inspect.isclass(thing) else passed
-    if run_dtype is not None or run_device is not None:
-        _refuse_with_kernels(args, kwargs, means)
-        expected = intention.spec
-        return kernel_report(built, name, rest, expected, axes, run_dtype, run_device)
     if intention.causal is not None and isinstance(built, nn.Module) and not is_installed(built):
         rest = {**dict.fromkeys(_causal_flags(built), intention.causal), **rest}
     if isinstance(args, Tensor) or not isinstance(kwargs or {}, Mapping):
@@ -140,7 +165,7 @@ def check(
     if report is None:
         report = _by_example(built, args or (), {**rest, **(kwargs or {})}, axes, intention)
     spec = None if report.computes is None else report.computes.spec
-    if spec is None or expect is not None or report.faults:
+    if spec is None or intention.expected is not None or report.faults:
         return report
     call = _call_text(name, class_args, passed if inspect.isclass(thing) else rest)
     return replace(report, pin=f"regard.check({call}, expect={spec!r})")

@@ -1,25 +1,28 @@
 """The inputs that a kernel is tried on: each of them has broken kernels of others."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from regard.diagnosis.kernels.standard import Standard
+from regard.masks import SlidingWindow
 
-__all__ = ["HEAD_DIM", "Case", "Inputs", "cases_of", "inputs_of"]
+__all__ = ["FIRST", "LONGEST", "Case", "Inputs", "cases_of", "inputs_of"]
 
-HEAD_DIM = 64
+LONGEST = 2048
+"""The number of tokens of the longest input."""
 _BATCH = 2
+_TILE = 128
 _HIDDEN_KEYS = 7
 """The number of last keys that are NaN."""
 _SHARP = 5.0
-_EQUAL = 100.0
-"""A score whose exponential is infinite in float32, 16 bits included."""
+_LARGE = 200.0
+"""A score whose exponential is infinite in float32, and 0 below 0."""
 
-Kind = Literal["random", "sharp", "equal", "nan keys"]
+Kind = Literal["random", "sharp", "large", "low", "growing", "falling", "NaN"]
 
 
 @dataclass(frozen=True)
@@ -27,22 +30,48 @@ class Case:
     """One input.
 
     Attributes:
-        words: what is special about it, to stand behind "with".
         q_len: the number of queries.
         kv_len: the number of keys.
-        kind: the numbers in it.
+        special: what else is special about it, in words.
+        kind: the numbers in it: "large" scores are all 200, "low" ones all -200; "growing" and
+            "falling" ones lie between, in the order of the keys; with "NaN" the last keys are NaN.
+        heads: the number of heads; None: that of the spec.
         kv_heads: the number of heads of keys; None: that of the spec.
-        is_view: the tensors are views of (batch, tokens, heads, head_dim).
+        head_dim: the number of columns; None: those that the kernel takes.
+        strides: "views": of tensors in another order of axes, and of wider ones; "columns": those
+            of the keys do not lie side by side in memory.
         has_gradient: the gradients of query, key and value are compared, too.
     """
 
-    words: str
     q_len: int
     kv_len: int
+    special: str = ""
     kind: Kind = "random"
+    heads: int | None = None
     kv_heads: int | None = None
-    is_view: bool = False
+    head_dim: int | None = None
+    strides: Literal["", "views", "columns"] = ""
     has_gradient: bool = False
+
+    @property
+    def words(self) -> str:
+        """The case in words, to stand behind "with"."""
+        lengths = f"{self.q_len} queries and {self.kv_len} keys"
+        if self.q_len == self.kv_len:
+            lengths = "one token" if self.q_len == 1 else f"{self.q_len} tokens"
+        return ", ".join(filter(None, [self.special, lengths]))
+
+    @property
+    def in_tiles(self) -> "Case":
+        """The same with lengths that are multiples of a tile, for kernels that refuse others."""
+        q_len, kv_len = (-(-length // _TILE) * _TILE for length in (self.q_len, self.kv_len))
+        if self.kind == "NaN" or self.q_len == self.kv_len:
+            return replace(self, q_len=q_len, kv_len=kv_len)
+        longer = {"q_len" if self.q_len > self.kv_len else "kv_len": max(q_len, kv_len) + _TILE}
+        return replace(self, **{"q_len": q_len, "kv_len": kv_len, **longer})
+
+
+FIRST = Case(128, 128)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,45 +96,71 @@ class Inputs:
         return Inputs(*(t.detach().to(device, dtype, copy=True) for t in tensors))
 
 
-def cases_of(standard: Standard, *, has_heads: bool, kv_heads: int | None) -> Iterator[Case]:
+def cases_of(standard: Standard, groups: tuple[int, int] | None) -> Iterator[Case]:
     """Yield the inputs to try, a plain one first.
 
     Args:
         standard: the attention that they are for.
-        has_heads: the kernel takes an axis of heads.
-        kv_heads: the number of heads of keys where it is given; None: fewer ones are tried.
+        groups: heads of queries and of keys to try beside those of the spec; None for none.
     """
-    yield Case("128 tokens", 128, 128)
-    yield Case("77 tokens", 77, 77, has_gradient=True)
-    yield Case("129 tokens", 129, 129)
-    yield Case("one token", 1, 1)
-    yield Case("sharp scores", 77, 77, "sharp", has_gradient=True)
-    yield Case("equal scores", 65, 65, "equal")
-    yield Case("5 queries and 133 keys", 5, 133, has_gradient=True)
-    yield Case("133 queries and 77 keys", 133, 77, has_gradient=True)
+    yield FIRST
+    yield Case(77, 77, has_gradient=True)
+    for length in (1, 20, 129, 300, 600):
+        yield Case(length, length)
+    if isinstance(standard.mask, SlidingWindow):
+        length = max(standard.mask.left, standard.mask.right) + _TILE // 2
+        if 128 < length <= LONGEST:  # so that the window ends inside
+            yield Case(length, length)
+    yield Case(5, 133, has_gradient=True)
+    yield Case(77, 133, has_gradient=True)
+    yield Case(133, 77, has_gradient=True)
+    yield Case(77, 77, "sharp scores", "sharp", has_gradient=True)
+    yield Case(65, 65, "scores of 200", "large")
+    yield Case(65, 65, "scores of -200", "low")
+    yield Case(257, 257, "scores from -200 to 200", "growing")
+    yield Case(257, 257, "scores from 200 to -200", "falling")
     if standard.mask is not None:
-        yield Case("masked keys that are NaN", 77, 77, "nan keys")
-    if has_heads and kv_heads is None:
-        yield Case("2 heads of keys", 77, 77, kv_heads=2, has_gradient=True)
-    yield Case("inputs that are not contiguous", 77, 77, is_view=True, has_gradient=True)
+        yield Case(77, 77, "masked keys that are NaN", "NaN")
+    yield Case(77, 77, "80 columns", head_dim=80, has_gradient=True)
+    if groups is not None:
+        heads, kv_heads = groups
+        words = f"{heads} heads of queries and {kv_heads} of keys"
+        yield Case(77, 77, words, heads=heads, kv_heads=kv_heads, has_gradient=True)
+    yield Case(77, 77, "views", strides="views", has_gradient=True)
+    yield Case(77, 77, "columns of keys apart in memory", strides="columns", has_gradient=True)
 
 
 def inputs_of(
-    case: Case, dtype: torch.dtype, *, batch: int = _BATCH, heads: int, kv_heads: int
+    case: Case,
+    dtype: torch.dtype,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    batch: int = _BATCH,
+    seed: int = 0,
 ) -> Inputs:
-    """Return the tensors of a case on the CPU."""
-    generator = torch.Generator().manual_seed(case.q_len * 1000 + case.kv_len)
+    """Return the tensors of a case on the CPU, with what it leaves open."""
+    generator = torch.Generator().manual_seed(case.q_len * 1000 + case.kv_len + seed)
+    heads, kv_heads = case.heads or heads, case.kv_heads or kv_heads
+    head_dim = case.head_dim or head_dim
 
     def normal(heads: int, tokens: int) -> Tensor:
-        return torch.randn(batch, heads, tokens, HEAD_DIM, generator=generator)
+        return torch.randn(batch, heads, tokens, head_dim, generator=generator)
 
     query, upstream = normal(heads, case.q_len), normal(heads, case.q_len)
     key, value = normal(kv_heads, case.kv_len), normal(kv_heads, case.kv_len)
+    each = (_LARGE / head_dim**0.5) ** 0.5  # of both, so that query · key / √head_dim is _LARGE
     if case.kind == "sharp":
         query = query * _SHARP
-    elif case.kind == "equal":
-        each = (_EQUAL / HEAD_DIM**0.5) ** 0.5  # of both, so that query · key / 8 is _EQUAL
-        query, key = torch.full_like(query, each), torch.full_like(key, each)
-    elif case.kind == "nan keys":
+    elif case.kind in ("large", "low", "growing", "falling"):
+        first = 1.0 if case.kind in ("large", "falling") else -1.0
+        last = 1.0 if case.kind in ("large", "growing") else -1.0
+        # One direction for all tokens of a head; its columns are rounded independently.
+        towards = torch.randn(head_dim, generator=generator)
+        towards = each * towards / towards.square().mean().sqrt()
+        query, key = towards.expand_as(query), towards.expand_as(key)
+        key = key * torch.linspace(first, last, case.kv_len)[:, None]
+    elif case.kind == "NaN":
         key[..., -_HIDDEN_KEYS:, :] = torch.nan
     return Inputs(*(t.to(dtype) for t in (query, key, value, upstream)))

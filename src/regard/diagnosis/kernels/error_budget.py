@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.diagnosis.kernels.cases import Inputs
 from regard.diagnosis.kernels.standard import Standard
 
-__all__ = ["Error", "gradient_errors", "output_error"]
+__all__ = ["Error", "gradient_errors", "judged_rows", "output_error"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,13 @@ class Error:
         return self.actual <= self.allowed
 
 
+def judged_rows(standard: Standard, inputs: Inputs) -> Tensor:
+    """Return which rows of an output are judged, (q_len, 1): those that see no key of NaN."""
+    q_len, kv_len = inputs.query.shape[-2], inputs.key.shape[-2]
+    visible = standard.visible(q_len, kv_len, torch.device("cpu"))
+    return ~(visible & inputs.key[0, 0].isnan().any(-1)).any(-1, keepdim=True)
+
+
 def output_error(standard: Standard, inputs: Inputs, output: Tensor, device: torch.device) -> Error:
     """Return the error of an output.
 
@@ -57,8 +64,7 @@ def output_error(standard: Standard, inputs: Inputs, output: Tensor, device: tor
     q_len, kv_len = wide.query.shape[-2], wide.key.shape[-2]
     visible = standard.visible(q_len, kv_len, torch.device("cpu"))
     has_keys = visible.any(-1, keepdim=True)
-    is_nan = wide.key[0, 0].isnan().any(-1)
-    is_judged = ~(visible & is_nan).any(-1, keepdim=True)
+    is_judged = judged_rows(standard, inputs)
     exact = standard.output(wide.query, wide.key, wide.value)
     size = standard.size(wide.query, wide.key, wide.value)
     largest = wide.value.abs().max()

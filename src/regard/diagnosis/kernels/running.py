@@ -11,7 +11,14 @@ from regard.diagnosis.kernels.cases import Case, Inputs, inputs_of
 
 __all__ = ["LAYOUTS", "Kernel", "Run"]
 
-LAYOUTS = ("batch heads tokens dim", "batch tokens heads dim", "batch tokens dim", "tokens dim")
+LAYOUTS = (
+    "batch heads tokens dim",
+    "batch tokens heads dim",
+    "heads tokens dim",
+    "tokens heads dim",
+    "batch tokens dim",
+    "tokens dim",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +46,7 @@ class Kernel:
         layout: the axes of query, key, value and output: one of ``LAYOUTS``.
         dtype: that of query, key and value.
         device: where they are.
+        head_dim: the number of columns that it is tried with.
     """
 
     call: Callable[..., Any]
@@ -46,29 +54,45 @@ class Kernel:
     layout: str
     dtype: torch.dtype
     device: torch.device
+    head_dim: int = 64
 
     @property
     def has_heads(self) -> bool:
         """True if it takes an axis of heads."""
         return "heads" in self.layout
 
-    def inputs(self, case: Case, heads: int, kv_heads: int) -> Inputs:
+    def inputs(self, case: Case, heads: int, kv_heads: int, *, seed: int = 0) -> Inputs:
         """Return the tensors of a case, with as many heads and samples as the axes allow."""
         if not self.has_heads:
             heads = kv_heads = 1
-        batch = 2 if "batch" in self.layout else 1
-        kv_heads = case.kv_heads or kv_heads
-        return inputs_of(case, self.dtype, batch=batch, heads=heads, kv_heads=kv_heads)
+        return inputs_of(
+            case,
+            self.dtype,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=self.head_dim,
+            batch=2 if "batch" in self.layout else 1,
+            seed=seed,
+        )
 
-    def run(self, inputs: Inputs, *, is_view: bool = False, has_gradient: bool = False) -> Run:
+    def run(self, inputs: Inputs, strides: str = "", *, has_gradient: bool = False) -> Run:
         """Run the kernel once, on inputs that need a gradient or none.
+
+        Args:
+            inputs: of a case.
+            strides: those of the case.
+            has_gradient: query, key and value need a gradient.
 
         Raises:
             ValueError: its output has another shape than the query.
             Exception: whatever it raises.
         """
         tensors = (inputs.query, inputs.key, inputs.value)
-        query, key, value = (self.laid(t, is_view=is_view) for t in tensors)
+        ways = {"views": ("turned", "turned", "cut"), "columns": ("", "columns", "")}
+        query, key, value = (
+            self.laid(tensor, way)
+            for tensor, way in zip(tensors, ways.get(strides, ("",) * 3), strict=True)
+        )
         passed = (query, key, value)
         for tensor in passed:
             tensor.requires_grad_(has_gradient)
@@ -87,25 +111,41 @@ class Kernel:
         )
         return Run(output, passed, is_changed)
 
-    def laid(self, tensor: Tensor, *, is_view: bool) -> Tensor:
+    def laid(self, tensor: Tensor, way: str = "") -> Tensor:
         """Return a copy of (batch, heads, tokens, dim) in the axes of the kernel.
 
-        With ``is_view`` it is not contiguous: tokens and heads are exchanged in memory, as after a
-        transpose, or columns and tokens where there are no heads.
+        Args:
+            tensor: the numbers.
+            way: how they lie in memory: "": contiguous; "turned": the last two axes before the
+                columns are exchanged, as after a transpose; "cut": as a part of wider rows;
+                "columns": those of a row do not lie side by side.
         """
-        tensor = tensor.detach().to(self.device, self.dtype, copy=True)
+        laid = self._in_axes(tensor.detach().to(self.device, self.dtype, copy=True))
+        match way:
+            case "turned" if laid.ndim > 2:
+                return laid.transpose(-2, -3).contiguous().transpose(-2, -3)
+            case "turned" | "cut":
+                return torch.nn.functional.pad(laid, (0, 8))[..., : laid.shape[-1]]
+            case "columns":
+                return laid.mT.contiguous().mT
+            case _:
+                return laid.contiguous()
+
+    def _in_axes(self, tensor: Tensor) -> Tensor:
+        """Return (batch, heads, tokens, dim) in the axes of the kernel."""
         match self.layout:
             case "batch heads tokens dim":
-                laid, axes = tensor, (1, 2)
+                return tensor
             case "batch tokens heads dim":
-                laid, axes = tensor.transpose(1, 2), (1, 2)
+                return tensor.transpose(1, 2)
+            case "heads tokens dim":
+                return tensor[0]
+            case "tokens heads dim":
+                return tensor[0].transpose(0, 1)
             case "batch tokens dim":
-                laid, axes = tensor[:, 0], (-1, -2)
+                return tensor[:, 0]
             case _:
-                laid, axes = tensor[0, 0], (-1, -2)
-        if is_view:
-            return laid.transpose(*axes).contiguous().transpose(*axes)
-        return laid.contiguous()
+                return tensor[0, 0]
 
     def unlaid(self, tensor: Tensor) -> Tensor:
         """Return a tensor in the axes of the kernel as (batch, heads, tokens, dim) in float64."""
@@ -115,6 +155,10 @@ class Kernel:
                 return wide
             case "batch tokens heads dim":
                 return wide.transpose(1, 2)
+            case "heads tokens dim":
+                return wide[None]
+            case "tokens heads dim":
+                return wide.transpose(0, 1)[None]
             case "batch tokens dim":
                 return wide[:, None]
             case _:

@@ -206,6 +206,8 @@ def _report(thing: Any, name: str, shown: str, options: dict[str, Any]) -> dict[
     expected = options.pop("expect", None)
     check_options(thing, name, shown, options)
     expect = None if expected is None else spec_of_json(str(expected))
+    if "run_dtype" in options:
+        options["run_dtype"] = getattr(torch, str(options["run_dtype"]), options["run_dtype"])
     if example is None:
         return _data(check(thing, expect=expect, **options))
     args, kwargs = _example(str(example))

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from regard.diagnosis.checker import check
+from regard.diagnosis.class_arguments import guessed_arguments, guessed_value
 from regard.diagnosis.signature import definition_of
 from regard.diagnosis.subject import source_of
 from regard.errors import RegardError
@@ -105,7 +106,9 @@ def check_options(thing: Any, name: str, shown: str, options: Mapping[str, Any])
             for key, p in takes.items()
             if p.default is p.empty and key not in options and p.kind not in _ANY_NUMBER
         ]
-        if missing:
+        if missing and not guessed_arguments(
+            thing, (), {k: v for k, v in options.items() if k in takes}
+        ):
             raise RegardError(_missing(name, missing, shown, options))
 
 
@@ -152,7 +155,9 @@ def _missing(name: str, missing: list[str], shown: str, options: Mapping[str, An
 
 
 def _example(key: str) -> str:
-    lower = key.lower()
+    guessed, lower = guessed_value(key), key.lower()
+    if guessed is not None:
+        return str(guessed)
     if _COUNT.search(lower):
         return "4"
     return "16" if _WIDTH.search(lower) else "N"
