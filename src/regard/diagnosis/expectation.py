@@ -1,4 +1,4 @@
-"""What somebody means their attention to compute, to be compared with what it computes."""
+"""The intention of an author as facts, to be compared with those of the code."""
 
 import json
 import math
@@ -35,7 +35,7 @@ _PAIRINGS = ("halves", "neighbours")
 
 @dataclass(frozen=True)
 class Spec:
-    """What an attention should compute; made by ``regard.spec``, which describes it.
+    """The facts that an attention should have; made by ``regard.spec``, which describes them.
 
     Attributes:
         causal: True, False or ANY.
@@ -67,12 +67,12 @@ class Spec:
 
     def named(self) -> dict[str, Any]:
         """Return the facts that are not left out, by name."""
-        found: dict[str, Any] = {}
-        for own in fields(self):
-            value = getattr(self, own.name)
-            if not (value is own.default or value == own.default):
-                found[own.name] = value
-        return found
+        named: dict[str, Any] = {}
+        for fact in fields(self):
+            value = getattr(self, fact.name)
+            if not (value is fact.default or value == fact.default):
+                named[fact.name] = value
+        return named
 
     def to_json(self) -> str:
         """Return it as a line of JSON, which ``regard check --expect`` takes."""
@@ -110,7 +110,8 @@ def _said(name: str, value: Any) -> str:
         case "heads":
             return "one head" if value == 1 else f"{value} heads"
         case "kv_heads":
-            return f"{value} heads of keys and values"
+            heads = "one head" if value == 1 else f"{value} heads"
+            return f"{heads} of keys and values"
         case "scale":
             return f"scale {value:g}"
         case "positions":
@@ -122,8 +123,8 @@ def _said(name: str, value: Any) -> str:
         case "sinks":
             return "a sink beside the scores"
         case "padding":
-            each = cast("dict[str, str]", value).items()
-            return ", ".join(f"{own}: {meaning}" for own, meaning in each)
+            meanings = cast("dict[str, str]", value).items()
+            return ", ".join(f"{argument}: {meaning}" for argument, meaning in meanings)
         case "documents":
             return f"documents by {' and '.join(cast('tuple[str, ...]', value))}"
         case _:
@@ -133,9 +134,9 @@ def _said(name: str, value: Any) -> str:
 def _position_words(value: Any) -> str:
     if isinstance(value, str):
         return value
-    own = dict(cast("dict[str, Any]", value))
-    kind = own.pop("kind")
-    return " ".join([str(kind), *(f"{name} {number}" for name, number in own.items())])
+    details = dict(cast("dict[str, Any]", value))
+    kind = details.pop("kind")
+    return " ".join([str(kind), *(f"{name} {number}" for name, number in details.items())])
 
 
 def spec(
@@ -190,7 +191,7 @@ def spec(
         Attention, causal, a window of 4 keys, 4 heads.
         {"causal": true, "window": 4, "heads": 4}
     """
-    found = Spec(
+    expected = Spec(
         _checked_flag("causal", causal),
         _checked_window(window),
         _checked_count("heads", heads),
@@ -204,8 +205,8 @@ def spec(
         _checked_documents(documents),
         _checked_choice("qk_norm", qk_norm, (None, "rms", "layer", "l2")),
     )
-    _check_together(found)
-    return found
+    _check_together(expected)
+    return expected
 
 
 def spec_of_json(text: str) -> Spec:
@@ -220,10 +221,10 @@ def spec_of_json(text: str) -> Spec:
         raise ValueError(f"--expect {text!r} is no JSON ({error}).\n    {_EXAMPLE}") from error
     if not isinstance(given, dict):
         raise ValueError(f"--expect is {text}; it must be an object.\n    {_EXAMPLE}")
-    known = {own.name for own in fields(Spec)}
+    facts = {fact.name for fact in fields(Spec)}
     values = {str(n): ANY if v == "any" else v for n, v in cast("dict[Any, Any]", given).items()}
-    if unknown := sorted(values.keys() - known):
-        raise ValueError(f"--expect names {unknown[0]}; it knows {', '.join(sorted(known))}.")
+    if unknown := sorted(values.keys() - facts):
+        raise ValueError(f"--expect names {unknown[0]}; it knows {', '.join(sorted(facts))}.")
     return spec(**values)
 
 
@@ -268,7 +269,7 @@ def _checked_window(value: Any) -> Any:
         pair = cast("Sequence[Any]", value)
         if len(pair) != 2:
             raise ValueError(f"window is {value!r}; a pair is (left, right), keys on both sides.")
-        if any(check_whole("window", own) < 0 for own in pair):
+        if any(check_whole("window", side) < 0 for side in pair):
             raise ValueError(f"window is {value!r}; left and right must be at least 0.")
         return (int(pair[0]), int(pair[1]))
     if check_whole("window", value) < 1:
@@ -327,22 +328,23 @@ def _checked_documents(value: Any) -> Any:
     return tuple(str(name) for name in cast("Sequence[Any]", value))
 
 
-def _check_together(found: Spec) -> None:
+def _check_together(expected: Spec) -> None:
     """Raise an error if facts contradict each other."""
-    if found.causal is False and isinstance(found.window, int):
+    if expected.causal is False and isinstance(expected.window, int):
+        left = expected.window - 1
         raise ValueError(
-            f"causal=False and window={found.window} contradict each other: such a window ends "
+            f"causal=False and window={expected.window} contradict each other: such a window ends "
             "with the query's own key.\n"
-            f"    Pass window=({found.window - 1}, {found.window - 1}) for keys on both sides."
+            f"    Pass window=({left}, {left}) for keys on both sides."
         )
-    if found.causal is True and isinstance(found.window, tuple) and found.window[1]:
+    if expected.causal is True and isinstance(expected.window, tuple) and expected.window[1]:
         raise ValueError(
-            f"causal=True and window={found.window} contradict each other: it has "
-            f"{found.window[1]} keys after the query's own."
+            f"causal=True and window={expected.window} contradict each other: it has "
+            f"{expected.window[1]} keys after the query's own."
         )
-    both = isinstance(found.heads, int) and isinstance(found.kv_heads, int)
-    if both and found.heads % found.kv_heads:
+    both = isinstance(expected.heads, int) and isinstance(expected.kv_heads, int)
+    if both and expected.heads % expected.kv_heads:
         raise ValueError(
-            f"heads={found.heads} and kv_heads={found.kv_heads} contradict each other: each head "
-            "of keys serves as many heads of queries."
+            f"heads={expected.heads} and kv_heads={expected.kv_heads} contradict each other: each "
+            "head of keys serves as many heads of queries."
         )
