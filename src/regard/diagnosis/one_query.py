@@ -25,15 +25,13 @@ def of_each_query(thing: Thing) -> Callable[..., Tensor] | None:
     query, *others = names
 
     @wraps(thing.call)
-    def each(*args: Any, **kwargs: Any) -> Tensor:
-        given = inspect.signature(thing.call).bind(*args, **kwargs).arguments
-        rows = [
-            [
-                thing.call(**{**given, query: row, **{own: given[own][b] for own in others}})
-                for row in sample
-            ]
-            for b, sample in enumerate(given[query])
-        ]
-        return torch.stack([torch.stack(own) for own in rows])
+    def call_for_each(*args: Any, **kwargs: Any) -> Tensor:
+        passed = inspect.signature(thing.call).bind(*args, **kwargs).arguments
 
-    return each
+        def of_sample(b: int) -> Tensor:
+            text = {**passed, **{name: passed[name][b] for name in others}}
+            return torch.stack([thing.call(**{**text, query: row}) for row in passed[query][b]])
+
+        return torch.stack([of_sample(b) for b in range(len(passed[query]))])
+
+    return call_for_each

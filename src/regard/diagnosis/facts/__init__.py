@@ -1,1 +1,1 @@
-"""What somebody's attention computes, read from the numbers of its own runs."""
+"""The facts of somebody's attention, read from the numbers of its own runs."""

@@ -1,4 +1,4 @@
-"""What an argument hides, named: a mask of keys or of pairs, lengths, or the numbers of documents.
+"""The meaning of an argument that hides keys: a mask, lengths, or the numbers of documents.
 
 The name is found by numbers alone: of all readings of an argument, the one that gives the keys that
 are visible. So neither its name nor a docstring decides what it means.
@@ -49,7 +49,7 @@ class Hiding:
 
     def __str__(self) -> str:
         """Return it as words of a formula."""
-        base = next(own for own in RIGHT if self.reading.startswith(own))
+        base = next(reading for reading in RIGHT if self.reading.startswith(reading))
         rest = self.reading.removeprefix(base)
         return _WORDS[base].format(self.argument) + (f", {rest.strip()}" if rest else "")
 
@@ -65,10 +65,11 @@ class Mask:
         """Return which keys are visible, broadcastable to (samples, heads, q_len, kv_len)."""
         seen = self.pattern.dense(*shape[-2:])
         for hiding in self.hidings:
-            given = arguments.get(hiding.argument)
-            if given is None:
+            argument = arguments.get(hiding.argument)
+            if argument is None:
                 continue  # it was left out
-            kept = next((k for own, k in readings_of(given, shape) if own == hiding.reading), None)
+            readings = readings_of(argument, shape)
+            kept = next((k for reading, k in readings if reading == hiding.reading), None)
             if kept is None:
                 return None
             seen = seen & kept
@@ -94,22 +95,21 @@ def mask_of(visible: Tensor, arguments: Mapping[str, Tensor], empty: Tensor) -> 
         return Mask(plain)
     single = [
         (Hiding(name, reading), kept)
-        for name, given in arguments.items()
-        for reading, kept in readings_of(given, shape)
+        for name, argument in arguments.items()
+        for reading, kept in readings_of(argument, shape)
         if not bool((visible & ~kept).any()) and not bool(kept.expand(shape).all())
     ]
-    pairs = [((one,), kept) for one, kept in single]
-    pairs += [
-        ((one, other), kept & also)
-        for at, (one, kept) in enumerate(single)
-        for other, also in single[at + 1 :]
-        if one.argument != other.argument
+    combinations = [((hiding,), kept) for hiding, kept in single]
+    combinations += [
+        ((first, second), kept_by_first & kept_by_second)
+        for index, (first, kept_by_first) in enumerate(single)
+        for second, kept_by_second in single[index + 1 :]
+        if first.argument != second.argument
     ]
-    for hidings, kept in pairs:
+    for hidings, kept in combinations:
         for rule in _rules(visible):
-            whole = rule.dense(*shape[-2:]) & kept
-            whole = whole.expand(shape)
-            if bool((whole == visible)[~empty.expand(shape)].all()):
+            mask = (rule.dense(*shape[-2:]) & kept).expand(shape)
+            if bool((mask == visible)[~empty.expand(shape)].all()):
                 return Mask(rule, hidings)
     return None if plain is None else Mask(plain)
 
@@ -131,18 +131,18 @@ def _rules(visible: Tensor) -> Iterator[Pattern]:
         yield rule
 
 
-def readings_of(given: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
+def readings_of(argument: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
     """Yield the readings of an argument with the keys that it keeps, right ones first."""
     samples, _, q_len, kv_len = shape
-    own = given.detach()
-    if own.is_complex() or not own.numel():
+    numbers = argument.detach()
+    if numbers.is_complex() or not numbers.numel():
         return
-    if own.is_floating_point() and bool((own <= 0).all()) and bool((own < -1e3).any()):
-        for text, kept in _masks(own > -1e3, shape):
+    if numbers.is_floating_point() and bool((numbers <= 0).all()) and bool((numbers < -1e3).any()):
+        for text, kept in _masks(numbers > -1e3, shape):
             yield f"added{text}", kept
         return
-    if own.dtype == torch.bool or bool(((own == 0) | (own == 1)).all()):
-        forms = [*_masks(own.bool(), shape)]
+    if numbers.dtype == torch.bool or bool(((numbers == 0) | (numbers == 1)).all()):
+        forms = [*_masks(numbers.bool(), shape)]
         for name, is_turned in (("keeps", False), ("hides", True)):
             for text, kept in forms:
                 if not text:
@@ -151,51 +151,56 @@ def readings_of(given: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]
             for text, kept in forms:
                 if text:
                     yield f"{name}{text}", ~kept if is_turned else kept
-    if own.is_floating_point():
+    if numbers.is_floating_point():
         return
     places = torch.arange(kv_len)
-    if own.shape == (samples,):
+    if numbers.shape == (samples,):
         for text, more in (("", 0), (" + 1", 1), (" - 1", -1)):
-            yield f"lengths{text}", (places < own[:, None] + more)[:, None, None, :]
-        yield "lengths of the first sample", (places < own[0])[None, None, None, :]
-        rows = torch.arange(q_len) < own[:, None]
+            yield f"lengths{text}", (places < numbers[:, None] + more)[:, None, None, :]
+        yield "lengths of the first sample", (places < numbers[0])[None, None, None, :]
+        rows = torch.arange(q_len) < numbers[:, None]
         yield "lengths of queries", rows[:, None, :, None]
-    is_from_0 = own.ndim == 1 and len(own) > 1 and int(own[0]) == 0 and int(own[-1]) == kv_len
-    if is_from_0 and q_len == kv_len and bool((own.diff() > 0).all()):
-        document = torch.bucketize(places, own, right=True)
+    starts_at_0 = (
+        numbers.ndim == 1
+        and len(numbers) > 1
+        and int(numbers[0]) == 0
+        and int(numbers[-1]) == kv_len
+    )
+    if starts_at_0 and q_len == kv_len and bool((numbers.diff() > 0).all()):
+        document = torch.bucketize(places, numbers, right=True)
         yield "starts", (document[:, None] == document)[None, None]
-    if own.shape[-1:] == (kv_len,) and own.ndim <= 2 and q_len == kv_len:
-        numbers = own.reshape(-1, kv_len)
-        if len(numbers) in (1, samples):
-            yield "documents", (numbers[:, :, None] == numbers[:, None, :])[:, None]
-            document = (numbers == 0).long().cumsum(-1)
+    if numbers.shape[-1:] == (kv_len,) and numbers.ndim <= 2 and q_len == kv_len:
+        texts = numbers.reshape(-1, kv_len)
+        if len(texts) in (1, samples):
+            yield "documents", (texts[:, :, None] == texts[:, None, :])[:, None]
+            document = (texts == 0).long().cumsum(-1)
             yield "resets", (document[:, :, None] == document[:, None, :])[:, None]
 
 
-def _masks(own: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
+def _masks(mask: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
     """Yield the ways to lay a mask over (samples, heads, q_len, kv_len), the right one first."""
     samples, _, q_len, kv_len = shape
-    if own.ndim == 4 and _fits(own, shape):
-        yield "", own
-    elif own.shape == (samples, q_len, kv_len):
-        yield "", own[:, None]
-        yield " turned", own.mT[:, None]
-        yield " of the first sample", own[:1, None]
-    elif own.shape == (q_len, kv_len) and (samples, kv_len) != (q_len, kv_len):
-        yield "", own[None, None]
+    if mask.ndim == 4 and _fits(mask, shape):
+        yield "", mask
+    elif mask.shape == (samples, q_len, kv_len):
+        yield "", mask[:, None]
+        yield " turned", mask.mT[:, None]
+        yield " of the first sample", mask[:1, None]
+    elif mask.shape == (q_len, kv_len) and (samples, kv_len) != (q_len, kv_len):
+        yield "", mask[None, None]
         if q_len == kv_len:
-            yield " turned", own.mT[None, None]
-    elif own.ndim == 3 and own.shape[1] == 1 and _fits(own[:, None], shape):
-        yield "", own[:, None]
-    elif own.shape == (kv_len,):
-        yield "", own[None, None, None]
-    if own.numel() == samples * kv_len and own.shape[-1] == kv_len and own.shape[0] == samples:
-        keys = own.reshape(samples, kv_len)
+            yield " turned", mask.mT[None, None]
+    elif mask.ndim == 3 and mask.shape[1] == 1 and _fits(mask[:, None], shape):
+        yield "", mask[:, None]
+    elif mask.shape == (kv_len,):
+        yield "", mask[None, None, None]
+    if mask.numel() == samples * kv_len and mask.shape[-1] == kv_len and mask.shape[0] == samples:
+        keys = mask.reshape(samples, kv_len)
         yield "", keys[:, None, None, :]
         yield " of the first sample", keys[:1, None, None, :]
         if q_len == kv_len:
             yield " of queries", keys[:, None, :, None]
 
 
-def _fits(own: Tensor, shape: torch.Size) -> bool:
-    return all(n in (1, full) for n, full in zip(own.shape, shape, strict=True))
+def _fits(mask: Tensor, shape: torch.Size) -> bool:
+    return all(n in (1, full) for n, full in zip(mask.shape, shape, strict=True))

@@ -30,14 +30,14 @@ def rows_of_function(run: Run, contents: dict[str, Tensor], name: str) -> Rows:
     Raises:
         Unread: its outputs are no weights times values.
     """
-    query, key, value = (_by_head(contents[own]) for own in ("query", "key", "value"))
+    query, key, value = (_by_head(contents[source]) for source in ("query", "key", "value"))
     batch, heads, tokens, width = value.shape
     weights = torch.zeros(batch, heads, query.shape[2], tokens, dtype=torch.float64)
     for start in range(0, tokens, width):
-        own = torch.zeros_like(contents["value"])
+        indicators = torch.zeros_like(contents["value"])
         for column in range(min(width, tokens - start)):
-            own[:, start + column, ..., column] = 1.0
-        rows = run({**contents, "value": own})
+            indicators[:, start + column, ..., column] = 1.0
+        rows = run({**contents, "value": indicators})
         if rows.shape != (batch, query.shape[2], heads * width):
             shape = f"(batch, tokens, {rows.shape[-1]})"
             raise Unread("output", f"it gives {shape} for values of {heads * width} columns")
