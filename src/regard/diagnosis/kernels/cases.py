@@ -14,7 +14,6 @@ __all__ = ["FIRST", "LONGEST", "Case", "Inputs", "cases_of", "inputs_of"]
 
 LONGEST = 2048
 """The number of tokens of the longest input."""
-_BATCH = 2
 _TILE = 128
 _HIDDEN_KEYS = 7
 """The number of last keys that are NaN."""
@@ -137,8 +136,8 @@ def inputs_of(
     heads: int,
     kv_heads: int,
     head_dim: int,
-    batch: int = _BATCH,
-    seed: int = 0,
+    batch: int,
+    seed: int,
 ) -> Inputs:
     """Return the tensors of a case on the CPU, with what it leaves open."""
     generator = torch.Generator().manual_seed(case.q_len * 1000 + case.kv_len + seed)

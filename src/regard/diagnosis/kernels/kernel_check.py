@@ -64,22 +64,21 @@ def kernel_report(
         for case in cases_of(standard, _groups(meant) if kernel.has_heads else None):
             trial.run(case)
     findings = tuple(sorted(trial.findings.values(), key=lambda finding: finding.number))
+    if findings:
+        return Report(name, findings, f"{words}, in {where}", notes=trial.notes)
+    computes, pin = _computes(trial, meant), ""
+    if expected is None:
+        run = f"run_dtype={dtype}, run_device={str(device)!r}"
+        pin = f"regard.check({name}, expect={computes.spec!r}, {run})"
     return Report(
         name,
-        findings,
+        (),
         f"{words}, in {where}",
-        missing="" if findings else _untried(trial),
+        missing=_untried(trial),
         notes=trial.notes,
-        computes=None if findings else _computes(trial, meant),
-        pin="" if findings or expected is not None else _pin(name, meant, trial),
+        computes=computes,
+        pin=pin,
     )
-
-
-def _pin(name: str, meant: Spec, trial: Trial) -> str:
-    """Return the call that pins what a kernel computes."""
-    pinned = replace(meant, causal=trial.standard.mask is not None)
-    dtype, device = trial.kernel.dtype, str(trial.kernel.device)
-    return f"regard.check({name}, expect={pinned!r}, run_dtype={dtype}, run_device={device!r})"
 
 
 def _dtype(run_dtype: object) -> torch.dtype:

@@ -1,6 +1,6 @@
 """A kernel with the axes, the dtype and the device of its inputs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -133,36 +133,24 @@ class Kernel:
 
     def _in_axes(self, tensor: Tensor) -> Tensor:
         """Return (batch, heads, tokens, dim) in the axes of the kernel."""
-        match self.layout:
-            case "batch heads tokens dim":
-                return tensor
-            case "batch tokens heads dim":
-                return tensor.transpose(1, 2)
-            case "heads tokens dim":
-                return tensor[0]
-            case "tokens heads dim":
-                return tensor[0].transpose(0, 1)
-            case "batch tokens dim":
-                return tensor[:, 0]
-            case _:
-                return tensor[0, 0]
+        names = self.layout.split()
+        if not self.has_heads:
+            tensor = tensor.squeeze(1)
+        if "batch" not in names:
+            tensor = tensor.squeeze(0)
+        return tensor.permute([_in_order(names).index(name) for name in names])
 
     def unlaid(self, tensor: Tensor) -> Tensor:
         """Return a tensor in the axes of the kernel as (batch, heads, tokens, dim) in float64."""
-        wide = tensor.detach().cpu().double()
-        match self.layout:
-            case "batch heads tokens dim":
-                return wide
-            case "batch tokens heads dim":
-                return wide.transpose(1, 2)
-            case "heads tokens dim":
-                return wide[None]
-            case "tokens heads dim":
-                return wide.transpose(0, 1)[None]
-            case "batch tokens dim":
-                return wide[:, None]
-            case _:
-                return wide[None, None]
+        names = self.layout.split()
+        wide = tensor.detach().cpu().double().permute([names.index(n) for n in _in_order(names)])
+        if "batch" not in names:
+            wide = wide.unsqueeze(0)
+        return wide if self.has_heads else wide.unsqueeze(1)
+
+
+def _in_order(names: Sequence[str]) -> list[str]:
+    return [name for name in ("batch", "heads", "tokens", "dim") if name in names]
 
 
 def _tensors(result: object) -> Iterator[Tensor]:

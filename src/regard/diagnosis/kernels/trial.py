@@ -83,7 +83,7 @@ class Trial:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is worth knowing: what the kernel refuses, and the dtype of its output."""
+        """Remarks on the output, and the inputs that the kernel refuses."""
         refusals: list[str] = []
         for reason, cases in self._refused.items():
             words = "; ".join(cases[:_SHOWN])
