@@ -179,7 +179,7 @@ class Trial:
         exact = self.standard.output(wide.query, wide.key, wide.value)
         is_judged = judged_rows(self.standard, inputs)
         output, exact = (torch.where(is_judged, numbers, 0.0) for numbers in (output, exact))
-        pair = compared(output, exact, "output: tokens down, columns across")
+        pair = compared(output, exact, "a part of the output: tokens down, columns across")
         if not bool(output.isfinite().all()):
             self._add(self._of_nan(case, output), f"With {case.words}.", pair)
             return
