@@ -139,9 +139,12 @@ class FlexCallable:
         head = broadcast_index(self.head, box.leading).flatten()
         q_idx = torch.arange(box.rows.start, box.rows.stop, device=batch.device)
         kv_idx = torch.arange(box.columns.start, box.columns.stop, device=batch.device)
-        four = (len(batch), len(head), len(q_idx), len(kv_idx))
-        values = _over(self.function, scores=len(scores))(
-            *(each.reshape(four) for each in scores), batch, head, q_idx, kv_idx
+        # Each level of vmap takes the CPU some time, so indices of one entry go without.
+        batch, head = (each if len(each) > 1 else each[0] for each in (batch, head))
+        indices = (batch, head, q_idx, kv_idx)
+        lengths = [len(each) for each in indices if each.ndim]
+        values = _over(self.function, *indices, scores=len(scores))(
+            *(each.reshape(lengths) for each in scores), *indices
         )
         leading = [part.stop - part.start for part in box.leading]
         return values.reshape(*leading, len(q_idx), len(kv_idx))
@@ -150,11 +153,18 @@ class FlexCallable:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
 
-def _over(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
-    """Vectorise a function over vectors of indices; the result has axes (b, h, q_idx, kv_idx)."""
-    for place in (3, 2, 1, 0):
-        axes = tuple(0 if axis == place else None for axis in range(4))
-        function = torch.vmap(function, in_dims=((0,) * scores) + axes)
+def _over(function: Callable[..., Tensor], *indices: Tensor, scores: int) -> Callable[..., Tensor]:
+    """Vectorise a function over those of its indices that are vectors; the result has their axes.
+
+    Args:
+        function: takes scalar tensors: a score, if there are scores, then b, h, q_idx and kv_idx.
+        indices: b, h, q_idx and kv_idx.
+        scores: 1 if it takes a score, else 0; the scores have the axes of the result.
+    """
+    for place, index in reversed(list(enumerate(indices))):
+        axes = tuple(0 if axis == place else None for axis in range(len(indices)))
+        if index.ndim:
+            function = torch.vmap(function, in_dims=((0,) * scores) + axes)
 
     def over(*arguments: Tensor) -> Tensor:
         with _IndexByTensors():
@@ -208,7 +218,7 @@ def _try_out(flex: FlexCallable, kind: Kind, shape: torch.Size, dtype: torch.dty
     """Call the function at the corners of the matrix and check the result."""
     counts = (flex.batch.numel(), flex.head.numel(), *shape[-2:])
     device = flex.batch.device
-    corners = [torch.tensor(sorted({0, count - 1}), device=device) for count in counts]
+    corners = [torch.arange(0, max(1, n), max(1, n - 1), device=device) for n in counts]
     scores = [torch.zeros([len(c) for c in corners], dtype=dtype, device=device)]
     returned: list[object] = []
 
@@ -219,7 +229,9 @@ def _try_out(flex: FlexCallable, kind: Kind, shape: torch.Size, dtype: torch.dty
         return answer if is_tensor else arguments[-1]
 
     try:
-        values = _over(noting, int(kind.takes_score))(*scores[: kind.takes_score], *corners)
+        values = _over(noting, *corners, scores=int(kind.takes_score))(
+            *scores[: kind.takes_score], *corners
+        )
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(

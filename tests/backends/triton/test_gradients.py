@@ -314,7 +314,7 @@ def test_a_cell_without_bits_is_whole_or_hidden(mask: regard.Mask, kinds: str) -
 
 
 def test_bits_are_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_mask, "_NUMBERS_AT_ONCE", 64 * 200)  # strips of one row of cells
+    monkeypatch.setattr(packed_mask, "_BYTES_AT_ONCE", 2 * 64 * 200)  # strips of one row of cells
     drawn = torch.rand(2, 3, 150, 200) < 0.5
     for allowed in (drawn, drawn[:1], drawn[:, :1], drawn[0, 0], drawn[0, 0, :1]):
         shape, device = torch.Size((2, 3, 150, 200)), torch.device("cpu")

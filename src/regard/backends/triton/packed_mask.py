@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.masks import Mask
+from regard.masks import And, Mask, Or
 from regard.scores.box import Box
 
 __all__ = ["CELL", "HIDDEN", "WHOLE", "PackedMask", "TileLists", "pack"]
 
 CELL = 64  # tokens on each side of a cell
 WHOLE, HIDDEN = -1, -2  # cells without bits
-_NUMBERS_AT_ONCE = 2**26  # of a byte each, and as many bytes three times over for their bits
+_BYTES_AT_ONCE = 2**28
+_WORDS_AT_ONCE = 2**24  # 64 MiB, of which partial cells are taken at once
 _GATHER_BITS = 0x0102040810204080  # bit i of the highest byte of the product is byte i
 
 
@@ -87,22 +88,17 @@ class PackedMask:
         return self._lists[name]
 
     def _list(self, rows: Tensor, columns: Tensor, group: int, *, turned: bool) -> TileLists:
-        slots = self.slots
-        some, every = slots != HIDDEN, slots == WHOLE
-        if group > 1 and slots.shape[1] > 1:
-            some = _unflattened(some, 1, (-1, group)).any(2)
-            every = _unflattened(every, 1, (-1, group)).all(2)
+        flags = torch.stack((self.slots == HIDDEN, self.slots == WHOLE))
+        if group > 1 and self.slots.shape[1] > 1:
+            flags = _unflattened(flags, 2, (-1, group)).all(3)
         for axis, tiles in ((-2, rows), (-1, columns)):
-            some, every = (
-                _of_tiles(some, axis, tiles).any(axis),
-                _of_tiles(every, axis, tiles).all(axis),
-            )
-        if turned:
-            some, every = some.mT, every.mT
-        order = some.logical_not().byte().sort(dim=-1, stable=True).indices
-        partial = every.logical_not().gather(-1, order)
+            flags = _of_tiles(flags, axis, tiles).all(axis)
+        hidden, whole = flags.mT if turned else flags
+        order = hidden.byte().sort(dim=-1, stable=True).indices
+        partial = whole.logical_not().gather(-1, order)
         entries = (2 * order + partial).int().contiguous()
-        return TileLists(entries, some.sum(-1, dtype=torch.int32).contiguous())
+        counts = hidden.logical_not().sum(-1, dtype=torch.int32)
+        return TileLists(entries, counts.contiguous())
 
 
 def _tiles(length: int, size: int) -> Tensor:
@@ -135,34 +131,49 @@ def pack(mask: Mask, shape: torch.Size, device: torch.device) -> PackedMask:
     )
     varied = [max(1, n) for n in (1,) * (len(shape) - probe.ndim) + probe.shape[:-2]]
     across = -(-kv_len // CELL)
-    height = max(1, _NUMBERS_AT_ONCE // (across * CELL * CELL)) * CELL
+    # A number takes a byte in each of two masks and in what joins them, or in one and its bits.
+    at_once = _BYTES_AT_ONCE // (3 if isinstance(mask, And | Or) else 2)
+    height = max(1, at_once // (across * CELL * CELL)) * CELL
+    strips: list[Tensor] = []
     slots: list[Tensor] = []
     words: list[Tensor] = []
-    count = 0
     for part in product(*(range(n) for n in varied)):
         for start in range(0, q_len, height):
             rows = slice(start, min(start + height, q_len))
             box = Box(tuple(slice(at, at + 1) for at in part), rows, slice(0, kv_len))
-            bits = _bits(mask.block(box, shape, device), rows.stop - start, kv_len)
-            some, every = (bits != 0).any(-1).any(-1), (bits == -1).all(-1).all(-1)
-            partial = some & ~every
-            words.append(bits[partial])
-            numbers = partial.flatten().cumsum(0).view_as(partial) - 1 + count
-            count += len(words[-1])
-            placed = torch.where(every, WHOLE, torch.where(some, numbers, HIDDEN))
-            slots.append(placed.int())
+            strips.append(_bits(mask.block(box, shape, device), rows.stop - start, kv_len))
+            if sum(strip.numel() for strip in strips) >= _WORDS_AT_ONCE:
+                _place(strips, slots, words)
+    _place(strips, slots, words)
     size = (1, 1, *varied)[-2:]
     of_all = torch.cat(slots).view(*size, -1, across)
     return PackedMask(of_all, torch.cat(words), (q_len, kv_len))
 
 
+def _place(strips: list[Tensor], slots: list[Tensor], words: list[Tensor]) -> None:
+    """Empty the strips: append what each cell has in ``slots``, and the words of partial cells.
+
+    To count those, the CPU waits for the GPU.
+    """
+    if not strips:
+        return
+    bits = torch.cat(strips)
+    strips.clear()
+    some, every = (bits != 0).any(-1).any(-1), (bits == -1).all(-1).all(-1)
+    partial = some & ~every
+    numbers = partial.flatten().cumsum(0).view_as(partial) - 1 + sum(map(len, words))
+    slots.append(torch.where(every, WHOLE, torch.where(some, numbers, HIDDEN)).int())
+    words.append(bits[partial])
+
+
 def _bits(allowed: Tensor, rows: int, kv_len: int) -> Tensor:
     """Return a mask as int32 words, (row cells, column cells, CELL, CELL / 32)."""
     flags = allowed.expand(*allowed.shape[:-2], rows, kv_len).reshape(rows, kv_len)
-    flags = pad(flags, (0, -kv_len % CELL, 0, -rows % CELL))
+    if kv_len % CELL or rows % CELL:
+        flags = pad(flags, (0, -kv_len % CELL, 0, -rows % CELL))
     eights = (
         flags.view(torch.int64) if flags.is_contiguous() else flags.contiguous().view(torch.int64)
     )
-    packed = ((eights * _GATHER_BITS) >> 56).to(torch.uint8).view(torch.int32)
+    packed = (eights * _GATHER_BITS).bitwise_right_shift_(56).to(torch.uint8).view(torch.int32)
     cells = packed.view(-1, CELL, packed.shape[-1] * 32 // CELL, CELL // 32)
     return cells.transpose(1, 2)
