@@ -8,13 +8,13 @@ a weight that underflows to 0 is still finite.
 from abc import abstractmethod
 from dataclasses import dataclass
 from math import log
-from typing import ClassVar, cast, final
+from typing import ClassVar, Protocol, cast, final
 
 import torch
 from torch import Tensor
 
 from regard.masks import Mask
-from regard.reductions.block import Block, RowStatistics
+from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.box import Box
 from regard.scores.score_source import Scores, lowest_score, reads_without_sync
@@ -25,6 +25,30 @@ _FAR = 50
 # A dozen passes over this many numbers cost little: they stay in the cache of a CPU, or keep a GPU
 # busy.
 _NUMBERS_AT_ONCE, _GPU_NUMBERS_AT_ONCE = 2**16, 2**22
+
+
+class RowNumbers(Protocol):
+    """What a divergence needs of complete rows of a matrix; see ``RowStatistics``."""
+
+    @property
+    def maximum(self) -> Tensor:
+        """The largest score of each row, (..., rows, 1)."""
+        ...
+
+    @property
+    def log_normalizer(self) -> Tensor:
+        """logsumexp - maximum, (..., rows)."""
+        ...
+
+    @property
+    def row_sum(self) -> Tensor:
+        """The sum of the weights, (..., rows)."""
+        ...
+
+    @property
+    def mean_shifted(self) -> Tensor:
+        """The sum of weights * (scores - maximum), (..., rows)."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +78,7 @@ class Divergence(Reduction):
         """
 
     @abstractmethod
-    def combine(self, a: RowStatistics, b: RowStatistics, total: Tensor) -> Tensor:
+    def combine(self, a: RowNumbers, b: RowNumbers, total: Tensor) -> Tensor:
         """Return the divergence of each row, (..., rows).
 
         Args:
@@ -137,7 +161,7 @@ class _Crossed(Divergence):
         near = x.clamp(max=_FAR)  # exp(x) may overflow
         return torch.where(x > near, q, p * (near.expm1() - near))
 
-    def _relative_entropy(self, a: RowStatistics, b: RowStatistics, total: Tensor) -> Tensor:
+    def _relative_entropy(self, a: RowNumbers, b: RowNumbers, total: Tensor) -> Tensor:
         """Return the sum of ``-p x`` of each row; any number where ``total`` is infinite."""
         numbers = total + (a.row_sum - b.row_sum)
         is_empty = (a.maximum == -torch.inf).squeeze(-1)
@@ -150,7 +174,7 @@ class _Crossed(Divergence):
 class CrossEntropy(_Crossed):
     """The reduction behind ``regard.cross_entropy``."""
 
-    def combine(self, a: RowStatistics, b: RowStatistics, total: Tensor) -> Tensor:
+    def combine(self, a: RowNumbers, b: RowNumbers, total: Tensor) -> Tensor:
         entropy = a.log_normalizer * a.row_sum - a.mean_shifted
         numbers = self._relative_entropy(a, b, total) + entropy
         return numbers.masked_fill(total == torch.inf, torch.inf)
@@ -160,7 +184,7 @@ class CrossEntropy(_Crossed):
 class KullbackLeibler(_Crossed):
     """The reduction behind ``regard.kl``."""
 
-    def combine(self, a: RowStatistics, b: RowStatistics, total: Tensor) -> Tensor:
+    def combine(self, a: RowNumbers, b: RowNumbers, total: Tensor) -> Tensor:
         numbers = self._relative_entropy(a, b, total)
         return numbers.masked_fill(total == torch.inf, torch.inf)
 
@@ -187,7 +211,7 @@ class JensenShannon(Divergence):
         of_far = (1 + ratio) * (_LOG_2 - ratio.log1p()) - apart * ratio
         return torch.where(x == near, of_near, torch.maximum(p, q) * of_far)
 
-    def combine(self, a: RowStatistics, b: RowStatistics, total: Tensor) -> Tensor:
+    def combine(self, a: RowNumbers, b: RowNumbers, total: Tensor) -> Tensor:
         numbers = total / 2
         return _within(numbers, numbers.new_zeros(()), numbers.new_full((), _LOG_2))
 

@@ -15,6 +15,12 @@ import torch
 
 import regard
 import waiting
+from regard.reductions.divergences import (
+    CrossEntropy,
+    Divergence,
+    JensenShannon,
+    KullbackLeibler,
+)
 from regard.reductions.products import TransposedOutput
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
@@ -93,6 +99,18 @@ def _transposed(width: int, dtype: torch.dtype) -> Case:
     return Case(asked, kernels, dtype=dtype, head_dim=width)
 
 
+def _divergence(
+    kind: type[Divergence], head_dim: int = 128, dtype: torch.dtype = torch.bfloat16, **case: Any
+) -> Case:
+    """A divergence from a matrix with the same options; it counts the norms of both."""
+    made = Case((), (), dtype=dtype, head_dim=head_dim, graded=True, **case)
+    query = torch.empty(2, 16, LENGTH, head_dim, dtype=dtype, device="meta", requires_grad=True)
+    other = regard.attend(query, query[:, ::8], **made.options("meta"))
+    gradients = ("query_gradient_kernel", "key_gradient_kernel")
+    kernels = ("rows_kernel", "rows_kernel", "divergence_kernel", *gradients, *gradients)
+    return replace(made, asked=(kind(other.source, other.mask),), kernels=kernels)
+
+
 COLUMNS, POOL, TOP = regard.Sum(-2), regard.Pool(64, 64), regard.TopK(8)
 EVERY = (
     (*ROWS, TOP, COLUMNS, POOL),
@@ -148,6 +166,15 @@ CASES = {
         _transposed(128, torch.bfloat16),
         kernels=("rows_kernel", "products_kernel", "row_products_kernel", *GRADIENTS[-2:]),
         graded=True,
+    ),
+    "divergences": _divergence(KullbackLeibler),
+    "divergences-js": _divergence(JensenShannon),
+    "divergences-d64": _divergence(CrossEntropy, head_dim=64),
+    "divergences-d256": _divergence(KullbackLeibler, head_dim=256, dtype=torch.float16),
+    "divergences-float32": _divergence(JensenShannon, dtype=torch.float32),
+    "divergences-steps": _divergence(
+        KullbackLeibler,
+        options=lambda device: {"softcap": 5.0, **_by_position(device)},
     ),
     "all-at-once-float32": Case(*EVERY, dtype=torch.float32, options=_at_once),
     "top-64-at-once-float32-d256": Case(

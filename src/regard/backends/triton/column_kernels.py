@@ -50,9 +50,9 @@ class Parts(NamedTuple):
 
 @triton.jit
 def _store(held, strips, kv_first, shape, BLOCK_N: tl.constexpr, STRIP: tl.constexpr):
-    """Join the sums of the threads, and store those of each strip of one part."""
+    """Store the sums of each strip of one part."""
     place = kv_first // STRIP + tl.arange(0, BLOCK_N // STRIP)
-    mass = tl.sum(tl.reshape(tl.sum(held, 0), (BLOCK_N // STRIP, STRIP)), 1)
+    mass = tl.sum(tl.reshape(held, (BLOCK_N // STRIP, STRIP)), 1)
     tl.store(strips + place, mass, mask=place < tl.cdiv(shape.kv_len, STRIP))
 
 
@@ -96,7 +96,7 @@ def columns_kernel(
     start, stop, every_start, every_stop, of_key = columns_seen(
         kv_first, kv_idx, kv_end, batch, head, shape, limits, cells
     )
-    held = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # each thread sums what it has of the columns
+    held = tl.zeros((BLOCK_N,), tl.float32)
     at = (batch * shape.num_heads + head).to(tl.int64)
     row = at * shape.q_len
     width = tl.cdiv(shape.kv_len, STRIP)
@@ -107,17 +107,18 @@ def columns_kernel(
         first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_M)
         q_idx = first + tl.arange(0, BLOCK_M)
         here = q_idx < shape.q_len
+        top, above = norms_of(norms, row + q_idx, here)
         q = tile_of(query, batch, head, first, shape.q_len, HEAD_DIM, BLOCK_M)
+        # Keys are the rows of the tile, so that a thread adds up its columns of weights at once.
         x = scores(
-            q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
+            keys, q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape, steps, bias, UPCAST
         )
         of_query = documents_of(limits, batch, head, q_idx + limits.shift, here)
         x = seen_scores(
-            x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :],
-            here[:, None], kv_end, batch, head, shape, limits, cells, kv_first, BLOCK_N,
+            x, edge, q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None],
+            here[None, :], kv_end, batch, head, shape, limits, cells, kv_first, BLOCK_N,
         )  # fmt: skip
-        top, above = norms_of(norms, row + q_idx, here)
-        weights = weights_of(x, top[:, None], above[:, None], steps)
+        weights = weights_of(x, top[None, :], above[None, :], steps)
         # In a row of NaN not even a score of -inf makes 0.
         if edge | (bias.pointer is not None):
             weights = tl.where(x == float("-inf"), 0.0, weights)
@@ -127,17 +128,18 @@ def columns_kernel(
         if its_part != part:
             if part >= 0:
                 _store(held, strips + part * width, kv_first, shape, BLOCK_N, STRIP)
-            held = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+            held = tl.zeros((BLOCK_N,), tl.float32)
             part = its_part
         if SPLITS:
             boundary = tl.load(parts.stops + part)
             if boundary < tl.minimum(first + BLOCK_M, shape.q_len):
-                held += tl.where(q_idx[:, None] < boundary, weights, 0.0)
+                before = q_idx[None, :] < boundary
+                held += tl.sum(tl.where(before, weights, 0.0), 1)
                 _store(held, strips + part * width, kv_first, shape, BLOCK_N, STRIP)
-                held = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-                weights = tl.where(q_idx[:, None] < boundary, 0.0, weights)
+                held = tl.zeros((BLOCK_N,), tl.float32)
+                weights = tl.where(before, 0.0, weights)
                 part += 1
-        held += weights
+        held += tl.sum(weights, 1)
     if part >= 0:
         _store(held, strips + part * width, kv_first, shape, BLOCK_N, STRIP)
 

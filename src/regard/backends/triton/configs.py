@@ -10,17 +10,21 @@ from typing import Literal
 
 import torch
 
+from regard.backends.triton.operands import DivergenceKind
+
 __all__ = ["INTERPRETED", "Config", "Kernel", "config"]
 
 Kernel = Literal[
     "rows",
     "columns",
+    "short_columns",
     "products",
     "pooled",
     "top",
     "row_products",
     "query_gradient",
     "key_gradient",
+    "divergence",
 ]
 
 
@@ -53,11 +57,12 @@ def config(
     k: int = 0,
     crowded: bool = False,
     packed: bool = False,
+    compared: DivergenceKind | None = None,
 ) -> Config:
     """Return the config of a kernel.
 
     Args:
-        kernel: which one.
+        kernel: which one; "short_columns" is that of columns for parts of few rows.
         head_dim: of query and key; of the operand of "products", where that is wider.
         dtype: of query and key; float32 where the operand of "products" is.
         capability: of the GPU.
@@ -65,11 +70,14 @@ def config(
         crowded: True if a bias, a softcap or many terms of a gradient need more reads or registers
             per score.
         packed: True if the mask has bits, whose tiles are read one stage later.
+        compared: the divergence whose other matrix a gradient reads, too.
     """
     hopper = capability[0] in (9, 10)  # 12, the consumers', has less than half the shared memory
     wide = head_dim > 128
     if kernel == "top":
         return Config(max(2, 64 // _power_of_2(k)), 16, 4, 1)
+    if kernel == "divergence" or compared is not None:
+        return _of_two(kernel, dtype, small=crowded or wide or not hopper, kind=compared)
     if kernel in ("query_gradient", "key_gradient"):
         return _of_gradient(kernel, wide, dtype, hopper, crowded)
     if kernel == "products":
@@ -79,13 +87,13 @@ def config(
         if crowded:
             return Config(32, 32, 8, 1)
         return Config(32, 32, 4, 1) if wide else Config(64, 32, 4, 2)
+    if kernel in ("columns", "short_columns"):
+        return _of_columns(kernel, small=wide or not hopper, crowded=crowded, packed=packed)
     if crowded or (packed and kernel == "pooled"):
         # Hopper's matrix units take 64 rows of the first operand.
         return Config(64, 32, 8, 2)
     if kernel == "row_products":
         return Config(64, 32, 4, 2) if wide else Config(64, 64, 4, 3 if hopper else 2)
-    if kernel == "columns":
-        return Config(64, 64, 4, 2) if wide or not hopper else Config(64, 128, 4, 3)
     if k > 16:
         return Config(64, 64, 4, 2) if hopper else Config(32, 64, 8, 2)
     if wide or not hopper:
@@ -97,6 +105,17 @@ def config(
     if head_dim <= 64:
         return Config(64, 128, 4, 3)
     return Config(128, 128, 8, 2) if k <= 1 else Config(128, 64, 8, 3)
+
+
+def _of_columns(kernel: Kernel, *, small: bool, crowded: bool, packed: bool) -> Config:
+    """Return the config of a kernel whose tiles have the keys as rows."""
+    if crowded:
+        return Config(64, 64, 8, 2)
+    if small:
+        return Config(64, 64, 4, 2)
+    if packed:
+        return Config(128 if kernel == "columns" else 64, 64, 4, 3)
+    return Config(128, 128, 4, 2) if kernel == "columns" else Config(64, 128, 4, 3)
 
 
 def _of_products(wide: bool, dtype: torch.dtype, hopper: bool, crowded: bool) -> Config:
@@ -126,6 +145,21 @@ def _of_gradient(
     if crowded or not hopper:
         return Config(64, 32, 8, 2) if by_rows else Config(32, 64, 8, 2)
     return Config(64, 64, 4, 2) if by_rows else Config(128, 64, 4, 2)
+
+
+def _of_two(
+    kernel: Kernel, dtype: torch.dtype, *, small: bool, kind: DivergenceKind | None
+) -> Config:
+    """Return the config of a kernel that computes the scores of two matrices."""
+    if dtype == torch.float32:
+        return Config(16, 16, 8, 1)
+    if kernel == "divergence":
+        return Config(64, 32, 8, 2) if small else Config(128, 32, 8, 2)
+    if kernel == "query_gradient":
+        return Config(64, 32, 8, 1) if small else Config(128, 64, 8, 2)
+    if small:
+        return Config(32, 64, 8, 1)
+    return Config(32, 128, 8, 2) if kind == "jensen_shannon" else Config(64, 128, 8, 2)
 
 
 def _power_of_2(least: int) -> int:

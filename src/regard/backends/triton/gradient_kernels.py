@@ -9,6 +9,7 @@ Let W be the weights and G the derivative of a loss by W. Then the derivative by
       + c_j                sums of columns
       + P[r(i), c(j)]      cells: pooled maps and segments
       + x_i · y_j          products: the transposed matrix times x, y the derivative by it
+      + a term of the logarithm of another matrix's weight    divergences: ``divergence_kernels``
 
 All that depends on the row alone is one number, ``offset``: u + b - a - D. The k largest weights
 and the largest score add a few numbers to each row; they are the sparse part. The query's gradient
@@ -31,11 +32,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from regard.backends.triton.divergence_kernels import with_other
 from regard.backends.triton.tile import (
     Tokens,
     columns_seen,
     documents_of,
     kv_end_of,
+    log_weights,
     norms_of,
     rows_of,
     rows_seen,
@@ -114,16 +117,6 @@ class Sparse(NamedTuple):
 
 
 @triton.jit
-def _weights(x, top, above, steps, CHECKED: tl.constexpr):
-    """Return weights, and their logarithms in bits."""
-    bits = (x - top) * steps.to_bits - above
-    weights = tl.exp2(bits)
-    if CHECKED:  # in a row of NaN not even a score of -inf makes 0
-        weights = tl.where(x == float("-inf"), 0.0, weights)
-    return weights, bits
-
-
-@triton.jit
 def _cell_of(places, token, here):
     """Return the row or the column of a grid that each token lies in; below 0: in none."""
     return tl.load(places + token, mask=here, other=-1)
@@ -164,9 +157,9 @@ def _numbers_of(pointer, at, here):
 
 
 @triton.jit
-def _of_scores(x, weights, by_weight, steps):
-    """Return the derivative by scale · query · key, from that by the weights."""
-    by_score = weights * by_weight
+def _of_scores(x, weights, by_weight, taken, steps):
+    """Return the derivative by scale · query · key, from that by the weights, less ``taken``."""
+    by_score = weights * by_weight - taken
     if steps.softcap is not None:
         capped = tl.where(x == float("-inf"), 0.0, x) / steps.softcap
         by_score = by_score * (1.0 - capped * capped)
@@ -234,7 +227,7 @@ def row_products_kernel(
             x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :],
             None, kv_end, batch, head, shape, limits, cells, first, BLOCK_N,
         )  # fmt: skip
-        weights, _ = _weights(x, top[:, None], above[:, None], steps, True)
+        weights, _ = log_weights(x, top[:, None], above[:, None], steps, True)
         if sums is not None:
             by_weight = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             if terms.columns is not None:
@@ -277,6 +270,7 @@ def query_gradient_kernel(
     visits,
     norms,
     terms,
+    other,
     sparse,
     gradient,
     GROUP: tl.constexpr,
@@ -285,6 +279,9 @@ def query_gradient_kernel(
     MET: tl.constexpr,
     LEFT_GROUP: tl.constexpr,
     COUNT: tl.constexpr,
+    OTHER_GROUP: tl.constexpr,
+    OTHER_DIM: tl.constexpr,
+    KIND: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -316,6 +313,14 @@ def query_gradient_kernel(
         kept = _cell_of(terms.grid.rows, q_idx, here)
         numbers = terms.grid.numbers + at * terms.grid.height * terms.grid.width
         kept_at = kept * terms.grid.width
+    if other.query.pointer is not None:
+        other_q = tile_of(other.query, batch, head, tile * BLOCK_M, shape.q_len, OTHER_DIM, BLOCK_M)
+        other_end = kv_end_of(other.limits, batch, head, shape)
+        _, _, other_start, other_stop, other_of_query = rows_seen(
+            tile * BLOCK_M, q_idx, here, other_end, batch, head, shape, other.limits, other.cells
+        )
+        other_top, other_above = norms_of(other.norms, row, here)
+        by_other = tl.load(other.numbers + row, mask=here, other=0.0)
     total = tl.zeros((BLOCK_M, q.shape[1]), tl.float32)
     visits_at, begin, end = visits_of(visits, batch, head, tile, start, stop, BLOCK_N)
     for step in range(begin, end):
@@ -330,7 +335,9 @@ def query_gradient_kernel(
             x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :],
             None, kv_end, batch, head, shape, limits, cells, first, BLOCK_N,
         )  # fmt: skip
-        weights, bits = _weights(x, top[:, None], above[:, None], steps, bias.pointer is not None)
+        weights, bits = log_weights(
+            x, top[:, None], above[:, None], steps, bias.pointer is not None
+        )
         by_weight = offset[:, None] + tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         if terms.slope is not None:
             by_weight += slope[:, None] * tl.maximum(bits, LEAST)
@@ -351,7 +358,27 @@ def query_gradient_kernel(
             if UPCAST:
                 right = right.to(tl.float32)
             by_weight += tl.dot(left, right.T, input_precision="ieee")
-        by_score = _of_scores(x, weights, by_weight, steps).to(keys.dtype)
+        taken = 0.0
+        if other.query.pointer is not None:
+            other_keys = tile_of(
+                other.key, batch, head // OTHER_GROUP, first, shape.kv_len, OTHER_DIM, BLOCK_N
+            )
+            y = scores(
+                other_q, other_keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape,
+                other.steps, other.bias, UPCAST,
+            )  # fmt: skip
+            of_key = documents_of(other.limits, batch, head, kv_idx, kv_idx < other_end)
+            other_edge = (first < other_start) | (first + BLOCK_N > other_stop)
+            y = seen_scores(
+                y, other_edge, q_idx[:, None], kv_idx[None, :], other_of_query[:, None],
+                of_key[None, :], None, other_end, batch, head, shape, other.limits, other.cells,
+                first, BLOCK_N,
+            )  # fmt: skip
+            by_weight, taken = with_other(
+                by_weight, bits, y, other_top[:, None], other_above[:, None], by_other[:, None],
+                other.steps, KIND,
+            )  # fmt: skip
+        by_score = _of_scores(x, weights, by_weight, taken, steps).to(keys.dtype)
         if UPCAST:
             by_score, keys = by_score.to(tl.float32), keys.to(tl.float32)
         total = tl.dot(by_score, keys, total, input_precision="ieee")
@@ -379,6 +406,7 @@ def key_gradient_kernel(
     visits,
     norms,
     terms,
+    other,
     sparse,
     gradient,
     GROUP: tl.constexpr,
@@ -387,6 +415,9 @@ def key_gradient_kernel(
     MET: tl.constexpr,
     LEFT_GROUP: tl.constexpr,
     COUNT: tl.constexpr,
+    OTHER_GROUP: tl.constexpr,
+    OTHER_DIM: tl.constexpr,
+    KIND: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -417,6 +448,14 @@ def key_gradient_kernel(
             right = tile_of(terms.right, batch, head, kv_first, shape.kv_len, WIDTH, BLOCK_N)
             if UPCAST:
                 right = right.to(tl.float32)
+        if other.query.pointer is not None:
+            other_keys = tile_of(
+                other.key, batch, head // OTHER_GROUP, kv_first, shape.kv_len, OTHER_DIM, BLOCK_N
+            )
+            other_end = kv_end_of(other.limits, batch, head, shape)
+            _, _, other_start, other_stop, other_of_key = columns_seen(
+                kv_first, kv_idx, other_end, batch, head, shape, other.limits, other.cells
+            )
         visits_at, begin, end = visits_of(visits, batch, head, tile, start, stop, BLOCK_M)
         for step in range(begin, end):
             first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_M)
@@ -433,7 +472,7 @@ def key_gradient_kernel(
             )  # fmt: skip
             row = at * shape.q_len + q_idx
             top, above = norms_of(norms, row, here)
-            weights, bits = _weights(
+            weights, bits = log_weights(
                 x, top[None, :], above[None, :], steps, bias.pointer is not None
             )
             offset = tl.load(terms.offset + row, mask=here, other=0.0)
@@ -458,7 +497,27 @@ def key_gradient_kernel(
                 if UPCAST:
                     left = left.to(tl.float32)
                 by_weight += tl.dot(right, left.T, input_precision="ieee")
-            by_score = _of_scores(x, weights, by_weight, steps).to(q.dtype)
+            taken = 0.0
+            if other.query.pointer is not None:
+                other_q = tile_of(other.query, batch, head, first, shape.q_len, OTHER_DIM, BLOCK_M)
+                y = scores(
+                    other_keys, other_q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape,
+                    other.steps, other.bias, UPCAST,
+                )  # fmt: skip
+                of_query = documents_of(other.limits, batch, head, q_idx + other.limits.shift, here)
+                other_edge = (first < other_start) | (first + BLOCK_M > other_stop)
+                y = seen_scores(
+                    y, other_edge, q_idx[None, :], kv_idx[:, None], of_query[None, :],
+                    other_of_key[:, None], here[None, :], other_end, batch, head, shape,
+                    other.limits, other.cells, kv_first, BLOCK_N,
+                )  # fmt: skip
+                top, above = norms_of(other.norms, row, here)
+                by_other = tl.load(other.numbers + row, mask=here, other=0.0)
+                by_weight, taken = with_other(
+                    by_weight, bits, y, top[None, :], above[None, :], by_other[None, :],
+                    other.steps, KIND,
+                )  # fmt: skip
+            by_score = _of_scores(x, weights, by_weight, taken, steps).to(q.dtype)
             if UPCAST:
                 by_score, q = by_score.to(tl.float32), q.to(tl.float32)
             total = tl.dot(by_score, q, total, input_precision="ieee")

@@ -12,6 +12,7 @@ import triton  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
 from regard.backends.triton import column_kernels as columns
+from regard.backends.triton import divergence_kernels as divergences
 from regard.backends.triton import gradient_kernels as gradients
 from regard.backends.triton import pool_kernels as pooled
 from regard.backends.triton import row_kernels as rows
@@ -19,7 +20,12 @@ from regard.backends.triton import tile
 from regard.backends.triton import top_k_kernels as top
 from regard.backends.triton.configs import INTERPRETED, Config, Kernel, config
 from regard.backends.triton.gradient_kernels import Grid, Sparse, Terms
-from regard.backends.triton.operands import Derivative, Operands, Plane
+from regard.backends.triton.operands import (
+    Derivative,
+    Operands,
+    OtherMatrix,
+    Plane,
+)
 
 __all__ = [
     "STRIPS",
@@ -37,7 +43,7 @@ __all__ = [
 NARROW = (2, 8, 32)
 STRIPS = (1, 32)  # keys of a strip; each width is one more kernel to compile
 GROUPED: int = cast(Any, rows.GROUPED).value
-# A thread sums the weights of a part's tiles in float32, which drifts where they are many.
+# The sums of a part's tiles are added in float32, which drifts where they are many.
 LEAST_TILES, MOST_PARTS = 16, 16
 
 
@@ -135,10 +141,11 @@ class Launch:
 
     def column_sums(self, norms: tile.Norms) -> Tensor:
         """Return the sum of the weights of each key, float32, (batch, num_heads, kv_len)."""
-        tiles = _ceil(self.given.shape[-2], self._config("columns").block_m)
+        chosen = self._config("columns")
+        tiles = _ceil(self.given.shape[-2], chosen.block_m)
         of_part = max(LEAST_TILES, _ceil(tiles, MOST_PARTS))
         parts = columns.Parts(None, None), _ceil(tiles, of_part)
-        return joined_parts(self._columns(norms, *parts, 1, TILES=of_part, SPLITS=False))
+        return joined_parts(self._columns(norms, chosen, *parts, 1, TILES=of_part, SPLITS=False))
 
     def strips(self, norms: tile.Norms, parts: Tensor, strip: int) -> Tensor:
         """Return the mass of parts of the rows on strips of keys.
@@ -158,14 +165,22 @@ class Launch:
         of_rows = columns.Parts(
             at.int().to(device, non_blocking=True), stops.int().to(device, non_blocking=True)
         )
-        splits = bool((stops[:-1] % self._config("columns").block_m).any())
-        return self._columns(norms, of_rows, len(parts), strip, TILES=1, SPLITS=splits)
+        chosen = self._config("columns")
+        if int(parts.diff().min()) < chosen.block_m:
+            chosen = self._config("short_columns")
+        splits = bool((stops[:-1] % chosen.block_m).any())
+        return self._columns(norms, chosen, of_rows, len(parts), strip, TILES=1, SPLITS=splits)
 
     def _columns(
-        self, norms: tile.Norms, parts: columns.Parts, count: int, strip: int, **sizes: int
+        self,
+        norms: tile.Norms,
+        chosen: Config,
+        parts: columns.Parts,
+        count: int,
+        strip: int,
+        **sizes: int,
     ) -> Tensor:
         *leading, _, kv_len = self.given.shape
-        chosen = self._config("columns")
         size = (*leading, count, _ceil(kv_len, strip))
         strips = torch.zeros(size, device=self.given.query.device)
         programs = _ceil(kv_len, chosen.block_n) * strips.shape[:2].numel()
@@ -176,11 +191,11 @@ class Launch:
     @property
     def shortest_part(self) -> int:
         """The fewest rows of a part: a tile meets two at most."""
-        return self._config("columns").block_m
+        return self._config("short_columns").block_m
 
     @property
     def longest_part(self) -> int:
-        """The most rows of a part: a thread sums their weights in float32."""
+        """The most rows of a part: the sums of its tiles are added in float32."""
         return self._config("columns").block_m * LEAST_TILES
 
     def transposed_product(self, norms: tile.Norms, operand: Tensor) -> Tensor:
@@ -275,17 +290,40 @@ class Launch:
         self._run(gradients.row_products_kernel, programs, extra, chosen, **sizes)
         return total, product
 
+    def divergence(
+        self, norms: tile.Norms, other: OtherMatrix, *, shares: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the sums of the terms of a divergence, (batch, num_heads, q_len).
+
+        Args:
+            norms: the norms of the rows.
+            other: the other matrix; its numbers are not read.
+            shares: whether the sums of p log(p/m) are needed, too, of the same shape.
+        """
+        size = self.given.shape[:-1]
+        totals = self._empty(size)
+        of_first = self._empty(size) if shares else None
+        chosen = self._config("divergence", other=other)
+        programs = _ceil(size[-1], chosen.block_m) * size[0] * size[1]
+        extra = (norms, _other(other), totals, of_first)
+        self._run(divergences.divergence_kernel, programs, extra, chosen, **_sizes_of_other(other))
+        return totals, of_first
+
     def query_gradient(self, norms: tile.Norms, derivative: Derivative) -> Tensor:
         """Return the gradient of the query of the operands, float32."""
         gradient = self._empty(self.given.query.shape)
         chosen = self._config(
-            "query_gradient", operand=derivative.left, crowded=_crowds(derivative)
+            "query_gradient",
+            operand=derivative.left,
+            other=derivative.other,
+            crowded=_crowds(derivative),
         )
         sparse = Sparse(None, None, None, None)
         if derivative.keys is not None and derivative.numbers is not None:
             keys = derivative.keys.clamp(min=0).int().contiguous()
             sparse = Sparse(keys, derivative.numbers.contiguous(), None, None)
-        extra = (self._visits(chosen), norms, _terms(derivative), sparse, gradient)
+        other = _other(derivative.other)
+        extra = (self._visits(chosen), norms, _terms(derivative), other, sparse, gradient)
         programs = _ceil(gradient.shape[-2], chosen.block_m) * gradient.shape[:2].numel()
         sizes = self._gradient_sizes(derivative, 1, chosen.block_n)
         self._run(gradients.query_gradient_kernel, programs, extra, chosen, **sizes)
@@ -294,22 +332,30 @@ class Launch:
     def key_gradient(self, norms: tile.Norms, derivative: Derivative) -> Tensor:
         """Return the gradient of the key of the operands, float32."""
         gradient = self._empty(self.given.key.shape)
-        crowded = _crowds(derivative)
-        chosen = self._config("key_gradient", operand=derivative.left, crowded=crowded)
+        chosen = self._config(
+            "key_gradient",
+            operand=derivative.left,
+            other=derivative.other,
+            crowded=_crowds(derivative),
+        )
         sparse = self._sorted(derivative, chosen.block_n)
-        extra = (self._visits(chosen, by_keys=True), norms, _terms(derivative), sparse, gradient)
+        visits, other = self._visits(chosen, by_keys=True), _other(derivative.other)
+        extra = (visits, norms, _terms(derivative), other, sparse, gradient)
         programs = _ceil(gradient.shape[-2], chosen.block_n) * gradient.shape[:2].numel()
         sizes = self._gradient_sizes(derivative, 0, chosen.block_m)
         self._run(gradients.key_gradient_kernel, programs, extra, chosen, **sizes)
         return gradient
 
-    def _gradient_sizes(self, derivative: Derivative, axis: int, block: int) -> dict[str, int]:
+    def _gradient_sizes(
+        self, derivative: Derivative, axis: int, block: int
+    ) -> dict[str, int | str]:
         left, keys = derivative.left, derivative.keys
         return {
             "WIDTH": 1 if left is None else left.shape[-1],
             "LEFT_GROUP": 1 if left is None else self.given.shape[1] // left.shape[1],
             "COUNT": 1 if keys is None else keys.shape[-1],
             "MET": _cells_met(derivative, axis, block),
+            **_sizes_of_other(derivative.other),
         }
 
     def _sorted(self, derivative: Derivative, block_n: int) -> Sparse:
@@ -343,7 +389,7 @@ class Launch:
         return tile.Visits(*lists, *strides, lists.entries.shape[-1])
 
     @cached_property
-    def _arguments(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         """The leading arguments of every kernel."""
         given, limits = self.given, self.given.limits
         _, num_heads, q_len, kv_len = given.shape
@@ -374,7 +420,13 @@ class Launch:
         )
 
     def _config(
-        self, kernel: Kernel, k: int = 0, operand: Tensor | None = None, *, crowded: bool = False
+        self,
+        kernel: Kernel,
+        k: int = 0,
+        operand: Tensor | None = None,
+        other: OtherMatrix | None = None,
+        *,
+        crowded: bool = False,
     ) -> Config:
         if interpreted():
             return INTERPRETED
@@ -386,8 +438,21 @@ class Launch:
         if operand is not None:
             widest = max(widest, operand.shape[-1])
             dtype = operand.dtype if operand.dtype == torch.float32 else dtype
+        if other is not None:
+            widest = max(widest, other.given.query.shape[-1])
+            dtype = torch.promote_types(dtype, other.given.query.dtype)
+            crowded |= other.given.bias is not None or other.given.softcap is not None
         packed = self.given.limits.packed is not None
-        return config(kernel, widest, dtype, capability, k=k, crowded=crowded, packed=packed)
+        return config(
+            kernel,
+            widest,
+            dtype,
+            capability,
+            k=k,
+            crowded=crowded,
+            packed=packed,
+            compared=None if other is None else other.kind,
+        )
 
     def _row_tiles(self, chosen: Config) -> int:
         batch, num_heads, q_len, _ = self.given.shape
@@ -395,13 +460,13 @@ class Launch:
         return _ceil(num_heads // kv_heads * q_len, chosen.block_m) * batch * kv_heads
 
     def _run(
-        self, kernel: Any, programs: int, extra: tuple[Any, ...], chosen: Config, **sizes: int
+        self, kernel: Any, programs: int, extra: tuple[Any, ...], chosen: Config, **sizes: int | str
     ) -> None:
         query = self.given.query
         options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
         with torch.cuda.device_of(query):
             kernel[(programs,)](
-                *self._arguments,
+                *self.arguments,
                 *extra,
                 GROUP=self.given.group,
                 HEAD_DIM=query.shape[-1],
@@ -461,6 +526,33 @@ def _terms(derivative: Derivative) -> Terms:
         none if left is None else _tokens(left),
         none if right is None else _tokens(right),
     )
+
+
+def _other(other: OtherMatrix | None) -> divergences.Other:
+    """Return the other matrix as the kernels read it."""
+    if other is None:
+        none = tile.Tokens(None, 0, 0, 0)
+        limits = tile.Limits(None, None, None, 0, 0, None, None, 0, 0, 0)
+        return divergences.Other(
+            none,
+            none,
+            tile.Steps(1.0, None, 1.0),
+            tile.Plane(None, 0, 0, 0, 0),
+            limits,
+            tile.Cells(None, None, 0, 0, 0),
+            tile.Norms(None, None),
+            None,
+        )
+    query, key, _, steps, bias, limits, cells = Launch(other.given).arguments
+    norms = tile.Norms(*other.norms)
+    return divergences.Other(query, key, steps, bias, limits, cells, norms, other.numbers)
+
+
+def _sizes_of_other(other: OtherMatrix | None) -> dict[str, int | str]:
+    if other is None:
+        return {"OTHER_GROUP": 1, "OTHER_DIM": 1, "KIND": ""}
+    dim = other.given.query.shape[-1]
+    return {"OTHER_GROUP": other.given.group, "OTHER_DIM": dim, "KIND": other.kind}
 
 
 def _crowds(derivative: Derivative) -> bool:

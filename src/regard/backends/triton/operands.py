@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,8 +16,10 @@ from regard.scores.score_source import Scores
 __all__ = [
     "CellNumbers",
     "Derivative",
+    "DivergenceKind",
     "Limits",
     "Operands",
+    "OtherMatrix",
     "Plane",
     "operands",
     "query_factor",
@@ -98,6 +100,28 @@ class Operands:
         return self.query.shape[1] // self.key.shape[1]
 
 
+DivergenceKind = Literal["kullback_leibler", "cross_entropy", "second", "jensen_shannon"]
+
+
+@dataclass(frozen=True, eq=False)
+class OtherMatrix:
+    """The other matrix of a divergence.
+
+    Attributes:
+        given: what the kernels compute its scores from.
+        norms: of its rows, float32, (batch, num_heads, q_len) each: the maximum, and the log of the
+            sum in bits.
+        numbers: the derivative of a loss by the divergence of each row, of the same shape.
+        kind: the divergence whose first matrix the differentiated one is; ``"second"``: it is the
+            second one of a Kullback-Leibler divergence or of a cross-entropy.
+    """
+
+    given: Operands
+    norms: tuple[Tensor, Tensor]
+    numbers: Tensor
+    kind: DivergenceKind
+
+
 class CellNumbers(NamedTuple):
     """A number for each cell of a grid over the matrix.
 
@@ -127,6 +151,7 @@ class Derivative:
         right: (batch, num_heads, kv_len, width), of the same dtype; times ``left``.
         keys: int64, (batch, num_heads, q_len, count): keys of single scores; below 0: none.
         numbers: the derivatives by these scores; 0 where there is none.
+        other: the other matrix of a divergence.
     """
 
     offset: Tensor
@@ -137,6 +162,7 @@ class Derivative:
     right: Tensor | None = None
     keys: Tensor | None = None
     numbers: Tensor | None = None
+    other: OtherMatrix | None = None
 
 
 class _Leaf(NamedTuple):

@@ -124,7 +124,7 @@ def rows_kernel(
         values = tl.where(slots < k, float("-inf"), float("inf"))
         tiles = -1 - slots
         at = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len + q_idx
-        PART: tl.constexpr = min(64, BLOCK_N)
+        PART: tl.constexpr = min(8 * GROUPED, BLOCK_N)
         EIGHTH: tl.constexpr = PART // GROUPED
         column = column // PART * PART + column % EIGHTH * GROUPED + column % PART // EIGHTH
     visits_at, begin, end = visits_of(visits, batch, kv_head, tile, start, stop, BLOCK_N)

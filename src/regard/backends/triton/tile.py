@@ -44,6 +44,7 @@ __all__ = [
     "documents_of",
     "keys_seen",
     "kv_end_of",
+    "log_weights",
     "norms_of",
     "packed_rows",
     "rows_of",
@@ -51,6 +52,7 @@ __all__ = [
     "scores",
     "seen_scores",
     "stepped",
+    "tanh",
     "tile_of",
     "tokens_of",
     "visit",
@@ -236,7 +238,7 @@ def _of_plane(plane, batch, head, q_idx, kv_idx, shape, other):
 
 
 @triton.jit
-def _tanh(x):
+def tanh(x):
     """Compute tanh to within a few roundings, also near 0."""
     size = tl.abs(x)
     far = 1.0 - 2.0 / (tl.exp2(size * (2 * LOG2E)) + 1.0)
@@ -264,7 +266,7 @@ def stepped(x, q_idx, kv_idx, batch, head, shape, steps, bias):
         if bias.pointer is not None:
             x += _of_plane(bias, batch, head, q_idx, kv_idx, shape, 0.0).to(tl.float32)
         if steps.softcap is not None:
-            x = steps.softcap * _tanh(x / steps.softcap)
+            x = steps.softcap * tanh(x / steps.softcap)
     return x
 
 
@@ -477,3 +479,12 @@ def weights_of(x, top, above, steps):
     The maximum is subtracted before scaling: scaling first would round both numbers.
     """
     return tl.exp2((x - top) * steps.to_bits - above)
+
+
+@triton.jit
+def log_weights(x, top, above, steps, CHECKED: tl.constexpr):
+    """Return weights, and their logarithms in bits."""
+    bits = (x - top) * steps.to_bits - above
+    if CHECKED:  # in a row of NaN not even a score of -inf makes 0
+        bits = tl.where(x == float("-inf"), float("-inf"), bits)
+    return tl.exp2(bits), bits

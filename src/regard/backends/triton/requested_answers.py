@@ -1,0 +1,458 @@
+"""The answers to several reductions of one matrix, and their gradients, by the Triton kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import log
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from regard.backends.triton.operands import DivergenceKind, OtherMatrix, operands, query_factor
+from regard.masks import Mask
+from regard.reductions.divergences import CrossEntropy, Divergence, JensenShannon
+from regard.reductions.products import TransposedOutput
+from regard.reductions.reduction import Reduction
+from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore
+from regard.reductions.sums import Pool, Segments, Sum
+from regard.reductions.top_k import TopK
+from regard.scores.query_key import QueryKeyScores
+
+if TYPE_CHECKING:
+    from regard.backends.triton.derivatives import Derivatives
+    from regard.backends.triton.launch import Launch, RowStatistics
+
+__all__ = ["Request", "spans_of", "tensors_of"]
+
+MOST_STRIPS = 2**26  # numbers between two passes: 256 MiB
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Several reductions of one matrix; each pass runs once, when it is first needed."""
+
+    source: QueryKeyScores
+    mask: Mask | None
+    reductions: tuple[Reduction, ...]
+    graded: bool
+    kept: dict[str, Tensor]  # numbers of the forward pass, in the backward pass
+    compared: bool = False  # with another matrix, by a divergence
+
+    @cached_property
+    def launch(self) -> "Launch":
+        from regard.backends.triton.launch import Launch  # imports triton
+
+        return Launch(operands(self.source, self.mask, self.kept))
+
+    @property
+    def numbers(self) -> dict[str, Tensor]:
+        """The numbers of the forward pass that the backward pass reads, by name."""
+        rows, packed = self.rows, self.launch.given.limits.packed
+        numbers: dict[str, Tensor | None] = {
+            "logsumexp": rows.logsumexp,
+            "top": rows.norms.top,
+            "above": rows.norms.above,
+            "maximum": rows.maximum,
+            "entropy": rows.entropy,
+            "mass": rows.mass,
+        }
+        if self.largest_k:
+            numbers["weights"], numbers["keys"] = self.largest
+        if packed is not None:
+            numbers["slots"], numbers["words"] = packed.slots, packed.words
+        for place, (other, answers) in enumerate(self.divergences):
+            numbers |= {f"{place} {name}": each for name, each in other.numbers.items()}
+            numbers |= {f"{place} divergence": answers.numbers, f"{place} half": answers.half}
+        return {name: tensor for name, tensor in numbers.items() if tensor is not None}
+
+    @cached_property
+    def divergences(self) -> "list[tuple[Request, _Divergences]]":
+        """The other matrix of each divergence, and its answers."""
+        found: list[tuple[Request, _Divergences]] = []
+        for reduction in self.reductions:
+            if isinstance(reduction, Divergence):
+                start = f"{len(found)} "
+                kept = {
+                    name.removeprefix(start): each
+                    for name, each in self.kept.items()
+                    if name.startswith(start)
+                }
+                source = cast(QueryKeyScores, reduction.source)
+                other = Request(source, reduction.mask, (), self.graded, kept, compared=True)
+                if kept:
+                    answers = _Divergences(kept["divergence"], kept.get("half"))
+                else:
+                    answers = self._diverge(reduction, other)
+                found.append((other, answers))
+        return found
+
+    def _diverge(self, reduction: Divergence, other: "Request") -> "_Divergences":
+        symmetric = isinstance(reduction, JensenShannon)
+        kind = "jensen_shannon" if symmetric else "kullback_leibler"
+        beside = other.beside(self.rows.logsumexp, kind)  # the numbers are not read
+        totals, of_first = self.launch.divergence(
+            self.rows.norms, beside, shares=symmetric and self.graded
+        )
+        own, its = (_RowNumbers.of(each.rows) for each in (self, other))
+        numbers = reduction.combine(own, its, totals)
+        return _Divergences(numbers, of_first)
+
+    @cached_property
+    def rows(self) -> "RowStatistics":
+        if self.kept:
+            from regard.backends.triton.launch import RowStatistics  # imports triton
+            from regard.backends.triton.tile import Norms
+
+            kept = self.kept
+            norms = Norms(kept["top"], kept["above"])
+            names = ("maximum", "entropy", "mass", "tiles", "maxima")
+            return RowStatistics(kept["logsumexp"], norms, *map(kept.get, names))
+        return self.launch.rows(
+            maximum=MaxScore() in self.reductions,
+            entropy=any(isinstance(r, Entropy | CrossEntropy) for r in self.reductions),
+            mass=self.source.sink_bias is not None
+            or self.compared
+            or any(isinstance(r, Divergence) or r == Sum(-1) for r in self.reductions),
+            k=self.largest_k,
+        )
+
+    @cached_property
+    def largest_k(self) -> int:
+        """The largest k of the TopK reductions; 0 if there are none.
+
+        The gradient of the largest score goes to its key, which the forward pass finds.
+        """
+        least = int(self.graded and MaxScore() in self.reductions)
+        return max((r.k for r in self.reductions if isinstance(r, TopK)), default=least)
+
+    @cached_property
+    def largest(self) -> tuple[Tensor, Tensor]:
+        """The largest weights and their keys, (batch, num_heads, q_len, largest_k)."""
+        if self.kept:
+            return self.kept["weights"], self.kept["keys"]
+        return self.launch.top(self.rows, self.largest_k)
+
+    @cached_property
+    def column_sums(self) -> Tensor:
+        if self.grids is not None and self.grids.strip == 1:
+            from regard.backends.triton.launch import joined_parts  # imports triton
+
+            return joined_parts(self.grids.strips)
+        return self.launch.column_sums(self.rows.norms)
+
+    @cached_property
+    def grids(self) -> "_Grids | None":
+        """The mass of all pooled maps and segments by one pass over the columns, if that can be."""
+        grids = [r for r in self.reductions if isinstance(r, Pool | Segments)]
+        if not grids:
+            return None
+        sums = Sum(-2) in self.reductions
+        return _Grids.by_strips(self.launch, self.rows, grids, sums=sums)
+
+    def _mass(self, reduction: Pool | Segments) -> Tensor:
+        down, across = spans_of(reduction, self.source.shape)
+        if self.grids is not None:
+            return self.grids.mass(self.launch, down, across)
+        return self.launch.spans(self.rows.norms, down, across)
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """Return what ``finish`` of each reduction takes, with the axes of the matrix."""
+        raw: list[Tensor] = []
+        divergences = iter(self.divergences)
+        for reduction in self.reductions:
+            if isinstance(reduction, Divergence):
+                answers: Sequence[Tensor | None] = (next(divergences)[1].numbers,)
+            else:
+                answers = self._raw(reduction)
+            for answer in answers:
+                assert answer is not None
+                # A copy, so that a change of an answer in place changes nothing that is saved.
+                raw.append(answer.reshape(*self.source.shape[:-2], *answer.shape[2:]).clone())
+        return tuple(raw)
+
+    def _raw(self, reduction: Reduction) -> Sequence[Tensor | None]:
+        """Return the sums of one reduction, with four axes or three."""
+        match reduction:
+            case LogSumExp():
+                return (self.rows.logsumexp,)
+            case MaxScore():
+                return (self.rows.maximum,)
+            case Entropy():
+                return (self.rows.entropy,)
+            case Sum(dim=-1):
+                return (self.rows.mass,)
+            case Sum():
+                return (self.column_sums,)
+            case TopK(k):
+                return tuple(each[..., :k].contiguous() for each in self.largest)
+            case TransposedOutput(operand):
+                across = _four_axes(operand, self.launch.given.shape)
+                return (self.launch.transposed_product(self.rows.norms, across),)
+            case Pool() | Segments():
+                return (self._mass(reduction),)
+            case _:
+                raise AssertionError(f"{reduction} is refused")
+
+    def backward(self, arriving: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients of ``tensors``, from those of the raw answers."""
+        from regard.backends.triton.derivatives import Derivatives
+
+        others = [r.source.dtype for r in self.reductions if isinstance(r, Divergence)]
+        factor = _power_for_half([self.source.dtype, *others], arriving)
+        of_answers = iter(arriving)
+        derivatives = Derivatives(self.launch, self.rows)
+        by_id: dict[int, Tensor] = {}
+        divergences = iter(self.divergences)
+        for reduction in self.reductions:
+            numbers = next(of_answers)
+            if isinstance(reduction, TopK):
+                next(of_answers)  # of the indices
+            compared = next(divergences) if isinstance(reduction, Divergence) else None
+            if numbers is None:
+                continue
+            # One number may arrive for all entries, without memory of their own; kernels read it.
+            numbers = (numbers if factor is None else numbers * factor).contiguous()
+            numbers = numbers.view(*self.launch.given.shape[:2], *self._last_axes(numbers))
+            if compared is None:
+                self._add(derivatives, reduction, numbers)
+            else:
+                assert isinstance(reduction, Divergence)
+                of_other = self._add_divergence(derivatives, reduction, *compared, numbers)
+                compared[0].add_gradients(by_id, of_other)
+        if derivatives.some:
+            self.add_gradients(by_id, derivatives)
+        if factor is not None:
+            by_id = {name: gradient / factor for name, gradient in by_id.items()}
+        return [by_id.get(id(each)) for each in tensors_of(self.source, self.reductions)]
+
+    def _add(self, derivatives: "Derivatives", reduction: Reduction, numbers: Tensor) -> None:
+        """Add the derivative by the raw answer of a reduction of this matrix alone."""
+        match reduction:
+            case LogSumExp():
+                derivatives.add_logsumexp(numbers)
+            case MaxScore():
+                assert self.rows.maximum is not None
+                keys = self.largest[1][..., :1]
+                derivatives.add_scores(keys, self.rows.maximum[..., None], numbers[..., None])
+            case Entropy():
+                derivatives.add_entropy(numbers)
+            case Sum(dim=-1):
+                derivatives.add_row_sums(numbers)
+            case Sum():
+                derivatives.add_column_sums(numbers)
+            case TopK(k):
+                values, keys = (each[..., :k] for each in self.largest)
+                derivatives.add_weights(keys, values, numbers)
+            case TransposedOutput(operand):
+                across = _four_axes(operand, self.launch.given.shape)
+                derivatives.add_product(id(operand), across, numbers)
+            case Pool() | Segments():
+                derivatives.add_grid(*spans_of(reduction, self.source.shape), numbers)
+            case _:
+                raise AssertionError(f"{reduction} is refused")
+
+    def _last_axes(self, numbers: Tensor) -> torch.Size:
+        return numbers.shape[len(self.source.shape) - 2 :]
+
+    def _add_divergence(
+        self,
+        derivatives: "Derivatives",
+        reduction: Divergence,
+        other: "Request",
+        answers: "_Divergences",
+        numbers: Tensor,
+    ) -> "Derivatives":
+        """Add the numbers of a divergence to the derivatives; return those of the other matrix."""
+        from regard.backends.triton.derivatives import Derivatives
+
+        # An infinite divergence is a constant.
+        constant = answers.numbers == torch.inf
+        numbers, found = numbers.masked_fill(constant, 0), answers.numbers.masked_fill(constant, 0)
+        first, second = found, found
+        kinds: tuple[DivergenceKind, DivergenceKind] = ("kullback_leibler", "second")
+        if isinstance(reduction, JensenShannon):
+            assert answers.half is not None
+            numbers, kinds = numbers / 2, ("jensen_shannon", "jensen_shannon")
+            first, second = answers.half, 2 * found - answers.half
+        elif isinstance(reduction, CrossEntropy):
+            kinds = ("cross_entropy", "second")
+        mass = self.rows.mass
+        assert mass is not None
+        derivatives.add_divergence(other.beside(numbers, kinds[0]), first, mass)
+        of_other = Derivatives(other.launch, other.rows)
+        of_other.add_divergence(self.beside(numbers, kinds[1]), second, mass)
+        return of_other
+
+    def beside(self, numbers: Tensor, kind: DivergenceKind) -> OtherMatrix:
+        """Return this matrix as the other one of a divergence."""
+        norms = self.rows.norms
+        return OtherMatrix(self.launch.given, (norms.top, norms.above), numbers, kind)
+
+    def add_gradients(self, by_id: dict[int, Tensor], derivatives: "Derivatives") -> None:
+        """Add the gradients of the matrix, by the ids of its tensors, in their shapes."""
+        source = self.source
+
+        def add(name: int, gradient: Tensor) -> None:  # one tensor may be several
+            by_id[name] = by_id[name] + gradient if name in by_id else gradient
+
+        if source.query.requires_grad:
+            query = derivatives.query_gradient() * query_factor(source)
+            add(id(source.query), query.view(source.query.shape))
+        if source.key.requires_grad:
+            add(id(source.key), derivatives.key_gradient().view(source.key.shape))
+        if source.sink_bias is not None and source.sink_bias.requires_grad:
+            of_sink = derivatives.sink_gradient().reshape(*source.shape[:-2], 1, 1)
+            add(id(source.sink_bias), of_sink.sum_to_size(source.sink_bias.shape))
+        for name, gradient in derivatives.operand_gradients():
+            operand = next(each for r in self.reductions for each in r.tensors if id(each) == name)
+            gradient = gradient.reshape(*source.shape[:-1], gradient.shape[-1])
+            gradient = gradient.squeeze(-1) if operand.ndim == 1 else gradient
+            add(name, _grouped(gradient, operand.shape))
+
+
+class _Divergences(NamedTuple):
+    """The answers of one divergence.
+
+    Attributes:
+        numbers: the divergence of each row, (batch, num_heads, q_len).
+        half: of Jensen-Shannon the sum of p log(p/m), with p the weights of the first matrix.
+    """
+
+    numbers: Tensor
+    half: Tensor | None
+
+
+class _RowNumbers(NamedTuple):
+    """What ``Divergence.combine`` reads of the rows of a matrix."""
+
+    maximum: Tensor
+    log_normalizer: Tensor
+    row_sum: Tensor
+    mean_shifted: Tensor
+
+    @classmethod
+    def of(cls, rows: "RowStatistics") -> "_RowNumbers":
+        assert rows.mass is not None
+        log_normalizer = rows.norms.above * log(2)
+        entropy = torch.zeros_like(log_normalizer) if rows.entropy is None else rows.entropy
+        shifted = log_normalizer * rows.mass - entropy
+        return cls(rows.norms.top[..., None], log_normalizer, rows.mass, shifted)
+
+
+def _power_for_half(
+    dtypes: Sequence[torch.dtype], arriving: Sequence[Tensor | None]
+) -> Tensor | None:
+    """Return a power of 2 that brings float16 gradients to about 64; None for other dtypes.
+
+    A kernel rounds the derivatives by scores to the dtype of the query, and those of the mean of an
+    answer would be 0 in float16. Gradients are linear in what arrives, so the power is exact.
+    """
+    sizes = [each.abs().max() for each in arriving if each is not None]
+    if torch.float16 not in dtypes or not sizes:
+        return None
+    size = torch.stack([each.double() for each in sizes]).max()
+    power = torch.exp2(6 - size.log2().floor()).float()
+    return torch.where((size > 0) & power.isfinite(), power, 1.0)
+
+
+class _Grids(NamedTuple):
+    """The mass of parts of the rows on strips of keys, from which all grids are added up.
+
+    Attributes:
+        parts: (start, stop) of the queries of each part, (parts, 2), on the CPU.
+        strip: keys of a strip.
+        strips: (batch, num_heads, parts, strips).
+    """
+
+    parts: Tensor
+    strip: int
+    strips: Tensor
+
+    @classmethod
+    def by_strips(
+        cls,
+        launch: "Launch",
+        rows: "RowStatistics",
+        grids: Sequence[Pool | Segments],
+        *,
+        sums: bool,
+    ) -> "_Grids | None":
+        """Run the pass; return None where parts are too short, or the strips too many.
+
+        Args:
+            launch: of the matrix.
+            rows: its row statistics.
+            grids: whose mass is asked.
+            sums: whether the column sums are asked, too; strips of one key give them.
+        """
+        from regard.backends.triton.launch import (  # imports triton
+            STRIPS,
+            parts_of,
+            spans_between,
+        )
+
+        *leading, q_len, kv_len = launch.given.shape
+        spans = [spans_of(grid, launch.given.shape) for grid in grids]
+        all_rows = torch.tensor([0, q_len], device="cpu")
+        parts = spans_between(torch.cat((all_rows, *(down.flatten() for down, _ in spans))))
+        if int(parts.diff().min()) < launch.shortest_part:
+            return None
+        parts = parts_of(parts, launch.longest_part)
+        columns = torch.cat([across.flatten() for _, across in spans])
+        whole = [n for n in STRIPS if not bool((columns[columns < kv_len] % n).any())]
+
+        def count(strip: int) -> int:
+            return torch.Size(leading).numel() * len(parts) * -(-kv_len // strip)
+
+        strip = 1 if sums and count(1) <= MOST_STRIPS else max(whole)
+        if count(strip) > MOST_STRIPS:
+            return None
+        return cls(parts, strip, launch.strips(rows.norms, parts, strip))
+
+    def mass(self, launch: "Launch", down: Tensor, across: Tensor) -> Tensor:
+        """Return the mass of each span of queries on each span of keys."""
+        begins = torch.searchsorted(self.parts[:, 0].contiguous(), down[:, 0].contiguous())
+        ends = torch.searchsorted(self.parts[:, 1].contiguous(), down[:, 1].contiguous()) + 1
+        columns = -(-across // self.strip)  # only the end of the keys lies inside a strip
+        return launch.added(self.strips, torch.stack((begins, ends), -1), columns)
+
+
+def _grouped(gradient: Tensor, shape: torch.Size) -> Tensor:
+    """Sum a gradient of (..., num_heads, q_len, width) over what the operand's axes share."""
+    if len(shape) == 1:
+        return gradient.reshape(-1, shape[0]).sum(0)
+    if len(shape) > 2 and 1 < shape[-3] < gradient.shape[-3]:
+        *batch, heads, length, width = gradient.shape
+        groups = (*batch, shape[-3], heads // shape[-3], length, width)
+        gradient = gradient.reshape(groups).sum(-3)
+    return gradient.sum_to_size(shape)
+
+
+def _four_axes(operand: Tensor, shape: torch.Size) -> Tensor:
+    """Return the operand as (batch, heads, q_len, width), with its grouped heads."""
+    if operand.ndim == 1:
+        operand = operand[:, None]
+    operand = operand[(None,) * (len(shape) - operand.ndim)]
+    operand = operand.expand(shape[0], *operand.shape[1:])
+    return operand if operand.stride(-1) == 1 else operand.contiguous()
+
+
+def spans_of(reduction: Pool | Segments, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Return (start, stop) of the spans of queries, and of the spans of keys."""
+    if isinstance(reduction, Segments):
+        return torch.tensor(reduction.query_pieces, device="cpu"), reduction.key_edges
+    (cells,) = reduction.start(shape, torch.float32, _META)  # never filled
+    edges = [
+        torch.arange(n + 1, device="cpu") * shape[axis] // n
+        for axis, n in zip((-2, -1), cells.shape[-2:], strict=True)
+    ]
+    down, across = (torch.stack((edge[:-1], edge[1:]), -1) for edge in edges)
+    return down, across
+
+
+def tensors_of(source: QueryKeyScores, reductions: Sequence[Reduction]) -> tuple[Tensor, ...]:
+    """Return all tensors that gradients flow to, each once."""
+    extra = [tensor for reduction in reductions for tensor in reduction.tensors]
+    return tuple({id(each): each for each in (*source.tensors, *extra)}.values())
