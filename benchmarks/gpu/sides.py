@@ -14,6 +14,7 @@ from benchmarks.gpu.size import GOALS_AT, KV_HEADS, Size
 from benchmarks.questions import spans
 from benchmarks.tensors import Inputs
 from benchmarks.turns import Work
+from regard.reductions.divergences import KullbackLeibler
 from regard.reductions.products import TransposedOutput
 
 __all__ = ["BOTH", "FORWARD", "SIDES", "STATISTICS", "Questions", "Side", "loss", "matrix"]
@@ -105,7 +106,9 @@ def kernels(name: str, asked: Questions, products: int = 1, goal: float | None =
     return Side(name, answers(asked, "triton"), asked, products=products, goal=goal)
 
 
-def gradients(name: str, asked: Questions, goal: float | None = None) -> Side:
+def gradients(
+    name: str, asked: Questions, goal: float | None = None, *, causal: bool = False
+) -> Side:
     """A loss of an answer, and its gradients, by regard's kernels."""
 
     def prepare(given: Inputs, size: Size) -> Work:
@@ -118,7 +121,7 @@ def gradients(name: str, asked: Questions, goal: float | None = None) -> Side:
 
         return work
 
-    return Side(name, prepare, graded=asked, products=6, peer=BOTH, goal=goal)
+    return Side(name, prepare, graded=asked, products=6, peer=BOTH, goal=goal, causal=causal)
 
 
 def loss(answers: Any) -> torch.Tensor:
@@ -244,6 +247,12 @@ def pooled(_: Inputs) -> tuple[regard.Reduction, ...]:
     return (regard.Pool(64, 64),)
 
 
+def divergence(given: Inputs) -> tuple[regard.Reduction, ...]:
+    """From a causal matrix whose heads have the keys of others."""
+    other = regard.attend(given.query, given.key.roll(1, 1), mask=regard.Causal())
+    return (KullbackLeibler(other.source, other.mask),)
+
+
 SIDES = (
     Side(FORWARD, forward, products=2),
     Side(BOTH, both, products=7),
@@ -257,6 +266,7 @@ SIDES = (
     gradients("entropy and its gradient", entropy, goal=1.3),
     gradients("column sums and their gradient", column_sums, goal=1.5),
     gradients("64 x 64 map and its gradient", pooled, goal=1.5),
+    gradients("Kullback-Leibler divergence and its gradient", divergence, causal=True),
     masked("logsumexp, a new mask_mod", causal_mod, once=False, goal=1.2),
     masked("logsumexp, the same mask_mod", causal_mod, once=True, goal=None),
     masked("logsumexp, a new A | B", window_or_first, once=False, goal=1.2),
