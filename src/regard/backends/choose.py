@@ -24,6 +24,9 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
+_LARGE = 2**30  # scores: of these the sweep takes a tenth of a second on an H200
+
+
 class Choice(NamedTuple):
     """The name of a backend, and why those before it in the table were not chosen."""
 
@@ -68,8 +71,10 @@ def choose(
         found = choice(source, mask, reductions)
         if found.name == "triton":
             return Triton(instead=BACKENDS["sweep"])
-        if isinstance(reason := found.refusals.get("triton"), Unavailable):
-            warn_once(reason)
+        reason = found.refusals.get("triton")
+        is_large = source.shape.numel() >= _LARGE
+        if isinstance(reason, Unavailable) or (reason and found.name == "sweep" and is_large):
+            warn_once(str(reason))
         return BACKENDS[found.name]
     if name not in BACKENDS:
         raise ValueError(

@@ -136,6 +136,18 @@ def test_the_memory_counts_the_tiles_that_a_top_k_lists() -> None:
     assert memory == 4 * 128 * (3 * 4 + answers + listed)
 
 
+def test_the_memory_counts_the_bits_of_a_mask_that_has_no_limits() -> None:
+    x = torch.zeros(4, 8192, 64)
+    found = [
+        BACKENDS["triton"].describe(A.source, A.mask, [regard.Entropy()])[1]
+        for A in (
+            regard.attend(x, x, mask=regard.Causal()),
+            regard.attend(x, x, mask=regard.Causal() | regard.SlidingWindow(0, 9)),
+        )
+    ]
+    assert found[1] - found[0] == 8192 * 8192 // 8
+
+
 def test_a_smaller_k_beside_a_larger_one(interpreted: None) -> None:
     A = regard.attend(torch.randn(5, 4), torch.randn(40, 4))
     few, many = A.reduce(regard.TopK(2), regard.TopK(7), backend="triton")
@@ -329,7 +341,8 @@ LACKING: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
 
 def warning_of(reason: str) -> str:
     return (
-        f"the Triton kernels do not answer: {reason}; the sweep over blocks does, in more time.\n"
+        f"the Triton kernels do not answer: {reason}; the sweep over blocks does, in the time of "
+        "about 130 fused forward passes.\n"
         "    Ask with backend='sweep' to choose it."
     )
 
@@ -339,6 +352,20 @@ def test_a_matrix_on_a_gpu_is_given_to_the_kernels(on_cuda: None) -> None:
     found = regard.explain(A, STATISTIC, regard.Sum(-2), regard.TopK(3))
     assert found.backend == "triton"
     assert found.how == "Triton kernels that keep tiles of scores in registers"
+
+
+def test_the_price_of_a_question_without_a_kernel_is_said_before_it_starts(on_cuda: None) -> None:
+    query = torch.zeros(1, 1, 1, 8).expand(1, 16, 8192, 8)  # 2^30 scores, of a few bytes
+    long = regard.attend(query, query, score_mod=lambda score, *_: score * 2)
+    with pytest.warns(RuntimeWarning) as said:
+        found = [chosen(long, STATISTIC) for _ in range(2)]
+    assert all(isinstance(each, Sweep) for each in found)
+    assert [str(each.message) for each in said] == [warning_of("no Triton kernel has a score_mod")]
+    short = regard.attend(query[..., :9, :], query, score_mod=lambda score, *_: score * 3)
+    backend.warn_once.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(chosen(short, STATISTIC), Sweep)
 
 
 @pytest.mark.parametrize(("lack", "reason"), LACKING.values(), ids=LACKING)

@@ -21,6 +21,7 @@ __all__ = [
     "Operands",
     "OtherMatrix",
     "Plane",
+    "bytes_of_bits",
     "operands",
     "query_factor",
     "refused",
@@ -196,6 +197,12 @@ def refused(source: Scores) -> str | None:
     if len(source.shape) > AXES:
         return f"Triton kernels have one batch axis, and the matrix has {len(source.shape) - 3}"
     return None
+
+
+def bytes_of_bits(source: Scores, mask: Mask | None) -> int:
+    """Return the memory of a mask's bits where it cuts every cell, the same in all heads."""
+    *_, q_len, kv_len = source.shape
+    return 0 if mask is None or _has_limits(mask, q_len, source.group) else q_len * kv_len // 8
 
 
 def _has_limits(mask: Mask | None, q_len: int, group: int) -> bool:
