@@ -84,7 +84,7 @@ def test_of_two_mistakes_each_is_shown_alone() -> None:
     for finding in (axis, scale):
         assert finding.did is not None
         assert finding.attention is not None
-        assert finding.caption == "weights: queries down, keys across"
+        assert finding.caption == "weights of token 1 to 4 (down) for tokens 1 to 4 of 29"
 
 
 def test_what_nobody_can_tell_is_not_called_wrong() -> None:

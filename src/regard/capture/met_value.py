@@ -117,6 +117,8 @@ class MetValue:
         refuse: called with the module's name, the reason and a line.
         leave: called in the same way for weights that met no value.
         absence: collects operations that might have been attention.
+        note_changed: called with the weights of a softmax that are no weights when they meet a
+            value, before they are refused; None: nobody wants to know.
 
     Attributes:
         listeners: the listeners of the operations that may begin a chain.
@@ -129,9 +131,10 @@ class MetValue:
         refuse: Callable[[str, str, str], None],
         leave: Callable[[str, str, str], None],
         absence: Absence,
+        note_changed: Callable[[Met], None] | None = None,
     ) -> None:
         self._record, self._refuse, self._absence = record, refuse, absence
-        self._leave = leave
+        self._leave, self._note_changed = leave, note_changed
         self._buffers = model.buffers
         self._parameters = Parameters(model)
         self._tracks: Storages[Track] = Storages()
@@ -294,6 +297,7 @@ class MetValue:
         with apart():
             before = before_dropout(track, side)
             if before is None:
+                self._tell_changed(operation, track, side, value)
                 return self._refuse_changed(operation, track, "more than dropout was done to them")
             fault = _fault(before, max(track.rounding, rounding_of(before)))
             if fault == _EMPTY and softmax is not None:
@@ -320,6 +324,7 @@ class MetValue:
         if fault is None and product.alpha != 1:
             fault = "their product with the value is scaled"
         if fault is not None:
+            self._tell_changed(operation, track, side, value)
             if softmax is not None and not softmax.is_written_out:
                 return self._refuse_changed(operation, track, fault)
             self._suspect(operation, track, fault)
@@ -357,6 +362,15 @@ class MetValue:
                 return
             if "gives_weights" in vars(evidence) and evidence.is_exact:  # it was recorded
                 softmax.parts.append(part)
+
+    def _tell_changed(
+        self, operation: Operation, track: Track, side: Tensor, value: Tensor
+    ) -> None:
+        """Tell of weights that are no weights, with the value that they meet."""
+        if self._note_changed is None or track.softmax is None:
+            return
+        name, lines = self._owner(operation, track) or "", lines_of(operation, track)
+        self._note_changed(Met(name, side, value, None, False, lines))
 
     def _refuse_changed(self, operation: Operation, track: Track, fault: str) -> bool:
         """Refuse the weights of a softmax that are no weights when they meet a value."""

@@ -28,7 +28,7 @@ from regard.diagnosis.one_query import of_each_query
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.signature import is_tried_flag, signature_of
-from regard.diagnosis.stating import fact_findings, stated, with_computes
+from regard.diagnosis.stating import fact_findings, stated, with_computes, with_mistakes
 from regard.diagnosis.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.verdicts import of_law, report_of
 
@@ -227,6 +227,8 @@ def _by_example(
     formulas = computed(orders)
     if formulas.unread is None:
         return stated(formulas, intention)
+    if (report := with_mistakes(formulas, intention)) is not None:
+        return report
     report = with_computes(report_of(orders[:1]), formulas)
     if not report.faults or len(orders) == 1 or not report_of(orders[1:]).ok:
         return report
@@ -320,6 +322,8 @@ def _report(code: Thing, intention: Intention) -> Report:
     if formulas.unread is None:
         report = stated(formulas, intention)
         return report if report.faults else _with_groups(report, code, intention)
+    if (report := with_mistakes(formulas, intention)) is not None:
+        return report
     report = with_computes(report_of(readings), formulas)
     if [fault.name for fault in report.faults] == ["runs"]:
         report = _of_one_query(code, intention) or report
@@ -377,8 +381,8 @@ def _of_scores(code: Thing, intention: Intention) -> Report:
     formulas = computed(readings)
     if formulas.unread is None:
         return stated(formulas, intention)
-    report = with_computes(report_of(readings), formulas)
     is_free = not intention.causal and code.of("value") is None
+    report = with_mistakes(formulas, intention) or with_computes(report_of(readings), formulas)
     if report.faults and is_free and _divides_by_one_sum(code.call):
         return replace(report, findings=(), missing=_ONE_ROW)
     return report

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from regard.diagnosis.catalogue import Fault, fault
+from torch import Tensor
+
+from regard.diagnosis.catalogue import Fault, fault, is_mistake
 from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.explaining import explained
 from regard.diagnosis.facts.arguments import Mask
@@ -19,7 +21,7 @@ from regard.diagnosis.laws.tape import Place
 from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.verdicts import notes_of, of_law
 
-__all__ = ["fact_findings", "stated", "with_computes"]
+__all__ = ["fact_findings", "stated", "with_computes", "with_mistakes"]
 
 _UNIVERSAL = ("runs", "pure", "samples", "padding", "gradient", "large", "training", "cache")
 """The laws that no intention changes. All others are facts that are read."""
@@ -100,9 +102,32 @@ def _finding(deviation: Deviation, statement: Statement, *, is_fault: bool) -> F
     lines, stage = statement.facts.lines, deviation.stage
     stages = (stage, stage.partition(" ")[0], *_NEXT.get(stage, ()), "softmax", "product")
     file_line = next((lines[stage] for stage in stages if lines.get(stage)), "")
+    return finding_of(entry, _place(file_line), detail, _pair(deviation, statement))
+
+
+def _place(file_line: str) -> Place | None:
     file, _, number = file_line.rpartition(":")
-    place = Place(file, int(number)) if number.isdigit() else None
-    return finding_of(entry, place, detail, _pair(deviation, statement))
+    return Place(file, int(number)) if number.isdigit() else None
+
+
+def with_mistakes(computed: Computed, intention: Intention) -> Report | None:
+    """Return the report on code whose numbers show mistakes; None where they show none."""
+    unread = computed.unread
+    if unread is None or not unread.mistakes:
+        return None
+    findings: list[Finding] = []
+    for mistake in unread.mistakes:
+        pair = None if mistake.weights is None else _shown_pair(*mistake.weights)
+        is_known = is_mistake(mistake.name)
+        entry = fault(mistake.name) if is_known else Fault(mistake.name, mistake.says, "")
+        says = mistake.says if is_known else ""
+        findings.append(finding_of(entry, _place(mistake.line), says, pair))
+    seen = next((each.weights[0] for each in unread.mistakes if each.weights is not None), None)
+    if intention.causal and seen is not None and bool(seen.triu(1).any()):
+        findings.append(finding_of(fault("not-causal"), _place(unread.line), ""))
+    findings.sort(key=lambda finding: finding.number)
+    specimen = computed.specimen
+    return Report(specimen.name, tuple(findings), specimen.words, computes=computes_of(computed))
 
 
 _NEXT: dict[str, tuple[str, ...]] = dict.fromkeys(
@@ -125,8 +150,13 @@ def _pair(deviation: Deviation, statement: Statement) -> Pair | None:
     expected = corrected.weights(rows.query, rows.key, corrected.mask, {})
     if expected is None:
         return None
-    did, attention = (t[0, 0, :_SHOWN, :_SHOWN] for t in (rows.weights, expected))
-    count = rows.weights.shape[-1]
+    return _shown_pair(rows.weights, expected)
+
+
+def _shown_pair(weights: Tensor, expected: Tensor) -> Pair:
+    """Return the first of both, (samples, heads, queries, keys)."""
+    did, attention = (t[0, 0, :_SHOWN, :_SHOWN] for t in (weights, expected))
+    count = weights.shape[-1]
     caption = f"weights of token 1 to {len(did)} (down) for tokens 1 to {len(did)} of {count}"
     return did, attention, caption
 

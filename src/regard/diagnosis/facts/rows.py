@@ -4,16 +4,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from itertools import accumulate
+from operator import mul
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from regard.diagnosis.facts.origins import Numbers, Sizes
 from regard.diagnosis.facts.paths import Path, path_to
-from regard.diagnosis.facts.trace import Attention, Trace
+from regard.diagnosis.facts.trace import Attention
 
-__all__ = ["Rows", "Unread", "rows_of"]
+__all__ = ["Mistake", "Rows", "Unread", "is_single", "rows_of"]
 
 
 class Unread(Exception):
@@ -23,11 +25,30 @@ class Unread(Exception):
         stage: "projection", "scores", "mask", "softmax", "product", "merge" or "output".
         reason: in one sentence.
         line: the ``file:line``; "" if it is unknown.
+        mistakes: that this is for sure.
     """
 
-    def __init__(self, stage: str, reason: str, line: str = "") -> None:
+    def __init__(
+        self, stage: str, reason: str, line: str = "", mistakes: Sequence["Mistake"] = ()
+    ) -> None:
         super().__init__(reason)
-        self.stage, self.line = stage, line
+        self.stage, self.line, self.mistakes = stage, line, tuple(mistakes)
+
+
+class Mistake(NamedTuple):
+    """A mistake of the catalogue that the numbers of a run show.
+
+    Attributes:
+        name: in the catalogue.
+        says: what the code does, in a sentence.
+        line: the ``file:line``; "" if it is unknown.
+        weights: the first weights as they are and as they would be; None where they say nothing.
+    """
+
+    name: str
+    says: str
+    line: str
+    weights: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +120,11 @@ class _Record:
     weights: Tensor  # (leading, rows, keys)
 
 
-def rows_of(trace: Trace, numbers: Numbers, sizes: Sizes) -> list[Rows | Unread]:
+def rows_of(attentions: Iterable[Attention], numbers: Numbers, sizes: Sizes) -> list[Rows | Unread]:
     """Return the attentions of a run; pieces of one attention are put together."""
     read: list[Rows | Unread] = []
     groups: dict[tuple[object, ...], list[_Record]] = {}
-    for attention in trace.attentions:
+    for attention in attentions:
         try:
             record = _record(attention, numbers, sizes)
         except Unread as error:
@@ -114,7 +135,7 @@ def rows_of(trace: Trace, numbers: Numbers, sizes: Sizes) -> list[Rows | Unread]
         groups.setdefault((line, _inputs(record.query.path, numbers)), []).append(record)
     for records in groups.values():
         try:
-            rows = _together(records, sizes)
+            rows = _together(records, numbers, sizes)
         except Unread as error:
             read.append(_with_line(error, records[0].attention))
             continue
@@ -126,6 +147,8 @@ def rows_of(trace: Trace, numbers: Numbers, sizes: Sizes) -> list[Rows | Unread]
 
 def _with_line(error: Unread, attention: Attention) -> Unread:
     error.line = error.line or attention.lines.get("softmax", "")
+    line = attention.lines.get("product") or error.line
+    error.mistakes = tuple(each._replace(line=each.line or line) for each in error.mistakes)
     return error
 
 
@@ -175,7 +198,12 @@ def _record(attention: Attention, numbers: Numbers, sizes: Sizes) -> _Record:
     if not torch.equal(k.token, v.token) or not torch.equal(k.sample, v.sample):
         raise Unread("product", "keys and values stand in another order")
     if bool((q.sample[:, :, None] != k.sample[:, None, :]).any()):
-        raise Unread("product", "queries of one sample meet keys of another one")
+        reason = "queries of one sample meet keys of another one"
+        line = attention.lines.get("product") or attention.lines.get("softmax", "")
+        mistake = Mistake(
+            "attends-across-batch", "Queries of one sample meet keys of another.", line
+        )
+        raise Unread("product", reason, line, [mistake])
     return _Record(attention, q, k, v, weights.reshape(-1, *weights.shape[-2:]).double())
 
 
@@ -207,7 +235,7 @@ def _factors(attention: Attention, numbers: Numbers) -> tuple[Tensor, Tensor]:
         origins = [
             origin
             for _, _, tensor in numbers.of_size(product.numel(), before=softmax.at)
-            if tensor.shape == softmax.tensor.shape
+            if _is_split(tensor.shape, softmax.tensor.shape)
             and (origin := numbers.origin(tensor, before=softmax.at)) is not None
             and origin.at == at
         ]
@@ -219,14 +247,27 @@ def _factors(attention: Attention, numbers: Numbers) -> tuple[Tensor, Tensor]:
         left, right = (t[None] if t.ndim == 2 else t for t in (left, right.mT))
         size, width = left.shape[1], right.shape[1]
         lead, row, column = index // (size * width), index // width % size, index % width
-        # Weights of 0 and 1 are equal to others, so that their index is unknown.
-        known = (attention.weights > 0) & (attention.weights < 1)
+        # Weights that are equal to others, such as 0 and 1, have no known index.
+        known = is_single(attention.weights)
         for q_axis, k_axis, query, key in ((row, column, left, right), (column, row, right, left)):
             rows = _common_index(lead, q_axis, known, query.shape[1])
             keys = _common_index(lead.mT, k_axis.mT, known.mT, key.shape[1])
             if rows is not None and keys is not None:
                 return query[rows], key[keys]
     raise unread
+
+
+def is_single(numbers: Tensor) -> Tensor:
+    """Return True where a tensor has a number that it has nowhere else."""
+    unique = cast(Any, torch).unique  # PyTorch leaves its type open
+    _, which, counts = unique(numbers, return_inverse=True, return_counts=True)
+    return counts[which] == 1
+
+
+def _is_split(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Return True if one shape has the axes of the other, some of them split into several."""
+    ends = [{*accumulate(reversed(each), mul)} - {1} for each in (shape, other)]
+    return ends[0] <= ends[1] or ends[1] <= ends[0]
 
 
 def _common_index(
@@ -272,7 +313,10 @@ def _side(tensor: Tensor, role: str, numbers: Numbers, sizes: Sizes, before: int
     coordinates = path.coordinates.reshape(-1, *tensor.shape[-2:])
     sample, token = coordinates.sample[..., 0], coordinates.token[..., 0]
     if not bool((coordinates.token == token[..., None]).all()):
-        raise Unread("merge", f"each row of the {role} holds numbers of several tokens", path.line)
+        reason = f"each row of the {role} holds numbers of several tokens"
+        line = _line_of_view(tensor.double(), numbers, before)
+        mistakes = [Mistake("keys-not-transposed", f"E{reason[1:]}.", line)]
+        raise Unread("merge", reason, path.line, mistakes if role == "key" else ())
     if not bool((coordinates.sample == sample[..., None]).all()):
         raise Unread("merge", f"each row of the {role} holds numbers of several samples")
     columns: list[list[tuple[object, ...]]] = [
@@ -280,6 +324,18 @@ def _side(tensor: Tensor, role: str, numbers: Numbers, sizes: Sizes, before: int
         for rows in cast(list[list[list[int]]], coordinates.column.tolist())
     ]
     return _Side(path, sample, token, columns, tensor.reshape(-1, *tensor.shape[-2:]))
+
+
+def _line_of_view(key: Tensor, numbers: Numbers, before: int) -> str:
+    """Return the line of a view that gave keys the shape of their transpose; "" for none."""
+    turned = key.mT
+    for step in numbers.steps[:before]:
+        if step.name not in _VIEWS or step.inputs[0].shape[-2:] != turned.shape[-2:][::-1]:
+            continue
+        output = step.outputs[0].double()
+        if output.numel() == key.numel() and torch.equal(output.reshape(turned.shape), turned):
+            return step.line
+    return ""
 
 
 def _numbered(columns: Iterable[tuple[object, ...]]) -> dict[tuple[object, ...], int]:
@@ -293,9 +349,9 @@ def _sort_key(columns: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:
     return (f"{source:09}" if isinstance(source, int) else str(source), tuple(rest))
 
 
-def _together(records: Sequence[_Record], sizes: Sizes) -> Rows:
+def _together(records: Sequence[_Record], numbers: Numbers, sizes: Sizes) -> Rows:
     """Put the pieces of one attention together: loops over samples, heads, rows or windows."""
-    heads = _heads_of(records)
+    heads = _heads_of(records, numbers)
     count = len(heads.of_keys)
     q_len = 1 + max(int(r.query.token.max()) for r in records)
     kv_len = 1 + max(int(r.key.token.max()) for r in records)
@@ -349,7 +405,39 @@ class _Heads:
     of_values: tuple[int, ...]
 
 
-def _heads_of(records: Sequence[_Record]) -> _Heads:
+def _mistake_of_heads(records: Sequence[_Record], numbers: Numbers) -> Mistake:
+    """Return the mistake of queries that meet several heads of keys."""
+    is_one_token = all(
+        bool((record.query.token[:, :, None] == record.key.token[:, None, :]).all())
+        for record in records
+    )
+    attention = records[0].attention
+    line = attention.lines.get("product") or attention.lines.get("softmax", "")
+    if is_one_token:
+        says = "Each head of a token attends to the heads of the same token, and to no other token."
+        return Mistake("heads-and-tokens-exchanged", says, line)
+    says = "Rows of keys hold numbers of several heads: one head of queries meets several of keys."
+    split = _line_of_split(records[0].key, attention, numbers)
+    return Mistake("heads-split-without-transpose", says, split or line)
+
+
+def _line_of_split(key: _Side, attention: Attention, numbers: Numbers) -> str:
+    """Return the line that gave the projected keys the last axis of a head; "" for none."""
+    source, width = key.path.source, key.numbers.shape[-1]
+    if isinstance(source, str):
+        source = -1
+    for step in numbers.steps[source + 1 : attention.at]:
+        if step.name in _VIEWS and step.outputs[0].shape[-1] == width:
+            origin = numbers.origin(step.outputs[0])
+            if origin is not None and origin.at == source:
+                return step.line
+    return ""
+
+
+_VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten")
+
+
+def _heads_of(records: Sequence[_Record], numbers: Numbers) -> _Heads:
     """Return the heads; those with equal columns are told apart by how often a token has them."""
     heads: dict[tuple[object, ...], int] = {}
     keys = _numbered(columns for r in records for rows in r.key.columns for columns in rows)
@@ -373,7 +461,8 @@ def _heads_of(records: Sequence[_Record]) -> _Heads:
                 value_heads.setdefault(head, set()).update(lead_values)
         of_rows.append(of_record)
     if any(len(met) != 1 for met in (*key_heads.values(), *value_heads.values())):
-        raise Unread("merge", "one head of queries meets several heads of keys")
+        reason = "one head of queries meets several heads of keys"
+        raise Unread("merge", reason, "", [_mistake_of_heads(records, numbers)])
     of_keys, of_values = (
         tuple(next(iter(met[head])) for head in range(len(heads)))
         for met in (key_heads, value_heads)

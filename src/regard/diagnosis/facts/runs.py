@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.facts.black_box import rows_of_function
+from regard.diagnosis.facts.changed_weights import raise_for_changed
 from regard.diagnosis.facts.formula import facts_of
 from regard.diagnosis.facts.origins import Numbers, Sizes, located
 from regard.diagnosis.facts.rows import Rows, Unread, rows_of
@@ -148,10 +149,12 @@ class Runs:
             raise Unread("projection", "NumPy code with projections inside cannot be looked into")
         inputs = {slot.source: by_name[slot.name].clone() for slot in s.slots if slot.source}
         trace = self._trace(args, kwargs, [by_name[name] for name in names])
+        numbers = Numbers(inputs, trace.steps)
         if not trace.attentions:
+            raise_for_changed(trace, numbers, sizes)
             reason, line = next(iter(trace.refused), ("no softmax of scores meets a value", ""))
             raise Unread("product", reason.partition("\n")[0].rstrip("."), line)
-        attentions = rows_of(trace, Numbers(inputs, trace.steps), sizes)
+        attentions = rows_of(trace.attentions, numbers, sizes)
         for attention in attentions:
             if isinstance(attention, Unread):
                 raise attention

@@ -87,12 +87,14 @@ class Trace:
 
     Attributes:
         attentions: in the order of the run.
+        changed: the softmaxes that met a value as no weights of its rows, likewise.
         steps: all operations.
         refused: why operations that look like attention are none, with their lines.
         result: everything that the code gave back.
     """
 
     attentions: tuple[Attention, ...]
+    changed: tuple[Attention, ...]
     steps: tuple[Step, ...]
     refused: tuple[tuple[str, str], ...]
     result: Any
@@ -199,7 +201,9 @@ def traced(
         finally:
             torch.set_default_dtype(dtype)
     log.met.finish()
-    return Trace(tuple(log.attentions), tuple(log.steps), tuple(log.refused), result)
+    return Trace(
+        tuple(log.attentions), tuple(log.changed), tuple(log.steps), tuple(log.refused), result
+    )
 
 
 class _Log:
@@ -208,9 +212,17 @@ class _Log:
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
         self._inputs = {storage_key(t) for t in inputs}
         self.attentions: list[Attention] = []
+        self.changed: list[Attention] = []
         self.steps: list[Step] = []
         self.refused: list[tuple[str, str]] = []
-        self.met = MetValue(model, self._record, self._refuse, self._refuse, Absence(model))
+        self.met = MetValue(
+            model,
+            lambda met: self.attentions.append(self._attention(met)),
+            self._refuse,
+            self._refuse,
+            Absence(model),
+            self._note_changed,
+        )
         self._parameters = Parameters(model)
         self._operation: Operation | None = None
 
@@ -276,25 +288,27 @@ class _Log:
                 )
             )
 
-    def _record(self, met: Met) -> None:
+    def _note_changed(self, met: Met) -> None:
+        if not self.changed or self.changed[-1].at < len(self.steps):  # one product, one note
+            self.changed.append(self._attention(met))
+
+    def _attention(self, met: Met) -> Attention:
         assert self._operation is not None
         output = next(tensors_in((self._operation.output,)))
         evidence = met.evidence
         known = evidence is not None
-        self.attentions.append(
-            Attention(
-                met.name,
-                evidence.query.detach().clone() if known else None,
-                evidence.key.detach().clone() if known else None,
-                evidence.scores.detach().clone() if known else None,
-                evidence.sink.detach().clone() if known and evidence.sink is not None else None,
-                met.weights.detach().clone(),
-                None if met.value is None else met.value.detach().clone(),
-                output.detach().clone(),
-                output,
-                dict(met.lines),
-                len(self.steps),
-            )
+        return Attention(
+            met.name,
+            evidence.query.detach().clone() if known else None,
+            evidence.key.detach().clone() if known else None,
+            evidence.scores.detach().clone() if known else None,
+            evidence.sink.detach().clone() if known and evidence.sink is not None else None,
+            met.weights.detach().clone(),
+            None if met.value is None else met.value.detach().clone(),
+            output.detach().clone(),
+            output,
+            dict(met.lines),
+            len(self.steps),
         )
 
     def _refuse(self, name: str, reason: str, line: str) -> None:
