@@ -355,7 +355,7 @@ def test_an_output_with_its_tokens_last_is_wrong() -> None:
 
 
 def test_a_broken_law_without_a_name_is_called_a_law() -> None:
-    assert "samples (law)" in str(check(NormsOverTheBatch()))
+    assert "mixture (law)" in str(check(AddsTheWeightsOfTheMean()))
 
 
 def test_weights_that_sum_to_another_number_are_a_fact_without_a_name() -> None:
@@ -413,10 +413,9 @@ class TurnsAlongTheHeads(Heads):
         return self.merge(self.weigh(self.turned(q), self.turned(k)) @ v)
 
 
-def test_positions_along_the_axis_of_the_heads_are_wrong() -> None:
+def test_positions_along_the_axis_of_the_heads_are_not_right() -> None:
     assert check(TurnsAlongTheHeads(2)).verdict == "right"
-    report = check(TurnsAlongTheHeads(1))
-    assert (report.verdict, broken(report)) == ("wrong", {"positions"})
+    assert check(TurnsAlongTheHeads(1)).verdict == "cannot tell"
 
 
 def in_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

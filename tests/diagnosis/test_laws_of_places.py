@@ -122,13 +122,12 @@ def test_rotations_by_distance_are_right(layer: nn.Module) -> None:
     [RotatedInPairs(), RotatedByATable(1), RotatedByComplexNumbers(1)],
     ids=type,
 )
-def test_rotations_that_follow_positions_are_wrong(layer: nn.Module) -> None:
+def test_rotations_that_follow_positions_are_not_right(layer: nn.Module) -> None:
     report = check(layer, causal=True)
-    assert (report.verdict, broken(report)) == ("wrong", {"positions"}), report
-    assert "With all positions one larger the output changes" in report.faults[0].detail
+    assert (report.verdict, report.findings) == ("cannot tell", ()), report
 
 
-@pytest.mark.parametrize(("sign", "verdict"), [(1, "right"), (-1, "wrong")])
+@pytest.mark.parametrize(("sign", "verdict"), [(1, "right"), (-1, "cannot tell")])
 def test_tables_of_rotations_may_be_arguments(sign: int, verdict: str) -> None:
     angles = Rotated().angles(6)
     args = (torch.randn(2, 6, 16), angles.cos(), angles.sin())

@@ -20,7 +20,7 @@ from regard.diagnosis.signature import projection_role
 
 __all__ = ["explained"]
 
-_TRIED = LAWS[:8]
+_TRIED = LAWS[:7]
 """The laws that are tried again after a repair: from ``runs`` to ``padding``."""
 _ORDER = [law.name for law in _TRIED]
 _MIXTURE = _TRIED[_ORDER.index("mixture")]
@@ -190,7 +190,7 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     laws = _TRIED[: _ORDER.index(law) + 1]
     if breach.kind == "raises":  # it runs with some sizes only: there it should be attention
         lab = Lab(replace(lab.specimen, is_fixed=True), changes=lab.changes)
-        laws = _TRIED[: _ORDER.index("heads") + 1]
+        laws = _TRIED[: _ORDER.index("score") + 1]
         if all(_outcome(lab, law) != "broken" for law in laws):
             return
     s = lab.specimen

@@ -354,7 +354,7 @@ def _not_scaled(op: Operation) -> Tensor | None:
     return None
 
 
-_WEIGHTS = ("samples", "influence", "mixture", "score", "heads", "padding", "runs")
+_WEIGHTS = ("samples", "influence", "mixture", "score", "padding", "runs")
 
 REPAIRS: tuple[Repair, ...] = (
     Repair("softmax-wrong-axis", _WEIGHTS, _over_keys),

@@ -76,7 +76,7 @@ def _held(results: Sequence[Result]) -> int:
     return bad[0] if bad else len(LAWS)
 
 
-_OF_WEIGHTS = ("mixture", "score", "heads")
+_OF_WEIGHTS = ("mixture", "score")
 
 
 def _held_by_fewer(lab: Lab) -> bool:

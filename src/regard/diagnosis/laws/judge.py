@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from regard.diagnosis.laws.arithmetic import Gradient, Large, Training
 from regard.diagnosis.laws.cached import Cache
 from regard.diagnosis.laws.calls import Pure, Runs, Samples
-from regard.diagnosis.laws.computed_positions import Positions
 from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Law, Result
 from regard.diagnosis.laws.mixture import Mixture
 from regard.diagnosis.laws.padding import Padding
 from regard.diagnosis.laws.score import Score
-from regard.diagnosis.laws.separate_heads import Heads
 from regard.diagnosis.laws.tape import OpaqueOperator, in_words
 from regard.diagnosis.laws.visibility import Influence
 
@@ -24,24 +22,20 @@ LAWS: tuple[Law, ...] = (
     Influence(),
     Mixture(),
     Score(),
-    Heads(),
     Padding(),
     Gradient(),
     Large(),
     Training(),
     Cache(),
-    Positions(),
 )
 
 # A law whose trials need another one is not tried where that one is broken.
 _NEEDS = {
     "samples": ("pure",),
     "influence": ("pure", "samples"),
-    "padding": ("runs", "pure", "samples", "influence", "mixture", "score", "heads"),
+    "padding": ("runs", "pure", "samples", "influence", "mixture", "score"),
     "mixture": ("runs", "pure", "samples"),
     "score": ("runs", "pure", "samples", "mixture"),
-    "heads": ("runs", "pure", "samples", "mixture"),
-    "positions": ("runs", "pure", "samples", "mixture", "heads"),
     "cache": ("runs", "pure"),
     "gradient": ("pure",),
     "training": ("pure", "samples"),
