@@ -405,8 +405,18 @@ class _Heads:
     of_values: tuple[int, ...]
 
 
-def _mistake_of_heads(records: Sequence[_Record], numbers: Numbers) -> Mistake:
-    """Return the mistake of queries that meet several heads of keys."""
+def _mistakes_of_heads(records: Sequence[_Record], numbers: Numbers) -> list[Mistake]:
+    """Return the mistake of queries that meet several heads of keys; none if it may be meant.
+
+    Queries that meet all tokens in two ways are no mistake of the catalogue.
+    """
+    tokens = torch.cat([record.key.token.flatten() for record in records])
+    in_all = len({*cast(list[int], tokens.tolist())})
+    of_leads = [
+        lead for record in records for lead in cast(list[list[int]], record.key.token.tolist())
+    ]
+    if any(len({*lead}) == in_all for lead in of_leads):
+        return []
     is_one_token = all(
         bool((record.query.token[:, :, None] == record.key.token[:, None, :]).all())
         for record in records
@@ -415,10 +425,10 @@ def _mistake_of_heads(records: Sequence[_Record], numbers: Numbers) -> Mistake:
     line = attention.lines.get("product") or attention.lines.get("softmax", "")
     if is_one_token:
         says = "Each head of a token attends to the heads of the same token, and to no other token."
-        return Mistake("heads-and-tokens-exchanged", says, line)
+        return [Mistake("heads-and-tokens-exchanged", says, line)]
     says = "Rows of keys hold numbers of several heads: one head of queries meets several of keys."
     split = _line_of_split(records[0].key, attention, numbers)
-    return Mistake("heads-split-without-transpose", says, split or line)
+    return [Mistake("heads-split-without-transpose", says, split or line)]
 
 
 def _line_of_split(key: _Side, attention: Attention, numbers: Numbers) -> str:
@@ -462,7 +472,7 @@ def _heads_of(records: Sequence[_Record], numbers: Numbers) -> _Heads:
         of_rows.append(of_record)
     if any(len(met) != 1 for met in (*key_heads.values(), *value_heads.values())):
         reason = "one head of queries meets several heads of keys"
-        raise Unread("merge", reason, "", [_mistake_of_heads(records, numbers)])
+        raise Unread("merge", reason, "", _mistakes_of_heads(records, numbers))
     of_keys, of_values = (
         tuple(next(iter(met[head])) for head in range(len(heads)))
         for met in (key_heads, value_heads)
