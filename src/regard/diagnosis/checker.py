@@ -23,6 +23,7 @@ from regard.diagnosis.laws.judge import LAWS, Result, judged
 from regard.diagnosis.laws.lab import Lab, as_tensors, differs
 from regard.diagnosis.laws.law import Breach
 from regard.diagnosis.laws.mask_forms import takes_masks
+from regard.diagnosis.laws.specimen import Specimen
 from regard.diagnosis.nested_attention import attentions_inside, running_attentions
 from regard.diagnosis.one_query import of_each_query
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
@@ -323,7 +324,7 @@ def _report(code: Thing, intention: Intention) -> Report:
         report = stated(formulas, intention)
         return report if report.faults else _with_groups(report, code, intention)
     if (report := with_mistakes(formulas, intention)) is not None:
-        return report
+        return _with_merge(report, readings)
     report = with_computes(report_of(readings), formulas)
     if [fault.name for fault in report.faults] == ["runs"]:
         report = _of_one_query(code, intention) or report
@@ -335,6 +336,15 @@ def _report(code: Thing, intention: Intention) -> Report:
         around = f"Alone, {names} has no mistake; what is around it is unclear."
         return replace(report, missing=f"{report.missing}\n{around}")
     return report
+
+
+def _with_merge(report: Report, readings: Sequence[Specimen]) -> Report:
+    """Return a report on heads that are split wrongly with what the laws say of merging them."""
+    if report.findings[0].name != "heads-split-without-transpose":
+        return report
+    others = report_of(readings).findings
+    merges = [finding for finding in others if finding.name == "heads-merged-without-transpose"]
+    return replace(report, findings=(*report.findings, *merges))
 
 
 def _of_model(

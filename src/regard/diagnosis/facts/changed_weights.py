@@ -92,6 +92,8 @@ def _of_factors(rows: Rows, numbers: Numbers, scale: float, right: Tensor) -> Mi
     if _is_near(scale, 1.0) and _is_near(factor, standard):
         says = f"The weights are multiplied by {factor:.4g}, the scores are not."
         return Mistake("wrong-scale", says, line, (weights, right))
+    if not isinstance(rows.paths[2].source, str):
+        return None  # the projection of the values may have the factor as well
     says = f"The weights of each query sum to {factor:.4g}; they should sum to 1."
     return Mistake("weights", says, line, (weights, right))
 

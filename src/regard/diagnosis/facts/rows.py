@@ -330,9 +330,11 @@ def _line_of_view(key: Tensor, numbers: Numbers, before: int) -> str:
     """Return the line of a view that gave keys the shape of their transpose; "" for none."""
     turned = key.mT
     for step in numbers.steps[:before]:
-        if step.name not in _VIEWS or step.inputs[0].shape[-2:] != turned.shape[-2:][::-1]:
+        if step.name not in _VIEWS or step.outputs[0].ndim < 2:
             continue
         output = step.outputs[0].double()
+        if not step.inputs[0].shape[-1] == output.shape[-2] != output.shape[-1]:
+            continue
         if output.numel() == key.numel() and torch.equal(output.reshape(turned.shape), turned):
             return step.line
     return ""
