@@ -28,7 +28,7 @@ _NUMBERS_AT_ONCE, _GPU_NUMBERS_AT_ONCE = 2**16, 2**22
 
 
 class RowNumbers(Protocol):
-    """What a divergence needs of complete rows of a matrix; see ``RowStatistics``."""
+    """The numbers of complete rows of a matrix that a divergence needs; see ``RowStatistics``."""
 
     @property
     def maximum(self) -> Tensor:

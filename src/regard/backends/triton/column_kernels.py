@@ -22,11 +22,9 @@ import triton.language as tl
 
 from regard.backends.triton.tile import (
     columns_seen,
-    documents_of,
     kv_end_of,
     norms_of,
-    scores,
-    seen_scores,
+    tile_by_keys,
     tile_of,
     visit,
     visits_of,
@@ -108,15 +106,9 @@ def columns_kernel(
         q_idx = first + tl.arange(0, BLOCK_M)
         here = q_idx < shape.q_len
         top, above = norms_of(norms, row + q_idx, here)
-        q = tile_of(query, batch, head, first, shape.q_len, HEAD_DIM, BLOCK_M)
-        # Keys are the rows of the tile, so that a thread adds up its columns of weights at once.
-        x = scores(
-            keys, q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape, steps, bias, UPCAST
-        )
-        of_query = documents_of(limits, batch, head, q_idx + limits.shift, here)
-        x = seen_scores(
-            x, edge, q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None],
-            here[None, :], kv_end, batch, head, shape, limits, cells, kv_first, BLOCK_N,
+        _q, x = tile_by_keys(
+            query, keys, kv_idx, of_key, edge, kv_end, batch, head, first, kv_first, shape, steps,
+            bias, limits, cells, HEAD_DIM, BLOCK_M, BLOCK_N, UPCAST,
         )  # fmt: skip
         weights = weights_of(x, top[None, :], above[None, :], steps)
         # In a row of NaN not even a score of -inf makes 0.
@@ -188,14 +180,9 @@ def products_kernel(
         first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_M)
         q_idx = first + tl.arange(0, BLOCK_M)
         here = q_idx < shape.q_len
-        q = tile_of(query, batch, head, first, shape.q_len, HEAD_DIM, BLOCK_M)
-        x = scores(
-            keys, q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape, steps, bias, UPCAST
-        )
-        of_query = documents_of(limits, batch, head, q_idx + limits.shift, here)
-        x = seen_scores(
-            x, edge, q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None],
-            here[None, :], kv_end, batch, head, shape, limits, cells, kv_first, BLOCK_N,
+        _q, x = tile_by_keys(
+            query, keys, kv_idx, of_key, edge, kv_end, batch, head, first, kv_first, shape, steps,
+            bias, limits, cells, HEAD_DIM, BLOCK_M, BLOCK_N, UPCAST,
         )  # fmt: skip
         top, above = norms_of(norms, row + q_idx, here)
         weights = weights_of(x, top[None, :], above[None, :], steps)

@@ -39,17 +39,42 @@ class Derivatives:
         self._columns: Tensor | None = None
         self._grids: list[CellNumbers] = []
         self._products: list[_Product] = []
-        self._others: list[Derivative] = []
-        self._row_sums_of_others = torch.zeros_like(rows.logsumexp)
-        self._others_alone = True
         self._keys: list[Tensor] = []
         self._numbers: list[Tensor] = []
         self._collected: list[Derivative] | None = None
 
-    @property
-    def some(self) -> bool:
-        """Whether anything was added."""
-        return bool(self._others) or not self._others_alone
+    @classmethod
+    def of_divergence(
+        cls,
+        launch: Launch,
+        rows: RowStatistics,
+        other: OtherMatrix,
+        answers: Tensor,
+        mass: Tensor,
+    ) -> "Derivatives":
+        """Return the derivative of a divergence alone.
+
+        Its parts cancel where rows are nearly equal, so no kernel rounds them one by one.
+
+        Args:
+            launch: of the differentiated matrix.
+            rows: its row statistics.
+            other: the other matrix, and the numbers that arrive, 0 for infinite divergences.
+            answers: the divergence, (batch, num_heads, q_len); of Jensen-Shannon the half that is
+                measured from the differentiated matrix.
+            mass: the sums of the weights of the first matrix, of the same shape.
+        """
+        made = cls(launch, rows)
+        match other.kind:
+            case "kullback_leibler":
+                made._row_sums = other.numbers * (answers + mass)
+                made._offset = other.numbers
+            case "second":
+                made._row_sums = -other.numbers * mass
+            case "cross_entropy" | "jensen_shannon":
+                made._row_sums = other.numbers * answers
+        made._collected = [Derivative(made._offset - made._row_sums, other=other)]
+        return made
 
     @property
     def _mass(self) -> Tensor:
@@ -57,29 +82,24 @@ class Derivatives:
         return torch.ones_like(self._offset) if self._rows.mass is None else self._rows.mass
 
     def add_logsumexp(self, numbers: Tensor) -> None:
-        self._others_alone = False
         self._offset += numbers
         self._of_logsumexp += numbers
 
     def add_entropy(self, numbers: Tensor) -> None:
-        self._others_alone = False
         assert self._rows.entropy is not None
         self._slope = -numbers if self._slope is None else self._slope - numbers
         self._offset -= numbers
         self._row_sums += numbers * (self._rows.entropy - self._mass)
 
     def add_row_sums(self, numbers: Tensor) -> None:
-        self._others_alone = False
         self._offset += numbers
         self._row_sums += numbers * self._mass
 
     def add_column_sums(self, numbers: Tensor) -> None:
-        self._others_alone = False
         self._columns = numbers if self._columns is None else self._columns + numbers
 
     def add_grid(self, down: Tensor, across: Tensor, numbers: Tensor) -> None:
         """Add numbers for cells: disjoint spans of queries, and spans of keys that may overlap."""
-        self._others_alone = False
         *_, q_len, kv_len = self._launch.given.shape
         pieces = spans_between(across.flatten())
         # (spans, pieces): the pieces that a span covers
@@ -94,7 +114,6 @@ class Derivatives:
 
     def add_product(self, name: int, operand: Tensor, numbers: Tensor) -> None:
         """Add numbers for weights.mT @ operand, (batch, num_heads, kv_len, width)."""
-        self._others_alone = False
         if numbers.ndim == 3:
             numbers = numbers[..., None]
         right = numbers.to(operand.dtype).contiguous()
@@ -107,26 +126,6 @@ class Derivatives:
         self._row_sums += (left * gradient).sum(-1)
         self._products.append(_Product(name, operand, right, gradient))
 
-    def add_divergence(self, other: OtherMatrix, answers: Tensor, mass: Tensor) -> None:
-        """Add numbers for a divergence, (batch, num_heads, q_len): those of ``other``.
-
-        Args:
-            other: the other matrix, and the numbers; 0 where the divergence is infinite.
-            answers: the divergence; of Jensen-Shannon the half that is measured from this matrix.
-            mass: the sums of the weights of the first matrix.
-        """
-        match other.kind:
-            case "kullback_leibler":
-                row_sums = other.numbers * (answers + mass)
-            case "second":
-                row_sums = -other.numbers * mass
-            case "cross_entropy" | "jensen_shannon":
-                row_sums = other.numbers * answers
-        self._row_sums_of_others += row_sums
-        offset = other.numbers - row_sums if other.kind == "kullback_leibler" else -row_sums
-        # Of nearly equal rows they cancel, so they are not rounded apart from each other.
-        self._others.append(Derivative(offset, other=other))
-
     def add_weights(self, keys: Tensor, weights: Tensor, numbers: Tensor) -> None:
         """Add numbers for some weights of each row, (batch, num_heads, q_len, count)."""
         of_scores = weights * numbers
@@ -135,7 +134,6 @@ class Derivatives:
 
     def add_scores(self, keys: Tensor, scores: Tensor, numbers: Tensor) -> None:
         """Add numbers for some scores of each row, (batch, num_heads, q_len, count)."""
-        self._others_alone = False
         softcap = self._launch.given.softcap
         if softcap is not None:
             numbers = numbers * (1 - (scores / softcap).square())
@@ -158,8 +156,7 @@ class Derivatives:
         sink, logsumexp = self._launch.given.sink, self._rows.logsumexp
         assert sink is not None
         weights = (sink[..., None] - logsumexp).exp().masked_fill(logsumexp == -torch.inf, 0)
-        row_sums = self._row_sums + self._row_sums_of_others
-        return (weights * (self._of_logsumexp - row_sums)).sum(-1)
+        return (weights * (self._of_logsumexp - self._row_sums)).sum(-1)
 
     def operand_gradients(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the name of each operand, and weights @ numbers, with all heads."""
@@ -167,12 +164,7 @@ class Derivatives:
             yield product.name, product.gradient
 
     def _all(self) -> list[Derivative]:
-        """Return the derivatives to launch: one, and one for each further grid or product.
-
-        Divergences have their own, and need no other where nothing else was added.
-        """
-        if self._others and self._others_alone:
-            return self._others
+        """Return the derivatives to launch: one, and one more for each further grid or product."""
         if self._collected is not None:
             return self._collected
         norms = self._rows.norms
@@ -201,7 +193,6 @@ class Derivatives:
                 derivatives[0] = replace(derivatives[0], left=product.left, right=product.right)
             else:
                 derivatives.append(Derivative(nothing, left=product.left, right=product.right))
-        derivatives += self._others
         self._collected = derivatives
         return derivatives
 

@@ -29,6 +29,7 @@ import triton
 import triton.language as tl
 
 from regard.backends.triton.tile import (
+    LEAST,
     LN2,
     Cells,
     Limits,
@@ -36,25 +37,22 @@ from regard.backends.triton.tile import (
     Plane,
     Steps,
     Tokens,
-    documents_of,
     kv_end_of,
     norms_of,
     rows_seen,
-    scores,
-    seen_scores,
+    tile_by_rows,
     tile_of,
 )
 
 __all__ = ["Other", "divergence_kernel", "with_other"]
 
-LEAST = tl.constexpr(-200.0)  # in bits; in float32 2^-200 is 0
 LOWEST = tl.constexpr(-1e30)  # times a weight of 0 it is 0
 NEAR = tl.constexpr(0.25)  # of x: there 5 terms of exp(x) - 1 - x are exact in float32
 FAR = tl.constexpr(300.0)  # in bits; times a weight of 2^-300 it is 0
 
 
 class Other(NamedTuple):
-    """The other matrix of a divergence, of the same shape; a query of None: there is none.
+    """The other matrix of a divergence, of the same shape.
 
     Attributes:
         query, key, steps, bias, limits, cells: as those of the first matrix.
@@ -144,7 +142,7 @@ def divergence_kernel(
         q_first, q_idx, here, other_end, batch, head, shape, other.limits, other.cells
     )
     other_top, other_above = norms_of(other.norms, row, here)
-    # Where rows of one matrix see nothing, its range may lie anywhere.
+    # The range of a matrix whose rows see nothing may lie anywhere.
     none, other_none = start >= stop, other_start >= other_stop
     begin = tl.where(none, other_start, tl.where(other_none, start, tl.minimum(start, other_start)))
     end = tl.where(none, other_stop, tl.where(other_none, stop, tl.maximum(stop, other_stop)))
@@ -153,30 +151,16 @@ def divergence_kernel(
     apart = tl.zeros((BLOCK_M,), tl.int32)
     for step in range(begin // BLOCK_N, tl.cdiv(end, BLOCK_N)):
         first = step * BLOCK_N
-        kv_idx = first + tl.arange(0, BLOCK_N)
-        keys = tile_of(key, batch, head // GROUP, first, shape.kv_len, HEAD_DIM, BLOCK_N)
-        x = scores(
-            q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
-        )
-        of_key = documents_of(limits, batch, head, kv_idx, kv_idx < kv_end)
         edge = (first < every_start) | (first + BLOCK_N > every_stop)
-        x = seen_scores(
-            x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], None,
-            kv_end, batch, head, shape, limits, cells, first, BLOCK_N,
+        _keys, x = tile_by_rows(
+            q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits,
+            cells, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
         )  # fmt: skip
-        other_keys = tile_of(
-            other.key, batch, head // OTHER_GROUP, first, shape.kv_len, OTHER_DIM, BLOCK_N
-        )
-        y = scores(
-            other_q, other_keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape,
-            other.steps, other.bias, UPCAST,
-        )  # fmt: skip
-        other_of_key = documents_of(other.limits, batch, head, kv_idx, kv_idx < other_end)
         other_edge = (first < other_every_start) | (first + BLOCK_N > other_every_stop)
-        y = seen_scores(
-            y, other_edge, q_idx[:, None], kv_idx[None, :], other_of_query[:, None],
-            other_of_key[None, :], None, other_end, batch, head, shape, other.limits, other.cells,
-            first, BLOCK_N,
+        _other_keys, y = tile_by_rows(
+            other_q, other.key, q_idx, other_of_query, other_edge, other_end, batch, head, first,
+            shape, other.steps, other.bias, other.limits, other.cells, OTHER_GROUP, OTHER_DIM,
+            BLOCK_N, UPCAST,
         )  # fmt: skip
         bits = (x - top[:, None]) * steps.to_bits - above[:, None]
         other_bits = (y - other_top[:, None]) * other.steps.to_bits - other_above[:, None]

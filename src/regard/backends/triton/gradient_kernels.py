@@ -34,16 +34,16 @@ import triton.language as tl
 
 from regard.backends.triton.divergence_kernels import with_other
 from regard.backends.triton.tile import (
+    LEAST,
     Tokens,
     columns_seen,
-    documents_of,
     kv_end_of,
     log_weights,
     norms_of,
     rows_of,
     rows_seen,
-    scores,
-    seen_scores,
+    tile_by_keys,
+    tile_by_rows,
     tile_of,
     visit,
     visits_of,
@@ -57,8 +57,6 @@ __all__ = [
     "query_gradient_kernel",
     "row_products_kernel",
 ]
-
-LEAST = tl.constexpr(-200.0)  # in bits; in float32 2^-200 is 0
 
 
 class Grid(NamedTuple):
@@ -218,14 +216,9 @@ def row_products_kernel(
     for step in range(begin, end):
         first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_N)
         kv_idx = first + tl.arange(0, BLOCK_N)
-        keys = tile_of(key, batch, head // GROUP, first, shape.kv_len, HEAD_DIM, BLOCK_N)
-        x = scores(
-            q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
-        )
-        of_key = documents_of(limits, batch, head, kv_idx, kv_idx < kv_end)
-        x = seen_scores(
-            x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :],
-            None, kv_end, batch, head, shape, limits, cells, first, BLOCK_N,
+        _keys, x = tile_by_rows(
+            q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits,
+            cells, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
         )  # fmt: skip
         weights, _ = log_weights(x, top[:, None], above[:, None], steps, True)
         if sums is not None:
@@ -313,7 +306,7 @@ def query_gradient_kernel(
         kept = _cell_of(terms.grid.rows, q_idx, here)
         numbers = terms.grid.numbers + at * terms.grid.height * terms.grid.width
         kept_at = kept * terms.grid.width
-    if other.query.pointer is not None:
+    if other is not None:
         other_q = tile_of(other.query, batch, head, tile * BLOCK_M, shape.q_len, OTHER_DIM, BLOCK_M)
         other_end = kv_end_of(other.limits, batch, head, shape)
         _, _, other_start, other_stop, other_of_query = rows_seen(
@@ -326,14 +319,9 @@ def query_gradient_kernel(
     for step in range(begin, end):
         first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_N)
         kv_idx = first + tl.arange(0, BLOCK_N)
-        keys = tile_of(key, batch, head // GROUP, first, shape.kv_len, HEAD_DIM, BLOCK_N)
-        x = scores(
-            q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST
-        )
-        of_key = documents_of(limits, batch, head, kv_idx, kv_idx < kv_end)
-        x = seen_scores(
-            x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :],
-            None, kv_end, batch, head, shape, limits, cells, first, BLOCK_N,
+        keys, x = tile_by_rows(
+            q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits,
+            cells, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
         )  # fmt: skip
         weights, bits = log_weights(
             x, top[:, None], above[:, None], steps, bias.pointer is not None
@@ -359,20 +347,12 @@ def query_gradient_kernel(
                 right = right.to(tl.float32)
             by_weight += tl.dot(left, right.T, input_precision="ieee")
         taken = 0.0
-        if other.query.pointer is not None:
-            other_keys = tile_of(
-                other.key, batch, head // OTHER_GROUP, first, shape.kv_len, OTHER_DIM, BLOCK_N
-            )
-            y = scores(
-                other_q, other_keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape,
-                other.steps, other.bias, UPCAST,
-            )  # fmt: skip
-            of_key = documents_of(other.limits, batch, head, kv_idx, kv_idx < other_end)
+        if other is not None:
             other_edge = (first < other_start) | (first + BLOCK_N > other_stop)
-            y = seen_scores(
-                y, other_edge, q_idx[:, None], kv_idx[None, :], other_of_query[:, None],
-                of_key[None, :], None, other_end, batch, head, shape, other.limits, other.cells,
-                first, BLOCK_N,
+            _other_keys, y = tile_by_rows(
+                other_q, other.key, q_idx, other_of_query, other_edge, other_end, batch, head,
+                first, shape, other.steps, other.bias, other.limits, other.cells, OTHER_GROUP,
+                OTHER_DIM, BLOCK_N, UPCAST,
             )  # fmt: skip
             by_weight, taken = with_other(
                 by_weight, bits, y, other_top[:, None], other_above[:, None], by_other[:, None],
@@ -448,7 +428,7 @@ def key_gradient_kernel(
             right = tile_of(terms.right, batch, head, kv_first, shape.kv_len, WIDTH, BLOCK_N)
             if UPCAST:
                 right = right.to(tl.float32)
-        if other.query.pointer is not None:
+        if other is not None:
             other_keys = tile_of(
                 other.key, batch, head // OTHER_GROUP, kv_first, shape.kv_len, OTHER_DIM, BLOCK_N
             )
@@ -461,14 +441,9 @@ def key_gradient_kernel(
             first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_M)
             q_idx = first + tl.arange(0, BLOCK_M)
             here = q_idx < shape.q_len
-            q = tile_of(query, batch, head, first, shape.q_len, HEAD_DIM, BLOCK_M)
-            x = scores(
-                keys, q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape, steps, bias, UPCAST
-            )
-            of_query = documents_of(limits, batch, head, q_idx + limits.shift, here)
-            x = seen_scores(
-                x, edge, q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None],
-                here[None, :], kv_end, batch, head, shape, limits, cells, kv_first, BLOCK_N,
+            q, x = tile_by_keys(
+                query, keys, kv_idx, of_key, edge, kv_end, batch, head, first, kv_first, shape,
+                steps, bias, limits, cells, HEAD_DIM, BLOCK_M, BLOCK_N, UPCAST,
             )  # fmt: skip
             row = at * shape.q_len + q_idx
             top, above = norms_of(norms, row, here)
@@ -498,18 +473,12 @@ def key_gradient_kernel(
                     left = left.to(tl.float32)
                 by_weight += tl.dot(right, left.T, input_precision="ieee")
             taken = 0.0
-            if other.query.pointer is not None:
-                other_q = tile_of(other.query, batch, head, first, shape.q_len, OTHER_DIM, BLOCK_M)
-                y = scores(
-                    other_keys, other_q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape,
-                    other.steps, other.bias, UPCAST,
-                )  # fmt: skip
-                of_query = documents_of(other.limits, batch, head, q_idx + other.limits.shift, here)
+            if other is not None:
                 other_edge = (first < other_start) | (first + BLOCK_M > other_stop)
-                y = seen_scores(
-                    y, other_edge, q_idx[None, :], kv_idx[:, None], of_query[None, :],
-                    other_of_key[:, None], here[None, :], other_end, batch, head, shape,
-                    other.limits, other.cells, kv_first, BLOCK_N,
+                _other_q, y = tile_by_keys(
+                    other.query, other_keys, kv_idx, other_of_key, other_edge, other_end, batch,
+                    head, first, kv_first, shape, other.steps, other.bias, other.limits,
+                    other.cells, OTHER_DIM, BLOCK_M, BLOCK_N, UPCAST,
                 )  # fmt: skip
                 top, above = norms_of(other.norms, row, here)
                 by_other = tl.load(other.numbers + row, mask=here, other=0.0)

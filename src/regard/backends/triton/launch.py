@@ -528,21 +528,10 @@ def _terms(derivative: Derivative) -> Terms:
     )
 
 
-def _other(other: OtherMatrix | None) -> divergences.Other:
+def _other(other: OtherMatrix | None) -> divergences.Other | None:
     """Return the other matrix as the kernels read it."""
     if other is None:
-        none = tile.Tokens(None, 0, 0, 0)
-        limits = tile.Limits(None, None, None, 0, 0, None, None, 0, 0, 0)
-        return divergences.Other(
-            none,
-            none,
-            tile.Steps(1.0, None, 1.0),
-            tile.Plane(None, 0, 0, 0, 0),
-            limits,
-            tile.Cells(None, None, 0, 0, 0),
-            tile.Norms(None, None),
-            None,
-        )
+        return None
     query, key, _, steps, bias, limits, cells = Launch(other.given).arguments
     norms = tile.Norms(*other.norms)
     return divergences.Other(query, key, steps, bias, limits, cells, norms, other.numbers)

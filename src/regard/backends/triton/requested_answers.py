@@ -202,7 +202,7 @@ class Request:
         others = [r.source.dtype for r in self.reductions if isinstance(r, Divergence)]
         factor = _power_for_half([self.source.dtype, *others], arriving)
         of_answers = iter(arriving)
-        derivatives = Derivatives(self.launch, self.rows)
+        derivatives: Derivatives | None = None
         by_id: dict[int, Tensor] = {}
         divergences = iter(self.divergences)
         for reduction in self.reductions:
@@ -215,14 +215,13 @@ class Request:
             # One number may arrive for all entries, without memory of their own; kernels read it.
             numbers = (numbers if factor is None else numbers * factor).contiguous()
             numbers = numbers.view(*self.launch.given.shape[:2], *self._last_axes(numbers))
-            if compared is None:
-                self._add(derivatives, reduction, numbers)
+            if isinstance(reduction, Divergence) and compared is not None:
+                self._add_divergence(by_id, reduction, *compared, numbers)
             else:
-                assert isinstance(reduction, Divergence)
-                of_other = self._add_divergence(derivatives, reduction, *compared, numbers)
-                compared[0].add_gradients(by_id, of_other)
-        if derivatives.some:
-            self.add_gradients(by_id, derivatives)
+                derivatives = derivatives or Derivatives(self.launch, self.rows)
+                self._add(derivatives, reduction, numbers)
+        if derivatives is not None:
+            self._add_gradients(by_id, derivatives)
         if factor is not None:
             by_id = {name: gradient / factor for name, gradient in by_id.items()}
         return [by_id.get(id(each)) for each in tensors_of(self.source, self.reductions)]
@@ -258,13 +257,13 @@ class Request:
 
     def _add_divergence(
         self,
-        derivatives: "Derivatives",
+        by_id: dict[int, Tensor],
         reduction: Divergence,
         other: "Request",
         answers: "_Divergences",
         numbers: Tensor,
-    ) -> "Derivatives":
-        """Add the numbers of a divergence to the derivatives; return those of the other matrix."""
+    ) -> None:
+        """Add the gradients of both matrices of a divergence."""
         from regard.backends.triton.derivatives import Derivatives
 
         # An infinite divergence is a constant.
@@ -280,17 +279,20 @@ class Request:
             kinds = ("cross_entropy", "second")
         mass = self.rows.mass
         assert mass is not None
-        derivatives.add_divergence(other.beside(numbers, kinds[0]), first, mass)
-        of_other = Derivatives(other.launch, other.rows)
-        of_other.add_divergence(self.beside(numbers, kinds[1]), second, mass)
-        return of_other
+        beside_self, beside_other = other.beside(numbers, kinds[0]), self.beside(numbers, kinds[1])
+        pairs = ((self, beside_self, first), (other, beside_other, second))
+        for matrix, beside, its_answers in pairs:
+            derivatives = Derivatives.of_divergence(
+                matrix.launch, matrix.rows, beside, its_answers, mass
+            )
+            matrix._add_gradients(by_id, derivatives)
 
     def beside(self, numbers: Tensor, kind: DivergenceKind) -> OtherMatrix:
         """Return this matrix as the other one of a divergence."""
         norms = self.rows.norms
         return OtherMatrix(self.launch.given, (norms.top, norms.above), numbers, kind)
 
-    def add_gradients(self, by_id: dict[int, Tensor], derivatives: "Derivatives") -> None:
+    def _add_gradients(self, by_id: dict[int, Tensor], derivatives: "Derivatives") -> None:
         """Add the gradients of the matrix, by the ids of its tensors, in their shapes."""
         source = self.source
 
@@ -325,7 +327,7 @@ class _Divergences(NamedTuple):
 
 
 class _RowNumbers(NamedTuple):
-    """What ``Divergence.combine`` reads of the rows of a matrix."""
+    """The numbers of the rows of a matrix that ``Divergence.combine`` reads."""
 
     maximum: Tensor
     log_normalizer: Tensor

@@ -24,6 +24,7 @@ import triton.language as tl
 
 from regard.backends.triton.tile import (
     FAR,
+    LEAST,
     LN2,
     LOG2E,
     Norms,
@@ -43,8 +44,7 @@ from regard.backends.triton.tile import (
 __all__ = ["GROUPED", "RowAnswers", "rows_kernel"]
 
 GROUPED = tl.constexpr(8)  # keys of a group
-# In bits; in float32 2^-200 is 0, and a product of either with 0 is 0.
-LEAST, MOST = tl.constexpr(-200.0), tl.constexpr(1e9)
+MOST = tl.constexpr(1e9)  # in bits; times 0 it is 0
 
 
 class RowAnswers(NamedTuple):

@@ -27,6 +27,7 @@ __all__ = [
     "CELL",
     "FAR",
     "HIDDEN",
+    "LEAST",
     "LN2",
     "LOG2E",
     "WHOLE",
@@ -52,7 +53,8 @@ __all__ = [
     "scores",
     "seen_scores",
     "stepped",
-    "tanh",
+    "tile_by_keys",
+    "tile_by_rows",
     "tile_of",
     "tokens_of",
     "visit",
@@ -62,6 +64,7 @@ __all__ = [
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+LEAST = tl.constexpr(-200.0)  # in bits; in float32 2^-200 is 0, and times it -200 is 0
 FAR = tl.constexpr(2**30)  # beyond every position
 CELL = tl.constexpr(64)  # tokens on each side of a cell of a packed mask
 WHOLE, HIDDEN = tl.constexpr(-1), tl.constexpr(-2)  # cells without bits
@@ -238,7 +241,7 @@ def _of_plane(plane, batch, head, q_idx, kv_idx, shape, other):
 
 
 @triton.jit
-def tanh(x):
+def _tanh(x):
     """Compute tanh to within a few roundings, also near 0."""
     size = tl.abs(x)
     far = 1.0 - 2.0 / (tl.exp2(size * (2 * LOG2E)) + 1.0)
@@ -266,7 +269,7 @@ def stepped(x, q_idx, kv_idx, batch, head, shape, steps, bias):
         if bias.pointer is not None:
             x += _of_plane(bias, batch, head, q_idx, kv_idx, shape, 0.0).to(tl.float32)
         if steps.softcap is not None:
-            x = steps.softcap * tanh(x / steps.softcap)
+            x = steps.softcap * _tanh(x / steps.softcap)
     return x
 
 
@@ -488,3 +491,39 @@ def log_weights(x, top, above, steps, CHECKED: tl.constexpr):
     if CHECKED:  # in a row of NaN not even a score of -inf makes 0
         bits = tl.where(x == float("-inf"), float("-inf"), bits)
     return tl.exp2(bits), bits
+
+
+@triton.jit
+def tile_by_rows(
+    q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits, cells,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Load a tile of keys of one head, and compute its masked scores with queries as the rows."""
+    kv_idx = first + tl.arange(0, BLOCK_N)
+    keys = tile_of(key, batch, head // GROUP, first, shape.kv_len, HEAD_DIM, BLOCK_N)
+    x = scores(q, keys.T, q_idx[:, None], kv_idx[None, :], batch, head, shape, steps, bias, UPCAST)
+    of_key = documents_of(limits, batch, head, kv_idx, kv_idx < kv_end)
+    x = seen_scores(
+        x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], None, kv_end,
+        batch, head, shape, limits, cells, first, BLOCK_N,
+    )  # fmt: skip
+    return keys, x
+
+
+@triton.jit
+def tile_by_keys(
+    query, keys, kv_idx, of_key, edge, kv_end, batch, head, first, kv_first, shape, steps, bias,
+    limits, cells,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Load a tile of queries of one head, and compute its masked scores with keys as the rows."""
+    q_idx = first + tl.arange(0, BLOCK_M)
+    here = q_idx < shape.q_len
+    q = tile_of(query, batch, head, first, shape.q_len, HEAD_DIM, BLOCK_M)
+    x = scores(keys, q.T, q_idx[None, :], kv_idx[:, None], batch, head, shape, steps, bias, UPCAST)
+    of_query = documents_of(limits, batch, head, q_idx + limits.shift, here)
+    x = seen_scores(
+        x, edge, q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None], here[None, :],
+        kv_end, batch, head, shape, limits, cells, kv_first, BLOCK_N,
+    )  # fmt: skip
+    return q, x

@@ -20,7 +20,7 @@ __all__ = ["raise_for_changed"]
 _AXES = ("samples", "heads", "queries", "keys")
 _CLOSE = 1e-6
 _MOST_PIECES = 32
-"""Of one attention in loops over samples and heads; a flash loop has hundreds of exponentials."""
+"""The most products of one attention in loops over samples and heads; flash loops have more."""
 
 
 def raise_for_changed(trace: Trace, numbers: Numbers, sizes: Sizes) -> None:

@@ -222,7 +222,7 @@ class _Search:
                     for number, facts in enumerate(with_mask):
                         _difference(facts, run, number)
                 except Unread as error:
-                    # Of a mask that no form fits, a mistake that shows says most.
+                    # If no form fits, a mistake that shows says most.
                     if unread is None or (error.mistakes and not unread.mistakes):
                         unread = error
                     continue
