@@ -29,7 +29,7 @@ from regard.diagnosis.one_query import of_each_query
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.signature import is_tried_flag, signature_of
-from regard.diagnosis.stating import fact_findings, stated, with_computes, with_mistakes
+from regard.diagnosis.stating import fact_findings, stated, with_computes
 from regard.diagnosis.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.verdicts import of_law, report_of
 
@@ -226,10 +226,8 @@ def _by_example(
     if orders[0].has_tokens and orders[0].tokens == 1:
         return Report(orders[0].name, (), orders[0].words, _ONE_TOKEN)
     formulas = computed(orders)
-    if formulas.unread is None:
+    if formulas.is_told:
         return stated(formulas, intention)
-    if (report := with_mistakes(formulas, intention)) is not None:
-        return report
     report = with_computes(report_of(orders[:1]), formulas)
     if not report.faults or len(orders) == 1 or not report_of(orders[1:]).ok:
         return report
@@ -320,11 +318,13 @@ def _report(code: Thing, intention: Intention) -> Report:
     formulas = computed(readings)
     if len(inside) > 1 or has_ids:
         return _of_model(lab, inside, formulas, intention)
-    if formulas.unread is None:
+    if formulas.is_told:
         report = stated(formulas, intention)
-        return report if report.faults else _with_groups(report, code, intention)
-    if (report := with_mistakes(formulas, intention)) is not None:
-        return _with_merge(report, readings)
+        return (
+            _with_merge(report, readings)
+            if report.faults
+            else _with_groups(report, code, intention)
+        )
     report = with_computes(report_of(readings), formulas)
     if [fault.name for fault in report.faults] == ["runs"]:
         report = _of_one_query(code, intention) or report
@@ -340,7 +340,7 @@ def _report(code: Thing, intention: Intention) -> Report:
 
 def _with_merge(report: Report, readings: Sequence[Specimen]) -> Report:
     """Return a report on heads that are split wrongly with what the laws say of merging them."""
-    if report.findings[0].name != "heads-split-without-transpose":
+    if [finding.name for finding in report.findings] != ["heads-split-without-transpose"]:
         return report
     others = report_of(readings).findings
     merges = [finding for finding in others if finding.name == "heads-merged-without-transpose"]
@@ -392,7 +392,10 @@ def _of_scores(code: Thing, intention: Intention) -> Report:
     if formulas.unread is None:
         return stated(formulas, intention)
     is_free = not intention.causal and code.of("value") is None
-    report = with_mistakes(formulas, intention) or with_computes(report_of(readings), formulas)
+    if formulas.is_told:
+        report = stated(formulas, intention)
+    else:
+        report = with_computes(report_of(readings), formulas)
     if report.faults and is_free and _divides_by_one_sum(code.call):
         return replace(report, findings=(), missing=_ONE_ROW)
     return report

@@ -11,6 +11,7 @@ from regard.diagnosis.explaining import explained
 from regard.diagnosis.facts.arguments import Mask
 from regard.diagnosis.facts.computed import Computed, Statement
 from regard.diagnosis.facts.judging import Deviation, deviations
+from regard.diagnosis.facts.rows import Unread
 from regard.diagnosis.facts.statement import computes_of
 from regard.diagnosis.facts.visible import Band
 from regard.diagnosis.intention import Intention
@@ -21,14 +22,16 @@ from regard.diagnosis.laws.tape import Place
 from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.verdicts import notes_of, of_law
 
-__all__ = ["fact_findings", "stated", "with_computes", "with_mistakes"]
+__all__ = ["fact_findings", "stated", "with_computes"]
 
 _UNIVERSAL = ("runs", "pure", "samples", "padding", "gradient", "large", "training", "cache")
 """The laws that no intention changes. All others are facts that are read."""
 
 
 def stated(computed: Computed, intention: Intention) -> Report:
-    """Return the report on code of which all could be read."""
+    """Return the report on code of which all could be read, or whose numbers show mistakes."""
+    if computed.unread is not None:
+        return _with_mistakes(computed, computed.unread, intention)
     lab = Lab(computed.specimen)
     of_facts = fact_findings(computed, intention)
     # A fact that is wrong already says more than the law of padding, which looks at the same.
@@ -110,11 +113,8 @@ def _place(file_line: str) -> Place | None:
     return Place(file, int(number)) if number.isdigit() else None
 
 
-def with_mistakes(computed: Computed, intention: Intention) -> Report | None:
-    """Return the report on code whose numbers show mistakes; None where they show none."""
-    unread = computed.unread
-    if unread is None or not unread.mistakes:
-        return None
+def _with_mistakes(computed: Computed, unread: Unread, intention: Intention) -> Report:
+    """Return the report on code whose numbers show mistakes."""
     findings: list[Finding] = []
     for mistake in unread.mistakes:
         pair = None if mistake.weights is None else _shown_pair(*mistake.weights)

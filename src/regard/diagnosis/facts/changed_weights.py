@@ -11,6 +11,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from regard.diagnosis.facts.formula import is_same_scale, mistake_of_scale
 from regard.diagnosis.facts.origins import Numbers, Sizes
 from regard.diagnosis.facts.rows import Mistake, Rows, Unread, is_single, rows_of
 from regard.diagnosis.facts.trace import Trace
@@ -86,10 +87,10 @@ def _of_factors(rows: Rows, numbers: Numbers, scale: float, right: Tensor) -> Mi
             "Weights are set to 0 after the softmax, so that those of a query sum to less than 1."
         )
         masked = _softmax(rows.query @ rows.key.mT * scale, (3,), hidden)
-        is_masked = _is_near(factor, 1.0)
+        is_masked = is_same_scale(factor, 1.0)
         return Mistake("mask-after-softmax", says, line, (weights, masked)) if is_masked else None
     standard = rows.query.shape[-1] ** -0.5
-    if _is_near(scale, 1.0) and _is_near(factor, standard):
+    if is_same_scale(scale, 1.0) and is_same_scale(factor, standard):
         says = f"The weights are multiplied by {factor:.4g}, the scores are not."
         return Mistake("wrong-scale", says, line, (weights, right))
     if not isinstance(rows.paths[2].source, str):
@@ -121,10 +122,6 @@ def _softmax(scores: Tensor, axes: tuple[int, ...], hidden: Tensor | None = None
     if hidden is not None:
         scores = scores.masked_fill(hidden, -math.inf)
     return (scores - scores.logsumexp(axes, keepdim=True)).exp().nan_to_num(0.0)
-
-
-def _is_near(number: float, other: float) -> bool:
-    return math.isclose(number, other, rel_tol=1e-4)
 
 
 def _scale(weights: Tensor, scores: Tensor, *several: tuple[int, ...]) -> float | None:
@@ -173,16 +170,12 @@ def _line_of(rows: Rows, numbers: Numbers) -> str:
 
 def _of_scale(rows: Rows, scale: float, axes: tuple[int, ...]) -> Iterator[Mistake]:
     """Yield the mistake of a scale that is not 1/√head_dim, of a softmax over these axes."""
-    head_dim, heads = rows.query.shape[-1], rows.query.shape[1]
+    head_dim, num_heads = rows.query.shape[-1], rows.query.shape[1]
     standard = head_dim**-0.5
-    if _is_near(scale, standard):
+    if is_same_scale(scale, standard):
         return
-    name = "wrong-scale"
-    if _is_near(scale, 1.0):
-        name = "no-scale"
-    elif _is_near(scale, (heads * head_dim) ** -0.5):
-        name = "scale-by-embed-dim"
     says = f"The scores are multiplied by {scale:.4g}, and not by 1/√{head_dim} = {standard:.4g}."
     scores, hidden = rows.query @ rows.key.mT, rows.weights == 0
     pair = rows.weights, _softmax(scores * standard, axes, hidden)
-    yield Mistake(name, says, rows.lines.get("product", ""), pair)
+    name = mistake_of_scale([scale], num_heads, head_dim)
+    yield Mistake(name, says, rows.lines.get("product", ""), pair, scale)

@@ -1,7 +1,7 @@
 """The facts of an attention: the formula that its numbers follow."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -13,12 +13,36 @@ from regard.diagnosis.facts.paths import Factor, Operation, Part, Rotation
 from regard.diagnosis.facts.rows import Rows, Unread
 from regard.diagnosis.facts.surroundings import Surroundings
 
-__all__ = ["Bias", "Facts", "consistent_readings", "facts_of", "is_empty", "mask_in"]
+__all__ = [
+    "Bias",
+    "Facts",
+    "consistent_readings",
+    "facts_of",
+    "is_empty",
+    "is_same_scale",
+    "mask_in",
+    "mistake_of_scale",
+]
 
 _LOW = 1e-300
 """A weight below it is that of a masked key."""
 _CLOSE = 1e-7
 _SAME_SCALE = 1e-4
+
+
+def is_same_scale(scale: float, other: float) -> bool:
+    """Return True if two scales differ by rounding alone."""
+    return math.isclose(scale, other, rel_tol=_SAME_SCALE)
+
+
+def mistake_of_scale(scales: Iterable[float], num_heads: int, head_dim: int) -> str:
+    """Return the name of the mistake of scales, one for each head, that are not 1/√head_dim."""
+    of_names = {"no-scale": 1.0, "scale-by-embed-dim": (num_heads * head_dim) ** -0.5}
+    scales = [*scales]
+    for name, number in of_names.items():
+        if all(is_same_scale(scale, number) for scale in scales):
+            return name
+    return "wrong-scale"
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +140,7 @@ class Facts:
 
     def has_scale(self, scale: float) -> bool:
         """Return True if each head has a scale."""
-        return all(math.isclose(number, scale, rel_tol=_SAME_SCALE) for number in self.scale)
+        return all(is_same_scale(number, scale) for number in self.scale)
 
     def weights(
         self, query: Tensor, key: Tensor, mask: Mask | None, arguments: Mapping[str, Tensor]

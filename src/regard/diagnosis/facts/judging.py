@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from regard.diagnosis.expectation import ANY, KINDS, Spec, spec
 from regard.diagnosis.facts.arguments import Hiding
-from regard.diagnosis.facts.formula import Facts
+from regard.diagnosis.facts.formula import Facts, mistake_of_scale
 from regard.diagnosis.facts.paths import Norm, Operation, Part, Rotation
 from regard.diagnosis.facts.surroundings import Surroundings
 from regard.diagnosis.facts.visible import Band
@@ -146,11 +146,7 @@ def _scale_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation
     words = f"{facts.scale[0]:.4g}"
     if not facts.has_one_scale:
         words = f"of each head its own, {', '.join(f'{scale:.4g}' for scale in facts.scale[:4])}"
-    mistake = "wrong-scale"
-    if facts.has_scale(1.0):
-        mistake = "no-scale"
-    elif facts.has_scale((facts.num_heads * facts.head_dim) ** -0.5):
-        mistake = "scale-by-embed-dim"
+    mistake = mistake_of_scale(facts.scale, facts.num_heads, facts.head_dim)
     text = f"{number:.4g}" if wanted is not None else f"1/√{facts.head_dim} = {standard:.4g}"
     is_wrong = min(facts.scale) <= 0
     yield Deviation("scale", words, text, "scale", mistake, is_wrong, number)

@@ -41,14 +41,22 @@ class Mistake(NamedTuple):
     Attributes:
         name: in the catalogue.
         says: what the code does, in a sentence.
-        line: the ``file:line``; "" if it is unknown.
-        weights: the first weights as they are and as they would be; None where they say nothing.
+        line: the ``file:line``; "" for that of the product of query and key.
+        weights: the weights as they are and as they would be, (samples, heads, q_len, kv_len);
+            None where they say nothing.
+        scale: of the scores, which somebody may mean; None for other mistakes.
     """
 
     name: str
     says: str
-    line: str
+    line: str = ""
     weights: tuple[Tensor, Tensor] | None = None
+    scale: float | None = None
+
+    @classmethod
+    def of_reason(cls, name: str, reason: str, line: str = "") -> "Mistake":
+        """Return a mistake that the reason of ``Unread`` is."""
+        return cls(name, f"{reason[0].upper()}{reason[1:]}.", line)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,11 +207,7 @@ def _record(attention: Attention, numbers: Numbers, sizes: Sizes) -> _Record:
         raise Unread("product", "keys and values stand in another order")
     if bool((q.sample[:, :, None] != k.sample[:, None, :]).any()):
         reason = "queries of one sample meet keys of another one"
-        line = attention.lines.get("product") or attention.lines.get("softmax", "")
-        mistake = Mistake(
-            "attends-across-batch", "Queries of one sample meet keys of another.", line
-        )
-        raise Unread("product", reason, line, [mistake])
+        raise Unread("product", reason, "", [Mistake.of_reason("attends-across-batch", reason)])
     return _Record(attention, q, k, v, weights.reshape(-1, *weights.shape[-2:]).double())
 
 
@@ -315,8 +319,8 @@ def _side(tensor: Tensor, role: str, numbers: Numbers, sizes: Sizes, before: int
     if not bool((coordinates.token == token[..., None]).all()):
         reason = f"each row of the {role} holds numbers of several tokens"
         line = _line_of_view(tensor.double(), numbers, before)
-        mistakes = [Mistake("keys-not-transposed", f"E{reason[1:]}.", line)]
-        raise Unread("merge", reason, path.line, mistakes if role == "key" else ())
+        mistake = Mistake.of_reason("keys-not-transposed", reason, line)
+        raise Unread("merge", reason, path.line, [mistake] if role == "key" else [])
     if not bool((coordinates.sample == sample[..., None]).all()):
         raise Unread("merge", f"each row of the {role} holds numbers of several samples")
     columns: list[list[tuple[object, ...]]] = [
@@ -423,14 +427,12 @@ def _mistakes_of_heads(records: Sequence[_Record], numbers: Numbers) -> list[Mis
         bool((record.query.token[:, :, None] == record.key.token[:, None, :]).all())
         for record in records
     )
-    attention = records[0].attention
-    line = attention.lines.get("product") or attention.lines.get("softmax", "")
     if is_one_token:
         says = "Each head of a token attends to the heads of the same token, and to no other token."
-        return [Mistake("heads-and-tokens-exchanged", says, line)]
+        return [Mistake("heads-and-tokens-exchanged", says)]
     says = "Rows of keys hold numbers of several heads: one head of queries meets several of keys."
-    split = _line_of_split(records[0].key, attention, numbers)
-    return [Mistake("heads-split-without-transpose", says, split or line)]
+    line = _line_of_split(records[0].key, records[0].attention, numbers)
+    return [Mistake("heads-split-without-transpose", says, line)]
 
 
 def _line_of_split(key: _Side, attention: Attention, numbers: Numbers) -> str:
