@@ -102,3 +102,10 @@ def test_weights_that_may_be_meant_are_no_such_mistake(weigh: Weigh) -> None:
 def test_a_mask_is_missed_where_causal_is_declared() -> None:
     report = regard.check(Heads(lambda scores: scores.softmax(-2)), causal=True)
     assert {finding.name for finding in report.faults} == {"softmax-wrong-axis", "not-causal"}
+
+
+def test_a_scale_that_is_expected_is_no_second_mistake() -> None:
+    layer = Heads(lambda scores: scores.softmax(-2), scale=1.0)
+    for scale in (1.0, regard.ANY):
+        report = regard.check(layer, expect=regard.spec(scale=scale))
+        assert [finding.name for finding in report.findings] == ["softmax-wrong-axis"]

@@ -10,6 +10,7 @@ from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.explaining import explained
 from regard.diagnosis.facts.arguments import Mask
 from regard.diagnosis.facts.computed import Computed, Statement
+from regard.diagnosis.facts.formula import is_same_scale
 from regard.diagnosis.facts.judging import Deviation, deviations
 from regard.diagnosis.facts.rows import Unread
 from regard.diagnosis.facts.statement import computes_of
@@ -117,6 +118,8 @@ def _with_mistakes(computed: Computed, unread: Unread, intention: Intention) -> 
     """Return the report on code whose numbers show mistakes."""
     findings: list[Finding] = []
     for mistake in unread.mistakes:
+        if mistake.scale is not None and _is_meant(mistake.scale, intention.expected):
+            continue
         pair = None if mistake.weights is None else _shown_pair(*mistake.weights)
         is_known = is_mistake(mistake.name)
         entry = fault(mistake.name) if is_known else Fault(mistake.name, mistake.says, "")
@@ -128,6 +131,13 @@ def _with_mistakes(computed: Computed, unread: Unread, intention: Intention) -> 
     findings.sort(key=lambda finding: finding.number)
     specimen = computed.specimen
     return Report(specimen.name, tuple(findings), specimen.words, computes=computes_of(computed))
+
+
+def _is_meant(scale: float, expected: Spec | None) -> bool:
+    """Return True if a spec has this scale, or any."""
+    if expected is None or expected.scale is None:
+        return False
+    return expected.scale is ANY or is_same_scale(scale, float(expected.scale))
 
 
 _NEXT: dict[str, tuple[str, ...]] = dict.fromkeys(
