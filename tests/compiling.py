@@ -36,6 +36,7 @@ class Report:
         shared: bytes of shared memory of each program.
         wgmma: how often the instruction of Hopper's matrix units stands in the PTX.
         mma: how often that of those before.
+        unset: registers of the whole warp that an instruction reads before any sets them.
     """
 
     kernel: str
@@ -47,6 +48,7 @@ class Report:
     shared: int
     wgmma: int
     mma: int
+    unset: tuple[str, ...] = ()
 
 
 class _Compiler:
@@ -103,15 +105,44 @@ def _report(kernel: Any) -> Report:
         shared=kernel.metadata.shared,
         wgmma=len(re.findall(r"\bwgmma\.mma_async", ptx)),
         mma=len(re.findall(r"\bmma\.sync", ptx)),
+        unset=_unset_registers(kernel.asm["cubin"]),
     )
+
+
+def _unset_registers(cubin: bytes) -> tuple[str, ...]:
+    """Return the uniform registers that are read before they are set, in the order of the text.
+
+    NVIDIA's compiler of 2025 has made such code of a right product.
+    """
+    unset: dict[str, None] = {}
+    written: set[str] = set()
+    shown = _shown(cubin, triton.knobs.nvidia.nvdisasm.path, "-c")
+    for instruction in re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;", shown, re.MULTILINE):
+        operation, _, operands = re.sub(r"^@!?U?P\w+\s+", "", instruction).partition(" ")
+        target = re.match(r"UR(\d+),", operands)
+        read = operands[target.end() :] if target else operands
+        # A product names the first of the registers of two descriptors, of which it may read one.
+        names = () if operation.startswith("HGMMA") else re.findall(r"\bUR\d+", read)
+        unset |= dict.fromkeys(name for name in names if name not in written)
+        if target:
+            first = int(target[1])
+            pair = "64" in operation or "WIDE" in operation
+            written |= {f"UR{first}", f"UR{first + pair}"}
+    return tuple(unset)
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:
     """What ptxas gave the one kernel of a cubin: REG, STACK, LOCAL and more."""
+    shown = _shown(cubin, triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage")
+    (line,) = re.findall(r"^\s*(REG:.*)$", shown, re.MULTILINE)
+    return {name: int(number) for name, number in re.findall(r"(\w+)(?:\[\d+\])?:(\d+)", line)}
+
+
+def _shown(cubin: bytes, *command: str) -> str:
+    """Return what a tool of NVIDIA prints of a cubin."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    (line,) = re.findall(r"^\s*(REG:.*)$", shown, re.MULTILINE)
-    return {name: int(number) for name, number in re.findall(r"(\w+)(?:\[\d+\])?:(\d+)", line)}
+        return subprocess.run(
+            [*command, file.name], check=True, capture_output=True, text=True
+        ).stdout

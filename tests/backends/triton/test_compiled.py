@@ -167,6 +167,12 @@ CASES = {
         kernels=("rows_kernel", "products_kernel", "row_products_kernel", *GRADIENTS[-2:]),
         graded=True,
     ),
+    "gradient-of-a-narrow-product": replace(
+        _transposed(3, torch.bfloat16),
+        kernels=("rows_kernel", "products_kernel", "row_products_kernel", *GRADIENTS[-2:]),
+        head_dim=24,
+        graded=True,
+    ),
     "divergences": _divergence(KullbackLeibler),
     "divergences-js": _divergence(JensenShannon),
     "divergences-d64": _divergence(CrossEntropy, head_dim=64),
@@ -290,6 +296,7 @@ def faults(report: Report, name: str, architecture: int) -> list[str]:
         f"{report.wgmma} products on Hopper's matrix units": bool(report.wgmma) != wgmma,
         f"{report.mma} products on older matrix units": bool(report.mma) != mma,
     }
+    found[f"{', '.join(report.unset)} are read before they are set"] = bool(report.unset)
     return [f"{report.kernel}: {fault}" for fault, there in found.items() if there]
 
 

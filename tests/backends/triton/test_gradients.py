@@ -303,7 +303,10 @@ def test_the_bits_of_a_matrix_are_freed_with_it(interpreted: None) -> None:
         pytest.param(regard.Keep(torch.zeros(256).bool()), "0000 0000 0000", id="none"),
     ],
 )
-def test_a_cell_without_bits_is_whole_or_hidden(mask: regard.Mask, kinds: str) -> None:
+def test_a_cell_without_bits_is_whole_or_hidden(
+    mask: regard.Mask, kinds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_mask, "_WORDS_AT_ONCE", 0)  # no mask is small
     shape = torch.Size((192, 256))
     aligned = regard.masks.RowSlice(mask, 0, 256)  # so that cells lie on the diagonal
     packed = pack(aligned.bind(shape, torch.device("cpu")), shape, torch.device("cpu"))
@@ -313,7 +316,9 @@ def test_a_cell_without_bits_is_whole_or_hidden(mask: regard.Mask, kinds: str) -
     assert len(packed.words) == kinds.count("1")
 
 
-def test_bits_are_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", [0, 2**24], ids=["partial-cells", "all-cells"])
+def test_bits_are_the_mask(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_mask, "_WORDS_AT_ONCE", words)
     monkeypatch.setattr(packed_mask, "_BYTES_AT_ONCE", 2 * 64 * 200)  # strips of one row of cells
     drawn = torch.rand(2, 3, 150, 200) < 0.5
     for allowed in (drawn, drawn[:1], drawn[:, :1], drawn[0, 0], drawn[0, 0, :1]):

@@ -89,7 +89,10 @@ def config(
         return Config(32, 32, 4, 1) if wide else Config(64, 32, 4, 2)
     if kernel in ("columns", "short_columns"):
         return _of_columns(kernel, small=wide or not hopper, crowded=crowded, packed=packed)
-    if crowded or (packed and kernel == "pooled"):
+    # If tiles of keys are not loaded ahead, NVIDIA's compiler of 2025 reads unset registers in the
+    # product of one warpgroup.
+    miscompiled = kernel == "row_products" and head_dim.bit_count() > 1
+    if crowded or miscompiled or (packed and kernel == "pooled"):
         # Hopper's matrix units take 64 rows of the first operand.
         return Config(64, 32, 8, 2)
     if kernel == "row_products":

@@ -23,20 +23,12 @@ For a loss with the derivative g by the divergence, G = dLoss/dW and dS of ``gra
 # Inside a kernel everything is Triton's, which has no types of its own there.
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
 from regard.backends.triton.tile import (
     LEAST,
     LN2,
-    Cells,
-    Limits,
-    Norms,
-    Plane,
-    Steps,
-    Tokens,
     kv_end_of,
     norms_of,
     rows_seen,
@@ -44,30 +36,11 @@ from regard.backends.triton.tile import (
     tile_of,
 )
 
-__all__ = ["Other", "divergence_kernel", "with_other"]
+__all__ = ["divergence_kernel", "with_other"]
 
 LOWEST = tl.constexpr(-1e30)  # times a weight of 0 it is 0
 NEAR = tl.constexpr(0.25)  # of x: there 5 terms of exp(x) - 1 - x are exact in float32
 FAR = tl.constexpr(300.0)  # in bits; times a weight of 2^-300 it is 0
-
-
-class Other(NamedTuple):
-    """The other matrix of a divergence, of the same shape.
-
-    Attributes:
-        query, key, steps, bias, limits, cells: as those of the first matrix.
-        norms: of its rows.
-        numbers: the derivative of the loss by the divergence, float32, (batch, num_heads, q_len).
-    """
-
-    query: Tokens
-    key: Tokens
-    steps: Steps
-    bias: Plane
-    limits: Limits
-    cells: Cells
-    norms: Norms
-    numbers: Any
 
 
 @triton.jit
@@ -105,7 +78,13 @@ def divergence_kernel(
     limits,
     cells,
     norms,
-    other,
+    other_query,
+    other_key,
+    other_steps,
+    other_bias,
+    other_limits,
+    other_cells,
+    other_norms,
     totals,
     of_first,
     GROUP: tl.constexpr,
@@ -136,12 +115,12 @@ def divergence_kernel(
         q_first, q_idx, here, kv_end, batch, head, shape, limits, cells
     )
     top, above = norms_of(norms, row, here)
-    other_q = tile_of(other.query, batch, head, q_first, shape.q_len, OTHER_DIM, BLOCK_M)
-    other_end = kv_end_of(other.limits, batch, head, shape)
+    other_q = tile_of(other_query, batch, head, q_first, shape.q_len, OTHER_DIM, BLOCK_M)
+    other_end = kv_end_of(other_limits, batch, head, shape)
     other_start, other_stop, other_every_start, other_every_stop, other_of_query = rows_seen(
-        q_first, q_idx, here, other_end, batch, head, shape, other.limits, other.cells
+        q_first, q_idx, here, other_end, batch, head, shape, other_limits, other_cells
     )
-    other_top, other_above = norms_of(other.norms, row, here)
+    other_top, other_above = norms_of(other_norms, row, here)
     # The range of a matrix whose rows see nothing may lie anywhere.
     none, other_none = start >= stop, other_start >= other_stop
     begin = tl.where(none, other_start, tl.where(other_none, start, tl.minimum(start, other_start)))
@@ -158,13 +137,13 @@ def divergence_kernel(
         )  # fmt: skip
         other_edge = (first < other_every_start) | (first + BLOCK_N > other_every_stop)
         _other_keys, y = tile_by_rows(
-            other_q, other.key, q_idx, other_of_query, other_edge, other_end, batch, head, first,
-            shape, other.steps, other.bias, other.limits, other.cells, OTHER_GROUP, OTHER_DIM,
+            other_q, other_key, q_idx, other_of_query, other_edge, other_end, batch, head, first,
+            shape, other_steps, other_bias, other_limits, other_cells, OTHER_GROUP, OTHER_DIM,
             BLOCK_N, UPCAST,
         )  # fmt: skip
         bits = (x - top[:, None]) * steps.to_bits - above[:, None]
-        other_bits = (y - other_top[:, None]) * other.steps.to_bits - other_above[:, None]
-        masked = edge | other_edge | (bias.pointer is not None) | (other.bias.pointer is not None)
+        other_bits = (y - other_top[:, None]) * other_steps.to_bits - other_above[:, None]
+        masked = edge | other_edge | (bias.pointer is not None) | (other_bias.pointer is not None)
         if masked:
             hidden, other_hidden = x == float("-inf"), y == float("-inf")
             # In a row of NaN not even a score of -inf makes -inf.

@@ -35,7 +35,6 @@ import triton.language as tl
 from regard.backends.triton.divergence_kernels import with_other
 from regard.backends.triton.tile import (
     LEAST,
-    Tokens,
     columns_seen,
     kv_end_of,
     log_weights,
@@ -81,21 +80,18 @@ class Grid(NamedTuple):
 class Terms(NamedTuple):
     """The derivative of a loss by the weights, each float32; None: the term is 0.
 
+    A kernel takes the grid, the product and the other matrix of a divergence beside it: Triton 3.6
+    loses the numbers of a tuple inside a tuple.
+
     Attributes:
         slope: times log2 of the weight, (batch, num_heads, q_len).
         offset: a number for each row, of the same shape.
         columns: a number for each key, (batch, num_heads, kv_len).
-        grid: a number for each cell.
-        left: (batch, heads, q_len, width), heads may be grouped; times ``right``.
-        right: (batch, num_heads, kv_len, width).
     """
 
     slope: Any
     offset: Any
     columns: Any
-    grid: Grid
-    left: Tokens
-    right: Tokens
 
 
 class Sparse(NamedTuple):
@@ -176,6 +172,8 @@ def row_products_kernel(
     visits,
     norms,
     terms,
+    grid,
+    right,
     sums,
     products,
     GROUP: tl.constexpr,
@@ -188,8 +186,8 @@ def row_products_kernel(
 ):
     """Compute, of one tile of queries of one head, the row sums of W G and the product W @ right.
 
-    Of G only columns and cells are summed: (batch, num_heads, q_len). The product has the shape
-    (batch, num_heads, q_len, WIDTH). None: not asked.
+    right is (batch, num_heads, kv_len, WIDTH). Of G only columns and cells are summed, (batch,
+    num_heads, q_len). The product has the shape (batch, num_heads, q_len, WIDTH). None: not asked.
     """
     tiles = tl.cdiv(shape.q_len, BLOCK_M)
     tile = tiles - 1 - tl.program_id(0) % tiles
@@ -204,10 +202,10 @@ def row_products_kernel(
     )
     at = (batch * shape.num_heads + head).to(tl.int64)
     top, above = norms_of(norms, at * shape.q_len + q_idx, here)
-    if terms.grid.numbers is not None:
-        kept = _cell_of(terms.grid.rows, q_idx, here)
-        numbers = terms.grid.numbers + at * terms.grid.height * terms.grid.width
-        kept_at = kept * terms.grid.width
+    if grid.numbers is not None:
+        kept = _cell_of(grid.rows, q_idx, here)
+        numbers = grid.numbers + at * grid.height * grid.width
+        kept_at = kept * grid.width
     total = tl.zeros((BLOCK_M,), tl.float32)
     if products is not None:
         WIDE: tl.constexpr = max(16, triton.next_power_of_2(WIDTH))
@@ -227,18 +225,18 @@ def row_products_kernel(
                 there = kv_idx < shape.kv_len
                 column = tl.load(terms.columns + at * shape.kv_len + kv_idx, mask=there, other=0.0)
                 by_weight += column[None, :]
-            if terms.grid.numbers is not None:
-                read = _cell_of(terms.grid.columns, kv_idx, kv_idx < shape.kv_len)
-                of_first = tl.load(terms.grid.columns + first)
+            if grid.numbers is not None:
+                read = _cell_of(grid.columns, kv_idx, kv_idx < shape.kv_len)
+                of_first = tl.load(grid.columns + first)
                 last = tl.minimum(first + BLOCK_N, shape.kv_len) - 1
-                of_last = tl.load(terms.grid.columns + last)
+                of_last = tl.load(grid.columns + last)
                 by_weight = _with_grid(
                     by_weight, numbers, kept_at[:, None], kept[:, None], read[None, :], of_first,
                     of_last, 1, MET,
                 )  # fmt: skip
             total += tl.sum(weights * by_weight, 1)
         if products is not None:
-            values = tile_of(terms.right, batch, head, first, shape.kv_len, WIDTH, BLOCK_N)
+            values = tile_of(right, batch, head, first, shape.kv_len, WIDTH, BLOCK_N)
             weights = weights.to(values.dtype)
             if UPCAST:
                 weights, values = weights.to(tl.float32), values.to(tl.float32)
@@ -263,7 +261,17 @@ def query_gradient_kernel(
     visits,
     norms,
     terms,
-    other,
+    grid,
+    left,
+    right,
+    other_query,
+    other_key,
+    other_steps,
+    other_bias,
+    other_limits,
+    other_cells,
+    other_norms,
+    other_numbers,
     sparse,
     gradient,
     GROUP: tl.constexpr,
@@ -279,7 +287,13 @@ def query_gradient_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Compute the gradient of one tile of queries of one head; the longest rows come first."""
+    """Compute the gradient of one tile of queries of one head; the longest rows come first.
+
+    left, (batch, heads, q_len, WIDTH), with grouped heads, times right, (batch, num_heads, kv_len,
+    WIDTH), is the derivative by the weights of a product. The other matrix is that of a divergence,
+    other_numbers the derivative by it, (batch, num_heads, q_len), and other_norms those of its
+    rows.
+    """
     tiles = tl.cdiv(shape.q_len, BLOCK_M)
     tile = tiles - 1 - tl.program_id(0) % tiles
     batch = tl.program_id(0) // tiles // shape.num_heads
@@ -296,24 +310,24 @@ def query_gradient_kernel(
     top, above = norms_of(norms, row, here)
     offset = tl.load(terms.offset + row, mask=here, other=0.0)
     slope = _numbers_of(terms.slope, row, here)
-    if terms.left.pointer is not None:
-        left = tile_of(
-            terms.left, batch, head // LEFT_GROUP, tile * BLOCK_M, shape.q_len, WIDTH, BLOCK_M
+    if left.pointer is not None:
+        lefts = tile_of(
+            left, batch, head // LEFT_GROUP, tile * BLOCK_M, shape.q_len, WIDTH, BLOCK_M
         )
         if UPCAST:
-            left = left.to(tl.float32)
-    if terms.grid.numbers is not None:
-        kept = _cell_of(terms.grid.rows, q_idx, here)
-        numbers = terms.grid.numbers + at * terms.grid.height * terms.grid.width
-        kept_at = kept * terms.grid.width
-    if other is not None:
-        other_q = tile_of(other.query, batch, head, tile * BLOCK_M, shape.q_len, OTHER_DIM, BLOCK_M)
-        other_end = kv_end_of(other.limits, batch, head, shape)
+            lefts = lefts.to(tl.float32)
+    if grid.numbers is not None:
+        kept = _cell_of(grid.rows, q_idx, here)
+        numbers = grid.numbers + at * grid.height * grid.width
+        kept_at = kept * grid.width
+    if other_numbers is not None:
+        other_q = tile_of(other_query, batch, head, tile * BLOCK_M, shape.q_len, OTHER_DIM, BLOCK_M)
+        other_end = kv_end_of(other_limits, batch, head, shape)
         _, _, other_start, other_stop, other_of_query = rows_seen(
-            tile * BLOCK_M, q_idx, here, other_end, batch, head, shape, other.limits, other.cells
+            tile * BLOCK_M, q_idx, here, other_end, batch, head, shape, other_limits, other_cells
         )
-        other_top, other_above = norms_of(other.norms, row, here)
-        by_other = tl.load(other.numbers + row, mask=here, other=0.0)
+        other_top, other_above = norms_of(other_norms, row, here)
+        by_other = tl.load(other_numbers + row, mask=here, other=0.0)
     total = tl.zeros((BLOCK_M, q.shape[1]), tl.float32)
     visits_at, begin, end = visits_of(visits, batch, head, tile, start, stop, BLOCK_N)
     for step in range(begin, end):
@@ -333,30 +347,30 @@ def query_gradient_kernel(
             there = kv_idx < shape.kv_len
             column = tl.load(terms.columns + at * shape.kv_len + kv_idx, mask=there, other=0.0)
             by_weight += column[None, :]
-        if terms.grid.numbers is not None:
-            read = _cell_of(terms.grid.columns, kv_idx, kv_idx < shape.kv_len)
-            of_first = tl.load(terms.grid.columns + first)
-            of_last = tl.load(terms.grid.columns + tl.minimum(first + BLOCK_N, shape.kv_len) - 1)
+        if grid.numbers is not None:
+            read = _cell_of(grid.columns, kv_idx, kv_idx < shape.kv_len)
+            of_first = tl.load(grid.columns + first)
+            of_last = tl.load(grid.columns + tl.minimum(first + BLOCK_N, shape.kv_len) - 1)
             by_weight = _with_grid(
                 by_weight, numbers, kept_at[:, None], kept[:, None], read[None, :], of_first,
                 of_last, 1, MET,
             )  # fmt: skip
-        if terms.left.pointer is not None:
-            right = tile_of(terms.right, batch, head, first, shape.kv_len, WIDTH, BLOCK_N)
+        if left.pointer is not None:
+            rights = tile_of(right, batch, head, first, shape.kv_len, WIDTH, BLOCK_N)
             if UPCAST:
-                right = right.to(tl.float32)
-            by_weight += tl.dot(left, right.T, input_precision="ieee")
+                rights = rights.to(tl.float32)
+            by_weight += tl.dot(lefts, rights.T, input_precision="ieee")
         taken = 0.0
-        if other is not None:
+        if other_numbers is not None:
             other_edge = (first < other_start) | (first + BLOCK_N > other_stop)
             _other_keys, y = tile_by_rows(
-                other_q, other.key, q_idx, other_of_query, other_edge, other_end, batch, head,
-                first, shape, other.steps, other.bias, other.limits, other.cells, OTHER_GROUP,
+                other_q, other_key, q_idx, other_of_query, other_edge, other_end, batch, head,
+                first, shape, other_steps, other_bias, other_limits, other_cells, OTHER_GROUP,
                 OTHER_DIM, BLOCK_N, UPCAST,
             )  # fmt: skip
             by_weight, taken = with_other(
                 by_weight, bits, y, other_top[:, None], other_above[:, None], by_other[:, None],
-                other.steps, KIND,
+                other_steps, KIND,
             )  # fmt: skip
         by_score = _of_scores(x, weights, by_weight, taken, steps).to(keys.dtype)
         if UPCAST:
@@ -386,7 +400,17 @@ def key_gradient_kernel(
     visits,
     norms,
     terms,
-    other,
+    grid,
+    left,
+    right,
+    other_query,
+    other_key,
+    other_steps,
+    other_bias,
+    other_limits,
+    other_cells,
+    other_norms,
+    other_numbers,
     sparse,
     gradient,
     GROUP: tl.constexpr,
@@ -402,7 +426,10 @@ def key_gradient_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Compute the gradient of one tile of keys, of all heads that share them."""
+    """Compute the gradient of one tile of keys, of all heads that share them.
+
+    The arguments are those of the query's gradient.
+    """
     tiles = tl.cdiv(shape.kv_len, BLOCK_N)
     tile = tl.program_id(0) % tiles
     kv_heads = shape.num_heads // GROUP
@@ -421,20 +448,20 @@ def key_gradient_kernel(
         )
         at = (batch * shape.num_heads + head).to(tl.int64)
         column = _numbers_of(terms.columns, at * shape.kv_len + kv_idx, there)
-        if terms.grid.numbers is not None:
-            kept = _cell_of(terms.grid.columns, kv_idx, there)
-            numbers = terms.grid.numbers + at * terms.grid.height * terms.grid.width
-        if terms.left.pointer is not None:
-            right = tile_of(terms.right, batch, head, kv_first, shape.kv_len, WIDTH, BLOCK_N)
+        if grid.numbers is not None:
+            kept = _cell_of(grid.columns, kv_idx, there)
+            numbers = grid.numbers + at * grid.height * grid.width
+        if left.pointer is not None:
+            rights = tile_of(right, batch, head, kv_first, shape.kv_len, WIDTH, BLOCK_N)
             if UPCAST:
-                right = right.to(tl.float32)
-        if other is not None:
+                rights = rights.to(tl.float32)
+        if other_numbers is not None:
             other_keys = tile_of(
-                other.key, batch, head // OTHER_GROUP, kv_first, shape.kv_len, OTHER_DIM, BLOCK_N
+                other_key, batch, head // OTHER_GROUP, kv_first, shape.kv_len, OTHER_DIM, BLOCK_N
             )
-            other_end = kv_end_of(other.limits, batch, head, shape)
+            other_end = kv_end_of(other_limits, batch, head, shape)
             _, _, other_start, other_stop, other_of_key = columns_seen(
-                kv_first, kv_idx, other_end, batch, head, shape, other.limits, other.cells
+                kv_first, kv_idx, other_end, batch, head, shape, other_limits, other_cells
             )
         visits_at, begin, end = visits_of(visits, batch, head, tile, start, stop, BLOCK_M)
         for step in range(begin, end):
@@ -457,34 +484,32 @@ def key_gradient_kernel(
                 by_weight += slope[None, :] * tl.maximum(bits, LEAST)
             if terms.columns is not None:
                 by_weight += column[:, None]
-            if terms.grid.numbers is not None:
-                read = _cell_of(terms.grid.rows, q_idx, here)
-                of_first = tl.load(terms.grid.rows + first)
-                of_last = tl.load(terms.grid.rows + tl.minimum(first + BLOCK_M, shape.q_len) - 1)
+            if grid.numbers is not None:
+                read = _cell_of(grid.rows, q_idx, here)
+                of_first = tl.load(grid.rows + first)
+                of_last = tl.load(grid.rows + tl.minimum(first + BLOCK_M, shape.q_len) - 1)
                 by_weight = _with_grid(
                     by_weight, numbers, kept[:, None], kept[:, None], read[None, :], of_first,
-                    of_last, terms.grid.width, MET,
+                    of_last, grid.width, MET,
                 )  # fmt: skip
-            if terms.left.pointer is not None:
-                left = tile_of(
-                    terms.left, batch, head // LEFT_GROUP, first, shape.q_len, WIDTH, BLOCK_M
-                )
+            if left.pointer is not None:
+                lefts = tile_of(left, batch, head // LEFT_GROUP, first, shape.q_len, WIDTH, BLOCK_M)
                 if UPCAST:
-                    left = left.to(tl.float32)
-                by_weight += tl.dot(right, left.T, input_precision="ieee")
+                    lefts = lefts.to(tl.float32)
+                by_weight += tl.dot(rights, lefts.T, input_precision="ieee")
             taken = 0.0
-            if other is not None:
+            if other_numbers is not None:
                 other_edge = (first < other_start) | (first + BLOCK_M > other_stop)
                 _other_q, y = tile_by_keys(
-                    other.query, other_keys, kv_idx, other_of_key, other_edge, other_end, batch,
-                    head, first, kv_first, shape, other.steps, other.bias, other.limits,
-                    other.cells, OTHER_DIM, BLOCK_M, BLOCK_N, UPCAST,
+                    other_query, other_keys, kv_idx, other_of_key, other_edge, other_end, batch,
+                    head, first, kv_first, shape, other_steps, other_bias, other_limits,
+                    other_cells, OTHER_DIM, BLOCK_M, BLOCK_N, UPCAST,
                 )  # fmt: skip
-                top, above = norms_of(other.norms, row, here)
-                by_other = tl.load(other.numbers + row, mask=here, other=0.0)
+                top, above = norms_of(other_norms, row, here)
+                by_other = tl.load(other_numbers + row, mask=here, other=0.0)
                 by_weight, taken = with_other(
                     by_weight, bits, y, top[None, :], above[None, :], by_other[None, :],
-                    other.steps, KIND,
+                    other_steps, KIND,
                 )  # fmt: skip
             by_score = _of_scores(x, weights, by_weight, taken, steps).to(q.dtype)
             if UPCAST:

@@ -285,7 +285,8 @@ class Launch:
         product = self._empty((*size, width)) if products else None
         chosen = self._config("row_products", operand=right)
         programs = _ceil(size[-1], chosen.block_m) * size[0] * size[1]
-        extra = (self._visits(chosen), norms, _terms(derivative), total, product)
+        terms = (_terms(derivative), _grid(derivative), _tokens(right))
+        extra = (self._visits(chosen), norms, *terms, total, product)
         sizes = {"WIDTH": width, "MET": _cells_met(derivative, 1, chosen.block_n)}
         self._run(gradients.row_products_kernel, programs, extra, chosen, **sizes)
         return total, product
@@ -305,7 +306,8 @@ class Launch:
         of_first = self._empty(size) if shares else None
         chosen = self._config("divergence", other=other)
         programs = _ceil(size[-1], chosen.block_m) * size[0] * size[1]
-        extra = (norms, _other(other), totals, of_first)
+        *other_scores_and_norms, _ = _others(other)
+        extra = (norms, *other_scores_and_norms, totals, of_first)
         self._run(divergences.divergence_kernel, programs, extra, chosen, **_sizes_of_other(other))
         return totals, of_first
 
@@ -322,8 +324,7 @@ class Launch:
         if derivative.keys is not None and derivative.numbers is not None:
             keys = derivative.keys.clamp(min=0).int().contiguous()
             sparse = Sparse(keys, derivative.numbers.contiguous(), None, None)
-        other = _other(derivative.other)
-        extra = (self._visits(chosen), norms, _terms(derivative), other, sparse, gradient)
+        extra = (self._visits(chosen), norms, *_of_weights(derivative), sparse, gradient)
         programs = _ceil(gradient.shape[-2], chosen.block_m) * gradient.shape[:2].numel()
         sizes = self._gradient_sizes(derivative, 1, chosen.block_n)
         self._run(gradients.query_gradient_kernel, programs, extra, chosen, **sizes)
@@ -339,8 +340,8 @@ class Launch:
             crowded=_crowds(derivative),
         )
         sparse = self._sorted(derivative, chosen.block_n)
-        visits, other = self._visits(chosen, by_keys=True), _other(derivative.other)
-        extra = (visits, norms, _terms(derivative), other, sparse, gradient)
+        visits = self._visits(chosen, by_keys=True)
+        extra = (visits, norms, *_of_weights(derivative), sparse, gradient)
         programs = _ceil(gradient.shape[-2], chosen.block_n) * gradient.shape[:2].numel()
         sizes = self._gradient_sizes(derivative, 0, chosen.block_m)
         self._run(gradients.key_gradient_kernel, programs, extra, chosen, **sizes)
@@ -512,29 +513,32 @@ def _broadcast_strides(tensor: Tensor | None) -> tuple[int, int]:
 
 
 def _terms(derivative: Derivative) -> Terms:
-    """Return the derivative as the kernels read it."""
-    grid, left, right = derivative.grid, derivative.left, derivative.right
+    """Return the terms of one number for each row or key, as the kernels read them."""
     slope = derivative.slope
-    none = tile.Tokens(None, 0, 0, 0)
-    return Terms(
-        None if slope is None else slope * log(2),  # the kernels' logarithms are in bits
-        derivative.offset,
-        derivative.columns,
-        Grid(None, None, None, 0, 0)
-        if grid is None
-        else Grid(grid.numbers, *grid.places, *grid.numbers.shape[-2:]),
-        none if left is None else _tokens(left),
-        none if right is None else _tokens(right),
-    )
+    slope = None if slope is None else slope * log(2)  # the kernels' logarithms are in bits
+    return Terms(slope, derivative.offset, derivative.columns)
 
 
-def _other(other: OtherMatrix | None) -> divergences.Other | None:
-    """Return the other matrix as the kernels read it."""
+def _grid(derivative: Derivative) -> Grid:
+    """Return the cells of a derivative as the kernels read them."""
+    grid = derivative.grid
+    if grid is None:
+        return Grid(None, None, None, 0, 0)
+    return Grid(grid.numbers, *grid.places, *grid.numbers.shape[-2:])
+
+
+def _of_weights(derivative: Derivative) -> tuple[Any, ...]:
+    """Return the arguments that make up the derivative by the weights."""
+    products = _tokens(derivative.left), _tokens(derivative.right)
+    return _terms(derivative), _grid(derivative), *products, *_others(derivative.other)
+
+
+def _others(other: OtherMatrix | None) -> tuple[Any, ...]:
+    """Return the arguments of the other matrix of a divergence: its scores, norms and numbers."""
     if other is None:
-        return None
-    query, key, _, steps, bias, limits, cells = Launch(other.given).arguments
-    norms = tile.Norms(*other.norms)
-    return divergences.Other(query, key, steps, bias, limits, cells, norms, other.numbers)
+        return (None,) * 8
+    query, key, _, *more = Launch(other.given).arguments
+    return query, key, *more, tile.Norms(*other.norms), other.numbers
 
 
 def _sizes_of_other(other: OtherMatrix | None) -> dict[str, int | str]:
@@ -562,7 +566,9 @@ def _cells_met(derivative: Derivative, axis: int, block: int) -> int:
     return 2 if covers and int(edges.diff().min()) >= block - 1 else 0
 
 
-def _tokens(tensor: Tensor) -> tile.Tokens:
+def _tokens(tensor: Tensor | None) -> tile.Tokens:
+    if tensor is None:
+        return tile.Tokens(None, 0, 0, 0)
     return tile.Tokens(tensor, *_strides(tensor), tensor.stride(2))
 
 

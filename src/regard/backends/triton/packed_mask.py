@@ -2,7 +2,8 @@
 
 A mask that has no limits by position is evaluated once for a matrix, some rows at a time. A cell in
 which no query may attend to a key is skipped, one in which all may attend to all needs no bits, and
-only the others keep them: a bit for each pair of a query and a key.
+only the others keep them: a bit for each pair of a query and a key. A mask of at most 64 MiB of
+bits keeps those of all cells, because the CPU would wait for the GPU to count the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ __all__ = ["CELL", "HIDDEN", "WHOLE", "PackedMask", "TileLists", "pack"]
 CELL = 64  # tokens on each side of a cell
 WHOLE, HIDDEN = -1, -2  # cells without bits
 _BYTES_AT_ONCE = 2**28
-_WORDS_AT_ONCE = 2**24  # 64 MiB, of which partial cells are taken at once
+_WORDS_AT_ONCE = 2**24  # 64 MiB; of more, partial cells are taken
 _GATHER_BITS = 0x0102040810204080  # bit i of the highest byte of the product is byte i
 
 
@@ -142,18 +143,20 @@ def pack(mask: Mask, shape: torch.Size, device: torch.device) -> PackedMask:
             rows = slice(start, min(start + height, q_len))
             box = Box(tuple(slice(at, at + 1) for at in part), rows, slice(0, kv_len))
             strips.append(_bits(mask.block(box, shape, device), rows.stop - start, kv_len))
-            if sum(strip.numel() for strip in strips) >= _WORDS_AT_ONCE:
+            if sum(strip.numel() for strip in strips) > _WORDS_AT_ONCE:
                 _place(strips, slots, words)
-    _place(strips, slots, words)
+    _place(strips, slots, words, counted=bool(words))
     size = (1, 1, *varied)[-2:]
     of_all = torch.cat(slots).view(*size, -1, across)
     return PackedMask(of_all, torch.cat(words), (q_len, kv_len))
 
 
-def _place(strips: list[Tensor], slots: list[Tensor], words: list[Tensor]) -> None:
+def _place(
+    strips: list[Tensor], slots: list[Tensor], words: list[Tensor], *, counted: bool = True
+) -> None:
     """Empty the strips: append what each cell has in ``slots``, and the words of partial cells.
 
-    To count those, the CPU waits for the GPU.
+    To count those, the CPU waits for the GPU. If they are not counted, all cells keep their words.
     """
     if not strips:
         return
@@ -161,9 +164,10 @@ def _place(strips: list[Tensor], slots: list[Tensor], words: list[Tensor]) -> No
     strips.clear()
     some, every = (bits != 0).any(-1).any(-1), (bits == -1).all(-1).all(-1)
     partial = some & ~every
-    numbers = partial.flatten().cumsum(0).view_as(partial) - 1 + sum(map(len, words))
+    kept = partial if counted else torch.ones_like(partial)
+    numbers = kept.flatten().cumsum(0).view_as(kept) - 1 + sum(map(len, words))
     slots.append(torch.where(every, WHOLE, torch.where(some, numbers, HIDDEN)).int())
-    words.append(bits[partial])
+    words.append(bits[partial] if counted else bits.flatten(0, 1))
 
 
 def _bits(allowed: Tensor, rows: int, kv_len: int) -> Tensor:
