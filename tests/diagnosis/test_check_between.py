@@ -62,8 +62,9 @@ FUNCTIONS: dict[str, Change] = {
 def test_a_function_of_queries_and_keys_is_never_right(name: str, form: str) -> None:
     change = FUNCTIONS[name]
     report = checked(lambda q, k, v: standard(change(q), change(k), v), form)
-    assert report.verdict != "right", str(report)
-    assert "score" in {result.law.name for result in report.laws if result.breach is not None}
+    assert report.verdict == "cannot tell", str(report)
+    assert report.computes is not None
+    assert report.computes.stage in ("scores", "projection"), str(report)
 
 
 def turned(x: Tensor) -> Tensor:
@@ -109,7 +110,7 @@ def paired_otherwise(x: Tensor) -> Tensor:
 def test_positions_that_turn_keys_the_other_way_are_no_verdict(form: str) -> None:
     report = checked(lambda q, k, v: standard(turned(q), turned_back(k), v), form)
     assert report.verdict == "cannot tell", str(report)
-    assert "The law 'score' is broken" in report.missing
+    assert "are projected in another way" in report.missing
 
 
 @pytest.mark.parametrize("form", full_but({form: form for form in FORMS}, "module"))
@@ -306,7 +307,7 @@ def test_a_sink_of_1_from_which_the_largest_was_taken_off_is_not_right() -> None
 
     report = regard.check(attention)
     assert report.verdict == "cannot tell"
-    assert "The law 'mixture' is broken: Values that are the same at every token" in report.missing
+    assert "no softmax of scores meets a value" in report.missing
 
 
 BY_HAND = [
@@ -325,13 +326,13 @@ STABLE = {divided_last, less_its_logarithm}
 @in_turn(core={core.__name__: core for core in BY_HAND}, form=list(FORMS))
 def test_a_softmax_by_hand_is_right_in_whatever_order(core: Core, form: str) -> None:
     report = checked(core, form)
-    faults = {finding.name for finding in report.faults}
-    assert faults == (set() if core in STABLE else {"large"}), str(report)
+    broken = {result.law.name for result in report.laws if result.breach is not None}
+    assert broken == (set() if core in STABLE else {"large"}), str(report)
+    assert {finding.name for finding in report.faults} <= broken
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_missing_scale_is_told_where_the_sum_divides_last(form: str) -> None:
-    report = checked(lambda q, k, v: divided_last(q, k, v, 1.0), form)
+def test_a_missing_scale_is_told_where_the_sum_divides_last() -> None:
+    report = regard.check(lambda q, k, v: divided_last(q, k, v, 1.0))
     assert names(report) == {"no-scale"}
 
 
@@ -346,7 +347,7 @@ def test_an_exp_that_nothing_is_divided_by_is_no_verdict_and_is_named(form: str)
 
     report = checked(linear, form)
     assert report.verdict == "cannot tell"
-    assert "The law 'score' is broken" in report.missing or "mixture" in report.missing
+    assert "no softmax of scores meets a value" in report.missing
 
 
 class Sink(Heads):

@@ -120,15 +120,15 @@ RIGHT = {
     "values as columns": "w = F.softmax(s, -1)\nout = v.T @ w.T",
     "einsum": "w = torch.einsum('id,jd->ji', q, k).div(2).softmax(-2)\n"
     "torch.einsum('ji,jd->id', w, v)",
-    "summed values": "w = F.softmax(s, -1)\nout = (w[:, :, None] * v[None]).sum(1)",
     "by hand": "e = torch.exp(s - s.max(-1, keepdim=True).values)\n"
     "(e / e.sum(-1, keepdim=True)) @ v",
     "one kernel": "F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)",
     "tokens of a table": "ids = torch.tensor([3, 1, 4, 1, 5, 2])\n"
-    "e = nn.Embedding(9, 8)(ids).detach()\nF.softmax(e @ e.T, -1) @ e",
+    "e = nn.Embedding(9, 8)(ids).detach()\nF.softmax(e @ e.T / 8**0.5, -1) @ e",
     "rolled out": "w = F.softmax(s, -1)\nout = w @ v\nboth = w @ w",
 }
 NEVER_RIGHT = {
+    "summed values": "w = F.softmax(s, -1)\nout = (w[:, :, None] * v[None]).sum(1)",
     "a softmax alone": "x.softmax(0)",
     "a classifier": "nn.Linear(8, 3, bias=False)(x).softmax(-1)",
     "no scale, and no values": "F.softmax(q @ k.T, -1)",
@@ -175,4 +175,4 @@ def test_the_matrices_are_those_of_the_cells(tmp_path: Path) -> None:
     assert finding.did is not None
     assert finding.attention is not None
     assert finding.did.shape == finding.attention.shape == (4, 4)
-    assert finding.caption.startswith("weights: queries")
+    assert finding.caption == "weights of token 1 to 4 (down) for tokens 1 to 4 of 6"

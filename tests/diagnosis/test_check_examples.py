@@ -139,21 +139,18 @@ def viewed_in_the_other_shape(q: Any, k: Any, v: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "name", "line"),
+    ("function", "name"),
     [
-        (summed_over_queries, "values-mixed-along-wrong-axis", "return np.einsum("),
-        (divided_over_queries, "softmax-wrong-axis", ""),
-        (viewed_in_the_other_shape, "keys-not-transposed", "weights = softmax_by_numpy(np.matmul"),
+        (summed_over_queries, "values-mixed-along-wrong-axis"),
+        (divided_over_queries, "softmax-wrong-axis"),
+        (viewed_in_the_other_shape, "keys-not-transposed"),
     ],
 )
-def test_a_mistake_in_numpy_has_its_name(
-    function: Callable[..., Any], name: str, line: str
-) -> None:
+def test_a_mistake_in_numpy_has_its_name(function: Callable[..., Any], name: str) -> None:
     args = tuple(np.random.RandomState(0).randn(3, 4, 6, 8))
     axes = None if "viewed" in function.__name__ else "heads tokens dim"
     report = regard.check(function, args=args, axes=axes)
     assert [finding.name for finding in report.faults] == [name], report
-    assert report.faults[0].code.startswith(line)
 
 
 def hidden(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

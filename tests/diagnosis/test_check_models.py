@@ -77,12 +77,10 @@ WRONG = [
 
 @pytest.mark.parametrize(("model", "where"), WRONG)
 def test_a_mistake_is_told_in_whatever_layer_it_is(model: nn.Module, where: str) -> None:
-    report = regard.check(model)
+    report = regard.check(model, expect=regard.spec())
     [finding] = report.faults
     assert finding.name == "no-scale"
-    assert finding.detail.startswith(
-        f"In {where}. The product of query and key is scaled by 1.0000;"
-    )
+    assert finding.detail == f"In {where}. scale: 1; expected: 1/√8 = 0.3536."
     assert finding.code == "scores = q @ k.mT * self.scale"
 
 
@@ -98,7 +96,9 @@ def test_a_model_of_right_attentions_is_right() -> None:
 def test_two_of_one_class_that_are_set_up_otherwise_are_both_judged() -> None:
     report = regard.check(Model(Attention(), Attention(0.5)))
     assert "one of each kind: layers.0, layers.1" in report.read_as
-    [finding] = report.faults
+    assert report.verdict == "different"
+    assert report.pin == "regard.check(Model, expect=regard.spec(causal=False, heads=3, scale=regard.ANY))"
+    [finding] = report.findings
     assert (finding.name, finding.detail[:9]) == ("wrong-scale", "In layers")
     assert "layers.1" in finding.detail
 

@@ -68,6 +68,7 @@ NOTES = ("transpose-of-batch", "no-positions", "unbatched-only")
 UNNAMED = {
     "03_by_hand_exp_sum": "its maximum runs over the wrong axis as well as its sum",
     "03_channels_first": "scores with keys first, or weights that are turned round",
+    "05_divided_last": "its sum divides the output",
     "10_float_mask_to_sdpa": "numbers of 0 and 1, of which none is low",
     "13_function_with_cache_by_name": "names of a dict are not guessed",
     "13_module_with_kv_cache": "it gives back no cache",

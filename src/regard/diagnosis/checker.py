@@ -29,7 +29,7 @@ from regard.diagnosis.one_query import of_each_query
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.signature import is_tried_flag, signature_of
-from regard.diagnosis.stating import fact_findings, stated, with_computes
+from regard.diagnosis.stating import fact_findings, report_on, stated, with_computes
 from regard.diagnosis.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.verdicts import of_law, report_of
 
@@ -329,7 +329,7 @@ def _report(code: Thing, intention: Intention) -> Report:
     if [fault.name for fault in report.faults] == ["runs"]:
         report = _of_one_query(code, intention) or report
     if report.verdict == "cannot tell" and inside and "" not in inside:
-        parts = _by_parts(lab, inside, intention.causal)
+        parts = _by_parts(lab, inside, intention)
         if parts.faults:
             return parts
         names = ", ".join(inside)
@@ -351,7 +351,7 @@ def _of_model(
     lab: Lab, inside: Mapping[str, nn.Module], formulas: Computed, intention: Intention
 ) -> Report:
     """Return the report on a model with several attentions, with the faults of the whole model."""
-    report = with_computes(_by_parts(lab, inside, intention.causal), formulas)
+    report = with_computes(_by_parts(lab, inside, intention), formulas)
     if formulas.unread is not None:
         return report
     names = {finding.name for finding in report.findings}
@@ -444,7 +444,7 @@ _MIXED = (
 )
 
 
-def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], causal: bool | None) -> Report:
+def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], intention: Intention) -> Report:
     """Return the report on a model with several attentions: one of each kind is judged alone.
 
     A token may be hidden from others outside of an attention that takes a mask, so that the whole
@@ -461,7 +461,8 @@ def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], causal: bool | None) ->
         try:
             part = thing_of(module, type(module).__name__, {}, {})
             decides = not any(a.role in ("mask", "lengths", "memory") for a in part.arguments)
-            report = report_of(list(specimens(part, causal if decides else None)))
+            of_part = intention if decides else intention.without_causal
+            report = report_on(list(specimens(part, of_part.causal)), of_part)
         except ValueError as error:
             said = str(error).partition("The first error was ")[2] or str(error)
             reason = said.partition("\n    Pass an example call")[0]
@@ -475,7 +476,7 @@ def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], causal: bool | None) ->
             if finding.name != "no-positions"
         ]
     is_faulty = any(finding.severity == "fault" for finding in findings)
-    if causal and not is_faulty and bool(lab.influence.triu(1).any()):
+    if intention.causal and not is_faulty and bool(lab.influence.triu(1).any()):
         findings.append(finding_of(fault("not-causal"), None, "In the whole model."))
     if not is_faulty:
         findings += _of_whole_model(lab)

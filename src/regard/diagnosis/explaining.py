@@ -3,27 +3,26 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import prod
 
 import torch
 from torch import Tensor
 
 from regard.diagnosis.catalogue import fault, is_mistake
+from regard.diagnosis.facts.computed import computed
 from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair, Result
 from regard.diagnosis.laws.tape import Change, Place
 from regard.diagnosis.lines import Lines, place_in_text
-from regard.diagnosis.repairs import REPAIRS, scaled_by
+from regard.diagnosis.repairs import REPAIRS
 from regard.diagnosis.report import Finding, finding_of
 from regard.diagnosis.signature import projection_role
 
 __all__ = ["explained"]
 
-_TRIED = LAWS[:7]
+_TRIED = LAWS[:5]
 """The laws that are tried again after a repair: from ``runs`` to ``padding``."""
 _ORDER = [law.name for law in _TRIED]
-_MIXTURE = _TRIED[_ORDER.index("mixture")]
 
 # The code is no attention any more, so that other laws say nothing.
 _LAST = (
@@ -41,7 +40,6 @@ _OF_STRUCTURE = (
     "not-causal",
 )
 _WITHOUT_MISTAKE = ("window", "documents", "causal", "returned")
-_OF_AXES = ("softmax-wrong-axis", "values-mixed-along-wrong-axis")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,28 +82,23 @@ def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
     names = {mistake.name for mistake in found}
     # Under a mask that is inverted one row has nothing to attend to either way.
     doubtful = {"nan-rows"} if "mask-inverted" in names else set[str]()
-    if any(mistake.name == "wrong-scale" and mistake.breach.kind != "factor" for mistake in found):
-        # Weights that are scaled are no scale of scores, unless that is missing.
-        doubtful.add("no-scale" if "no-scale" in names else "wrong-scale")
     findings = [_finding(lab, mistake) for mistake in found if mistake.name not in doubtful]
     return sorted(findings, key=lambda finding: finding.number)
 
 
 def _turned_mask(lab: Lab) -> _Mistake | None:
-    """Return ``mask-inverted`` if all laws hold with a needed mask turned round."""
+    """Return ``mask-inverted`` if all can be read with a needed mask turned round."""
     turned = lab.specimen.turned(is_sure=True)
     if turned is None:
         return None
     other = Lab(turned)
     pairs = zip(turned.slots, lab.specimen.slots, strict=True)
     before = [own for slot, own in pairs if slot is not own]
-    # A mask that is joined with another one by "or" hides nothing either way.
-    laws = _TRIED[: _ORDER.index("padding") + any(slot.kind == "filled" for slot in before)]
-    if not all(_outcome(other, law) in ("held", "does not apply") for law in laws):
+    if computed([turned]).unread is not None:
         return None
     place = _lines(other, Breach("")).of("mask-inverted")
     names = ", ".join(slot.name for slot in before)
-    says = f"With {names} turned round it obeys all laws."
+    says = f"With {names} turned round it is attention."
     return _Mistake("mask-inverted", place, (), Breach(says))
 
 
@@ -123,7 +116,7 @@ def _mistakes(
         for mistakes in _of_law(lab, law, breach, idle):
             if mistakes[0].name not in known:
                 yield mistakes
-        if law in ("runs", "samples", "mixture"):
+        if law in ("runs", "samples"):
             break  # what follows says little
 
 
@@ -137,9 +130,6 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
         name = next((UNUSED[role] for role in roles if role in UNUSED), None)
     if lab.specimen.has_own_size and (number := lines.columnwise()) is not None:
         yield [_Mistake("values-mixed-along-wrong-axis", lines.place(number), (), breach)]
-        return
-    if breach.kind == "factor":
-        yield [_scale(lab, breach, lines)]
         return
     if breach.kind == "alone":
         shape = lines.score_shape
@@ -170,19 +160,6 @@ def _lines(lab: Lab, breach: Breach) -> Lines:
     return Lines(run.steps, run.inputs, masks)
 
 
-def _scale(lab: Lab, breach: Breach, lines: Lines) -> _Mistake:
-    did, want = breach.numbers
-    axes = [[n for n in s.axes if isinstance(n, int)] for s in lab.specimen.sources.values()]
-    widths = {prod(numbers) for numbers in axes}
-    if abs(did - 1) < 1e-3:
-        name = "no-scale"
-    elif any(abs(did * n**0.5 - 1) < 1e-3 for n in widths):
-        name = "scale-by-embed-dim"
-    else:
-        name = "wrong-scale"
-    return _Mistake(name, lines.of(name) or breach.place, (scaled_by(want / did),), breach)
-
-
 def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     """Yield the mistakes whose repair mends a law: one alone, or two of the structure."""
     if law not in _ORDER or breach.kind in _WITHOUT_MISTAKE:
@@ -190,7 +167,7 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     laws = _TRIED[: _ORDER.index(law) + 1]
     if breach.kind == "raises":  # it runs with some sizes only: there it should be attention
         lab = Lab(replace(lab.specimen, is_fixed=True), changes=lab.changes)
-        laws = _TRIED[: _ORDER.index("score") + 1]
+        laws = _TRIED[: _ORDER.index("influence") + 1]
         if all(_outcome(lab, law) != "broken" for law in laws):
             return
     s = lab.specimen
@@ -200,8 +177,6 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
     if law == "runs" and breach.kind == "nan" and s.masks:  # other repairs end a NaN, too
         [first] = [repair for repair in REPAIRS if repair.name == "nan-rows"]
         tried.insert(0, (first, (*_TRIED[1:5], *laws)))
-    if law == "influence" and s.masks and _outcome(lab, _MIXTURE) == "held":  # then a mask is wrong
-        tried = [pair for pair in tried if pair[0].name not in _OF_AXES]
     for repair, needed in tried:
         if law not in repair.laws or (repair.name == "not-causal" and breach.place is not None):
             continue

@@ -44,6 +44,13 @@ class Intention:
         causal = ANY if self.causal is None else self.causal
         return replace(self.expected or Spec(), causal=causal)
 
+    @property
+    def without_causal(self) -> "Intention":
+        """The intention where somebody else decides which tokens are seen."""
+        expected = self.expected
+        free = None if expected is None else replace(expected, causal=ANY, window=ANY, padding=ANY)
+        return Intention(free, None, {})
+
     def check_arguments(self, call: Callable[..., Any]) -> None:
         """Check that code has the arguments that the intention names.
 

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.diagnosis.intention import Intention
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.specimen import Slot, Specimen
 from regard.diagnosis.laws.tape import addresses
 from regard.diagnosis.lines import Lines
 from regard.diagnosis.notebook_cells import Cell
 from regard.diagnosis.report import Report
-from regard.diagnosis.verdicts import report_of
+from regard.diagnosis.stating import report_on
 
 __all__ = ["report_of_cells"]
 
@@ -43,7 +44,7 @@ def report_of_cells(name: str, cells: list[Cell], module: ModuleType) -> Report 
     for target, given in _leaves(cells, module):
         cut = _Cells(name, cells, module, target)
         with contextlib.suppress(Exception):  # somebody's code may raise anything
-            reports = [report_of([specimen]) for specimen in cut.specimens(given)]
+            reports = [report_on([specimen], Intention()) for specimen in cut.specimens(given)]
             if reports:
                 return next((report for report in reports if report.faults), reports[0])
     return Report(name, (), "the cells themselves", _UNKNOWN)

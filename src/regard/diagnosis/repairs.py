@@ -4,7 +4,7 @@ A mistake has its name where its repair mends the law that is broken. So no seco
 the laws are tried again, on the same code, with one operation repaired.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
@@ -49,70 +49,7 @@ def _size(op: Operation) -> list[int]:
 # Heads
 
 
-def _merged(op: Operation) -> Tensor | None:
-    if op.name not in _VIEWS or not op.behind or not op.behind[0]:
-        return None
-    x, size = cast(Tensor, op.args[0]), _size(op)
-    # einsum reshapes weights with a last axis of 1.
-    if x.ndim < 3 or x.shape[-2] != op.tokens or len(size) < 2 or x.shape[-1] == 1:
-        return None
-    heads, rest = divmod(size[-1], x.shape[-1])
-    if heads < 2 or rest or size[-2] % op.tokens or x.numel() % (heads * op.tokens * x.shape[-1]):
-        return None
-    if x.shape[-3] % heads:
-        return None
-    return x.reshape(-1, heads, op.tokens, x.shape[-1]).transpose(1, 2).reshape(size)
-
-
-def _split(op: Operation) -> Tensor | None:
-    if op.name not in _VIEWS or not op.moved[0] or op.behind[0]:
-        return None
-    x, size = cast(Tensor, op.args[0]), _size(op)
-    if len(size) < 3 or x.ndim < 2 or size[-2] != op.tokens or x.shape[-2] % op.tokens:
-        return None
-    heads, rest = divmod(x.shape[-1], size[-1])
-    if heads < 2 or rest or size[-3] % heads:
-        return None
-    return x.reshape(-1, op.tokens, heads, size[-1]).transpose(1, 2).reshape(size)
-
-
 # The softmax
-
-
-def _over_keys(op: Operation) -> Tensor | None:
-    """Run a softmax over the last axis, in one operation or by hand."""
-    if op.name in ("_softmax", "_safe_softmax"):
-        x = cast(Tensor, op.args[0])
-        axis = int(op.args[1]) % max(x.ndim, 1)
-        if x.ndim and x.shape[-1] > op.tokens and x.shape[-1] % op.tokens == 0:
-            apart = x.reshape(*x.shape[:-1], -1, op.tokens)
-            return apart.softmax(-1).reshape(x.shape)
-        if x.ndim > 1 and x.shape[-1] == op.tokens and axis != x.ndim - 1:
-            return x.softmax(-1)
-        return None
-    if op.name in ("div", "div_") and len(op.tensors) == 2 and all(op.behind):
-        top, total = op.tensors
-        sums = [top.sum(axis, keepdim=True) for axis in range(top.ndim - 1)]
-        sums += [top.sum(), *(top.flatten(a).sum(-1) for a in range(top.ndim - 1))]
-        wrong = any(_is_sum(total, each) for each in sums) or _is_sum(total, top.sum(-1))
-        is_right = total.ndim == top.ndim and _is_sum(total, top.sum(-1, keepdim=True))
-        if top.shape[-1] == op.tokens and wrong and not is_right:
-            return top / top.sum(-1, keepdim=True)
-    return None
-
-
-def _is_sum(total: Tensor, own: Tensor) -> bool:
-    """Return True if a tensor holds a sum, in whatever shape."""
-    return total.numel() == own.numel() and torch.allclose(total.flatten(), own.flatten())
-
-
-def _over_rows(op: Operation) -> Tensor | None:
-    """Run a softmax over the last axis but one: scores may have keys first."""
-    if op.name != "_softmax":
-        return None
-    x = cast(Tensor, op.args[0])
-    is_last = x.ndim > 1 and int(op.args[1]) % x.ndim == x.ndim - 1
-    return x.softmax(-2) if is_last and x.shape[-2] == op.tokens else None
 
 
 # Masks
@@ -293,37 +230,6 @@ def _fused(op: Operation, change: Callable[[Tensor], Tensor], factor: float = 1.
     return output, scores.logsumexp(-1)
 
 
-def _transposed_weights(op: Operation) -> Tensor | None:
-    """Multiply weights, and not their transpose, with values."""
-    if op.name not in _PRODUCTS or len(op.behind) != 2 or op.behind[0] == op.behind[1]:
-        return None
-    weights = op.tensors[0] if op.behind[0] else op.tensors[1]
-    if weights.shape[-1] != op.tokens or weights.shape[-2] != op.tokens:
-        return None
-    one, other = op.tensors
-    return one.mT @ other if op.behind[0] else one @ other.mT
-
-
-def _values_first(op: Operation) -> Tensor | None:
-    if op.name not in _PRODUCTS or len(op.behind) != 2 or op.behind != (False, True):
-        return None
-    value, weights = op.tensors
-    is_square = weights.shape[-1] == weights.shape[-2] == value.shape[-1] == value.shape[-2]
-    return weights @ value if is_square else None
-
-
-def _summed(op: Operation) -> Tensor | None:
-    """Sum weights times values over the keys."""
-    if op.name != "sum" or not op.behind or not op.behind[0] or len(op.args) < 2:
-        return None
-    x = cast(Tensor, op.args[0])
-    axes = [int(a) % x.ndim for a in cast(Sequence[int], op.args[1])]
-    if len(axes) != 1 or x.ndim < 3 or x.shape[axes[0]] != op.tokens:
-        return None
-    others = [a for a in (axes[0] + 1, axes[0] - 1) if 0 <= a < x.ndim and x.shape[a] == op.tokens]
-    return x.sum(others[0]) if others else None
-
-
 def _keys_transposed(op: Operation) -> Tensor | None:
     """Transpose the keys before they meet the queries."""
     if _is_of_scores(op):
@@ -346,31 +252,15 @@ def _not_dropped(op: Operation) -> Any:
     return None
 
 
-def _not_scaled(op: Operation) -> Tensor | None:
-    """Leave weights as they are."""
-    is_number = len(op.tensors) == 1 or (len(op.tensors) == 2 and op.tensors[1].numel() == 1)
-    if op.name.removesuffix("_") in ("mul", "div") and op.behind[0] and is_number:
-        return op.tensors[0].clone()
-    return None
-
-
-_WEIGHTS = ("samples", "influence", "mixture", "score", "padding", "runs")
+_WEIGHTS = ("samples", "influence", "padding", "runs")
 
 REPAIRS: tuple[Repair, ...] = (
-    Repair("softmax-wrong-axis", _WEIGHTS, _over_keys),
     Repair("mask-added-as-numbers", _WEIGHTS, _added(0)),
     Repair("mask-added-as-numbers", _WEIGHTS, _added(1)),
     Repair("mask-after-softmax", _WEIGHTS, _masked_after),
     Repair("mask-fill-value", _WEIGHTS, _filled),
-    Repair("heads-split-without-transpose", _WEIGHTS, _split),
-    Repair("heads-merged-without-transpose", _WEIGHTS, _merged),
     Repair("keys-not-transposed", _WEIGHTS, _keys_transposed),
-    Repair("values-mixed-along-wrong-axis", _WEIGHTS, _transposed_weights),
-    Repair("values-mixed-along-wrong-axis", _WEIGHTS, _values_first),
-    Repair("values-mixed-along-wrong-axis", _WEIGHTS, _summed),
     Repair("dropout-in-eval", ("pure",), _not_dropped),
-    Repair("softmax-wrong-axis", _WEIGHTS[1:], _over_rows),
-    Repair("wrong-scale", ("mixture",), _not_scaled),
     Repair("not-causal", ("influence",), _hides_later),
     Repair("nan-rows", ("runs", "padding"), _without_nan),
 )

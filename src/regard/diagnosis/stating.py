@@ -9,7 +9,7 @@ from regard.diagnosis.catalogue import Fault, fault, is_mistake
 from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.explaining import explained
 from regard.diagnosis.facts.arguments import Mask
-from regard.diagnosis.facts.computed import Computed, Statement
+from regard.diagnosis.facts.computed import Computed, Statement, computed
 from regard.diagnosis.facts.formula import is_same_scale
 from regard.diagnosis.facts.judging import Deviation, deviations
 from regard.diagnosis.facts.rows import Unread
@@ -19,22 +19,31 @@ from regard.diagnosis.intention import Intention
 from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.law import Pair, Result
+from regard.diagnosis.laws.specimen import Specimen
 from regard.diagnosis.laws.tape import Place
 from regard.diagnosis.report import Finding, Report, finding_of
-from regard.diagnosis.verdicts import notes_of, of_law
+from regard.diagnosis.verdicts import notes_of, of_law, report_of
 
-__all__ = ["fact_findings", "stated", "with_computes"]
+__all__ = ["fact_findings", "report_on", "stated", "with_computes"]
 
 _UNIVERSAL = ("runs", "pure", "samples", "padding", "gradient", "large", "training", "cache")
 """The laws that no intention changes. All others are facts that are read."""
 
 
-def stated(computed: Computed, intention: Intention) -> Report:
+def report_on(readings: Sequence[Specimen], intention: Intention) -> Report:
+    """Return the report on code: its facts, or what its numbers show; else what the laws say."""
+    formulas = computed(readings)
+    if formulas.is_told:
+        return stated(formulas, intention)
+    return with_computes(report_of(readings), formulas)
+
+
+def stated(formulas: Computed, intention: Intention) -> Report:
     """Return the report on code of which all could be read, or whose numbers show mistakes."""
-    if computed.unread is not None:
-        return _with_mistakes(computed, computed.unread, intention)
-    lab = Lab(computed.specimen)
-    of_facts = fact_findings(computed, intention)
+    if formulas.unread is not None:
+        return _with_mistakes(formulas, formulas.unread, intention)
+    lab = Lab(formulas.specimen)
+    of_facts = fact_findings(formulas, intention)
     # A fact that is wrong already says more than the law of padding, which looks at the same.
     has_fault = any(finding.severity == "fault" for finding in of_facts)
     names = [name for name in _UNIVERSAL if name != "padding" or not has_fault]
@@ -51,13 +60,13 @@ def stated(computed: Computed, intention: Intention) -> Report:
         if result.outcome == "not tried" and not result.reason.startswith("The law ")
     ]
     return Report(
-        name=computed.specimen.name,
+        name=formulas.specimen.name,
         findings=tuple(findings),
-        read_as=computed.specimen.words,
-        missing=_joined([_untried_argument(computed, intention.expected), *untried]),
+        read_as=formulas.specimen.words,
+        missing=_joined([_untried_argument(formulas, intention.expected), *untried]),
         laws=tuple(results),
         notes=tuple(lab.notes),
-        computes=computes_of(computed),
+        computes=computes_of(formulas),
     )
 
 
@@ -73,9 +82,9 @@ def _law_findings(lab: Lab, results: Sequence[Result]) -> list[Finding]:
     return named or [of_law(certain[0])]
 
 
-def fact_findings(computed: Computed, intention: Intention) -> list[Finding]:
+def fact_findings(formulas: Computed, intention: Intention) -> list[Finding]:
     """Return a finding for each fact that is not what was expected, or is off its standard."""
-    facts = [statement.facts for statement in computed.statements]
+    facts = [statement.facts for statement in formulas.statements]
     expected, declared = intention.expected, intention.declared
     indexed = [(*pair, expected is not None) for pair in deviations(facts, expected)]
     if declared is not None:
@@ -88,7 +97,7 @@ def fact_findings(computed: Computed, intention: Intention) -> list[Finding]:
     findings: dict[tuple[str, str | None, int | None], Finding] = {}
     for index, deviation, is_meant in indexed:
         is_fault = is_meant or deviation.is_wrong
-        finding = _finding(deviation, computed.statements[index], is_fault=is_fault)
+        finding = _finding(deviation, formulas.statements[index], is_fault=is_fault)
         key = (finding.name, finding.file, finding.line)
         if key not in findings or findings[key].severity == "difference":
             findings[key] = finding
@@ -114,7 +123,7 @@ def _place(file_line: str) -> Place | None:
     return Place(file, int(number)) if number.isdigit() else None
 
 
-def _with_mistakes(computed: Computed, unread: Unread, intention: Intention) -> Report:
+def _with_mistakes(formulas: Computed, unread: Unread, intention: Intention) -> Report:
     """Return the report on code whose numbers show mistakes."""
     findings: list[Finding] = []
     for mistake in unread.mistakes:
@@ -129,8 +138,8 @@ def _with_mistakes(computed: Computed, unread: Unread, intention: Intention) -> 
     if intention.causal and seen is not None and bool(seen.triu(1).any()):
         findings.append(finding_of(fault("not-causal"), _place(unread.line), ""))
     findings.sort(key=lambda finding: finding.number)
-    specimen = computed.specimen
-    return Report(specimen.name, tuple(findings), specimen.words, computes=computes_of(computed))
+    specimen = formulas.specimen
+    return Report(specimen.name, tuple(findings), specimen.words, computes=computes_of(formulas))
 
 
 def _is_meant(scale: float, expected: Spec | None) -> bool:
@@ -174,12 +183,12 @@ def _shown_pair(weights: Tensor, expected: Tensor) -> Pair:
 _SHOWN = 4
 
 
-def _untried_argument(computed: Computed, expected: Spec | None) -> str:
+def _untried_argument(formulas: Computed, expected: Spec | None) -> str:
     """Return which argument of a spec no run of check could vary; empty for none."""
     if expected is None or expected.padding is ANY:
         return ""
     tried: set[str] = set()
-    for statement in computed.statements:
+    for statement in formulas.statements:
         facts = statement.facts
         tried |= {*facts.masked, *facts.consistent_readings}
         tried |= {hiding.argument for hiding in facts.hidings}
@@ -192,9 +201,9 @@ def _untried_argument(computed: Computed, expected: Spec | None) -> str:
     )
 
 
-def with_computes(report: Report, computed: Computed) -> Report:
+def with_computes(report: Report, formulas: Computed) -> Report:
     """Return a report that the laws alone gave, with what could be read of the code."""
-    computes = computes_of(computed)
+    computes = computes_of(formulas)
     # Which token moves which is a fact, and no law: without a mask that is read it is unknown.
     influences = [finding for finding in report.findings if finding.name == "influence"]
     if influences and not computes.is_known:

@@ -11,7 +11,6 @@ from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Result
 from regard.diagnosis.laws.specimen import Specimen
 from regard.diagnosis.laws.visibility import ignores_order, pattern_of
-from regard.diagnosis.laws.weighing import core_of
 from regard.diagnosis.lines import Lines
 from regard.diagnosis.report import Finding, Report, finding_of
 
@@ -46,11 +45,7 @@ def report_of(readings: Sequence[Specimen]) -> Report:
     findings = explained(lab, results) if broken else []
     if any(finding.severity == "fault" for finding in findings):
         return replace(plain, findings=tuple(findings))
-    # What is attention for sure breaks the other laws for sure.
-    known = {r.law.name for r in results if r.outcome == "held"} >= {*_OF_WEIGHTS}
-    certain = [r for r in broken if known or (r.breach is not None and r.breach.is_definite)]
-    if not certain and broken and broken[0].law.name == "mixture" and _held_by_fewer(lab):
-        certain = broken
+    certain = [r for r in broken if r.breach is not None and r.breach.is_definite]
     asked = [r.breach for r in broken if r.breach and r.breach.kind == "undeclared"]
     certain = [r for r in certain if r.breach not in asked]
     if certain:
@@ -76,26 +71,6 @@ def _held(results: Sequence[Result]) -> int:
     return bad[0] if bad else len(LAWS)
 
 
-_OF_WEIGHTS = ("mixture", "score")
-
-
-def _held_by_fewer(lab: Lab) -> bool:
-    """Return True if the code is attention with some smaller number of tokens.
-
-    A softmax in parts is one where all tokens are in the first part.
-    """
-    laws = [law for law in LAWS if law.name in _OF_WEIGHTS]
-    s = lab.specimen
-    taken = {n for slot in s.sources.values() for n in slot.axes}
-    for tokens in (2, 3, 4):
-        if tokens in taken or s.is_fixed or tokens >= s.tokens:
-            continue
-        few = replace(s, tokens=tokens, is_fixed=True)
-        if all(result.outcome == "held" for result in judged(Lab(few), laws)):
-            return True
-    return False
-
-
 def of_law(result: Result) -> Finding:
     """Return a broken law as a finding."""
     breach, law = result.breach, result.law
@@ -108,9 +83,6 @@ def _read_as(lab: Lab, results: Sequence[Result]) -> str:
     """Return how the arguments were read, how many heads there are, and what a token sees."""
     s = lab.specimen
     words = [s.words if s.is_example else _axes(s)]
-    with suppress(Exception):  # a law has said already why nothing can be cut out
-        heads = len(core_of(lab).heads)
-        words.append("one head" if heads == 1 else f"{heads} heads")
     if any(r.law.name == "influence" and not r.reason for r in results):
         with suppress(NotTried):
             words.append(pattern_of(lab.influence))

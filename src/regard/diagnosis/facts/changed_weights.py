@@ -5,18 +5,19 @@ a softmax over the keys, times 0 at some of them, or times one number.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
-from regard.diagnosis.facts.formula import is_same_scale, mistake_of_scale
+from regard.diagnosis.facts.formula import facts_of, is_same_scale, mistake_of_scale
 from regard.diagnosis.facts.origins import Numbers, Sizes
 from regard.diagnosis.facts.rows import Mistake, Rows, Unread, is_single, rows_of
 from regard.diagnosis.facts.trace import Trace
 
-__all__ = ["raise_for_changed"]
+__all__ = ["raise_for_changed", "raise_for_outputs"]
 
 _AXES = ("samples", "heads", "queries", "keys")
 _CLOSE = 1e-6
@@ -29,12 +30,30 @@ def raise_for_changed(trace: Trace, numbers: Numbers, sizes: Sizes) -> None:
     if len(trace.changed) > _MOST_PIECES:
         return
     for rows in rows_of(trace.changed, numbers, sizes):
-        if isinstance(rows, Unread):
-            continue
-        mistakes = tuple(_mistakes(rows, numbers))
-        if mistakes:
-            first = mistakes[0]
-            raise Unread("softmax", first.says.rstrip("."), first.line, mistakes)
+        if not isinstance(rows, Unread):
+            _raise_for(_mistakes(rows, numbers))
+
+
+def raise_for_outputs(rows: Rows) -> None:
+    """Raise ``Unread`` with the mistakes of weights that the outputs of a function gave."""
+    *samples, length, head_dim = rows.key.shape
+    turned = replace(rows, key=rows.key.reshape(*samples, head_dim, length).mT)
+    try:
+        facts_of(turned, {})
+    except Unread:
+        pass
+    else:
+        says = "The keys are viewed in the shape of their transpose: a row holds several tokens."
+        _raise_for([Mistake("keys-not-transposed", says)])
+    if not bool(((rows.weights.sum(-1) - 1).abs() < _CLOSE).all()):
+        _raise_for(_mistakes(rows, Numbers({}, [])))
+
+
+def _raise_for(mistakes: Iterable[Mistake]) -> None:
+    found = tuple(mistakes)
+    if found:
+        first = found[0]
+        raise Unread("softmax", first.says.rstrip("."), first.line, found)
 
 
 def _mistakes(rows: Rows, numbers: Numbers) -> Iterator[Mistake]:
@@ -62,7 +81,7 @@ def _mistakes(rows: Rows, numbers: Numbers) -> Iterator[Mistake]:
 
 def _of_axes(rows: Rows, numbers: Numbers, axes: tuple[int, ...], right: Tensor) -> Mistake:
     """Return the mistake of a softmax over other axes than that of the keys."""
-    if axes == (2,) and _is_over_last_axis(rows, numbers):
+    if axes == (2,) and (_is_over_last_axis(rows, numbers) or _is_of_transpose(rows)):
         says = "The values are mixed along the axis of the queries: the weights of a key sum to 1."
         line = rows.lines.get("value") or rows.lines.get("softmax", "")
         return Mistake("values-mixed-along-wrong-axis", says, line, (rows.weights, right))
@@ -148,8 +167,16 @@ def _scale(weights: Tensor, scores: Tensor, *several: tuple[int, ...]) -> float 
     return scale if difference < 1e-5 else None
 
 
+def _is_of_transpose(rows: Rows) -> bool:
+    """Return True if weights are those of the transposed scores, so that they are transposed."""
+    scores = (rows.query @ rows.key.mT).mT
+    return scores.shape == rows.weights.shape and _scale(rows.weights, scores, (2,)) is not None
+
+
 def _is_over_last_axis(rows: Rows, numbers: Numbers) -> bool:
     """Return True for a softmax over the last axis of a tensor that multiplies from the left."""
+    if not rows.attentions:
+        return False
     attention = rows.attentions[0]
     softmax = numbers.origin(attention.weights, before=attention.at + 1)
     if softmax is None:
@@ -162,6 +189,8 @@ def _is_over_last_axis(rows: Rows, numbers: Numbers) -> bool:
 
 def _line_of(rows: Rows, numbers: Numbers) -> str:
     """Return the line that gave the weights the numbers with which they met the value."""
+    if not rows.attentions:
+        return ""
     attention = rows.attentions[0]
     origin = numbers.origin(attention.weights, before=attention.at)
     line = "" if origin is None or origin.at < 0 else numbers.steps[origin.at].line

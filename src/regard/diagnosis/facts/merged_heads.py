@@ -132,7 +132,18 @@ class HeadOutputs:
                 for tensor in _floats(step.inputs):
                     yield tensor, _line_before(tensor, steps, step)
         for tensor in _floats(tree_leaves(self._trace.result)):
-            yield tensor, ""
+            yield tensor, _line_of(tensor, steps)
+
+
+def _line_of(tensor: Tensor, steps: Iterable[Step]) -> str:
+    """Return the line of the first step that gave a tensor; "" for none."""
+    lines = (
+        step.line
+        for step in steps
+        for output in step.outputs
+        if output.shape == tensor.shape and torch.equal(output, tensor)
+    )
+    return next(lines, "")
 
 
 def _line_before(tensor: Tensor, steps: Iterable[Step], reader: Step) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.facts.black_box import rows_of_function
-from regard.diagnosis.facts.changed_weights import raise_for_changed
+from regard.diagnosis.facts.changed_weights import raise_for_changed, raise_for_outputs
 from regard.diagnosis.facts.formula import facts_of
 from regard.diagnosis.facts.origins import Numbers, Sizes, located
 from regard.diagnosis.facts.rows import Rows, Unread, rows_of
@@ -146,13 +146,16 @@ class Runs:
         if rows is not None:
             return Run([rows], arguments, sizes, form, None)
         if not all(isinstance(by_name[name], Tensor) for name in names):
+            self._raise_for_outputs(contents, masks)
             raise Unread("projection", "NumPy code with projections inside cannot be looked into")
         inputs = {slot.source: by_name[slot.name].clone() for slot in s.slots if slot.source}
         trace = self._trace(args, kwargs, [by_name[name] for name in names])
         numbers = Numbers(inputs, trace.steps)
+        raise_for_changed(trace, numbers, sizes)
+        refused = [*trace.refused]
         if not trace.attentions:
-            raise_for_changed(trace, numbers, sizes)
-            reason, line = next(iter(trace.refused), ("no softmax of scores meets a value", ""))
+            refused += [*trace.left, ("no softmax of scores meets a value", "")]
+        for reason, line in refused[:1]:
             raise Unread("product", reason.partition("\n")[0].rstrip("."), line)
         attentions = rows_of(trace.attentions, numbers, sizes)
         for attention in attentions:
@@ -176,8 +179,8 @@ class Runs:
                 trace = self._trace(args, kwargs, inputs)
                 if trace.attentions:
                     return stage_lines(trace, trace.attentions[0])
-                if trace.refused:
-                    return {"softmax": trace.refused[0][1]}
+                for _, line in (*trace.refused, *trace.left):
+                    return {"softmax": line}
         return {}
 
     def adds_positions(self, run: Run) -> bool | None:
@@ -235,28 +238,42 @@ class Runs:
             if table.dtype in (torch.int32, torch.int64)
             and table.shape in ((tokens,), (1, tokens), (self._batch, tokens))
         )
-        return Sizes(self._batch if s.has_batch else None, tokens, is_token_first, positions)
+        # Cells of a notebook write the length of their batch down.
+        written = axes[0] if s.is_example and s.has_own_size else None
+        batch = self._batch if s.has_batch else written if isinstance(written, int) else None
+        return Sizes(batch, tokens, is_token_first, positions)
 
     def _from_outputs(
         self, contents: Contents, masks: Mapping[str, Any], arguments: Mapping[str, Tensor]
     ) -> Rows | None:
         """Return the rows of a function of query, key and value; None if it must be traced."""
-        is_function = {*self.specimen.sources} == {"query", "key", "value"}
-        if not is_function or self._lab.model is not None or self._is_black_box is False:
+        if not self._is_function or self._is_black_box is False:
             return None
-
-        def output(changed: Contents) -> Tensor:
-            self.count += 1
-            return self._lab.run(changed, extra=masks).rows
-
         with suppress(Unread):
-            rows = rows_of_function(output, contents, self.specimen.name)
+            rows = self._rows_of_outputs(contents, masks)
             if self._is_black_box is None:
                 self._is_black_box = False
                 facts_of(rows, arguments)
                 self._is_black_box = True
             return rows
         return None
+
+    @property
+    def _is_function(self) -> bool:
+        """True for a function of query, key and value."""
+        return {*self.specimen.sources} == {"query", "key", "value"} and self._lab.model is None
+
+    def _rows_of_outputs(self, contents: Contents, masks: Mapping[str, Any]) -> Rows:
+        def output(changed: Contents) -> Tensor:
+            self.count += 1
+            return self._lab.run(changed, extra=masks).rows
+
+        return rows_of_function(output, contents, self.specimen.name)
+
+    def _raise_for_outputs(self, contents: Contents, masks: Mapping[str, Any]) -> None:
+        """Raise ``Unread`` with the mistakes that the outputs of a function show."""
+        if self._is_function:
+            raise_for_outputs(self._rows_of_outputs(contents, masks))
 
     def _mask(self, form: Form, tokens: int) -> Tensor:
         """Return a mask of a form that hides some keys, different ones in each sample."""

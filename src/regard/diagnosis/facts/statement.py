@@ -1,11 +1,11 @@
 """The words for what code computes: the formula, the facts with their lines, and the domain."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from regard.diagnosis.expectation import Spec
+from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.facts.computed import Computed, Statement
 from regard.diagnosis.facts.formula import Facts
 from regard.diagnosis.facts.judging import positions_of, spec_of
@@ -25,7 +25,8 @@ class Computes:
         domain: the inputs that the formula was verified on; empty if it could not be read.
         stage: the first stage that could not be read; empty if all could.
         reason: the reason for that, in a sentence; empty if all could be read.
-        spec: the spec that pins it; None if it could not be read.
+        spec: the spec that pins it, where what differs among attentions is free; None if it could
+            not be read.
     """
 
     formula: str
@@ -67,9 +68,18 @@ def computes_of(computed: Computed) -> Computes:
         facts = statement.facts
         all_facts.setdefault(f"{_formula(facts)}, {_details(facts)}", facts)
     (_, first), *others = all_facts.items()
+    specs = [spec_of(facts) for facts in all_facts.values()]
     lines = [_details(first), *(f"and in {facts.module} {text}" for text, facts in others)]
     formula, domain = _formula(first), _domain(computed.statements)
-    return Computes(formula, tuple(lines), domain, "", "", spec_of(first))
+    return Computes(formula, tuple(lines), domain, "", "", _common(specs))
+
+
+def _common(specs: Sequence[Spec]) -> Spec:
+    """Return the spec of several attentions: what differs among them is free."""
+    first = specs[0]
+    names = [field.name for field in fields(Spec)]
+    differing = [n for n in names if any(getattr(s, n) != getattr(first, n) for s in specs)]
+    return replace(first, **dict.fromkeys(differing, ANY))
 
 
 def _unread(unread: Unread) -> Computes:

@@ -90,6 +90,7 @@ class Trace:
         changed: the softmaxes that met a value as no weights of its rows, likewise.
         steps: all operations.
         refused: why operations that look like attention are none, with their lines.
+        left: why weights met no value, likewise.
         result: everything that the code gave back.
     """
 
@@ -97,6 +98,7 @@ class Trace:
     changed: tuple[Attention, ...]
     steps: tuple[Step, ...]
     refused: tuple[tuple[str, str], ...]
+    left: tuple[tuple[str, str], ...]
     result: Any
 
 
@@ -202,7 +204,12 @@ def traced(
             torch.set_default_dtype(dtype)
     log.met.finish()
     return Trace(
-        tuple(log.attentions), tuple(log.changed), tuple(log.steps), tuple(log.refused), result
+        tuple(log.attentions),
+        tuple(log.changed),
+        tuple(log.steps),
+        tuple(log.refused),
+        tuple(log.left),
+        result,
     )
 
 
@@ -215,11 +222,12 @@ class _Log:
         self.changed: list[Attention] = []
         self.steps: list[Step] = []
         self.refused: list[tuple[str, str]] = []
+        self.left: list[tuple[str, str]] = []
         self.met = MetValue(
             model,
             lambda met: self.attentions.append(self._attention(met)),
-            self._refuse,
-            self._refuse,
+            lambda _, reason, line: self.refused.append((reason, line)),
+            lambda _, reason, line: self.left.append((reason, line)),
             Absence(model),
             self._note_changed,
         )
@@ -310,9 +318,6 @@ class _Log:
             dict(met.lines),
             len(self.steps),
         )
-
-    def _refuse(self, name: str, reason: str, line: str) -> None:
-        self.refused.append((reason, line))
 
 
 def _scores_of(matrix: AttentionMatrix) -> Tensor:

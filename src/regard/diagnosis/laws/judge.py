@@ -7,9 +7,7 @@ from regard.diagnosis.laws.cached import Cache
 from regard.diagnosis.laws.calls import Pure, Runs, Samples
 from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Law, Result
-from regard.diagnosis.laws.mixture import Mixture
 from regard.diagnosis.laws.padding import Padding
-from regard.diagnosis.laws.score import Score
 from regard.diagnosis.laws.tape import OpaqueOperator, in_words
 from regard.diagnosis.laws.visibility import Influence
 
@@ -20,8 +18,6 @@ LAWS: tuple[Law, ...] = (
     Pure(),
     Samples(),
     Influence(),
-    Mixture(),
-    Score(),
     Padding(),
     Gradient(),
     Large(),
@@ -33,9 +29,7 @@ LAWS: tuple[Law, ...] = (
 _NEEDS = {
     "samples": ("pure",),
     "influence": ("pure", "samples"),
-    "padding": ("runs", "pure", "samples", "influence", "mixture", "score"),
-    "mixture": ("runs", "pure", "samples"),
-    "score": ("runs", "pure", "samples", "mixture"),
+    "padding": ("runs", "pure", "samples", "influence"),
     "cache": ("runs", "pure"),
     "gradient": ("pure",),
     "training": ("pure", "samples"),

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -16,7 +15,6 @@ from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.specimen import Slot
 from regard.diagnosis.laws.tape import Place, addresses
-from regard.diagnosis.laws.weighing import core_of
 from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
 from regard.diagnosis.subject import source_of
 
@@ -95,7 +93,7 @@ class Influence(Law):
             return Breach(says, None, pair, is_definite=False, kind="alone")
         words = pattern_of(seen)
         if not words and _kind(seen):
-            return _off_by_one(lab, seen)
+            return _off_by_one(seen)
         idle = [n for n in (~seen.any(1)).nonzero().flatten() if n]
         if idle:
             says = f"Output {int(idle[0]) + 1} of {rows} depends on no token."
@@ -170,7 +168,7 @@ class Influence(Law):
                 says = f"{others[0]} may be another sequence: pass an example in which it has"
                 raise NotTried(f"{says} another number of tokens.")
         if says:
-            return Breach(says, place, pair_of(seen, j <= i), kind=_kind_of(lab, seen))
+            return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen, len(seen) - 2))
         _check_gaps(lab, ~seen & (j <= i))
         return None
 
@@ -454,25 +452,14 @@ def _declared_window(call: object) -> tuple[int, int]:
     return 0, 1
 
 
-def _off_by_one(lab: Lab, seen: Tensor) -> Breach:
+def _off_by_one(seen: Tensor) -> Breach:
     """Return the breach of a mask that is causal but for one diagonal."""
     says = "A token sees the tokens before it, and not itself."
     if bool(seen.triu(1).any()):
         says = f"{_where(seen.triu(1))}, as in a causal mask that is off by one."
     return Breach(
-        says, None, pair_of(seen, seen.new_ones(seen.shape).tril()), kind=_kind_of(lab, seen)
+        says, None, pair_of(seen, seen.new_ones(seen.shape).tril()), kind=_kind(seen, len(seen) - 2)
     )
-
-
-def _kind_of(lab: Lab, seen: Tensor) -> str:
-    """Return the kind; ``shifted`` if a later token moves a row by its value, and not its key."""
-    kind = _kind(seen, len(seen) - 2)
-    with suppress(NotTried):
-        if kind == "causal-off-by-one" and bool(seen[0, 1:2].any()) and (w := core_of(lab)).key:
-            moved = w.core.placed(w.core.bases(1), w.key, 1.5, 1)
-            if not differs(w.core(moved)[0, 0], w.core(w.core.bases(1))[0, 0]).any():
-                return "shifted"
-    return kind
 
 
 def _lifted(lab: Lab) -> Place | None:
