@@ -189,9 +189,9 @@ def test_options_are_read_as_json_or_python_reads_them_else_as_text() -> None:
 
 
 def test_a_law_is_explained(run: Run) -> None:
-    code, out, _ = run("--explain", "score")
+    code, out, _ = run("--explain", "pure")
     assert code == 0
-    assert out.startswith("score (law)\n  The log-ratio of two weights is the query times ")
+    assert out.startswith("pure (law)\n  In eval mode the same call gives the same output")
 
 
 def test_an_example_file_gives_the_arguments(run: Run) -> None:

@@ -69,11 +69,15 @@ UNNAMED = {
     "03_by_hand_exp_sum": "its maximum runs over the wrong axis as well as its sum",
     "03_channels_first": "scores with keys first, or weights that are turned round",
     "05_divided_last": "its sum divides the output",
+    "07_beyond_the_lengths": "a text of the longest length sees no key",
     "10_float_mask_to_sdpa": "numbers of 0 and 1, of which none is low",
     "13_function_with_cache_by_name": "names of a dict are not guessed",
     "13_module_with_kv_cache": "it gives back no cache",
     "15_sdpa_mask_of_rows": "a number added to a whole row changes no weight",
     "notebook_001_last_cell": "it runs with as many tokens as columns alone",
+    "27_sum_over_queries": "values that are multiplied element by element",
+    "27_weights_last_axis_summed_first": "values that are multiplied element by element",
+    "pair_split_and_merged_by_view": "behind heads that are split wrongly no merge is read",
     "numpy_default_axis": "the projections of a NumPy function cannot be seen",
     "patches_dim_scale": "no output belongs to a token",
 }
@@ -85,6 +89,7 @@ OTHER_LINES = {
     *("cache_class_next_token", "causal_off_by_one", "einops_repeat_of_groups"),
     *("first_head_masked", "flex_flipped", "lambdas_share_slice", "mask_of_pairs_of_tokens"),
     *("mask_repeat_heads", "mqa_sees_next", "nan_rows", "padding_added_to_rows"),
+    *("numpy_softmax_rows", "numpy_values_axis"),  # the lines of NumPy are not seen
     *("pair_slices_filled_and_no_scale", "scale_twice"),
 }
 

@@ -455,8 +455,8 @@ def of_the_first_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def test_last_tokens_that_no_token_sees_are_never_right() -> None:
     report = check(without_the_last_tile, causal=False)
-    assert (report.verdict, broken(report)) == ("cannot tell", {"influence"})
-    assert "No other token sees token 7 of 7; of 9 tokens all do." in str(report)
+    assert report.verdict == "cannot tell"
+    assert report.missing.startswith("It could be read up to the"), report
     assert check(without_the_last_tile).verdict == "cannot tell"
     assert check(of_the_first_tokens, causal=False).verdict == "cannot tell"
 

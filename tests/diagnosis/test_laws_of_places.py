@@ -241,7 +241,7 @@ class ScalesPositionsByTheLength(Rotated):
 def test_what_depends_on_the_number_of_tokens_is_no_verdict() -> None:
     report = check(ScalesPositionsByTheLength(), causal=True)
     assert report.verdict == "cannot tell", report
-    assert "Something in it depends on the number of tokens" in report.missing
+    assert "7 tokens are projected in another way" in report.missing
 
 
 def packed_attention(

@@ -23,7 +23,6 @@ from regard.diagnosis.laws.judge import LAWS, Result, judged
 from regard.diagnosis.laws.lab import Lab, as_tensors, differs
 from regard.diagnosis.laws.law import Breach
 from regard.diagnosis.laws.mask_forms import takes_masks
-from regard.diagnosis.laws.specimen import Specimen
 from regard.diagnosis.nested_attention import attentions_inside, running_attentions
 from regard.diagnosis.one_query import of_each_query
 from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
@@ -229,7 +228,7 @@ def _by_example(
     if formulas.is_told:
         return stated(formulas, intention)
     report = with_computes(report_of(orders[:1]), formulas)
-    if not report.faults or len(orders) == 1 or not report_of(orders[1:]).ok:
+    if not report.faults or len(orders) == 1 or not report_on(orders[1:], intention).ok:
         return report
     missing = (
         f"As {orders[0].words} it is wrong: {report.findings[0].name}. As {orders[1].words} it is "
@@ -320,11 +319,7 @@ def _report(code: Thing, intention: Intention) -> Report:
         return _of_model(lab, inside, formulas, intention)
     if formulas.is_told:
         report = stated(formulas, intention)
-        return (
-            _with_merge(report, readings)
-            if report.faults
-            else _with_groups(report, code, intention)
-        )
+        return report if report.faults else _with_groups(report, code, intention)
     report = with_computes(report_of(readings), formulas)
     if [fault.name for fault in report.faults] == ["runs"]:
         report = _of_one_query(code, intention) or report
@@ -336,15 +331,6 @@ def _report(code: Thing, intention: Intention) -> Report:
         around = f"Alone, {names} has no mistake; what is around it is unclear."
         return replace(report, missing=f"{report.missing}\n{around}")
     return report
-
-
-def _with_merge(report: Report, readings: Sequence[Specimen]) -> Report:
-    """Return a report on heads that are split wrongly with what the laws say of merging them."""
-    if [finding.name for finding in report.findings] != ["heads-split-without-transpose"]:
-        return report
-    others = report_of(readings).findings
-    merges = [finding for finding in others if finding.name == "heads-merged-without-transpose"]
-    return replace(report, findings=(*report.findings, *merges))
 
 
 def _of_model(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair, Result
 from regard.diagnosis.laws.tape import Change, Place
-from regard.diagnosis.lines import Lines, place_in_text
+from regard.diagnosis.lines import Lines
 from regard.diagnosis.repairs import REPAIRS
 from regard.diagnosis.report import Finding, finding_of
 from regard.diagnosis.signature import projection_role
@@ -32,14 +31,6 @@ _LAST = (
     "attends-across-batch",
     "mask-unused",
 )
-_OF_STRUCTURE = (
-    "heads-split-without-transpose",
-    "heads-merged-without-transpose",
-    "softmax-wrong-axis",
-    "values-mixed-along-wrong-axis",
-    "not-causal",
-)
-_WITHOUT_MISTAKE = ("window", "documents", "causal", "returned")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +40,14 @@ class _Mistake:
     Attributes:
         name: in the catalogue.
         place: its line.
-        fixes: repair it together; empty if nothing does.
+        fix: repairs it; None if nothing does.
         breach: the counterexample that it explains.
         repaired: the lab in which it is repaired, where one is at hand.
     """
 
     name: str
     place: Place | None
-    fixes: tuple[Change, ...]
+    fix: Change | None
     breach: Breach
     repaired: Lab | None = None
 
@@ -70,14 +61,14 @@ def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
         return [_finding(lab, turned)]
     own = lab
     for _ in range(4):
-        mistakes = next(_mistakes(own, results, [t.name for t in found]), None)
-        if mistakes is None:
+        mistake = next(_mistakes(own, results, [t.name for t in found]), None)
+        if mistake is None:
             break
-        found += mistakes
-        if mistakes[0].fixes:
-            own = mistakes[0].repaired or own.repaired(*mistakes[0].fixes)
+        found.append(mistake)
+        if mistake.fix is not None:
+            own = mistake.repaired or own.repaired(mistake.fix)
             results = judged(own, _TRIED)
-        elif mistakes[0].name in _LAST:
+        elif mistake.name in _LAST:
             break
     names = {mistake.name for mistake in found}
     # Under a mask that is inverted one row has nothing to attend to either way.
@@ -99,12 +90,10 @@ def _turned_mask(lab: Lab) -> _Mistake | None:
     place = _lines(other, Breach("")).of("mask-inverted")
     names = ", ".join(slot.name for slot in before)
     says = f"With {names} turned round it is attention."
-    return _Mistake("mask-inverted", place, (), Breach(says))
+    return _Mistake("mask-inverted", place, None, Breach(says))
 
 
-def _mistakes(
-    lab: Lab, results: Sequence[Result], known: Sequence[str]
-) -> Iterator[list[_Mistake]]:
+def _mistakes(lab: Lab, results: Sequence[Result], known: Sequence[str]) -> Iterator[_Mistake]:
     """Yield mistakes that explain the first broken law that any mistake explains."""
     broken = [(r.law.name, r.breach) for r in results if r.breach]
     idle = [breach.kind for law, breach in broken if law == "gradient"]
@@ -113,23 +102,25 @@ def _mistakes(
             continue
         if breach.kind == "shifted":  # no mistake of the catalogue
             break
-        for mistakes in _of_law(lab, law, breach, idle):
-            if mistakes[0].name not in known:
-                yield mistakes
+        for mistake in _of_law(lab, law, breach, idle):
+            if mistake.name not in known:
+                yield mistake
         if law in ("runs", "samples"):
             break  # what follows says little
 
 
-def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator[list[_Mistake]]:
+def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator[_Mistake]:
     lines = _lines(lab, breach)
     name = breach.kind if is_mistake(breach.kind) else None
     if (law == "gradient" and breach.kind != "cut") or (
         breach.kind == "missing" and " or as " not in breach.says
     ):
         roles = [projection_role(kind.removeprefix("idle ")) for kind in idle]
-        name = next((UNUSED[role] for role in roles if role in UNUSED), None)
+        # Under a mask that hides all keys no query and no key has any influence.
+        if not any(slot.kind in ("filled", "lengths") for slot in lab.specimen.slots):
+            name = next((UNUSED[role] for role in roles if role in UNUSED), None)
     if lab.specimen.has_own_size and (number := lines.columnwise()) is not None:
-        yield [_Mistake("values-mixed-along-wrong-axis", lines.place(number), (), breach)]
+        yield _Mistake("values-mixed-along-wrong-axis", lines.place(number), None, breach)
         return
     if breach.kind == "alone":
         shape = lines.score_shape
@@ -139,12 +130,12 @@ def _of_law(lab: Lab, law: str, breach: Breach, idle: Sequence[str]) -> Iterator
         place = lines.of(name)
         # The line that runs a projection says more than the place at which a gradient ends.
         if name != "wrong-projection" or breach.kind == name:
-            place = breach.place or place or place_in_text(lab.specimen.call, name)
-        yield [_Mistake(name, place, (), breach)]
+            place = breach.place or place
+        yield _Mistake(name, place, None, breach)
         return
     yield from _repaired(lab, law, breach)
     if law == "samples" and breach.is_definite and not breach.kind:
-        yield [_Mistake("attends-across-batch", breach.place, (), breach)]
+        yield _Mistake("attends-across-batch", breach.place, None, breach)
 
 
 def _lines(lab: Lab, breach: Breach) -> Lines:
@@ -160,9 +151,9 @@ def _lines(lab: Lab, breach: Breach) -> Lines:
     return Lines(run.steps, run.inputs, masks)
 
 
-def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
-    """Yield the mistakes whose repair mends a law: one alone, or two of the structure."""
-    if law not in _ORDER or breach.kind in _WITHOUT_MISTAKE:
+def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[_Mistake]:
+    """Yield the mistake whose repair mends a law."""
+    if law not in _ORDER:
         return
     laws = _TRIED[: _ORDER.index(law) + 1]
     if breach.kind == "raises":  # it runs with some sizes only: there it should be attention
@@ -172,7 +163,6 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
             return
     s = lab.specimen
     contents = s.contents(s.batch, s.tokens)
-    fitting: list[_Mistake] = []
     tried = [(repair, laws) for repair in REPAIRS]
     if law == "runs" and breach.kind == "nan" and s.masks:  # other repairs end a NaN, too
         [first] = [repair for repair in REPAIRS if repair.name == "nan-rows"]
@@ -188,20 +178,12 @@ def _repaired(lab: Lab, law: str, breach: Breach) -> Iterator[list[_Mistake]]:
         if repair.fix not in tape.changed:
             continue
         kept = None if breach.kind == "raises" else own
-        mistake = _Mistake(repair.name, tape.changed[repair.fix], (repair.fix,), breach, kept)
+        mistake = _Mistake(repair.name, tape.changed[repair.fix], repair.fix, breach, kept)
         if _mends(own, needed):
             if repair.name in ("not-causal", "keys-not-transposed"):
                 line = _lines(lab, breach).of(repair.name)
                 mistake = replace(mistake, place=line or mistake.place)
-            yield [mistake]
-            return
-        fitting.append(mistake)
-    for one, other in combinations(fitting, 2):
-        if one.name == other.name or not {one.name, other.name} <= {*_OF_STRUCTURE}:
-            continue
-        both = (*one.fixes, *other.fixes)
-        if _mends(lab.repaired(*both), laws):
-            yield [replace(mistake, fixes=both, repaired=None) for mistake in (one, other)]
+            yield mistake
             return
 
 
@@ -230,14 +212,14 @@ def _finding(lab: Lab, mistake: _Mistake) -> Finding:
 
 def _proof(lab: Lab, mistake: _Mistake) -> Pair | None:
     """Return the weights, or the output, as they are and as they are after the repair."""
-    if not mistake.fixes:
+    if mistake.fix is None:
         return None
     s = lab.specimen
     contents = s.contents(s.batch, s.tokens)
     try:
         runs = [
             own.run(contents, keeps=True, extra=mistake.breach.extra)
-            for own in (lab, lab.repaired(*mistake.fixes))
+            for own in (lab, lab.repaired(mistake.fix))
         ]
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return None

@@ -1,19 +1,14 @@
 """On which line of somebody's code a mistake stands."""
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import takewhile
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.diagnosis.laws.tape import Place, Step, addresses, reached, tensors_in
 
-__all__ = ["Lines", "place_in_text"]
+__all__ = ["Lines"]
 
 _PRODUCTS = ("mm", "bmm", "baddbmm", "addmm")
 _SOFTMAXES = ("_softmax", "_safe_softmax", "_log_softmax")
@@ -106,20 +101,6 @@ class Lines:
                     return number
         return None
 
-    def scaling(self) -> int | None:
-        for number, step in self._before():
-            if step.name.removesuffix("_") in ("mul", "div") and self._uses(step):
-                other = step.args[1]
-                is_number = not isinstance(other, Tensor) or other.numel() == 1
-                if is_number and (not self._is_fused() or self._is_scale(float(other))):
-                    return number
-        return self.scores()
-
-    def _is_scale(self, number: float) -> bool:
-        """Return True if a fused kernel scales by the same number."""
-        root = self._steps[self._softmax].args[0].shape[-1] ** 0.5
-        return any(abs(number - own) < 1e-3 * own for own in (root, 1 / root))
-
     def mixing(self) -> int | None:
         if self._is_fused():
             return self._softmax
@@ -206,51 +187,9 @@ class Lines:
         fills = (n for n, s in self._before() if s.name in ("masked_fill", "where"))
         return next((n for n in fills if self._uses(self._steps[n]) and not is_read(n)), None)
 
-    def repeating(self) -> int | None:
-        by_name = sorted(enumerate(self._steps), key=lambda pair: pair[1].name == "expand")
-        for number, step in by_name:
-            if step.name in ("repeat", "cat", "expand") and step.outputs[0].ndim >= 4:
-                first, *others = tensors_in(step.args)
-                grows = step.outputs[0].numel() > first.numel()
-                if grows and self._uses(step) and all(t.equal(first) for t in others):
-                    return number
-        return self.scores()
-
-    def projecting(self) -> int | None:
-        products = ((n, s) for n, s in enumerate(self._steps) if s.name in _PRODUCTS)
-        return next((n for n, s in products if self._uses(s) == 1), None)
-
     def turning(self) -> int | None:
         turns = ((n, s) for n, s in self._before() if _turns_all_axes(s))
         return next((n for n, s in turns if self._uses(s)), None)
-
-
-def place_in_text(call: Any, name: str) -> Place | None:
-    """Return the line of a mistake in a NumPy function: of a product, or of its softmax."""
-    with suppress(OSError, TypeError, SyntaxError):  # code without a file has no text
-        lines, start = inspect.getsourcelines(call)
-        nodes = [*ast.walk(ast.parse(textwrap.dedent("".join(lines))))]
-        products = sorted(
-            getattr(node, "lineno", 0)
-            for node in nodes
-            if isinstance(getattr(node, "op", None), ast.MatMult)
-            or _called(node) in ("einsum", "matmul", "dot")
-        )
-        softmaxes = [getattr(node, "lineno", 0) for node in nodes if "softmax" in _called(node)]
-        found = {
-            "keys-not-transposed": products[:1] if len(products) > 1 else [],
-            "values-mixed-along-wrong-axis": products[-1:] if len(products) > 1 else [],
-            "softmax-wrong-axis": softmaxes[:1],
-        }
-        for line in found.get(name, []):
-            return Place(inspect.getsourcefile(call) or "", start + line - 1)
-    return None
-
-
-def _called(node: ast.AST) -> str:
-    """Return the name of what a call calls; "" for all else."""
-    call = getattr(node, "func", None)
-    return getattr(call, "attr", None) or getattr(call, "id", None) or ""
 
 
 def _turns_all_axes(step: Step) -> bool:
@@ -262,16 +201,12 @@ def _turns_all_axes(step: Step) -> bool:
 
 
 _NAMES: dict[Callable[[Lines], int | None], str] = {
-    Lines.weights: "softmax-wrong-axis",
-    Lines.scaling: "scale-by-embed-dim wrong-scale",
-    Lines.scores: "no-scale wrong-projection heads-and-tokens-exchanged keys-not-transposed",
+    Lines.scores: "wrong-projection heads-and-tokens-exchanged keys-not-transposed",
     Lines.masking: "mask-fill-value padding-on-queries mask-of-another-sample",
     Lines.turning_mask: "mask-inverted",
     Lines.bounding: "causal-off-by-one causal-top-left",
     Lines.thrown_away: "not-causal mask-unused",
-    Lines.projecting: "heads-share-projection",
     Lines.mixing: "wrong-values",
-    Lines.repeating: "kv-heads-repeated-in-wrong-order",
     Lines.turning: "transpose-of-batch",
 }
 _FINDERS = {name: finder for finder, names in _NAMES.items() for name in names.split()}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.diagnosis.laws.tape import Change, Operation
 
-__all__ = ["REPAIRS", "Repair", "scaled_by"]
+__all__ = ["REPAIRS", "Repair"]
 
 _VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
 _PRODUCTS = ("mm", "bmm")
@@ -193,30 +193,14 @@ def _is_of_scores(op: Operation) -> bool:
     return is_pair and not any(op.behind) and op.name in _PRODUCTS
 
 
-def scaled_by(factor: float) -> Change:
-    """Return a repair that multiplies query times key with a factor."""
-
-    def fix(op: Operation) -> Tensor | None:
-        if "scaled_dot_product" in op.name:
-            return _fused(op, lambda scores: scores, factor)
-        if op.name == "mul" and all(op.moved) and not any(op.behind) and len(op.moved) == 2:
-            one, other = op.tensors
-            product = one * other
-            is_outer = product.shape not in (one.shape, other.shape)
-            return product * factor if is_outer else None
-        return op.tensors[0] @ op.tensors[1] * factor if _is_of_scores(op) else None
-
-    return fix
-
-
-def _fused(op: Operation, change: Callable[[Tensor], Tensor], factor: float = 1.0) -> Any:
+def _fused(op: Operation, change: Callable[[Tensor], Tensor]) -> Any:
     """Return what a fused kernel gives for changed scores."""
     query, key, value = op.args[:3]
     groups = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
     if groups > 1:
         key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
     scale = op.kwargs.get("scale")
-    scores = query @ key.mT * ((query.shape[-1] ** -0.5 if scale is None else scale) * factor)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     mask = op.kwargs.get("attn_mask")
     flags = [argument for argument in op.args[3:] if isinstance(argument, bool)]
     if isinstance(mask, Tensor):

@@ -206,5 +206,5 @@ def _of_scale(rows: Rows, scale: float, axes: tuple[int, ...]) -> Iterator[Mista
     says = f"The scores are multiplied by {scale:.4g}, and not by 1/√{head_dim} = {standard:.4g}."
     scores, hidden = rows.query @ rows.key.mT, rows.weights == 0
     pair = rows.weights, _softmax(scores * standard, axes, hidden)
-    name = mistake_of_scale([scale], num_heads, head_dim)
+    name = mistake_of_scale([scale], [num_heads * head_dim])
     yield Mistake(name, says, rows.lines.get("product", ""), pair, scale)

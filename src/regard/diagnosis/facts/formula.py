@@ -35,14 +35,22 @@ def is_same_scale(scale: float, other: float) -> bool:
     return math.isclose(scale, other, rel_tol=_SAME_SCALE)
 
 
-def mistake_of_scale(scales: Iterable[float], num_heads: int, head_dim: int) -> str:
-    """Return the name of the mistake of scales, one for each head, that are not 1/√head_dim."""
-    of_names = {"no-scale": 1.0, "scale-by-embed-dim": (num_heads * head_dim) ** -0.5}
+def mistake_of_scale(scales: Iterable[float], embed_dims: Iterable[int]) -> str:
+    """Return the name of the mistake of scales that are not 1/√head_dim.
+
+    Args:
+        scales: of the heads.
+        embed_dims: of all heads together, and of the tokens.
+    """
     scales = [*scales]
-    for name, number in of_names.items():
-        if all(is_same_scale(scale, number) for scale in scales):
-            return name
-    return "wrong-scale"
+
+    def are_all(number: float) -> bool:
+        return all(is_same_scale(scale, number) for scale in scales)
+
+    if are_all(1.0):
+        return "no-scale"
+    is_of_embed_dim = any(are_all(embed_dim**-0.5) for embed_dim in embed_dims if embed_dim)
+    return "scale-by-embed-dim" if is_of_embed_dim else "wrong-scale"
 
 
 @dataclass(frozen=True, eq=False)

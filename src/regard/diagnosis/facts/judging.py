@@ -146,7 +146,8 @@ def _scale_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation
     words = f"{facts.scale[0]:.4g}"
     if not facts.has_one_scale:
         words = f"of each head its own, {', '.join(f'{scale:.4g}' for scale in facts.scale[:4])}"
-    mistake = mistake_of_scale(facts.scale, facts.num_heads, facts.head_dim)
+    embed_dims = facts.num_heads * facts.head_dim, facts.around.input_dim
+    mistake = mistake_of_scale(facts.scale, embed_dims)
     text = f"{number:.4g}" if wanted is not None else f"1/√{facts.head_dim} = {standard:.4g}"
     is_wrong = min(facts.scale) <= 0
     yield Deviation("scale", words, text, "scale", mistake, is_wrong, number)

@@ -28,6 +28,7 @@ class Surroundings:
 
     Attributes:
         is_module: queries are projected, not given.
+        input_dim: of the tokens that queries are projected from; 0 if that is unknown.
         crosses: queries and keys are projected from different tensors.
         value_heads: the index of the value head of each head.
         same_tensors: pairs of query, key and value that are one projected tensor.
@@ -42,6 +43,7 @@ class Surroundings:
     """
 
     is_module: bool = True
+    input_dim: int = 0
     crosses: bool = False
     value_heads: tuple[int, ...] = ()
     same_tensors: frozenset[Pair] = frozenset()
@@ -84,6 +86,7 @@ def surroundings_of(
     }
     surroundings = Surroundings(
         is_module=not isinstance(query, str),
+        input_dim=0 if trace is None else _input_dim(query, trace),
         crosses=rows.crosses,
         value_heads=rows.value_map or rows.head_map,
         same_tensors=frozenset(equal - repeated),
@@ -98,6 +101,12 @@ def surroundings_of(
         returns_other_weights=returns,
     )
     return surroundings, line
+
+
+def _input_dim(source: int | str, trace: Trace) -> int:
+    """Return the width of the tensor that the step of a projection reads; 0 for no projection."""
+    inputs = () if isinstance(source, str) else trace.steps[source].inputs
+    return next((tensor.shape[-1] for tensor in inputs if tensor.ndim > 1), 0)
 
 
 def lines_of(rows: Rows, trace: Trace) -> dict[str, str]:

@@ -56,7 +56,6 @@ class Run:
         rows: the output in float64, (batch, rows, columns).
         result: everything that the code gave back.
         steps: its operations, where they were kept.
-        reading: the argument that the tape was asked for.
         call: the copy that ran.
         arguments: as they are after the run.
         inputs: those of them that hold numbers of tokens.
@@ -65,7 +64,6 @@ class Run:
     rows: Tensor
     result: Any
     steps: list[Step]
-    reading: Tensor | None
     call: Callable[..., Any]
     arguments: Arguments
     inputs: list[Tensor]
@@ -83,7 +81,6 @@ class Lab:
     Attributes:
         specimen: the code with its arguments.
         notes: what was noticed that is no fault, in sentences.
-        weighing: what the laws of weights have worked out together.
         changes: repair operations of every run.
         readings: how masks were read, in words.
         changed_defaults: names of arguments whose default a call has changed.
@@ -92,7 +89,6 @@ class Lab:
 
     specimen: Specimen
     notes: list[str] = field(default_factory=list[str])
-    weighing: object = None
     changes: tuple[Change, ...] = ()
     readings: list[str] = field(default_factory=list[str])
     changed_defaults: set[str] = field(default_factory=set[str])
@@ -153,8 +149,6 @@ class Lab:
         extra: Mapping[str, Any] | None = None,
         is_double: bool = True,
         keeps: bool = False,
-        replaced: Mapping[int, Tensor] | None = None,
-        read: tuple[int, int] | None = None,
         seed: int = 0,
         grads: bool = False,
     ) -> Run:
@@ -166,8 +160,6 @@ class Lab:
             extra: more arguments by name, or other values for slots.
             is_double: in float64, else in float32.
             keeps: keep its operations.
-            replaced: as ``Tape`` takes it.
-            read: likewise.
             seed: of PyTorch's random numbers.
             grads: keep the graph of the output, and the arguments as leaves of it.
 
@@ -176,13 +168,12 @@ class Lab:
         """
         call = self.fresh(is_double=is_double) if call is None else call
         dtype = torch.float64 if is_double else torch.float32
-        options = {"keeps": keeps, "replaced": replaced, "read": read}
         result, arguments, inputs, tape = self.called(
-            call, contents, extra or {}, dtype, seed=seed, grads=grads, **options
+            call, contents, extra or {}, dtype, seed=seed, grads=grads, keeps=keeps
         )
         output = self._outputs(result)[self._output[0]]
         rows = self._rows((output if grads else output.detach()).double())
-        return Run(rows, result, tape.steps, tape.reading, call, arguments, inputs)
+        return Run(rows, result, tape.steps, call, arguments, inputs)
 
     def called(
         self,

@@ -1,4 +1,4 @@
-"""One run of code under check: its operations with their lines, and results put in their place."""
+"""One run of code under check: its operations with their lines, and repairs in their place."""
 
 import inspect
 import sysconfig
@@ -150,12 +150,10 @@ class OpaqueOperator(Exception):
 
 
 class Tape(TorchDispatchMode):
-    """Runs code in one dtype, keeps its operations, and replaces results.
+    """Runs code in one dtype, keeps its operations, and repairs them.
 
     Args:
         keeps: keep every operation in ``steps``.
-        replaced: what the first tensor of an operation becomes, by the operation's number.
-        read: the number of an operation whose argument is kept in ``reading``, and which one.
         dtype: compute in it where the code asks for fewer bits.
         changes: repair operations; of several that fit the first one counts.
         inputs: tensors on which operations may depend; only ``changes`` need them.
@@ -169,8 +167,6 @@ class Tape(TorchDispatchMode):
         self,
         *,
         keeps: bool = False,
-        replaced: Mapping[int, Tensor] | None = None,
-        read: tuple[int, int] | None = None,
         dtype: torch.dtype = torch.float64,
         changes: Sequence[Change] = (),
         inputs: Sequence[Tensor] = (),
@@ -183,10 +179,7 @@ class Tape(TorchDispatchMode):
         self._behind: set[int] = set()
         self._alive: list[Any] = []
         self.steps: list[Step] = []
-        self.reading: Tensor | None = None
         self._keeps, self._dtype = keeps, dtype
-        self._replaced, self._read = replaced or {}, read
-        self._count = 0
         self._is_inside = False  # of flex_attention
 
     supports_higher_order_operators = True  # all but flex_attention are refused
@@ -210,26 +203,18 @@ class Tape(TorchDispatchMode):
                 return parts
         # How many detachments autograd makes depends on who holds the tensors.
         counts = func is not torch.ops.aten.detach.default
-        if counts and self._read is not None and self._read[0] == self._count:
-            self.reading = args[self._read[1]].detach().clone()
         if self._changes and counts:
             out = self._repaired(func, args, kwargs)
         else:
             out = self._computed(func, args, kwargs)
         if not counts:
             return out
-        if self._count in self._replaced:
-            # With other strides the same code runs other operations.
-            out = torch.empty_like(out).copy_(self._replaced[self._count].reshape(out.shape))
-            self._moved.add(out.untyped_storage().data_ptr())
-            self._alive.append(out)
         if self._keeps:
             given = tuple(tensors_in(out))
             copies = tuple(t.detach().clone() for t in given)
             self.steps.append(
                 Step(_named(func), args, kwargs, copies, given, _place(inspect.currentframe()))
             )
-        self._count += 1
         return out
 
     def _opened(self, func: HigherOrderOperator, args: tuple[Any, ...], kwargs: Any) -> Any:

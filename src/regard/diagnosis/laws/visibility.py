@@ -1,10 +1,7 @@
 """The law of influence: a token sees the tokens that it is meant to see, and no others."""
 
-import inspect
 import re
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise
 from math import prod
 
 import torch
@@ -15,8 +12,6 @@ from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
 from regard.diagnosis.laws.specimen import Slot
 from regard.diagnosis.laws.tape import Place, addresses
-from regard.diagnosis.signature import definition_of, docstrings_of, signature_of
-from regard.diagnosis.subject import source_of
 
 __all__ = ["Influence", "ignores_order", "pair_of", "pattern_of"]
 
@@ -77,84 +72,21 @@ class Influence(Law):
         if lab.specimen.masks or lab.specimen.segments:
             return self._masked(lab, seen)
         seen = self._joined(lab, seen)
-        i, j = torch.arange(rows)[:, None], torch.arange(tokens)
-        if (found := self._window(lab, seen) or self._documents(lab)) is not None:
-            return found
-        if causal := lab.specimen.causal:
-            found = self._causal(lab, seen)
-            if found is None:
-                self._check_shorter(lab)
-            return found
+        if lab.specimen.causal:
+            return self._causal(lab, seen)
         if not seen.any():
             return Breach("No token moves any output.", is_definite=False)
-        if not (seen & (j != i)).any():
+        if not (seen & ~torch.eye(rows, dtype=torch.bool)).any():
             says = "No token moves the output of another."
             pair = pair_of(seen, torch.ones_like(seen))
             return Breach(says, None, pair, is_definite=False, kind="alone")
-        words = pattern_of(seen)
-        if not words and _kind(seen):
-            return _off_by_one(seen)
-        idle = [n for n in (~seen.any(1)).nonzero().flatten() if n]
-        if idle:
-            says = f"Output {int(idle[0]) + 1} of {rows} depends on no token."
-            return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
-        if words and causal is None:
-            _check_gaps(lab, ~seen & (j <= i))
-        if not words and causal is None:
-            raise NotTried(
-                "What sees what is neither everything nor causal nor a window: pass causal=True "
-                "or causal=False."
-            )
-        if causal is False and tokens > 1 and not bool((seen & (j > i)).any()):
-            says = f"Token {tokens} does not move output 1 of {rows}: it is causal."
-            return Breach(says, None, pair_of(seen, torch.ones_like(seen)), kind="causal")
-        if not words:
-            alone = ~(seen & (i != j)).any(0)
-            # No other token sees the last one behind a prefix, either.
-            alone[-1] &= bool(seen[:-2, -2].any())
-            if bool(alone.any()):
-                return _unseen(lab, seen, int(alone.nonzero()[0]))
-            lab.notes.append("Some tokens are hidden from others, in a pattern taken as meant.")
-        return None
-
-    @staticmethod
-    def _window(lab: Lab, seen: Tensor) -> Breach | None:
-        """Compare a window with the number of keys that the docstring says."""
-        i, j = torch.arange(len(seen))[:, None], torch.arange(len(seen))
-        keys, sides = _declared_window(lab.specimen.call)
-        window = (j <= i) & (i - j < keys) if sides == 1 else (i - j).abs() <= keys
-        words = pattern_of(seen)
-        is_plain = words in ("causal", "every token to every token") or "a window" in words
-        is_same_side = ("causal" in words) == (sides == 1)
-        if not 0 < keys < len(seen) or seen.equal(window) or not (is_plain and is_same_side):
-            return None
-        says = f"Read from its outputs: {words}. The docstring says a window of {keys}."
-        return Breach(says, None, pair_of(seen, window), kind="window")
-
-    @staticmethod
-    def _documents(lab: Lab) -> Breach | None:
-        """No token sees one of another document."""
-        s, seen = lab.for_first_sample().specimen, lab.influence
-        for slot in s.slots:
-            ids = None if slot.source else slot.constant(1, s.tokens)
-            if not _OF_DOCUMENTS.fullmatch(slot.name) or not isinstance(ids, Tensor):
-                continue
-            if ids.is_floating_point() or ids.shape not in ((1, s.tokens), (s.tokens,)):
-                continue
-            bad = seen & (ids.flatten()[:, None] != ids.flatten())
-            if bool(bad.any()):
-                says = f"{_where(bad)}, which is of another document by {slot.name}."
-                return Breach(says, None, pair_of(seen, seen & ~bad), kind="documents")
-            if (found := _uneven(lab, slot, ids.flatten())) is not None:
-                return found
-        return None
+        return _off_by_one(seen) if not pattern_of(seen) and _kind(seen) else None
 
     @staticmethod
     def _causal(lab: Lab, seen: Tensor) -> Breach | None:
-        """Compare with a causal mask, or a window that the code speaks of."""
+        """Compare with a causal mask, which shows a token itself and the one before."""
         i, j = torch.arange(len(seen))[:, None], torch.arange(len(seen))
-        is_in_chunks = "in chunks" in pattern_of(seen) and _says_chunks(lab)
-        near = (j <= i) & (i - j < (1 if is_in_chunks else 2))
+        near = (j <= i) & (i - j < (1 if "in chunks" in pattern_of(seen) else 2))
         says = ""
         if bool((bad := seen & (j > i)).any()):
             says = f"{_where(bad)}, which comes later."
@@ -169,34 +101,7 @@ class Influence(Law):
                 raise NotTried(f"{says} another number of tokens.")
         if says:
             return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen, len(seen) - 2))
-        _check_gaps(lab, ~seen & (j <= i))
         return None
-
-    @staticmethod
-    def _check_shorter(lab: Lab) -> None:
-        """Without the last two tokens the outputs of the others stay as they are.
-
-        Raises:
-            NotTried: they do not.
-        """
-        lab = lab.for_first_sample()
-        s = lab.specimen
-        if len(s.sources) > 1 or s.is_fixed or s.tokens < 4:
-            return
-        contents = s.contents(1, s.tokens, seed=3)
-        fewer = {name: t[:, :-2] for name, t in contents.items()}
-        try:
-            rows = lab.run(fewer).rows
-        except Exception:  # noqa: BLE001  # arguments may fit one number of tokens
-            return
-        before = lab.run(contents).rows[:, :-2]
-        if rows.shape == before.shape and differs(rows, before, 1e-6).any():
-            most = float((rows - before).abs().max())
-            raise NotTried(
-                f"Without the last two of {s.tokens} tokens the outputs of the others change by up "
-                f"to {most:.3g}. Something in it depends on the number of tokens, which is a "
-                "mistake unless it is meant: a model that writes sees one token more each time."
-            )
 
     @staticmethod
     def _idle(lab: Lab) -> Breach | None:
@@ -298,37 +203,6 @@ class Influence(Law):
         return Breach(says, None, pair_of(seen, allowed)) if says else None
 
 
-def _uneven(lab: Lab, slot: Slot, ids: Tensor) -> Breach | None:
-    """Compare each document with the same one alone: all but the first may differ, or none.
-
-    Positions that do not start anew in a document are somebody's choice.
-    """
-    lab = lab.for_first_sample()
-    s = lab.specimen
-    contents = s.contents(1, s.tokens, seed=3)
-    whole, start = lab.run(contents).rows, 0
-    wrong: list[int] = []
-    ends = [n for n in range(1, len(ids)) if ids[n] != ids[n - 1]]
-    lengths = [b - a for a, b in pairwise([0, *ends, len(ids)])]
-    for number, length in enumerate(lengths):
-        part = {name: t[:, start : start + length] for name, t in contents.items()}
-        own = ids[start : start + length]
-        own = own[None] if slot.axes[:1] == ("b",) else own
-        try:
-            rows = lab.run(part, extra={slot.name: own}).rows
-        except Exception:  # noqa: BLE001  # other arguments may fit one number of tokens
-            return None
-        if differs(rows, whole[:, start : start + length]).any():
-            wrong.append(number)
-        start += length
-    if not wrong or (0 not in wrong and len(wrong) == len(lengths) - 1):
-        return None
-    return Breach(
-        f"Document {wrong[0] + 1} of {len(lengths)}, by {slot.name}, gives something else than "
-        "alone, and others do not."
-    )
-
-
 def _with_other_numbers(slot: Slot, batch: int, tokens: int) -> Tensor | float | None:
     """Return other numbers for what the caller passed; None for masks, caches and lengths."""
     if type(slot.value) is float and _SCALES.search(slot.name.lower()):
@@ -358,98 +232,6 @@ def _without_influence(slot: Slot) -> Breach:
     if "pos" in slot.name.lower() and not slot.dtype.is_floating_point:
         raise NotTried(f"{says} If that is meant, leave it out of the example.")
     return Breach(says)
-
-
-def _text_of(lab: Lab) -> str:
-    """Return the text of the code, and of functions that it is made of, in lower case."""
-    call = lab.specimen.call
-    call = call.args[0] if isinstance(call, partial) else call  # a function of scores
-    inner = inspect.getclosurevars(call).nonlocals.values() if inspect.isfunction(call) else ()
-    texts = [source_of(own) for own in (definition_of(call), *filter(inspect.isfunction, inner))]
-    return " ".join([*texts, *docstrings_of(call)]).lower()
-
-
-def _says_chunks(lab: Lab) -> bool:
-    """Return True if a docstring, or a name, says that tokens see their own chunk and no other."""
-    text = " ".join([*docstrings_of(lab.specimen.call), lab.specimen.name]).lower()
-    return bool(_OWN_CHUNK.search(text)) and not _OTHER_CHUNKS.search(text)
-
-
-_OWN_CHUNK = re.compile(r"\b(?:inside|within|in|own)\b[^.]{0,20}\b(?:chunk|block)|chunked|blocked")
-_OTHER_CHUNKS = re.compile(r"\b(?:earlier|previous|past|other|all) (?:chunk|block)")
-_SAYS_GAPS = re.compile("window|local|sliding|band|chunk|strid|dilat|sparse|segment|document")
-
-
-def _check_gaps(lab: Lab, hidden: Tensor) -> None:
-    """Raise NotTried if causal code hides earlier tokens, and no word of it says so.
-
-    Args:
-        lab: whose code names its window or its chunks, in its text or its docstring.
-        hidden: the earlier tokens that a token does not see, bool, (rows, tokens).
-    """
-    if "in chunks" in pattern_of(lab.influence):
-        is_said = _says_chunks(lab)
-    else:
-        is_said = _SAYS_GAPS.search(_text_of(lab)) is not None
-    if bool(hidden.any()) and not is_said:
-        raise NotTried(
-            f"{_where(hidden, moves=False)}, which comes later. If that is meant, say so in the "
-            "docstring, as in 'a window of 4 tokens'."
-        )
-
-
-_REDUCES = re.compile("mask|window|strid|pool|conv|prefix|reduc")
-
-
-def _unseen(lab: Lab, seen: Tensor, first: int) -> Breach:
-    """Return the breach if all tokens see the last ones where more follow; else raise NotTried."""
-    s, tokens = lab.specimen, len(seen)
-    others = seen & ~torch.eye(tokens, dtype=torch.bool)
-    is_tail = bool(seen[:, :first].all()) and not bool(others[:, first:].any())
-    text = f"{s.call!r} {source_of(definition_of(s.call))}".lower()
-    is_free = is_tail and not (s.is_fixed or s.most_tokens or _REDUCES.search(text))
-    for more in range(tokens + 1, tokens + 9) if is_free else ():
-        if bool(Lab(replace(s, tokens=more), changes=lab.changes).influence.all()):
-            says = f"No other token sees token {first + 1} of {tokens}; of {more} tokens all do."
-            return Breach(says, None, pair_of(seen, torch.ones_like(seen)))
-    raise NotTried(f"No other token sees token {first + 1}: pass a mask that says so.")
-
-
-_OF_DOCUMENTS = re.compile(r"doc(ument)?_?ids?", re.IGNORECASE)
-_WINDOW = (
-    (
-        re.compile(r"`*(\w*(?:window|radius)\w*)`* (?:\w+ )?(?:on|to) (?:either|each|both) sides?"),
-        0,
-        2,
-    ),
-    (
-        re.compile(r"(\w*window\w*)`*,? (?:tokens|keys),? (?:itself included|including itself)"),
-        0,
-        1,
-    ),
-    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*)`* - 1\b"), 0, 1),
-    (re.compile(r"itself and (?:to )?(?:the )?`*(\w*window\w*|\d+)`* (?:tokens|keys)"), 1, 1),
-)
-
-
-def _declared_window(call: object) -> tuple[int, int]:
-    """Return how many keys each query has by a docstring, and to how many sides; 0 keys: no number.
-
-    The docstring names an attribute or an argument that holds a number, and says if the token
-    itself counts. A window to both sides is counted on one side, without the token itself.
-    """
-    assert callable(call)
-    numbers = {name: p.default for name, p in signature_of(call).parameters.items()}
-    for text in docstrings_of(call):
-        for pattern, more, sides in _WINDOW:
-            found = pattern.search(" ".join(text.split()))
-            if found is None:
-                continue
-            name = found[1]
-            number = int(name) if name.isdigit() else getattr(call, name, numbers.get(name))
-            if type(number) is int:
-                return number + more, sides
-    return 0, 1
 
 
 def _off_by_one(seen: Tensor) -> Breach:
