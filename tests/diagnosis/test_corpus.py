@@ -70,6 +70,7 @@ UNNAMED = {
     "03_channels_first": "scores with keys first, or weights that are turned round",
     "05_divided_last": "its sum divides the output",
     "07_beyond_the_lengths": "a text of the longest length sees no key",
+    "first_head_masked": "the mask of one head alone follows no rule",
     "10_float_mask_to_sdpa": "numbers of 0 and 1, of which none is low",
     "13_function_with_cache_by_name": "names of a dict are not guessed",
     "13_module_with_kv_cache": "it gives back no cache",
@@ -90,6 +91,7 @@ OTHER_LINES = {
     *("first_head_masked", "flex_flipped", "lambdas_share_slice", "mask_of_pairs_of_tokens"),
     *("mask_repeat_heads", "mqa_sees_next", "nan_rows", "padding_added_to_rows"),
     *("numpy_softmax_rows", "numpy_values_axis"),  # the lines of NumPy are not seen
+    *("09_masked_softmax_of_lengths", "09_padding_mask_times_weights", "10_plus_infinity"),
     *("pair_slices_filled_and_no_scale", "scale_twice"),
 }
 

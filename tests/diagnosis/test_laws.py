@@ -178,7 +178,6 @@ def test_a_broken_law_makes_it_wrong(layer: type[nn.Module], law: str) -> None:
         (AddsTheWeightsOfTheMean, "a row sums to"),
         (SoftensTwice, "the scores are no multiple of query · key, plus numbers"),
         (ScalesByTheNumberOfTokens, "the formula differs by"),
-        (HidesWithATinyNumber, "the scores are no multiple of query · key, plus numbers"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -188,6 +187,14 @@ def test_other_weights_are_no_verdict_and_the_numbers_are_told(
     report = check(layer())
     assert report.verdict == "cannot tell", report
     assert reason in report.missing
+
+
+def test_a_number_that_hides_nothing_is_told() -> None:
+    report = check(HidesWithATinyNumber())
+    [finding] = report.faults
+    assert finding.name == "mask-fill-value"
+    assert finding.detail == "Scores of masked keys are -3; only -inf hides them."
+    assert finding.code == "return scores.masked_fill(later, -3.0).softmax(-1)"
 
 
 def test_values_are_seen_behind_a_norm_without_an_output_projection() -> None:

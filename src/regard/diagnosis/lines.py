@@ -56,11 +56,6 @@ class Lines:
             return torch.Size([*query.shape[:-1], key.shape[-2]])
         return step.outputs[0].shape
 
-    @property
-    def weights_before(self) -> list[Tensor]:
-        """The result of each softmax of the run, in order."""
-        return [s.outputs[0] for s in self._steps if s.name in _SOFTMAXES]
-
     def _uses(self, step: Step) -> int:
         """Return how many arguments of an operation depend on the inputs."""
         return sum(at in self._moved for at in step.reads)
@@ -201,13 +196,13 @@ def _turns_all_axes(step: Step) -> bool:
 
 
 _NAMES: dict[Callable[[Lines], int | None], str] = {
-    Lines.scores: "wrong-projection heads-and-tokens-exchanged keys-not-transposed",
+    Lines.scores: "wrong-projection heads-and-tokens-exchanged",
     Lines.masking: "mask-fill-value padding-on-queries mask-of-another-sample",
     Lines.turning_mask: "mask-inverted",
     Lines.bounding: "causal-off-by-one causal-top-left",
-    Lines.thrown_away: "not-causal mask-unused",
+    Lines.thrown_away: "mask-unused",
     Lines.mixing: "wrong-values",
     Lines.turning: "transpose-of-batch",
 }
 _FINDERS = {name: finder for finder, names in _NAMES.items() for name in names.split()}
-"""Finders of lines by mistake; for other mistakes a law or a repair gives the line."""
+"""Finders of lines by mistake; for other mistakes a law gives the line."""

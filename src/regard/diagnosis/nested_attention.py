@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.laws.lab import Lab
-from regard.diagnosis.laws.tape import Operation
 
 __all__ = ["attentions_inside", "running_attentions"]
 
@@ -39,9 +38,9 @@ def running_attentions(lab: Lab) -> list[str]:
     running: list[str] = [""]
     runs_softmax: list[str] = []
 
-    def note(op: Operation) -> None:
-        is_exp = op.name == "exp" and op.tensors[0].requires_grad
-        if "softmax" in op.name or "scaled_dot_product" in op.name or is_exp:
+    def note(name: str, args: tuple[Any, ...]) -> None:
+        is_exp = name == "exp" and args[0].requires_grad
+        if "softmax" in name or "scaled_dot_product" in name or is_exp:
             runs_softmax.append(running[-1])
 
     def enter(name: str, *_: object) -> None:
@@ -53,7 +52,7 @@ def running_attentions(lab: Lab) -> list[str]:
     for name, module in _named(model).items():
         module.register_forward_pre_hook(partial(enter, name))
         module.register_forward_hook(leave, always_call=True)
-    lab.repaired(note).called(model, s.contents(s.batch, s.tokens), {}, torch.float32)
+    lab.called(model, s.contents(s.batch, s.tokens), {}, torch.float32, note=note)
     original = cast(nn.Module, s.call)
     return list(dict.fromkeys(_owner(original, name) for name in runs_softmax))
 

@@ -51,13 +51,19 @@ def stated(formulas: Computed, intention: Intention) -> Report:
     findings = _law_findings(lab, results)
     named = {finding.name for finding in findings}
     findings += [finding for finding in of_facts if finding.name not in named]
+    if any(finding.name == "mask-inverted" for finding in findings):
+        # Under a mask that is inverted one row has nothing to attend to either way.
+        findings = [finding for finding in findings if finding.name != "nan-rows"]
     if not findings:
         findings = notes_of(lab)
     findings.sort(key=lambda finding: (_ORDER.index(finding.severity), finding.number))
     untried = [
         f"The law {result.law.name!r} was not tried: {result.reason}"
         for result in results
-        if result.outcome == "not tried" and not result.reason.startswith("The law ")
+        # Where it does not run, the others say the same.
+        if results[0].breach is None
+        and result.outcome == "not tried"
+        and not result.reason.startswith("The law ")
     ]
     return Report(
         name=formulas.specimen.name,
@@ -135,11 +141,16 @@ def _with_mistakes(formulas: Computed, unread: Unread, intention: Intention) -> 
         says = mistake.says if is_known else ""
         findings.append(finding_of(entry, _place(mistake.line), says, pair))
     seen = next((each.weights[0] for each in unread.mistakes if each.weights is not None), None)
-    if intention.causal and seen is not None and bool(seen.triu(1).any()):
+    is_of_mask = any(finding.name in _WEAK_MASKS for finding in findings)
+    is_causal = bool(intention.causal) and not is_of_mask
+    if is_causal and seen is not None and bool(seen.triu(1).any()):
         findings.append(finding_of(fault("not-causal"), _place(unread.line), ""))
     findings.sort(key=lambda finding: finding.number)
     specimen = formulas.specimen
     return Report(specimen.name, tuple(findings), specimen.words, computes=computes_of(formulas))
+
+
+_WEAK_MASKS = ("mask-added-as-numbers", "mask-fill-value")
 
 
 def _is_meant(scale: float, expected: Spec | None) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.facts.paths import Path
-from regard.diagnosis.facts.rows import Rows, Unread
+from regard.diagnosis.facts.rows import Rows, Unread, without_nan_rows
 
 __all__ = ["rows_of_function"]
 
@@ -48,6 +48,7 @@ def rows_of_function(run: Run, contents: dict[str, Tensor], name: str) -> Rows:
     if not torch.allclose(rows, weights @ value, rtol=0, atol=1e-9, equal_nan=True):
         raise Unread("product", "its output is no sum of the values, each with its own weight")
     paths = (Path("query", (), "", None), Path("key", (), "", None), Path("value", (), "", None))
+    weights = without_nan_rows(weights)
     return Rows(name, {}, query, key, value, weights, tuple(range(heads)), paths)
 
 

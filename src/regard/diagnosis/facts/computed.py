@@ -3,7 +3,7 @@
 runs ──► traces ──► rows ──► facts ──► weights of the facts = weights of other runs
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from regard.diagnosis.facts.formula import Facts, facts_of, is_empty, mask_in
 from regard.diagnosis.facts.rows import Rows, Unread
 from regard.diagnosis.facts.runs import Run, Runs
 from regard.diagnosis.facts.surroundings import lines_of, surroundings_of
+from regard.diagnosis.facts.weak_masks import raise_for_weak_mask
 from regard.diagnosis.laws.mask_forms import Form
 from regard.diagnosis.laws.specimen import Specimen
 
@@ -183,6 +184,8 @@ class _Search:
         try:
             return [facts_of(rows, base.arguments) for rows in base.rows]
         except Unread as error:
+            for rows in base.rows:
+                raise_for_weak_mask(rows, base.arguments, _weak_line(self._lines(base, rows)))
             if base.sizes.batch is not None or error.stage != "scores":
                 raise
         other = self._runs.run(base.sizes.tokens, seed=7)
@@ -249,21 +252,28 @@ class _Search:
     def _with_mask(self, facts: Facts, run: Run, number: int) -> Facts:
         """Return the facts of an attention with the mask of a run that passes one."""
         rows, argument = run.rows[number], run.mask_argument
+        lines = self._lines(run, rows)
+        raise_for_weak_mask(rows, {argument: run.arguments[argument]}, _weak_line(lines))
         mask = mask_in(rows, run.arguments)
         if mask is None:
             reason = f"the keys that {argument} hides follow no rule that is known"
             raise Unread("mask", reason, facts.lines.get("softmax", ""))
-        if run.trace is None:
-            line = self._runs.stage_lines(run).get("mask", "")
-        else:
-            line = lines_of(rows, run.trace).get("mask", "")
         is_of_keys = run.form is not None and run.form.is_of_keys
         return replace(
             facts,
             masked={**facts.masked, argument: mask},
-            lines={**facts.lines, f"mask {argument}": line},
+            lines={**facts.lines, f"mask {argument}": lines.get("mask", "")},
             key_masks=facts.key_masks | {argument} if is_of_keys else facts.key_masks,
         )
+
+    def _lines(self, run: Run, rows: Rows) -> Mapping[str, str]:
+        """Return the ``file:line`` of each stage of an attention."""
+        return self._runs.stage_lines(run) if run.trace is None else lines_of(rows, run.trace)
+
+
+def _weak_line(lines: Mapping[str, str]) -> str:
+    """Return the line of a mask that hides nothing; "" where none is known."""
+    return next((lines[stage] for stage in ("mask", "bias", "softmax") if lines.get(stage)), "")
 
 
 def _tried(forms: Sequence[Form]) -> list[Form]:

@@ -18,6 +18,7 @@ __all__ = [
     "Facts",
     "consistent_readings",
     "facts_of",
+    "fitted_scale",
     "is_empty",
     "is_same_scale",
     "mask_in",
@@ -278,7 +279,7 @@ def _formula(
     visible, empty = _visible(product, weights)
     # The logarithm of the weights is the scores less one number for each row.
     logs = torch.where(visible, weights.log(), 0.0)
-    scale, cap = _scale(product, logs, visible), None
+    scale, cap = fitted_scale(product, logs, visible), None
     if scale is None and (capped := _capped(product, logs, visible)) is not None:
         scale, cap = capped
     if scale is None:
@@ -341,8 +342,14 @@ def _centred(numbers: Tensor, visible: Tensor) -> Tensor:
     return torch.where(visible, numbers - mean, 0.0)
 
 
-def _scale(product: Tensor, logs: Tensor, visible: Tensor) -> tuple[float, ...] | None:
-    """Return the number c of each head of scores = c · product + what all samples have alike."""
+def fitted_scale(product: Tensor, logs: Tensor, visible: Tensor) -> tuple[float, ...] | None:
+    """Return the number c of each head of scores = c · product + what all samples have alike.
+
+    Args:
+        product: query · key, (samples, heads, q_len, kv_len).
+        logs: the logarithms of the weights.
+        visible: the keys that count.
+    """
     if len(product) > 1:
         both = visible[0] & visible[1]
         x, y = (_centred(t[0] - t[1], both) for t in (product, logs))

@@ -15,7 +15,7 @@ from regard.diagnosis.facts.origins import Numbers, Sizes
 from regard.diagnosis.facts.paths import Path, path_to
 from regard.diagnosis.facts.trace import Attention
 
-__all__ = ["Mistake", "Rows", "Unread", "is_single", "rows_of"]
+__all__ = ["Mistake", "Rows", "Unread", "is_single", "rows_of", "without_nan_rows"]
 
 
 class Unread(Exception):
@@ -184,7 +184,7 @@ def _name_of(inputs: object) -> str:
 def _record(attention: Attention, numbers: Numbers, sizes: Sizes) -> _Record:
     if attention.value is None:
         raise Unread("product", "each query has a value of its own")
-    weights = attention.weights
+    weights = without_nan_rows(attention.weights)
     lead = tuple(weights.shape[:-2])
     query, key, value = attention.query, attention.key, attention.value
     if query is None or key is None:
@@ -209,6 +209,11 @@ def _record(attention: Attention, numbers: Numbers, sizes: Sizes) -> _Record:
         reason = "queries of one sample meet keys of another one"
         raise Unread("product", reason, "", [Mistake.of_reason("attends-across-batch", reason)])
     return _Record(attention, q, k, v, weights.reshape(-1, *weights.shape[-2:]).double())
+
+
+def without_nan_rows(weights: Tensor) -> Tensor:
+    """Return weights with 0 in rows of NaN alone, which see no key; the law of runs tells NaN."""
+    return weights.masked_fill(weights.isnan().all(-1, keepdim=True), 0.0)
 
 
 def _over(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:

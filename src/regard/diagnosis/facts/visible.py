@@ -46,6 +46,8 @@ class Band:
                 return f"causal but for {_keys(self.right)} after the query"
             return f"keys that stand at least {-self.right} before the query"
         if self.right is None and self.left is not None:
+            if self.left < 0:
+                return f"keys that stand at least {-self.left} after the query"
             own = "the query's own and later keys" if self.left == 0 else None
             return own or f"keys from {self.left} before the query on"
         return f"a window of {self.left} keys before and {self.right} after the query's own"

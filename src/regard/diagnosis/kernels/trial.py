@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.catalogue import Fault, fault
-from regard.diagnosis.explaining import compared
 from regard.diagnosis.kernels.cases import Case, Inputs
 from regard.diagnosis.kernels.error_budget import Error, gradient_errors, judged_rows, output_error
 from regard.diagnosis.kernels.running import Kernel, Run
@@ -179,7 +178,7 @@ class Trial:
         exact = self.standard.output(wide.query, wide.key, wide.value)
         is_judged = judged_rows(self.standard, inputs)
         output, exact = (torch.where(is_judged, numbers, 0.0) for numbers in (output, exact))
-        pair = compared(output, exact, "a part of the output: tokens down, columns across")
+        pair = _compared(output, exact, "a part of the output: tokens down, columns across")
         if not bool(output.isfinite().all()):
             self._add(self._of_nan(case, output), f"With {case.words}.", pair)
             return
@@ -239,3 +238,29 @@ def _detail(case: Case, error: Error) -> str:
         f"{error.allowed:.2g}: twice the {error.plain:.2g} of plain PyTorch in this dtype, and one "
         "rounding."
     )
+
+
+_SIDE = 4
+_LEAST = 1e-3
+
+
+def _compared(did: Tensor, right: Tensor, caption: str) -> Pair | None:
+    """Return the first small part of two tensors where they differ visibly; None if nowhere.
+
+    Args:
+        did: (..., rows, columns).
+        right: likewise.
+        caption: what they hold.
+    """
+    if did.shape != right.shape or did.ndim < 2:
+        return None
+    gap = (did - right).abs().nan_to_num(1.0, posinf=1.0)
+    gap = gap.masked_fill(did.isnan() & right.isnan(), 0.0)
+    if float(gap.max()) < _LEAST:
+        return None
+    rows, columns = (min(_SIDE, length) for length in gap.shape[-2:])
+    parts = gap.unfold(-2, rows, 1).unfold(-2, columns, 1).flatten(-2).amax(-1)
+    enough = parts >= float(parts.max()) / 2
+    *leading, row, column = (int(i) for i in enough.nonzero()[0])
+    place = (*leading, slice(row, row + rows), slice(column, column + columns))
+    return did[place].detach(), right[place].detach(), caption

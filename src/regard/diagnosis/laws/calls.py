@@ -10,6 +10,7 @@ from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.mask_forms import form_of_given
+from regard.diagnosis.laws.not_finite import breach_of_nan
 from regard.diagnosis.laws.specimen import Contents, Specimen
 from regard.diagnosis.laws.tape import (
     Place,
@@ -18,7 +19,6 @@ from regard.diagnosis.laws.tape import (
     first_place,
     in_words,
     place_of,
-    tensors_in,
 )
 from regard.diagnosis.signature import is_cache, is_tried_flag, signature_of
 from regard.diagnosis.subject import is_installed
@@ -154,15 +154,8 @@ def _not_finite(run: Run, batch: int, tokens: int) -> Breach | None:
     if not wrong:
         return None
 
-    def begins(step: Step) -> bool:
-        bad = any(t.is_floating_point() and bool(t.isnan().any()) for t in step.outputs)
-        before = any(t.is_floating_point() and bool(t.isnan().any()) for t in tensors_in(step.args))
-        return bad and not before
-
-    return Breach(
-        f"{_sized(batch, tokens)}: {wrong} of {run.rows.numel()} numbers are NaN or infinite.",
-        first_place(run.steps, begins),
-        kind="nan",
+    return breach_of_nan(
+        run, f"{_sized(batch, tokens)}: {wrong} of {run.rows.numel()} numbers are NaN or infinite."
     )
 
 
@@ -187,11 +180,12 @@ class Pure(Law):
         other = lab.run(contents, seed=1, keeps=True)
         if differs(other.rows, run.rows).any():
             most = float((other.rows - run.rows).abs().max())
+            is_drop = any(step.name in DROPS for step in run.steps)
             return Breach(
                 f"Two calls with other random seeds differ by up to {most:.3g}.",
                 _first_moved(run, [other]),
-                kind="random",
-                is_definite=any(step.name in DROPS for step in run.steps),
+                kind="dropout-in-eval" if is_drop else "random",
+                is_definite=is_drop,
             )
         again = lab.run(contents, call=run.call)
         if again.rows.shape != run.rows.shape:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from regard.diagnosis.laws.specimen import Contents, Specimen
-from regard.diagnosis.laws.tape import Change, Place, Step, Tape, place_of, tensors_in
+from regard.diagnosis.laws.tape import Place, Step, Tape, place_of, tensors_in
 from regard.diagnosis.subject import independent, kept_defaults, quiet, uses_flex_attention
 
 __all__ = ["Lab", "NotTried", "Run", "as_tensors", "differs", "normal"]
@@ -81,7 +81,6 @@ class Lab:
     Attributes:
         specimen: the code with its arguments.
         notes: what was noticed that is no fault, in sentences.
-        changes: repair operations of every run.
         readings: how masks were read, in words.
         changed_defaults: names of arguments whose default a call has changed.
         outcomes: the results of the laws that were tried, by name.
@@ -89,7 +88,6 @@ class Lab:
 
     specimen: Specimen
     notes: list[str] = field(default_factory=list[str])
-    changes: tuple[Change, ...] = ()
     readings: list[str] = field(default_factory=list[str])
     changed_defaults: set[str] = field(default_factory=set[str])
     outcomes: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -121,11 +119,7 @@ class Lab:
         """Return a lab in which all samples have the caller's arguments of the first."""
         if not self.specimen.has_given_samples:
             return self
-        return Lab(self.specimen.of_first_sample(), self.notes, changes=self.changes)
-
-    def repaired(self, *changes: Change) -> "Lab":
-        """Return a lab in whose runs more operations are repaired."""
-        return Lab(self.specimen, changes=(*self.changes, *changes))
+        return Lab(self.specimen.of_first_sample(), self.notes)
 
     @property
     def model(self) -> nn.Module | None:
@@ -202,8 +196,7 @@ class Lab:
             arguments = tree_map(_leaf, arguments)
         values = self.specimen.by_name(arguments)
         inputs = tensors_in([values[slot.name] for slot in self.specimen.slots if slot.source])
-        tokens = next(iter(contents.values())).shape[1] if self.specimen.has_tokens else 0
-        tape = Tape(dtype=dtype, changes=self.changes, inputs=inputs, tokens=tokens, **options)
+        tape = Tape(dtype=dtype, **options)
         with quiet(seed):
             torch.set_default_dtype(dtype)
             with tape:

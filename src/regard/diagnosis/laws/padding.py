@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.diagnosis.laws.lab import Lab, NotTried, Run, as_tensors, differs, normal
 from regard.diagnosis.laws.law import Breach, Law
 from regard.diagnosis.laws.mask_forms import Form, form_of_given
+from regard.diagnosis.laws.not_finite import breach_of_nan
 from regard.diagnosis.laws.specimen import Contents
 from regard.diagnosis.laws.tape import tensors_in
 from regard.diagnosis.laws.visibility import pair_of
@@ -64,7 +65,7 @@ class _Trial:
             slots = tuple(
                 replace(open_.get(slot.name, slot), is_array=slot.is_array) for slot in s.slots
             )
-            lab = Lab(replace(s, slots=slots, causal=None), changes=lab.changes)
+            lab = Lab(replace(s, slots=slots, causal=None))
         is_causal = bool(lab.specimen.causal) or not bool(lab.influence.triu(1).any())
         self.is_causal = is_causal and not self.is_of_memory
 
@@ -89,7 +90,7 @@ class _Trial:
                     self.lab.readings.append(form.words)
                     return None
                 raise NotTried(_undeclared(form))
-            if found.kind == "nan":
+            if found.kind in _NOT_FINITE:
                 return found
             first = first or found
             if form.is_sure and form.axes in ("keys", "lengths"):
@@ -121,14 +122,14 @@ class _Trial:
         contents = self.contents if contents is None else contents
         return self._run(contents, {form.argument: form.encode(keep)}).rows
 
-    def _run(self, contents: Contents, extra: Mapping[str, Any]) -> Run:
+    def _run(self, contents: Contents, extra: Mapping[str, Any], *, keeps: bool = False) -> Run:
         """Run with masks; the others that the caller passed hide nothing."""
         open_: dict[str, Any] = {}
         for form in self.others:
             batch, tokens = contents[self.lab.specimen.masked_by(form.argument)[0]].shape[:2]
             open_[form.argument] = form.encode(torch.ones(batch, tokens, tokens, dtype=torch.bool))
         try:
-            run = self.lab.run(contents, call=self.call, extra={**open_, **extra})
+            run = self.lab.run(contents, call=self.call, extra={**open_, **extra}, keeps=keeps)
         except Exception as error:
             raise _Refused from error
         first = next(iter(contents.values()))
@@ -155,7 +156,7 @@ class _Trial:
         if not rows.isfinite().all():
             count = int((~rows.isfinite()).any(-1).sum())
             says = f"Under a mask {count} of {rows.shape[0] * rows.shape[1]} rows are not finite."
-            return Breach(says, kind="nan", extra=extra)
+            return breach_of_nan(self._run(self.contents, extra, keeps=True), says, extra)
         says = self._moved(form, keep[:, 0], rows, extra) or self._returned(form, keep, run.result)
         docs = " ".join(docstrings_of(self.lab.specimen.call)).lower()
         is_free = not at_start or _EITHER_SIDE.search(docs) or self._is_shift_invariant()
@@ -333,6 +334,9 @@ class _Trial:
             if bool((moved & ~own).any()):
                 return True
         return False
+
+
+_NOT_FINITE = ("nan", "nan-rows", "mask-fill-value")
 
 
 class _Refused(Exception):

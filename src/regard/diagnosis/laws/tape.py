@@ -1,9 +1,9 @@
-"""One run of code under check: its operations with their lines, and repairs in their place."""
+"""One run of code under check: its operations with their lines."""
 
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,9 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
-    "Change",
     "OpaqueOperator",
-    "Operation",
     "Place",
     "Step",
     "Tape",
@@ -110,36 +108,6 @@ def first_place(steps: Iterable[Step], is_wrong: Callable[[Step], bool]) -> Plac
     return next((s.place for s in steps if s.place is not None and is_wrong(s)), None)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Operation:
-    """An operation that is about to run.
-
-    Attributes:
-        name: such as ``bmm``.
-        args: its arguments by position.
-        kwargs: its arguments by name.
-        moved: for each tensor among ``args``, if it depends on the inputs of the run.
-        behind: likewise, if it depends on what a softmax or an exponential gave.
-        tokens: how many tokens the run has.
-    """
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    moved: tuple[bool, ...]
-    behind: tuple[bool, ...]
-    tokens: int
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors among the arguments."""
-        return tensors_in(self.args)
-
-
-Change = Callable[[Operation], Any]
-"""From an operation to the result that takes the place of its own; None leaves it as it is."""
-
-
 def tensors_in(value: Any) -> list[Tensor]:
     """Return every tensor in nested lists, tuples and dicts, in order."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
@@ -150,36 +118,24 @@ class OpaqueOperator(Exception):
 
 
 class Tape(TorchDispatchMode):
-    """Runs code in one dtype, keeps its operations, and repairs them.
+    """Runs code in one dtype, and keeps its operations.
 
     Args:
         keeps: keep every operation in ``steps``.
+        note: called with the name and the arguments of each operation before it runs.
         dtype: compute in it where the code asks for fewer bits.
-        changes: repair operations; of several that fit the first one counts.
-        inputs: tensors on which operations may depend; only ``changes`` need them.
-        tokens: how many tokens the run has; likewise.
-
-    Attributes:
-        changed: the first line that each change repaired, of those that repaired any.
     """
 
     def __init__(
         self,
         *,
         keeps: bool = False,
+        note: Callable[[str, tuple[Any, ...]], None] | None = None,
         dtype: torch.dtype = torch.float64,
-        changes: Sequence[Change] = (),
-        inputs: Sequence[Tensor] = (),
-        tokens: int = 0,
     ) -> None:
         super().__init__()
-        self.changed: dict[Change, Place | None] = {}
-        self._changes, self._tokens = changes, tokens
-        self._moved = set(addresses(list(inputs)))
-        self._behind: set[int] = set()
-        self._alive: list[Any] = []
         self.steps: list[Step] = []
-        self._keeps, self._dtype = keeps, dtype
+        self._keeps, self._note, self._dtype = keeps, note, dtype
         self._is_inside = False  # of flex_attention
 
     supports_higher_order_operators = True  # all but flex_attention are refused
@@ -201,15 +157,11 @@ class Tape(TorchDispatchMode):
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
+        if self._note is not None:
+            self._note(_named(func), args)
+        out = self._computed(func, args, kwargs)
         # How many detachments autograd makes depends on who holds the tensors.
-        counts = func is not torch.ops.aten.detach.default
-        if self._changes and counts:
-            out = self._repaired(func, args, kwargs)
-        else:
-            out = self._computed(func, args, kwargs)
-        if not counts:
-            return out
-        if self._keeps:
+        if self._keeps and func is not torch.ops.aten.detach.default:
             given = tuple(tensors_in(out))
             copies = tuple(t.detach().clone() for t in given)
             self.steps.append(
@@ -228,31 +180,6 @@ class Tape(TorchDispatchMode):
                 return plain(*args, **kwargs)
         finally:
             self._is_inside = False
-
-    def _repaired(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Run an operation, or what a repair puts in its place."""
-        name = _named(func)
-        own = addresses(args)
-        moved, behind = (tuple(a in s for a in own) for s in (self._moved, self._behind))
-        operation = Operation(name, args, kwargs, moved, behind, self._tokens)
-        for change in self._changes:
-            if (out := change(operation)) is not None:
-                frame = inspect.currentframe()
-                place = _place(frame.f_back if frame is not None else None)
-                self.changed.setdefault(change, place)
-                out = args[0].copy_(out) if name.endswith("_") else out
-                break
-        else:
-            out = self._computed(func, args, kwargs)
-        given = set(addresses(out))
-        # Addresses are told apart as long as nothing takes the place of what they belonged to.
-        self._alive.append((args, out))
-        if _is_of_shape(name):
-            return out
-        self._moved |= given if any(moved) else set()
-        begins = any(moved) and (name == "exp" or "softmax" in name or "scaled_dot" in name)
-        self._behind |= given if begins or any(behind) else set()
-        return out
 
     def _computed(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         if kwargs.get("dtype") in _NARROWER[self._dtype]:

@@ -95,7 +95,7 @@ class Influence(Law):
         place = _lifted(lab) if "later" in says else None
         others = [*lab.specimen.sources][1:]
         if "later" in says and others and "key" not in others:
-            apart = Lab(replace(lab.specimen, apart=(*others,)), changes=lab.changes)
+            apart = Lab(replace(lab.specimen, apart=(*others,)))
             if not apart.influence.triu(1).any():
                 says = f"{others[0]} may be another sequence: pass an example in which it has"
                 raise NotTried(f"{says} another number of tokens.")
