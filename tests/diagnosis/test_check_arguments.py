@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.diagnosis.signature import meaning_of
+from regard.diagnosis.inputs.signature import meaning_of
 
 
 def _qkv() -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cases import full_but
-from regard.diagnosis.notebook_cells import namespace, read_cells, run_cell
+from regard.diagnosis.inputs.notebook_cells import namespace, read_cells, run_cell
 from regard.diagnosis.notebook_function import report_of_cells
 from regard.diagnosis.report import Report
 

@@ -41,7 +41,7 @@ def test_the_check_sees_a_missing_device(code: str, count: int) -> None:
 
 
 def test_every_tensor_names_its_device() -> None:
-    # check sets the default device for all that it runs (diagnosis/isolation.py).
+    # check sets the default device for all that it runs (diagnosis/inputs/isolation.py).
     found = {
         str(path.relative_to(SOURCE)): len(list(without_device(path.read_text())))
         for path in SOURCE.rglob("*.py")

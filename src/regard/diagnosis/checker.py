@@ -11,25 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.catalogue import fault
-from regard.diagnosis.class_arguments import guessed_arguments
-from regard.diagnosis.examples import example_specimens
 from regard.diagnosis.expectation import Spec
 from regard.diagnosis.facts.computed import Computed, computed
+from regard.diagnosis.inputs.class_arguments import guessed_arguments
+from regard.diagnosis.inputs.examples import example_specimens
+from regard.diagnosis.inputs.isolation import undisturbed
+from regard.diagnosis.inputs.lab import Lab, as_tensors, differs
+from regard.diagnosis.inputs.mask_forms import takes_masks
+from regard.diagnosis.inputs.nested_attention import attentions_inside, running_attentions
+from regard.diagnosis.inputs.one_query import of_each_query
+from regard.diagnosis.inputs.reading import Thing, as_scores, grouped, specimens, thing_of
+from regard.diagnosis.inputs.signature import is_tried_flag, signature_of
+from regard.diagnosis.inputs.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.intention import Intention, intention_of
-from regard.diagnosis.isolation import undisturbed
 from regard.diagnosis.kernels.kernel_check import kernel_report
 from regard.diagnosis.laws.cached import FILLED, has_filled_cache
 from regard.diagnosis.laws.judge import LAWS, Result, judged
-from regard.diagnosis.laws.lab import Lab, as_tensors, differs
 from regard.diagnosis.laws.law import Breach
-from regard.diagnosis.laws.mask_forms import takes_masks
-from regard.diagnosis.nested_attention import attentions_inside, running_attentions
-from regard.diagnosis.one_query import of_each_query
-from regard.diagnosis.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.report import Finding, Report, finding_of
-from regard.diagnosis.signature import is_tried_flag, signature_of
 from regard.diagnosis.stating import fact_findings, report_on, stated, with_computes
-from regard.diagnosis.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.verdicts import of_law, report_of
 
 __all__ = ["check"]

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from regard.diagnosis.catalogue import fault, is_mistake
 from regard.diagnosis.facts.computed import computed
-from regard.diagnosis.laws.lab import Lab
+from regard.diagnosis.inputs.lab import Lab
+from regard.diagnosis.inputs.signature import projection_role
+from regard.diagnosis.inputs.tape import Place
 from regard.diagnosis.laws.law import UNUSED, Breach, Result
-from regard.diagnosis.laws.tape import Place
-from regard.diagnosis.lines import Lines
+from regard.diagnosis.laws.lines import Lines
 from regard.diagnosis.report import Finding, finding_of
-from regard.diagnosis.signature import projection_role
 
 __all__ = ["explained"]
 

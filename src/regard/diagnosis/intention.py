@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from regard.diagnosis.expectation import ANY, Spec
-from regard.diagnosis.signature import meaning_of, signature_of
+from regard.diagnosis.inputs.signature import meaning_of, signature_of
 
 __all__ = ["Intention", "intention_of"]
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.diagnosis.inputs.lab import Lab
+from regard.diagnosis.inputs.notebook_cells import Cell
+from regard.diagnosis.inputs.specimen import Slot, Specimen
+from regard.diagnosis.inputs.tape import addresses
 from regard.diagnosis.intention import Intention
-from regard.diagnosis.laws.lab import Lab
-from regard.diagnosis.laws.specimen import Slot, Specimen
-from regard.diagnosis.laws.tape import addresses
-from regard.diagnosis.lines import Lines
-from regard.diagnosis.notebook_cells import Cell
+from regard.diagnosis.laws.lines import Lines
 from regard.diagnosis.report import Report
 from regard.diagnosis.stating import report_on
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.diagnosis.catalogue import Fault, Severity
 from regard.diagnosis.facts.statement import Computes
+from regard.diagnosis.inputs.tape import Place
 from regard.diagnosis.laws.law import Pair, Result
-from regard.diagnosis.laws.tape import Place
 
 __all__ = ["Finding", "Report", "Verdict", "finding_of"]
 

@@ -15,12 +15,12 @@ from regard.diagnosis.facts.judging import Deviation, deviations
 from regard.diagnosis.facts.rows import Unread
 from regard.diagnosis.facts.statement import computes_of
 from regard.diagnosis.facts.visible import Band
+from regard.diagnosis.inputs.lab import Lab
+from regard.diagnosis.inputs.specimen import Specimen
+from regard.diagnosis.inputs.tape import Place
 from regard.diagnosis.intention import Intention
 from regard.diagnosis.laws.judge import LAWS, judged
-from regard.diagnosis.laws.lab import Lab
 from regard.diagnosis.laws.law import Pair, Result
-from regard.diagnosis.laws.specimen import Specimen
-from regard.diagnosis.laws.tape import Place
 from regard.diagnosis.report import Finding, Report, finding_of
 from regard.diagnosis.verdicts import notes_of, of_law, report_of
 

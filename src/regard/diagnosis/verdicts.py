@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from regard.diagnosis.catalogue import Fault, fault
 from regard.diagnosis.explaining import explained
+from regard.diagnosis.inputs.lab import Lab, NotTried
+from regard.diagnosis.inputs.specimen import Specimen
 from regard.diagnosis.laws.judge import LAWS, judged
-from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Result
-from regard.diagnosis.laws.specimen import Specimen
+from regard.diagnosis.laws.lines import Lines
 from regard.diagnosis.laws.visibility import ignores_order, pattern_of
-from regard.diagnosis.lines import Lines
 from regard.diagnosis.report import Finding, Report, finding_of
 
 __all__ = ["notes_of", "of_law", "report_of"]

@@ -13,8 +13,8 @@ from regard.diagnosis.facts.rows import Rows, Unread
 from regard.diagnosis.facts.runs import Run, Runs
 from regard.diagnosis.facts.surroundings import lines_of, surroundings_of
 from regard.diagnosis.facts.weak_masks import raise_for_weak_mask
-from regard.diagnosis.laws.mask_forms import Form
-from regard.diagnosis.laws.specimen import Specimen
+from regard.diagnosis.inputs.mask_forms import Form
+from regard.diagnosis.inputs.specimen import Specimen
 
 __all__ = ["Computed", "Domain", "Statement", "computed"]
 

@@ -16,9 +16,9 @@ from regard.diagnosis.facts.origins import Numbers, Sizes, located
 from regard.diagnosis.facts.rows import Rows, Unread, rows_of
 from regard.diagnosis.facts.stages import stage_lines
 from regard.diagnosis.facts.trace import Trace, traced
-from regard.diagnosis.laws.lab import Lab
-from regard.diagnosis.laws.mask_forms import Form
-from regard.diagnosis.laws.specimen import Contents, Specimen
+from regard.diagnosis.inputs.lab import Lab
+from regard.diagnosis.inputs.mask_forms import Form
+from regard.diagnosis.inputs.specimen import Contents, Specimen
 
 __all__ = ["Run", "Runs"]
 

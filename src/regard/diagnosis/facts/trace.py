@@ -15,7 +15,7 @@ from regard.capture.fused_calls import FLEX_ATTENTION, FusedCall, fused_call
 from regard.capture.met_value import Met, MetValue
 from regard.capture.refusals import Absence
 from regard.capture.storages import Parameters, storage_key, tensors_in
-from regard.diagnosis.subject import kept_defaults, quiet
+from regard.diagnosis.inputs.subject import kept_defaults, quiet
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.query_key import QueryKeyScores
 from regard.tracing.operations import PRODUCTS

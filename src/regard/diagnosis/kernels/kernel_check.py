@@ -8,13 +8,13 @@ import torch
 
 from regard.diagnosis.expectation import ANY, Spec, spec
 from regard.diagnosis.facts.statement import Computes
+from regard.diagnosis.inputs.subject import quiet
 from regard.diagnosis.kernels.cases import FIRST, cases_of
 from regard.diagnosis.kernels.error_budget import output_error
 from regard.diagnosis.kernels.running import LAYOUTS, Kernel
 from regard.diagnosis.kernels.standard import Standard, standard_of
 from regard.diagnosis.kernels.trial import Trial, first_line
 from regard.diagnosis.report import Report
-from regard.diagnosis.subject import quiet
 from regard.masks import SlidingWindow
 
 __all__ = ["kernel_report"]

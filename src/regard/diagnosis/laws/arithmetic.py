@@ -7,11 +7,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs, normal
+from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs, normal
+from regard.diagnosis.inputs.signature import signature_of
+from regard.diagnosis.inputs.specimen import Contents
+from regard.diagnosis.inputs.tape import Place, Step, addresses, first_place, tensors_in
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import Place, Step, addresses, first_place, tensors_in
-from regard.diagnosis.signature import signature_of
 
 __all__ = ["DROPS", "SOFTMAXES", "Gradient", "Large", "Training"]
 

@@ -10,12 +10,12 @@ from typing import Any, cast, get_args, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
+from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs
+from regard.diagnosis.inputs.signature import definition_of, docstrings_of, is_cache, signature_of
+from regard.diagnosis.inputs.specimen import Contents, Slot, Specimen
+from regard.diagnosis.inputs.subject import is_installed
+from regard.diagnosis.inputs.tape import in_words, tensors_in
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.specimen import Contents, Slot, Specimen
-from regard.diagnosis.laws.tape import in_words, tensors_in
-from regard.diagnosis.signature import definition_of, docstrings_of, is_cache, signature_of
-from regard.diagnosis.subject import is_installed
 
 __all__ = ["FILLED", "Cache", "has_filled_cache"]
 

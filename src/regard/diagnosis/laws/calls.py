@@ -6,13 +6,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.laws.arithmetic import DROPS
-from regard.diagnosis.laws.lab import Lab, NotTried, Run, differs
-from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.mask_forms import form_of_given
-from regard.diagnosis.laws.not_finite import breach_of_nan
-from regard.diagnosis.laws.specimen import Contents, Specimen
-from regard.diagnosis.laws.tape import (
+from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs
+from regard.diagnosis.inputs.mask_forms import form_of_given
+from regard.diagnosis.inputs.signature import is_cache, is_tried_flag, signature_of
+from regard.diagnosis.inputs.specimen import Contents, Specimen
+from regard.diagnosis.inputs.subject import is_installed
+from regard.diagnosis.inputs.tape import (
     Place,
     Step,
     addresses,
@@ -20,8 +19,9 @@ from regard.diagnosis.laws.tape import (
     in_words,
     place_of,
 )
-from regard.diagnosis.signature import is_cache, is_tried_flag, signature_of
-from regard.diagnosis.subject import is_installed
+from regard.diagnosis.laws.arithmetic import DROPS
+from regard.diagnosis.laws.law import Breach, Law
+from regard.diagnosis.laws.not_finite import breach_of_nan
 
 __all__ = ["Pure", "Runs", "Samples"]
 

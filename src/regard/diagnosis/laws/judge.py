@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
+from regard.diagnosis.inputs.lab import Lab, NotTried
+from regard.diagnosis.inputs.tape import OpaqueOperator, in_words
 from regard.diagnosis.laws.arithmetic import Gradient, Large, Training
 from regard.diagnosis.laws.cached import Cache
 from regard.diagnosis.laws.calls import Pure, Runs, Samples
-from regard.diagnosis.laws.lab import Lab, NotTried
 from regard.diagnosis.laws.law import Law, Result
 from regard.diagnosis.laws.padding import Padding
-from regard.diagnosis.laws.tape import OpaqueOperator, in_words
 from regard.diagnosis.laws.visibility import Influence
 
 __all__ = ["LAWS", "judged"]

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from regard.diagnosis.laws.lab import Lab
-from regard.diagnosis.laws.tape import Place
+from regard.diagnosis.inputs.lab import Lab
+from regard.diagnosis.inputs.tape import Place
 
 __all__ = ["UNUSED", "Breach", "Law", "Pair", "Result"]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from regard.diagnosis.laws.lab import Run
+from regard.diagnosis.inputs.lab import Run
+from regard.diagnosis.inputs.tape import Step, tensors_in
 from regard.diagnosis.laws.law import Breach
-from regard.diagnosis.laws.tape import Step, tensors_in
 
 __all__ = ["breach_of_nan"]
 

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.diagnosis.laws.lab import Lab, NotTried, Run, as_tensors, differs, normal
+from regard.diagnosis.inputs.lab import Lab, NotTried, Run, as_tensors, differs, normal
+from regard.diagnosis.inputs.mask_forms import Form, form_of_given
+from regard.diagnosis.inputs.signature import docstrings_of
+from regard.diagnosis.inputs.specimen import Contents
+from regard.diagnosis.inputs.subject import is_installed
+from regard.diagnosis.inputs.tape import tensors_in
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.mask_forms import Form, form_of_given
 from regard.diagnosis.laws.not_finite import breach_of_nan
-from regard.diagnosis.laws.specimen import Contents
-from regard.diagnosis.laws.tape import tensors_in
 from regard.diagnosis.laws.visibility import pair_of
-from regard.diagnosis.signature import docstrings_of
-from regard.diagnosis.subject import is_installed
 
 __all__ = ["Padding"]
 

@@ -7,11 +7,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from regard.diagnosis.inputs.lab import Lab, NotTried, differs
+from regard.diagnosis.inputs.specimen import Slot
+from regard.diagnosis.inputs.tape import Place, addresses
 from regard.diagnosis.laws.arithmetic import SOFTMAXES
-from regard.diagnosis.laws.lab import Lab, NotTried, differs
 from regard.diagnosis.laws.law import UNUSED, Breach, Law, Pair
-from regard.diagnosis.laws.specimen import Slot
-from regard.diagnosis.laws.tape import Place, addresses
 
 __all__ = ["Influence", "ignores_order", "pair_of", "pattern_of"]
 

@@ -23,8 +23,15 @@ import torch
 
 from regard.diagnosis.checker import check
 from regard.diagnosis.expectation import spec_of_json
-from regard.diagnosis.laws.tape import place_of
-from regard.diagnosis.notebook_cells import Cell, namespace, read_cells, refuse_null_bytes, run_cell
+from regard.diagnosis.inputs.notebook_cells import (
+    Cell,
+    namespace,
+    read_cells,
+    refuse_null_bytes,
+    run_cell,
+)
+from regard.diagnosis.inputs.tape import place_of
+from regard.diagnosis.inputs.user_errors import sentence
 from regard.diagnosis.notebook_function import report_of_cells
 from regard.diagnosis.report import Report
 from regard.diagnosis.sandbox.target_selection import (
@@ -33,7 +40,6 @@ from regard.diagnosis.sandbox.target_selection import (
     fitting_options,
     named,
 )
-from regard.diagnosis.user_errors import sentence
 from regard.errors import RegardError
 
 __all__ = ["main"]

@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from regard.diagnosis.checker import check
-from regard.diagnosis.class_arguments import guessed_arguments, guessed_value
-from regard.diagnosis.signature import definition_of
-from regard.diagnosis.subject import source_of
+from regard.diagnosis.inputs.class_arguments import guessed_arguments, guessed_value
+from regard.diagnosis.inputs.signature import definition_of
+from regard.diagnosis.inputs.subject import source_of
 from regard.errors import RegardError
 
 __all__ = ["attentions", "check_options", "fitting_options", "named"]

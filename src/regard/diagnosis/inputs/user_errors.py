@@ -5,7 +5,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from regard.diagnosis.laws.tape import is_theirs, place_of
+from regard.diagnosis.inputs.tape import is_theirs, place_of
 from regard.errors import RegardError
 
 __all__ = ["lacks_cuda", "sentence"]

@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from regard.diagnosis.laws.specimen import Slot
-from regard.diagnosis.signature import Argument, meaning_of_name
+from regard.diagnosis.inputs.signature import Argument, meaning_of_name
+from regard.diagnosis.inputs.specimen import Slot
 
 __all__ = ["Form", "form_of_given", "forms_of", "takes_masks"]
 

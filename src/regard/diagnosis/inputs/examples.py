@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from regard.diagnosis.laws.lab import Lab, as_tensors
-from regard.diagnosis.laws.specimen import Slot, Specimen
-from regard.diagnosis.signature import (
+from regard.diagnosis.inputs.lab import Lab, as_tensors
+from regard.diagnosis.inputs.signature import (
     arguments_of,
     axis_of_heads,
     declared_meaning,
@@ -25,7 +24,8 @@ from regard.diagnosis.signature import (
     meaning_of_name,
     signature_of,
 )
-from regard.diagnosis.subject import source_of
+from regard.diagnosis.inputs.specimen import Slot, Specimen
+from regard.diagnosis.inputs.subject import source_of
 
 __all__ = ["example_specimens"]
 

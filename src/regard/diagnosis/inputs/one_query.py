@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.diagnosis.reading import Thing
+from regard.diagnosis.inputs.reading import Thing
 
 __all__ = ["of_each_query"]
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.laws.lab import Lab
+from regard.diagnosis.inputs.lab import Lab
 
 __all__ = ["attentions_inside", "running_attentions"]
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from regard.diagnosis.signature import Argument, definition_of
+from regard.diagnosis.inputs.signature import Argument, definition_of
 from regard.errors import check_numbers
 
 __all__ = [

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from regard.diagnosis.signature import MEMORY, signature_of
+from regard.diagnosis.inputs.signature import MEMORY, signature_of
 
 if TYPE_CHECKING:
-    from regard.diagnosis.laws.mask_forms import Form
+    from regard.diagnosis.inputs.mask_forms import Form
 
 __all__ = ["Contents", "Slot", "Specimen"]
 

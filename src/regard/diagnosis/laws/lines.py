@@ -6,7 +6,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from regard.diagnosis.laws.tape import Place, Step, addresses, reached, tensors_in
+from regard.diagnosis.inputs.tape import Place, Step, addresses, reached, tensors_in
 
 __all__ = ["Lines"]
 

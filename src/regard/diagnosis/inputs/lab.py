@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from regard.diagnosis.laws.specimen import Contents, Specimen
-from regard.diagnosis.laws.tape import Place, Step, Tape, place_of, tensors_in
-from regard.diagnosis.subject import independent, kept_defaults, quiet, uses_flex_attention
+from regard.diagnosis.inputs.specimen import Contents, Specimen
+from regard.diagnosis.inputs.subject import independent, kept_defaults, quiet, uses_flex_attention
+from regard.diagnosis.inputs.tape import Place, Step, Tape, place_of, tensors_in
 
 __all__ = ["Lab", "NotTried", "Run", "as_tensors", "differs", "normal"]
 

@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.laws.lab import Lab
-from regard.diagnosis.laws.mask_forms import Form, forms_of, takes_masks
-from regard.diagnosis.laws.specimen import Slot, Specimen
-from regard.diagnosis.laws.tape import OpaqueOperator, tensors_in
-from regard.diagnosis.signature import (
+from regard.diagnosis.inputs.lab import Lab
+from regard.diagnosis.inputs.mask_forms import Form, forms_of, takes_masks
+from regard.diagnosis.inputs.signature import (
     MEMORY,
     Argument,
     arguments_of,
@@ -25,7 +23,8 @@ from regard.diagnosis.signature import (
     docstrings_of,
     signature_of,
 )
-from regard.diagnosis.subject import (
+from regard.diagnosis.inputs.specimen import Slot, Specimen
+from regard.diagnosis.inputs.subject import (
     FEW_BITS,
     call_to_copy,
     copied,
@@ -33,6 +32,7 @@ from regard.diagnosis.subject import (
     is_installed,
     source_of,
 )
+from regard.diagnosis.inputs.tape import OpaqueOperator, tensors_in
 
 __all__ = ["Thing", "as_scores", "grouped", "specimens", "thing_of"]
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.diagnosis.laws.tape import place_of
-from regard.diagnosis.user_errors import lacks_cuda, sentence
+from regard.diagnosis.inputs.tape import place_of
+from regard.diagnosis.inputs.user_errors import lacks_cuda, sentence
 
 __all__ = ["undisturbed"]
 
@@ -54,7 +54,7 @@ def undisturbed() -> Generator[None]:
 
     Example:
         >>> import os
-        >>> from regard.diagnosis.isolation import undisturbed
+        >>> from regard.diagnosis.inputs.isolation import undisturbed
         >>> with undisturbed():
         ...     os.environ.update(REGARD_EXAMPLE="1")
         >>> "REGARD_EXAMPLE" in os.environ
