@@ -78,13 +78,13 @@ def test_positions_that_turn_queries_alone_are_wrong_in_a_module() -> None:
     report = checked(lambda q, k, v: standard(turned(q), k, v), "module")
     assert report.verdict == "wrong"
     assert report.findings[0].name == "positions"
-    assert "positions is rotary of queries alone" in str(report)
+    assert "positions: rotary of queries alone" in str(report)
 
 
 def test_positions_that_turn_keys_alone_are_wrong_in_a_module() -> None:
     report = checked(lambda q, k, v: standard(q, turned(k), v), "module")
     assert report.verdict == "wrong"
-    assert "positions is rotary of keys alone" in str(report)
+    assert "positions: rotary of keys alone" in str(report)
 
 
 def test_positions_that_turn_queries_alone_are_different_in_a_function() -> None:

@@ -71,7 +71,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, int]]]] = {
     ),
     "sees not itself": (
         "s[tril.T == 1] = -torch.inf\nw = F.softmax(s, -1)\nout = w @ v",
-        [("causal-off-by-one", 1), ("nan-rows", 2)],
+        [("nan-rows", 2), ("causal-off-by-one", 1)],
     ),
     "mask inverted": (
         "w = F.softmax(s.masked_fill(tril == 1, -torch.inf), -1)\nout = w @ v",
@@ -173,4 +173,4 @@ def test_the_matrices_are_those_of_the_cells(tmp_path: Path) -> None:
     assert finding.did is not None
     assert finding.attention is not None
     assert finding.did.shape == finding.attention.shape == (4, 4)
-    assert finding.caption == "weights of token 1 to 4 (down) for tokens 1 to 4 of 6"
+    assert finding.caption == "weights of tokens 1 to 4 (down) for tokens 1 to 4 of 6"

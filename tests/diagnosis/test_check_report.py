@@ -84,7 +84,7 @@ def test_of_two_mistakes_each_is_shown_alone() -> None:
     for finding in (axis, scale):
         assert finding.did is not None
         assert finding.attention is not None
-        assert finding.caption == "weights of token 1 to 4 (down) for tokens 1 to 4 of 29"
+        assert finding.caption == "weights of tokens 1 to 4 (down) for tokens 1 to 4 of 29"
 
 
 def test_what_nobody_can_tell_is_not_called_wrong() -> None:
@@ -105,7 +105,7 @@ def test_the_text_holds_both_matrices_and_the_mending() -> None:
     assert "what it did" in text
     assert "what attention is" in text
     assert "query.shape[-1] ** 0.5" in text
-    assert "weights of token 1 to 4 (down) for tokens 1 to 4 of 29:" in text
+    assert "weights of tokens 1 to 4 (down) for tokens 1 to 4 of 29:" in text
     assert "unscaled is different from standard attention: no-scale." in text
     assert text.endswith("expect=regard.spec(causal=False, scale=1.0))")
 

@@ -70,7 +70,6 @@ UNNAMED = {
     "03_channels_first": "scores with keys first, or weights that are turned round",
     "05_divided_last": "its sum divides the output",
     "07_beyond_the_lengths": "a text of the longest length sees no key",
-    "first_head_masked": "the mask of one head alone follows no rule",
     "10_float_mask_to_sdpa": "numbers of 0 and 1, of which none is low",
     "13_function_with_cache_by_name": "names of a dict are not guessed",
     "13_module_with_kv_cache": "it gives back no cache",
@@ -84,7 +83,7 @@ UNNAMED = {
 }
 # The line that is named is that of another operation, which the fault leads to or comes from.
 OTHER_LINES = {
-    *("01_flatten_of_heads", "01_function_einsum", "01_reshape_after_sdpa"),
+    *("01_flatten_of_heads", "01_function_einsum"),
     *("05_dot_product_by_sum", "08_function_minus_forbidden", "08_given_scores_plus_triangle"),
     *("08_tril_added", "alibi_encoder_layer_bad", "attention_causale", "batch_generate_gpt"),
     *("cache_class_next_token", "causal_off_by_one", "einops_repeat_of_groups"),

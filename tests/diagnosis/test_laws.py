@@ -301,7 +301,7 @@ def test_an_unused_projection_beside_an_optional_cache_is_wrong() -> None:
     report = check(CachedWithAGate(), causal=True)
     assert report.verdict == "wrong", report
     assert [finding.name for finding in report.faults] == ["gradient"]
-    assert report.faults[0].detail.startswith("gate.weight, gate.bias has no influence")
+    assert report.faults[0].detail.startswith("gate.weight, gate.bias have no influence")
 
 
 def test_a_projection_of_an_optional_input_is_no_verdict() -> None:

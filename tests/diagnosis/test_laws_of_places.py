@@ -161,7 +161,7 @@ class BiasByDistance(Heads):
 
 def test_a_part_of_a_parameter_without_influence_is_wrong() -> None:
     report = check(SharesOneValueHead(), causal=True)
-    assert report.faults[0].detail.startswith("Number 40 to 47 of 48 along axis 0 of qkv.weight")
+    assert report.faults[0].detail.startswith("Numbers 40 to 47 of 48 along axis 0 of qkv.weight")
     assert check(BiasByDistance(2), causal=False).verdict == "right"
     report = check(BiasByDistance(1), causal=False)
     assert report.faults[0].detail.startswith("Number 1 of 2 along axis 1 of bias.weight")
@@ -229,7 +229,7 @@ def test_a_window_of_another_size_than_is_expected_is_wrong() -> None:
     report = check(local_attention, expect=regard.spec(causal=True, window=3))
     [finding] = report.faults
     assert str(finding).splitlines()[1].strip() == (
-        "window is causal, a window of 4 keys; expected is a window of 3."
+        "window: causal, a window of 4 keys; expected: a window of 3."
     )
 
 

@@ -336,17 +336,14 @@ def _report(code: Thing, intention: Intention) -> Report:
 def _of_model(
     lab: Lab, inside: Mapping[str, nn.Module], formulas: Computed, intention: Intention
 ) -> Report:
-    """Return the report on a model with several attentions, with the faults of the whole model."""
-    report = with_computes(_by_parts(lab, inside, intention), formulas)
-    if formulas.unread is not None:
-        return report
-    names = {finding.name for finding in report.findings}
-    faults = [
-        finding
-        for finding in fact_findings(formulas, intention)
-        if finding.severity == "fault" and finding.name not in names
-    ]
-    return replace(report, findings=(*faults, *report.findings))
+    """Return the report on a model with several attentions: on the whole, if that can be read."""
+    if not formulas.is_told:
+        return with_computes(_by_parts(lab, inside, intention), formulas)
+    report = stated(formulas, intention, is_model=True)
+    named = {finding.name for finding in report.findings}
+    faults = _by_parts(lab, inside, Intention()).faults
+    others = [finding for finding in faults if finding.name not in named]
+    return replace(report, findings=(*others, *report.findings))
 
 
 def _with_groups(report: Report, code: Thing, intention: Intention) -> Report:
@@ -447,7 +444,7 @@ def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], intention: Intention) -
         try:
             part = thing_of(module, type(module).__name__, {}, {})
             decides = not any(a.role in ("mask", "lengths", "memory") for a in part.arguments)
-            of_part = intention if decides else intention.without_causal
+            of_part = intention.of_part(decides=decides)
             report = report_on(list(specimens(part, of_part.causal)), of_part)
         except ValueError as error:
             said = str(error).partition("The first error was ")[2] or str(error)

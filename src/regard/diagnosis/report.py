@@ -256,7 +256,8 @@ def _sentence(report: Report) -> str:
             held = sum(result.outcome == "held" for result in report.laws)
             others = [r.law.name for r in report.laws if r.outcome == "does not apply"]
             laws = f"; {held} laws of attention hold" if held else ""
-            laws += f", {' and '.join(others)} do not apply" if others else ""
+            verb = "does" if len(others) == 1 else "do"
+            laws += f"; {', '.join(others)} {verb} not apply" if others else ""
             return f"right{laws}."
         case "wrong":
             return f"wrong: {', '.join(finding.name for finding in report.faults)}."

@@ -38,15 +38,23 @@ def report_on(readings: Sequence[Specimen], intention: Intention) -> Report:
     return with_computes(report_of(readings), formulas)
 
 
-def stated(formulas: Computed, intention: Intention) -> Report:
-    """Return the report on code of which all could be read, or whose numbers show mistakes."""
+def stated(formulas: Computed, intention: Intention, *, is_model: bool = False) -> Report:
+    """Return the report on code of which all could be read, or whose numbers show mistakes.
+
+    Args:
+        formulas: what it computes.
+        intention: of its author.
+        is_model: it has several attentions, of which some may be frozen.
+    """
     if formulas.unread is not None:
         return _with_mistakes(formulas, formulas.unread, intention)
     lab = Lab(formulas.specimen)
     of_facts = fact_findings(formulas, intention)
     # A fact that is wrong already says more than the law of padding, which looks at the same.
     has_fault = any(finding.severity == "fault" for finding in of_facts)
-    names = [name for name in _UNIVERSAL if name != "padding" or not has_fault]
+    left_out = {"padding"} if has_fault else set[str]()
+    left_out |= {"gradient"} if is_model else set()
+    names = {*_UNIVERSAL} - left_out
     results = judged(lab, [law for law in LAWS if law.name in names])
     findings = _law_findings(lab, results)
     named = {finding.name for finding in findings}
@@ -103,7 +111,11 @@ def fact_findings(formulas: Computed, intention: Intention) -> list[Finding]:
     findings: dict[tuple[str, str | None, int | None], Finding] = {}
     for index, deviation, is_meant in indexed:
         is_fault = is_meant or deviation.is_wrong
-        finding = _finding(deviation, formulas.statements[index], is_fault=is_fault)
+        statement = formulas.statements[index]
+        finding = _finding(deviation, statement, is_fault=is_fault)
+        if len(formulas.statements) > 1:
+            detail = f"In {statement.facts.module}. {finding.detail}".strip()
+            finding = replace(finding, detail=detail)
         key = (finding.name, finding.file, finding.line)
         if key not in findings or findings[key].severity == "difference":
             findings[key] = finding
@@ -187,7 +199,7 @@ def _shown_pair(weights: Tensor, expected: Tensor) -> Pair:
     """Return the first of both, (samples, heads, queries, keys)."""
     did, attention = (t[0, 0, :_SHOWN, :_SHOWN] for t in (weights, expected))
     count = weights.shape[-1]
-    caption = f"weights of token 1 to {len(did)} (down) for tokens 1 to {len(did)} of {count}"
+    caption = f"weights of tokens 1 to {len(did)} (down) for tokens 1 to {len(did)} of {count}"
     return did, attention, caption
 
 

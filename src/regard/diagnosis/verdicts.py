@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+import torch
+
 from regard.diagnosis.catalogue import Fault, fault
 from regard.diagnosis.explaining import explained
-from regard.diagnosis.inputs.lab import Lab, NotTried
+from regard.diagnosis.inputs.lab import Lab, NotTried, as_tensors, normal
 from regard.diagnosis.inputs.specimen import Specimen
 from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.law import Result
@@ -71,6 +73,21 @@ def _held(results: Sequence[Result]) -> int:
     return bad[0] if bad else len(LAWS)
 
 
+def _takes_batch(lab: Lab) -> bool:
+    """Return True if a function of scores gives each matrix of a batch what it gives it alone."""
+    s = lab.specimen
+    if not s.has_own_size or s.is_example:
+        return False
+    widths = [int(slot.axes[-1]) for slot in s.sources.values()]
+    batch = [normal(11 + n, 2, 3, 5, width) for n, width in enumerate(widths)]
+    alone = zip(*(tensor.flatten(0, 1) for tensor in batch), strict=True)
+    try:
+        together, *outputs = [as_tensors(s.call(*given))[0] for given in (batch, *alone)]
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return False
+    return torch.allclose(together.flatten(0, 1), torch.stack(outputs), atol=1e-9)
+
+
 def of_law(result: Result) -> Finding:
     """Return a broken law as a finding."""
     breach, law = result.breach, result.law
@@ -103,7 +120,7 @@ def notes_of(lab: Lab) -> list[Finding]:
     """Return what is right, but worth knowing."""
     s = lab.specimen
     found: list[Finding] = []
-    if not s.has_batch and not s.is_example:
+    if not s.has_batch and not s.is_example and not _takes_batch(lab):
         run = lab.run(s.contents(s.batch, s.tokens), keeps=True)
         lines = Lines(run.steps, run.inputs)
         place = lines.of("transpose-of-batch") if lines.turning() is not None else None

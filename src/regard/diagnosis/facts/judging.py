@@ -50,7 +50,7 @@ class Deviation:
 
     def __str__(self) -> str:
         """Return it as a sentence."""
-        return f"{self.fact} is {self.actual}; expected is {self.expected}."
+        return f"{self.fact}: {self.actual}; expected: {self.expected}."
 
 
 def spec_of(facts: Facts) -> Spec:
@@ -275,6 +275,8 @@ def _head_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation]
         words = f"heads meet key heads {' '.join(map(str, facts.key_heads))}"
         text = " ".join(map(str, in_order))
         yield Deviation("kv_heads", words, text, "keys", "kv-heads-repeated-in-wrong-order")
+    if any(isinstance(operation, Rotation) for operation in facts.value):
+        yield Deviation("values", "rotated by position", "the same at each position", "value")
     value_heads = facts.around.value_heads
     if len(set(value_heads)) == num_kv_heads and value_heads != facts.key_heads:
         words = f"heads weigh value heads {' '.join(map(str, value_heads))}"

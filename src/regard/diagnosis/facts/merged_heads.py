@@ -1,6 +1,7 @@
 """The way from the outputs of the heads to the result, and the weights that are returned."""
 
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import cast
 
 import torch
@@ -147,14 +148,14 @@ def _line_of(tensor: Tensor, steps: Iterable[Step]) -> str:
 
 
 def _line_before(tensor: Tensor, steps: Iterable[Step], reader: Step) -> str:
-    """Return the line of the last step on another line with an output of the tensor's size."""
-    lines = [
+    """Return the line of the first step before with an output as large and as wide as a tensor."""
+    lines = (
         step.line
-        for step in steps
+        for step in takewhile(lambda step: step is not reader, steps)
         for output in step.outputs
-        if output.numel() == tensor.numel() and step.line != reader.line
-    ]
-    return lines[-1] if lines else reader.line
+        if output.numel() == tensor.numel() and output.shape[-1:] == tensor.shape[-1:]
+    )
+    return next(lines, reader.line)
 
 
 def _floats(values: Iterable[object]) -> Iterator[Tensor]:

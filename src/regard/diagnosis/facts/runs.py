@@ -16,7 +16,7 @@ from regard.diagnosis.facts.origins import Numbers, Sizes, located
 from regard.diagnosis.facts.rows import Rows, Unread, rows_of
 from regard.diagnosis.facts.stages import stage_lines
 from regard.diagnosis.facts.trace import Trace, traced
-from regard.diagnosis.inputs.lab import Lab
+from regard.diagnosis.inputs.lab import Lab, as_tensors
 from regard.diagnosis.inputs.mask_forms import Form
 from regard.diagnosis.inputs.specimen import Contents, Specimen
 
@@ -136,10 +136,11 @@ class Runs:
         args, kwargs = s.arguments(contents, torch.float64, masks)
         by_name = {**s.by_name((args, kwargs)), **masks}
         names = self.input_names
+        given = {name: as_tensors(value) for name, value in by_name.items()}
         arguments = {
-            name: argument.clone()
-            for name, argument in by_name.items()
-            if isinstance(argument, Tensor) and (name in masks or name not in names)
+            name: tensors[0].clone()
+            for name, tensors in given.items()
+            if len(tensors) == 1 and (name in masks or name not in names)
         }
         sizes = self._sizes(tokens)
         rows = self._from_outputs(contents, masks, arguments)

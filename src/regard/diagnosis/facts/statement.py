@@ -8,7 +8,7 @@ from typing import Any
 from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.facts.computed import Computed, Statement
 from regard.diagnosis.facts.formula import Facts
-from regard.diagnosis.facts.judging import positions_of, spec_of
+from regard.diagnosis.facts.judging import deviations, positions_of, spec_of
 from regard.diagnosis.facts.rows import Unread
 
 __all__ = ["Computes", "computes_of"]
@@ -26,7 +26,7 @@ class Computes:
         stage: the first stage that could not be read; empty if all could.
         reason: the reason for that, in a sentence; empty if all could be read.
         spec: the spec that pins it, where what differs among attentions is free; None if it could
-            not be read.
+            not be read, or has a fact that no spec names.
     """
 
     formula: str
@@ -68,10 +68,11 @@ def computes_of(computed: Computed) -> Computes:
         facts = statement.facts
         all_facts.setdefault(f"{_formula(facts)}, {_details(facts)}", facts)
     (_, first), *others = all_facts.items()
-    specs = [spec_of(facts) for facts in all_facts.values()]
+    spec = _common([spec_of(facts) for facts in all_facts.values()])
+    pins = not deviations([statement.facts for statement in computed.statements], spec)
     lines = [_details(first), *(f"and in {facts.module} {text}" for text, facts in others)]
     formula, domain = _formula(first), _domain(computed.statements)
-    return Computes(formula, tuple(lines), domain, "", "", _common(specs))
+    return Computes(formula, tuple(lines), domain, "", "", spec if pins else None)
 
 
 def _common(specs: Sequence[Spec]) -> Spec:

@@ -99,7 +99,9 @@ class Gradient(Law):
         Raises:
             NotTried: an argument that was left out may need them.
         """
-        says = f"{', '.join(idle[:3])} has no influence on the output: it gets no gradient."
+        are_several = len(idle) > 1 or idle[0].startswith("Numbers")
+        verb, who = ("have", "they get") if are_several else ("has", "it gets")
+        says = f"{', '.join(idle[:3])} {verb} no influence on the output: {who} no gradient."
         if others := _left_out(lab):
             raise NotTried(
                 f"{says[:-1]} without {' or '.join(others)}: pass an example call that has one."
@@ -193,10 +195,10 @@ def _idle_part(
         # A maximum or a ReLU may have left it out for these numbers.
         if not _rows_with_another(lab, contents, name, part, 100.0).equal(run.rows):
             continue
-        words = f"{first} to {last}" if last > first else str(first)
+        words = f"Numbers {first} to {last}" if last > first else f"Number {first}"
         is_fused = axis == 0 and size == 3 * parameter.shape[1] and 3 * (last + 1 - first) == size
         role = ("query", "key", "value")[3 * first // size] if is_fused else ""
-        return f"Number {words} of {size} along axis {axis}", role
+        return f"{words} of {size} along axis {axis}", role
     return None
 
 
@@ -217,7 +219,7 @@ def _idle_half(lab: Lab, name: str, grad: Tensor) -> str | None:
     longer = s.contents(1, size)
     if not _rows_with_another(lab, longer, name, part, 100.0).equal(lab.run(longer).rows):
         return None
-    return f"Number {first} to {first + reach - 1} of {size} along axis 0"
+    return f"Numbers {first} to {first + reach - 1} of {size} along axis 0"
 
 
 _LONGEST = 65  # rows of a table that is tried with as many tokens

@@ -89,18 +89,20 @@ class Influence(Law):
         near = (j <= i) & (i - j < (1 if "in chunks" in pattern_of(seen) else 2))
         says = ""
         if bool((bad := seen & (j > i)).any()):
-            says = f"{_where(bad)}, which comes later."
+            says = f"{_where(bad)}, an earlier one."
         elif bool((bad := ~seen & near).any()):
             says = f"{_where(bad, moves=False)}."
-        place = _lifted(lab) if "later" in says else None
+        leaks = "earlier" in says
+        place = _lifted(lab) if leaks else None
         others = [*lab.specimen.sources][1:]
-        if "later" in says and others and "key" not in others:
+        if leaks and others and "key" not in others:
             apart = Lab(replace(lab.specimen, apart=(*others,)))
             if not apart.influence.triu(1).any():
                 says = f"{others[0]} may be another sequence: pass an example in which it has"
                 raise NotTried(f"{says} another number of tokens.")
         if says:
-            return Breach(says, place, pair_of(seen, j <= i), kind=_kind(seen, len(seen) - 2))
+            kind = _kind(seen, len(seen) - 2) or ("not-causal" if leaks else "")
+            return Breach(says, place, pair_of(seen, j <= i), kind=kind)
         return None
 
     @staticmethod

@@ -1,0 +1,108 @@
+"""What a report says beside its verdict: pins that pin, facts of the whole, notes that are true."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+
+
+class Attention(nn.Module):
+    def __init__(self, diagonal: int = 1, rotates: str = "") -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(24, 72), nn.Linear(24, 24)
+        self.diagonal, self.rotates = diagonal, rotates
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (3, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        angles = torch.arange(x.shape[1])[:, None] * 100.0 ** -(torch.arange(4) / 4)
+        angles = torch.cat([angles, angles], -1)
+
+        def rotated(t: Tensor) -> Tensor:
+            first, second = t.chunk(2, -1)
+            return t * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+        q, k, v = (
+            rotated(t) if n in self.rotates else t for n, t in zip("qkv", (q, k, v), strict=True)
+        )
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(self.diagonal)
+        scores = (q @ k.mT / 8**0.5).masked_fill(later, -torch.inf)
+        return self.out((scores.softmax(-1).nan_to_num() @ v).transpose(1, 2).flatten(2))
+
+
+class Language(nn.Module):
+    """Two layers behind a table of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 24), nn.Embedding(64, 24)
+        self.layers = nn.ModuleList(Attention() for _ in range(2))
+        self.head = nn.Linear(24, 50)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def test_positions_of_a_model_are_expected_of_the_whole() -> None:
+    expected = regard.spec(causal=True, heads=3, positions="learned")
+    assert regard.check(Language(), expect=expected).ok
+    report = regard.check(Language(), expect=regard.spec(causal=True, positions="rotary"))
+    assert [finding.name for finding in report.faults] == ["positions"], report
+
+
+@pytest.mark.parametrize("diagonal", [1, 3])
+def test_a_pin_pins(diagonal: int) -> None:
+    report = regard.check(Attention(diagonal))
+    assert report.pin
+    thing: Any = Attention(diagonal)
+    assert eval(report.pin, {"regard": regard, "Attention": thing}).ok, report
+
+
+@pytest.mark.parametrize("diagonal", [0, 2], ids=["without itself", "one ahead"])
+def test_code_with_a_mistake_that_no_spec_names_has_no_pin(diagonal: int) -> None:
+    report = regard.check(Attention(diagonal))
+    assert (report.verdict, report.pin) == ("different", "")
+
+
+@pytest.mark.parametrize("rotates", ["qkv", "v"])
+def test_values_that_are_rotated_are_told(rotates: str) -> None:
+    positions = "rotary" if "q" in rotates else None
+    expected = regard.spec(causal=True, heads=3, positions=positions)
+    report = regard.check(Attention(rotates=rotates), expect=expected)
+    assert "values" in {finding.name for finding in report.faults}, report
+    assert regard.check(Attention(rotates="qk"), expect=regard.spec(positions="rotary")).ok
+
+
+def test_a_numpy_mask_of_an_example_is_read() -> None:
+    def attend(q: Any, k: Any, v: Any, valid: Any) -> Any:
+        scores = np.einsum("bid,bjd->bij", q, k) / np.sqrt(q.shape[-1])
+        scores = np.where(valid[:, None], scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return np.einsum("bij,bjd->bid", weights / weights.sum(-1, keepdims=True), v)
+
+    drawn = np.random.RandomState(0)
+    valid = np.arange(6) < np.array([[6], [4]])
+    args = (*(drawn.randn(2, 6, 8) for _ in range(3)), valid)
+    report = regard.check(attend, args=args, expect=regard.spec(padding={"valid": "True keeps"}))
+    assert report.ok, report
+
+
+def test_a_leak_of_code_that_is_not_read_is_told() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.relu(q @ k.mT).softmax(-1) @ v.roll(1, 1)
+
+    report = regard.check(attention, expect=regard.spec(causal=True))
+    assert "not-causal" in {finding.name for finding in report.faults}, report
+    assert regard.check(attention).verdict == "cannot tell"
+
+
+def test_a_function_of_scores_that_takes_any_batch_has_no_note() -> None:
+    assert regard.check(lambda scores: scores.softmax(-1)).findings == ()
+    report = regard.check(lambda scores: scores.softmax(1))
+    assert [finding.name for finding in report.findings] == ["unbatched-only"]
