@@ -116,8 +116,13 @@ def _axes(specimen: Specimen) -> str:
     return f"{what}({', '.join(parts)})" + (" of token ids" if slot.high else "")
 
 
-def notes_of(lab: Lab) -> list[Finding]:
-    """Return what is right, but worth knowing."""
+def notes_of(lab: Lab, *, is_open: bool | None = None) -> list[Finding]:
+    """Return what is right, but worth knowing.
+
+    Args:
+        lab: of the code.
+        is_open: each token attends to all; None: that is not known.
+    """
     s = lab.specimen
     found: list[Finding] = []
     if not s.has_batch and not s.is_example and not _takes_batch(lab):
@@ -127,6 +132,9 @@ def notes_of(lab: Lab) -> list[Finding]:
         entry = fault("unbatched-only" if place is None else "transpose-of-batch")
         found.append(finding_of(entry, place or lines.of("softmax-wrong-axis"), ""))
     is_free = s.has_batch and not (s.causal or s.masks or s.is_fixed)
-    if lab.model is not None and is_free and ignores_order(lab) and bool(lab.influence.all()):
+    if lab.model is not None and is_free and is_open is not False and ignores_order(lab):
+        is_open = bool(lab.influence.all()) if is_open is None else is_open
+        if not is_open:
+            return found
         found.append(finding_of(fault("no-positions"), None, ""))
     return found

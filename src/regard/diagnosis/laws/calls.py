@@ -200,7 +200,9 @@ class Pure(Law):
                 first_place(run.steps, lambda step: step.name.endswith("_")),
             )
         other = s.contents(s.batch, s.tokens, seed=1)
-        for extra in ({}, _other_masks(s)) if isinstance(s.call, nn.Module) else ():
+        masks = _other_masks(s)
+        extras: list[dict[str, Tensor]] = [{}, masks] if masks else [{}]
+        for extra in extras if isinstance(s.call, nn.Module) else ():
             try:
                 fresh = lab.run(other, extra=extra).rows
             except Exception:  # noqa: BLE001  # it may take masks of another form alone
