@@ -370,15 +370,9 @@ _ONE_ROW = (
 
 def _of_scores(code: Thing, intention: Intention) -> Report:
     """Return the report on a function of scores."""
-    readings = list(specimens(code, intention.causal))
-    formulas = computed(readings)
-    if formulas.unread is None:
-        return stated(formulas, intention)
-    is_free = not intention.causal and code.of("value") is None
-    if formulas.is_told:
-        report = stated(formulas, intention)
-    else:
-        report = with_computes(report_of(readings), formulas)
+    report = report_on(list(specimens(code, intention.causal)), intention)
+    is_read = report.computes is not None and report.computes.is_known
+    is_free = not (is_read or intention.causal) and code.of("value") is None
     if report.faults and is_free and _divides_by_one_sum(code.call):
         return replace(report, findings=(), missing=_ONE_ROW)
     return report

@@ -33,9 +33,9 @@ def explained(lab: Lab, results: Sequence[Result]) -> list[Finding]:
     idle = [breach.kind for law, breach in broken if law == "gradient"]
     findings: dict[str, Finding] = {}
     for law, breach in broken:
-        name, place = _mistake(lab, law, breach, idle)
         if law == "gradient" and "wrong-projection" in findings:
             continue
+        name, place = _mistake(lab, law, breach, idle)
         if name:
             finding = finding_of(fault(name), place, breach.says, breach.pair)
             findings.setdefault(name, finding)

@@ -69,11 +69,10 @@ def stated(formulas: Computed, intention: Intention, *, is_model: bool = False) 
     untried = [
         f"The law {result.law.name!r} was not tried: {result.reason}"
         for result in results
-        # Where it does not run, the others say the same.
-        if results[0].breach is None
-        and result.outcome == "not tried"
-        and not result.reason.startswith("The law ")
+        if result.outcome == "not tried" and not result.reason.startswith("The law ")
     ]
+    if results[0].breach is not None:
+        untried = []  # code that does not run gives other laws the same reason
     return Report(
         name=formulas.specimen.name,
         findings=tuple(findings),

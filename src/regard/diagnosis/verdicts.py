@@ -132,9 +132,7 @@ def notes_of(lab: Lab, *, is_open: bool | None = None) -> list[Finding]:
         entry = fault("unbatched-only" if place is None else "transpose-of-batch")
         found.append(finding_of(entry, place or lines.of("softmax-wrong-axis"), ""))
     is_free = s.has_batch and not (s.causal or s.masks or s.is_fixed)
-    if lab.model is not None and is_free and is_open is not False and ignores_order(lab):
-        is_open = bool(lab.influence.all()) if is_open is None else is_open
-        if not is_open:
-            return found
+    is_free &= lab.model is not None and is_open is not False
+    if is_free and ignores_order(lab) and (is_open or bool(lab.influence.all())):
         found.append(finding_of(fault("no-positions"), None, ""))
     return found

@@ -34,8 +34,13 @@ def raise_for_changed(trace: Trace, numbers: Numbers, sizes: Sizes) -> None:
             _raise_for(_mistakes(rows, numbers))
 
 
-def raise_for_outputs(rows: Rows) -> None:
-    """Raise ``Unread`` with the mistakes of weights that the outputs of a function gave."""
+def raise_for_outputs(rows: Rows, line: str = "") -> None:
+    """Raise ``Unread`` with the mistakes of weights that the outputs of a function gave.
+
+    Args:
+        rows: its rows.
+        line: the ``file:line`` of its softmax; "" where none is known.
+    """
     *samples, length, head_dim = rows.key.shape
     turned = replace(rows, key=rows.key.reshape(*samples, head_dim, length).mT)
     try:
@@ -44,9 +49,10 @@ def raise_for_outputs(rows: Rows) -> None:
         pass
     else:
         says = "The keys are viewed in the shape of their transpose: a row holds several tokens."
-        _raise_for([Mistake("keys-not-transposed", says)])
-    if not bool(((rows.weights.sum(-1) - 1).abs() < _CLOSE).all()):
-        _raise_for(_mistakes(rows, Numbers({}, [])))
+        _raise_for([Mistake("keys-not-transposed", says, line)])
+    sums = rows.weights.sum(-1)
+    if not bool((((sums - 1).abs() < _CLOSE) | (sums == 0)).all()):
+        _raise_for(m._replace(line=m.line or line) for m in _mistakes(rows, Numbers({}, [])))
 
 
 def _raise_for(mistakes: Iterable[Mistake]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from regard.diagnosis.facts.changed_weights import raise_for_outputs
 from regard.diagnosis.facts.formula import Facts, facts_of, is_empty, mask_in
 from regard.diagnosis.facts.rows import Rows, Unread
 from regard.diagnosis.facts.runs import Run, Runs
@@ -254,6 +255,8 @@ class _Search:
         rows, argument = run.rows[number], run.mask_argument
         lines = self._lines(run, rows)
         raise_for_weak_mask(rows, {argument: run.arguments[argument]}, _weak_line(lines))
+        if run.trace is None:
+            raise_for_outputs(rows, _weak_line(lines))
         mask = mask_in(rows, run.arguments)
         if mask is None:
             reason = f"the keys that {argument} hides follow no rule that is known"

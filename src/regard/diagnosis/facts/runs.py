@@ -147,7 +147,8 @@ class Runs:
         if rows is not None:
             return Run([rows], arguments, sizes, form, None)
         if not all(isinstance(by_name[name], Tensor) for name in names):
-            self._raise_for_outputs(contents, masks)
+            if self._is_function:
+                raise_for_outputs(self._rows_of_outputs(contents, masks))
             raise Unread("projection", "NumPy code with projections inside cannot be looked into")
         inputs = {slot.source: by_name[slot.name].clone() for slot in s.slots if slot.source}
         trace = self._trace(args, kwargs, [by_name[name] for name in names])
@@ -156,7 +157,8 @@ class Runs:
         refused = [*trace.refused]
         if not trace.attentions:
             refused += [*trace.left, ("no softmax of scores meets a value", "")]
-        for reason, line in refused[:1]:
+        if refused:
+            reason, line = refused[0]
             raise Unread("product", reason.partition("\n")[0].rstrip("."), line)
         attentions = rows_of(trace.attentions, numbers, sizes)
         for attention in attentions:
@@ -180,8 +182,8 @@ class Runs:
                 trace = self._trace(args, kwargs, inputs)
                 if trace.attentions:
                     return stage_lines(trace, trace.attentions[0])
-                for _, line in (*trace.refused, *trace.left):
-                    return {"softmax": line}
+                if refused := (*trace.refused, *trace.left):
+                    return {"softmax": refused[0][1]}
         return {}
 
     def adds_positions(self, run: Run) -> bool | None:
@@ -270,11 +272,6 @@ class Runs:
             return self._lab.run(changed, extra=masks).rows
 
         return rows_of_function(output, contents, self.specimen.name)
-
-    def _raise_for_outputs(self, contents: Contents, masks: Mapping[str, Any]) -> None:
-        """Raise ``Unread`` with the mistakes that the outputs of a function show."""
-        if self._is_function:
-            raise_for_outputs(self._rows_of_outputs(contents, masks))
 
     def _mask(self, form: Form, tokens: int) -> Tensor:
         """Return a mask of a form that hides some keys, different ones in each sample."""

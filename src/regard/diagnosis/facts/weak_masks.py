@@ -1,4 +1,4 @@
-"""Masks that hide nothing: a number in the place of -inf, or a 0 after the softmax.
+"""Masks that hide nothing: a number in the place of -inf.
 
 Of the keys that a mask leaves visible, the weights give the scale and the logsumexp of each row.
 With these the weights of the masked keys give their scores: one number that was filled in, or
@@ -53,17 +53,14 @@ def _mistake(rows: Rows, visible: Tensor, line: str) -> tuple[float, Mistake] | 
     seen = (rows.weights > 0) & ~is_empty(rows)
     fit, hidden = seen & visible, seen & ~visible
     hidden &= (fit.sum(-1, keepdim=True) > 0).expand_as(hidden)
+    if int(hidden.sum()) < _FEWEST:
+        return None
     product, logs = rows.query @ rows.key.mT, rows.weights.clamp(min=1e-300).log()
     scale = fitted_scale(product, logs, fit)
-    if scale is None or not bool((~visible & visible.any(-1, keepdim=True)).any()):
+    if scale is None:
         return None
     scores = product * torch.tensor(scale, dtype=torch.float64)[:, None, None]
     right = scores.masked_fill(~visible, -math.inf).softmax(-1).nan_to_num(0.0)
-    if torch.allclose(rows.weights, scores.softmax(-1) * visible, rtol=0, atol=_CLOSE):
-        says = "Weights are set to 0 after the softmax: those of a query sum to less than 1."
-        return 0.0, Mistake("mask-after-softmax", says, line, (rows.weights, right))
-    if int(hidden.sum()) < _FEWEST:
-        return None
     count = fit.sum(-1, keepdim=True).clamp(min=1)
     logsumexp = torch.where(fit, scores - logs, 0.0).sum(-1, keepdim=True) / count
     if not _is_one(torch.where(fit, scores - logs - logsumexp, 0.0)):

@@ -84,12 +84,12 @@ class Influence(Law):
         """Compare with a causal mask, which shows a token itself and the one before."""
         i, j = torch.arange(len(seen))[:, None], torch.arange(len(seen))
         near = (j <= i) & (i - j < (1 if "in chunks" in pattern_of(seen) else 2))
-        says = ""
-        if bool((bad := seen & (j > i)).any()):
-            says = f"{_where(bad)}, an earlier one."
+        says, later = "", seen & (j > i)
+        leaks = bool(later.any())
+        if leaks:
+            says = f"{_where(later)}, an earlier one."
         elif bool((bad := ~seen & near).any()):
             says = f"{_where(bad, moves=False)}."
-        leaks = "earlier" in says
         place = _lifted(lab) if leaks else None
         others = [*lab.specimen.sources][1:]
         if leaks and others and "key" not in others:
