@@ -158,6 +158,8 @@ SOFTMAXES: dict[str, Change] = {
     "exp_ and sum": lambda s: (e := s.exp_()).div_(e.sum(-1, keepdim=True)),
     "logsumexp": lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),
     "sinks": lambda s: with_sink(s, torch.tensor([1.0, 0.5, -1])[:, None, None]),
+    # As in gpt-oss without a batch, where the first axis is that of the heads of keys.
+    "sinks of groups": lambda s: with_sink(s, torch.linspace(-1, 2, B * H).view(B, H, 1, 1)),
 }
 WEIGHS: dict[str, Weigh] = {
     **{f"edit {name}": lambda q, k, of=of: of(softmax(q, k)) for name, of in EDITS.items()},
@@ -416,6 +418,7 @@ LEARNED: dict[str, tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]] = {
     "temperature": (torch.tensor(0.7), lambda s, p: (s * p).softmax(-1)),
     "temperatures of 1": (torch.ones(H, 1, 1), lambda s, p: (s * p).softmax(-1)),
     "sinks": (STEPS[:H, None, None], with_sink),
+    "sinks of groups": (torch.linspace(-1, 2, B * H).view(B, H, 1, 1), with_sink),
     "talking heads": (torch.eye(H), lambda s, p: torch.einsum("bhqk,hg->bgqk", s, p).softmax(-1)),
 }
 

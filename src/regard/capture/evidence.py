@@ -9,7 +9,7 @@ scale is fitted to the numbers. Otherwise the answer is None, and the weights th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod, sqrt
 from typing import NamedTuple, cast
@@ -22,6 +22,7 @@ from regard.capture.slicing import drop_repeated_heads
 from regard.masks import Mask
 from regard.masks.recognise import narrowed, recognised
 from regard.matrix.attention_matrix import AttentionMatrix, attend
+from regard.scores.query_key import QueryKeyScores
 
 __all__ = ["Evidence", "explained"]
 
@@ -111,7 +112,7 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
         return None  # the gradient of a low row is lost in its rounding
     sink = None
     if evidence.sink is not None:
-        sink = _one_a_head(evidence, rest, gradients=gradients)
+        sink = _same_in_all_rows(evidence, rest, gradients=gradients)
         if sink is None:
             return None
     if isinstance(scale, Tensor):
@@ -122,14 +123,22 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
     if query.ndim > 4 and key.shape[-3] == 1 < query.shape[-3]:
         # Groups of heads that share a key are heads of one axis.
         query, key = query.flatten(-4, -3), key.squeeze(-3)
-        bias = None if bias is None else bias.expand(*shape[:-2], *bias.shape[-2:]).flatten(-4, -3)
+        bias, sink = (
+            None if each is None else each.expand(*shape[:-2], *each.shape[-2:]).flatten(-4, -3)
+            for each in (bias, sink)
+        )
         rest = rest.joined(shape)
         shape = torch.Size((*shape[:-4], shape[-4] * shape[-3], *shape[-2:]))
     mask, low = rest.mask(shape), rest.low
     if low is not None:
         bias = low if bias is None else bias + low
     scale = scale if cap is None else scale * cap
-    return attend(query, key, mask=mask, scale=scale, bias=bias, softcap=cap, sink_bias=sink)
+    matrix = attend(query, key, mask=mask, scale=scale, bias=bias, softcap=cap)
+    if sink is None:
+        return matrix
+    source = cast(QueryKeyScores, matrix.source)
+    sink = sink.reshape((1,) * (len(shape) - sink.ndim) + sink.shape)
+    return AttentionMatrix(replace(source, sink_bias=sink), matrix.mask)
 
 
 def _fit(scores: "_Scores", bias: Tensor | None) -> "tuple[float | Tensor, _Rest] | None":
@@ -478,8 +487,8 @@ def _added(evidence: Evidence, *, gradients: bool) -> _Added | None:
     return _Added(total, total)
 
 
-def _one_a_head(evidence: Evidence, rest: "_Rest", *, gradients: bool) -> Tensor | None:
-    """Return the logits of a sink, (num_heads,) or (); None if they differ by batch or row.
+def _same_in_all_rows(evidence: Evidence, rest: "_Rest", *, gradients: bool) -> Tensor | None:
+    """Return the logits of a sink, broadcastable to (..., 1, 1); None if they differ by row.
 
     Numbers that were added to a whole row were added to its sink, too.
     """
@@ -493,9 +502,10 @@ def _one_a_head(evidence: Evidence, rest: "_Rest", *, gradients: bool) -> Tensor
     for sink in (evidence.given_sink, None if gradients else column):
         if sink is None:
             continue
-        each = sink[(0,) * (sink.ndim - 3)][..., :1, :1] if sink.ndim > 2 else sink[:1, :1]
-        if bool((((column - each).abs() <= bound) | dead).all()):
-            return each.flatten() if each.numel() > 1 else each.flatten()[0]
+        of_leading = sink[..., :1, :1]
+        for each in (of_leading[(slice(0, 1),) * (sink.ndim - 3)], of_leading):
+            if bool((((column - each).abs() <= bound) | dead).all()):
+                return each
     return None
 
 
