@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.diagnosis.inputs.signature import meaning_of
 
 
 def _qkv() -> tuple[Tensor, Tensor, Tensor]:
@@ -174,7 +173,6 @@ def test_arguments_by_position_alone_are_passed_so() -> None:
 
 
 def _added(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """mask: additive, (batch, 1, tokens), 0 for tokens and a very negative number for padding"""
     return (query @ key.mT / query.shape[-1] ** 0.5 + mask).softmax(-1) @ value
 
 
@@ -183,26 +181,10 @@ def _shifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     return scores.masked_fill(mask.roll(1, -1), -torch.inf).softmax(-1) @ value
 
 
-def test_numbers_that_a_docstring_adds_to_the_scores_are_a_mask() -> None:
+def test_numbers_that_are_added_to_the_scores_are_a_mask() -> None:
     report = regard.check(_added)
     assert report.verdict == "right", report
     assert "mask is added to the scores" in str(report)
-
-
-@pytest.mark.parametrize(
-    ("text", "meaning"),
-    [
-        ("(batch, 1, 1, tokens), True hides", "hides"),
-        ("0 keeps, -inf hides", "added"),
-        ("-inf for padding and 0 for words", "added"),
-        ("1 for words, 0 for padding, which gets -inf", "keeps"),
-        ("0 for padding, which is added at the end", "keeps"),
-    ],
-)
-def test_numbers_and_shapes_in_the_docstring_of_a_mask_are_told_apart(
-    text: str, meaning: str
-) -> None:
-    assert meaning_of(text) == meaning
 
 
 def test_a_broken_mask_without_a_declared_meaning_is_asked_for() -> None:
@@ -237,18 +219,15 @@ def test_the_width_of_a_context_is_found_in_the_layers() -> None:
 
 
 def _seen(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    """visible: (batch, n, m), True where the query may look at the key"""
     scores = query @ key.mT / query.shape[-1] ** 0.5
     return scores.masked_fill(~visible, -1e9).softmax(-1) @ value
 
 
 def _unseen(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    """visible: (batch, n, m), True where the query may look at the key"""
     return _seen(query, key, value, ~visible)
 
 
 def _of_words(query: Tensor, key: Tensor, value: Tensor, is_word: Tensor) -> Tensor:
-    """is_word: (batch, tokens), True for words and False for padding."""
     return _seen(query, key, value, is_word[:, :, None])
 
 
@@ -258,13 +237,17 @@ def _of_starts(query: Tensor, key: Tensor, value: Tensor, is_start: Tensor) -> T
 
 
 @pytest.mark.parametrize(
-    ("function", "names"),
-    [(_seen, []), (_unseen, ["mask-inverted"]), (_of_words, ["padding-on-queries"])],
+    ("function", "argument", "names"),
+    [
+        (_seen, "visible", []),
+        (_unseen, "visible", ["mask-inverted"]),
+        (_of_words, "is_word", ["padding-on-queries"]),
+    ],
 )
-def test_a_docstring_declares_a_mask_whose_name_says_nothing(
-    function: Any, names: list[str]
+def test_a_mask_whose_name_says_nothing_is_declared(
+    function: Any, argument: str, names: list[str]
 ) -> None:
-    report = regard.check(function)
+    report = regard.check(function, means={argument: "True keeps"})
     assert [finding.name for finding in report.faults] == names, report
     assert report.verdict == ("wrong" if names else "right"), report
 

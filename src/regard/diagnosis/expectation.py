@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from regard.errors import check_whole
 
-__all__ = ["ANY", "KINDS", "Any_", "Spec", "spec", "spec_of_json"]
+__all__ = ["ANY", "KINDS", "MEANINGS", "Any_", "Spec", "spec", "spec_of_json"]
 
 
 class Any_:
@@ -28,7 +28,13 @@ class Any_:
 ANY: Final = Any_()
 """In a spec: a fact may have any value."""
 
-_MEANINGS = ("True keeps", "True hides", "added to the scores", "lengths")
+MEANINGS: Final = {
+    "True keeps": "keeps",
+    "True hides": "hides",
+    "added to the scores": "added",
+    "lengths": "lengths",
+}
+"""What an argument that hides keys may mean, with the short word for it."""
 KINDS = ("learned", "rotary", "alibi", "table")
 _PAIRINGS = ("halves", "neighbours")
 
@@ -312,8 +318,8 @@ def _checked_padding(value: Any) -> Any:
         )
     own = {str(name): str(said) for name, said in cast("Mapping[Any, Any]", value).items()}
     for name, said in own.items():
-        if said not in _MEANINGS:
-            words = ", ".join(map(repr, _MEANINGS))
+        if said not in MEANINGS:
+            words = ", ".join(map(repr, MEANINGS))
             raise ValueError(f"padding[{name!r}] is {said!r}; it must be one of {words}.")
     return own
 

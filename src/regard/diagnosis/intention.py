@@ -4,12 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from regard.diagnosis.expectation import ANY, Spec
-from regard.diagnosis.inputs.signature import meaning_of, signature_of
+from regard.diagnosis.expectation import ANY, MEANINGS, Spec
+from regard.diagnosis.inputs.signature import signature_of
 
 __all__ = ["Intention", "intention_of"]
-
-_MEANINGS = {"keeps": "True keeps", "hides": "True hides", "added": "added to the scores"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Intention:
             return None
         facts: dict[str, Any] = dict.fromkeys((fact.name for fact in fields(Spec)), ANY)
         facts["causal"] = ANY if self.causal is None else self.causal
-        facts["padding"] = _meanings(self.means) or ANY
+        facts["padding"] = dict(self.means) or ANY
         return Spec(**facts)
 
     @property
@@ -91,7 +89,7 @@ def intention_of(
     if not isinstance(means, Mapping) or not all(isinstance(t, str) for t in means.values()):
         raise TypeError(f"means is {means!r}; pass words by argument: {{'mask': 'True hides'}}.")
     for name, text in means.items():
-        if not meaning_of(text):
+        if text == "lengths" or text not in MEANINGS:
             raise ValueError(
                 f"means[{name!r}] is {text!r}; say 'True keeps', 'True hides' or "
                 "'added to the scores'."
@@ -108,7 +106,7 @@ def intention_of(
             f"causal={causal} contradicts expect, which says causal={expect.causal}; leave one out."
         )
     padding = _padding(expect)
-    for name, meaning in _meanings(means).items():
+    for name, meaning in means.items():
         if padding.get(name, meaning) != meaning:
             raise ValueError(
                 f"means says {meaning!r} of {name}, and expect says {padding[name]!r}."
@@ -122,8 +120,3 @@ def _padding(expected: Spec | None) -> Mapping[str, str]:
     if expected is None or expected.padding is ANY:
         return {}
     return cast("Mapping[str, str]", expected.padding)
-
-
-def _meanings(means: Mapping[str, str]) -> dict[str, str]:
-    """Return the meaning of each mask in the words of a spec."""
-    return {name: _MEANINGS.get(meaning_of(said) or "", said) for name, said in means.items()}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.diagnosis.facts.visible import Band, Chunks, Pattern, Prefix, named
+from regard.diagnosis.facts.visible import Band, Pattern, named
 
 __all__ = ["Hiding", "Mask", "mask_of", "readings_of"]
 
@@ -127,7 +127,7 @@ def _rules(visible: Tensor) -> Iterator[Pattern]:
         yield Band(-near, 0)
     yield Band()
     yield Band(-near, far)
-    if (rule := named(seen)) is not None and isinstance(rule, Chunks | Prefix):
+    if (rule := named(seen)) is not None and not isinstance(rule, Band):
         yield rule
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from regard.diagnosis.facts.changed_weights import raise_for_outputs
-from regard.diagnosis.facts.formula import Facts, facts_of, is_empty, mask_in
+from regard.diagnosis.facts.formula import Facts, facts_of, is_empty, mask_in, table_in
 from regard.diagnosis.facts.rows import Rows, Unread
 from regard.diagnosis.facts.runs import Run, Runs
 from regard.diagnosis.facts.surroundings import lines_of, surroundings_of
@@ -160,6 +160,8 @@ class _Search:
         for rows, facts in zip(base.rows, all_facts, strict=True):
             if base.trace is not None:
                 lines = lines_of(rows, base.trace)
+            if facts.mask is None and self._runs.has_one_length and not base.arguments:
+                facts = replace(facts, mask=table_in(rows))
             if facts.mask is None:
                 reason = "which keys a query sees follows no rule that is known"
                 raise Unread("mask", reason, lines.get("softmax", ""))

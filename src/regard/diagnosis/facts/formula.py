@@ -12,6 +12,7 @@ from regard.diagnosis.facts.arguments import Hiding, Mask, mask_of, readings_of
 from regard.diagnosis.facts.paths import Factor, Operation, Part, Rotation
 from regard.diagnosis.facts.rows import Rows, Unread
 from regard.diagnosis.facts.surroundings import Surroundings
+from regard.diagnosis.facts.visible import Table
 
 __all__ = [
     "Bias",
@@ -23,6 +24,7 @@ __all__ = [
     "is_same_scale",
     "mask_in",
     "mistake_of_scale",
+    "table_in",
 ]
 
 _LOW = 1e-300
@@ -333,6 +335,13 @@ def mask_in(rows: Rows, arguments: Mapping[str, Tensor]) -> Mask | None:
     """Return the mask of an attention alone; None if no rule gives it."""
     visible, empty = _visible(rows.query @ rows.key.mT, rows.weights)
     return mask_of(visible, arguments, empty)
+
+
+def table_in(rows: Rows) -> Mask | None:
+    """Return the mask that lets each query see the same keys in all samples and heads; or None."""
+    visible, _ = _visible(rows.query @ rows.key.mT, rows.weights)
+    table = visible[0, 0]
+    return Mask(Table(table)) if bool((visible == table).all()) else None
 
 
 def _centred(numbers: Tensor, visible: Tensor) -> Tensor:

@@ -5,22 +5,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from regard.diagnosis.expectation import ANY, KINDS, Spec, spec
+from regard.diagnosis.expectation import ANY, KINDS, MEANINGS, Spec, spec
 from regard.diagnosis.facts.arguments import Hiding
 from regard.diagnosis.facts.formula import Facts, mistake_of_scale
 from regard.diagnosis.facts.paths import Norm, Operation, Part, Rotation
 from regard.diagnosis.facts.surroundings import Surroundings
-from regard.diagnosis.facts.visible import Band
+from regard.diagnosis.facts.visible import Band, Table
 
 __all__ = ["Deviation", "deviations", "positions_of", "spec_of"]
 
-_READINGS = {
-    "True keeps": "keeps",
-    "True hides": "hides",
-    "added to the scores": "added",
-    "lengths": "lengths",
-}
-"""The readings of arguments by the meanings that a spec has."""
 _DOCUMENTS = ("documents", "starts", "resets")
 _NOTHING = "it hides nothing"
 _OFF_BY_ONE = "causal-off-by-one"
@@ -77,7 +70,7 @@ def spec_of(facts: Facts) -> Spec:
         named["softcap"] = round(facts.softcap, 4)
     if facts.sink:
         named["sinks"] = True
-    meanings = {reading: meaning for meaning, reading in _READINGS.items()}
+    meanings = {reading: meaning for meaning, reading in MEANINGS.items()}
     padding = {
         hiding.argument: meanings[hiding.reading]
         for hiding in facts.hidings
@@ -172,6 +165,8 @@ def _pattern_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviati
         yield Deviation("causal", str(pattern), "causal", "mask", mistake)
     elif causal is False and pattern.is_causal:
         yield Deviation("causal", str(pattern), "not causal", "mask")
+    elif expected is None and isinstance(pattern, Table):
+        yield Deviation("mask", str(pattern), "a rule of positions, such as a window", "mask")
     elif expected is None and turned:
         yield Deviation("mask", str(pattern), "keys up to the query's own", "mask", "mask-inverted")
     if expected is None or expected.window is ANY:
@@ -211,7 +206,7 @@ def _argument_deviations(
     for argument, meaning in padding.items():
         consistent = facts.consistent_readings.get(argument)
         is_unused = argument not in (*used, *facts.masked)
-        if is_unused and consistent is not None and _READINGS[meaning] not in consistent:
+        if is_unused and consistent is not None and MEANINGS[meaning] not in consistent:
             words = "it lets keys through that it should hide"
             yield Deviation(argument, words, meaning, "mask", "mask-unused")
     for argument, mask in facts.masked.items():
@@ -233,8 +228,8 @@ def _hiding_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviatio
         if not hiding.is_right:
             mistake = _mistake_of(hiding)
             yield Deviation(argument, str(hiding), "it hides keys", stage, mistake, is_wrong=True)
-        elif meaning is not None and _READINGS[meaning] != hiding.reading:
-            is_inverted = {_READINGS[meaning], hiding.reading} == {"keeps", "hides"}
+        elif meaning is not None and MEANINGS[meaning] != hiding.reading:
+            is_inverted = {MEANINGS[meaning], hiding.reading} == {"keeps", "hides"}
             mistake = "mask-inverted" if is_inverted else ""
             yield Deviation(argument, str(hiding), meaning, stage, mistake)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.diagnosis.facts.trace import Step
 
-__all__ = ["Coordinates", "Numbers", "Origin", "Sizes", "located"]
+__all__ = ["Coordinates", "Numbers", "Origin", "Sizes", "located", "rows_of_parameters"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,6 +191,19 @@ class Numbers:
         if not bool((values[place] == flat).all()):
             return None
         return order[place].reshape(numbers.shape)
+
+
+def rows_of_parameters(origin: Origin) -> Coordinates:
+    """Return the coordinates of an origin whose rows are no tokens, such as learned queries.
+
+    Equal rows, as where each sample has a copy of them, are one row.
+    """
+    numbers = origin.tensor.detach().double().contiguous()
+    values, order = numbers.flatten().sort(stable=True)
+    index = order[torch.searchsorted(values, numbers)]
+    width = numbers.shape[-1]
+    _, token = cast(tuple[Tensor, Tensor], (index // width).unique(return_inverse=True))
+    return Coordinates(torch.zeros_like(token), token, index % width)
 
 
 def _without_nan(numbers: Tensor) -> Tensor:

@@ -13,7 +13,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.diagnosis.facts.origins import Coordinates, Numbers, Origin, Sizes, located
+from regard.diagnosis.facts.origins import (
+    Coordinates,
+    Numbers,
+    Origin,
+    Sizes,
+    located,
+    rows_of_parameters,
+)
 
 __all__ = ["Factor", "Norm", "Part", "Path", "Rotation", "path_to"]
 
@@ -89,12 +96,14 @@ class Path:
         operations: those from the source on; None if the path could not be read.
         line: the line of the step that could not be read; "" if all could.
         coordinates: those in the source of each element of the tensor; None if they are unknown.
+        is_learned: it starts at parameters, whose rows are no tokens of a text.
     """
 
     source: int | str
     operations: tuple[Operation, ...] | None
     line: str
     coordinates: Coordinates | None = field(repr=False)
+    is_learned: bool = False
 
 
 def path_to(tensor: Tensor, numbers: Numbers, sizes: Sizes, *, before: int) -> Path:
@@ -110,8 +119,10 @@ def _path(tensor: Tensor, numbers: Numbers, sizes: Sizes, before: int, most: int
         coordinates = located(origin.tensor.shape, sizes)
         return Path(origin.name, (), "", _at(coordinates, origin.index))
     step = numbers.steps[origin.at]
+    learned = rows_of_parameters(origin).at(origin.index) if not step.depends else None
     if step.projects and "norm" not in step.name:
-        return Path(origin.at, (), "", _at(numbers.located(origin, sizes), origin.index))
+        coordinates = learned or _at(numbers.located(origin, sizes), origin.index)
+        return Path(origin.at, (), "", coordinates, learned is not None)
     if not most:
         return Path(origin.at, None, step.line, None)
     after = origin.tensor
@@ -138,7 +149,10 @@ def _path(tensor: Tensor, numbers: Numbers, sizes: Sizes, before: int, most: int
             operations = (
                 path.operations if isinstance(change, _Cast) else (*path.operations, change)
             )
-            return Path(path.source, operations, "", coordinates.at(origin.index))
+            at = coordinates.at(origin.index)
+            return Path(path.source, operations, "", at, path.is_learned)
+    if learned is not None:
+        return Path(origin.at, (), "", learned, is_learned=True)
     if step.name == "cat":
         return _path_of_parts(origin, numbers, sizes, most)
     return Path(origin.at, None, step.line, None)
@@ -167,7 +181,7 @@ def _path_of_parts(origin: Origin, numbers: Numbers, sizes: Sizes, most: int) ->
     coordinates: list[Coordinates] = []
     for part in cast(tuple[Tensor, ...], tensor.split(widths, -1)):
         path = _path(part, numbers, sizes, at, most - 1)
-        if path.operations is None or path.coordinates is None:
+        if path.operations is None or path.coordinates is None or path.is_learned:
             return Path(at, None, path.line or step.line, None)
         paths.append(path)
         coordinates.append(path.coordinates)

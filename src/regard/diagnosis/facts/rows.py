@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.diagnosis.facts.origins import Numbers, Sizes
-from regard.diagnosis.facts.paths import Path, path_to
+from regard.diagnosis.facts.origins import Numbers, Origin, Sizes
+from regard.diagnosis.facts.paths import Part, Path, path_to
 from regard.diagnosis.facts.trace import Attention
 
 __all__ = ["Mistake", "Rows", "Unread", "is_single", "rows_of", "without_nan_rows"]
@@ -186,29 +186,54 @@ def _record(attention: Attention, numbers: Numbers, sizes: Sizes) -> _Record:
         raise Unread("product", "each query has a value of its own")
     weights = without_nan_rows(attention.weights)
     lead = tuple(weights.shape[:-2])
-    query, key, value = attention.query, attention.key, attention.value
-    if query is None or key is None:
-        query, key = _factors(attention, numbers)
 
-    def side(tensor: Tensor, role: str) -> _Side:
-        return _side(_over(tensor, lead), role, numbers, sizes, attention.at)
+    def side(tensor: Tensor, role: str, used: Tensor | None = None) -> _Side:
+        tensor = _over(tensor, lead)
+        tensor = tensor if used is None else tensor[..., used, :]
+        return _side(tensor, role, numbers, sizes, attention.at)
 
-    q = side(query, "query")
+    queries, keys = zip(*_factors(attention, numbers), strict=True)
+    q = _joined([side(query, "query") for query in queries])
     try:
-        k, v = side(key, "key"), side(value, "value")
+        k, v = _joined([side(key, "key") for key in keys]), side(attention.value, "value")
     except Unread:
         # Slots of a cache that nothing was written to are no tokens.
         used = (weights != 0).flatten(0, -2).any(0)
         if bool(used.all()):
             raise
         weights = weights[..., used]
-        k, v = side(key[..., used, :], "key"), side(value[..., used, :], "value")
+        k = _joined([side(key, "key", used) for key in keys])
+        v = side(attention.value, "value", used)
+    if k.path.is_learned or v.path.is_learned:
+        raise Unread("projection", "keys or values follow from no token")
     if not torch.equal(k.token, v.token) or not torch.equal(k.sample, v.sample):
         raise Unread("product", "keys and values stand in another order")
+    if q.path.is_learned:  # each sample has the same queries
+        q = replace(q, sample=k.sample[:, :1].expand_as(q.sample))
     if bool((q.sample[:, :, None] != k.sample[:, None, :]).any()):
         reason = "queries of one sample meet keys of another one"
         raise Unread("product", reason, "", [Mistake.of_reason("attends-across-batch", reason)])
     return _Record(attention, q, k, v, weights.reshape(-1, *weights.shape[-2:]).double())
+
+
+def _joined(sides: Sequence[_Side]) -> _Side:
+    """Return parts of queries or keys, whose products are added, as the columns of one."""
+    first, *others = sides
+    if not others:
+        return first
+    if not all(torch.equal(each.token, first.token) for each in others):
+        raise Unread("product", "products of other tokens are added")
+    if not all(torch.equal(each.sample, first.sample) for each in others):
+        raise Unread("product", "products of other samples are added")
+    columns = [
+        [tuple(number for part in row for number in part) for row in zip(*rows, strict=True)]
+        for rows in zip(*(each.columns for each in sides), strict=True)
+    ]
+    parts = Part(tuple(each.path for each in sides))
+    path = Path(first.path.source, (parts,), "", None)
+    return _Side(
+        path, first.sample, first.token, columns, torch.cat([s.numbers for s in sides], -1)
+    )
 
 
 def without_nan_rows(weights: Tensor) -> Tensor:
@@ -223,47 +248,84 @@ def _over(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:
     return tensor.expand(*lead, *tensor.shape[-2:])
 
 
-def _factors(attention: Attention, numbers: Numbers) -> tuple[Tensor, Tensor]:
-    """Return query and key, with the weights' leading axes, of weights in axes of their own.
-
-    The softmax, and all between it and the product of query and key, work on each element alone,
-    so a tensor of the softmax's shape that holds the product's numbers tells which row and which
-    column each weight belongs to.
-    """
-    unread = Unread("scores", "the weights follow from no product of a query and a key")
+def _factors(attention: Attention, numbers: Numbers) -> list[tuple[Tensor, Tensor]]:
+    """Return the query and the key of each product that the scores are the sum of."""
     softmax = numbers.origin(attention.weights, before=attention.at + 1)
-    if softmax is None:
-        raise unread
-    for at in range(softmax.at - 1, -1, -1):
-        step = numbers.steps[at]
-        if step.name not in ("mm", "bmm") or step.projects or not step.depends:
-            continue
-        product = step.outputs[0]
-        if product.numel() != softmax.tensor.numel():
-            continue
-        origins = [
-            origin
-            for _, _, tensor in numbers.of_size(product.numel(), before=softmax.at)
-            if _is_split(tensor.shape, softmax.tensor.shape)
-            and (origin := numbers.origin(tensor, before=softmax.at)) is not None
-            and origin.at == at
+    known = attention.query, attention.key
+    for at in range(softmax.at - 1, -1, -1) if softmax is not None else ():
+        assert softmax is not None
+        pairs = [
+            _of_product(product, attention.weights, softmax, numbers)
+            for product in _products_in(at, softmax, numbers)
         ]
-        if not origins:
-            continue
-        index = origins[0].index.flatten()[softmax.index.flatten()]
-        index = index.reshape(attention.weights.shape)
-        left, right = (t.detach().double() for t in step.inputs[:2])
-        left, right = (t[None] if t.ndim == 2 else t for t in (left, right.mT))
-        size, width = left.shape[1], right.shape[1]
-        lead, row, column = index // (size * width), index // width % size, index % width
-        # Weights that are equal to others, such as 0 and 1, have no known index.
-        known = is_single(attention.weights)
-        for q_axis, k_axis, query, key in ((row, column, left, right), (column, row, right, left)):
-            rows = _common_index(lead, q_axis, known, query.shape[1])
-            keys = _common_index(lead.mT, k_axis.mT, known.mT, key.shape[1])
-            if rows is not None and keys is not None:
-                return query[rows], key[keys]
-    raise unread
+        if len(pairs) == 1 and known[0] is not None and known[1] is not None:
+            break
+        if pairs and None not in pairs:
+            return [pair for pair in pairs if pair is not None]
+    if known[0] is None or known[1] is None:
+        raise Unread("scores", "the weights follow from no product of a query and a key")
+    return [(known[0], known[1])]
+
+
+def _products_in(at: int, softmax: Origin, numbers: Numbers) -> list[int]:
+    """Return the steps of the products that a step gives, or adds; empty for any other step."""
+    step = numbers.steps[at]
+    if step.outputs and step.outputs[0].numel() != softmax.tensor.numel():
+        return []
+    if _is_product(at, numbers):
+        return [at]
+    if step.name != "add":
+        return []
+    origins = [numbers.origin(term, before=at) for term in step.inputs[:2]]
+    terms = {origin.at for origin in origins if origin is not None}
+    return sorted(terms) if len(terms) == 2 and all(_is_product(t, numbers) for t in terms) else []
+
+
+def _is_product(at: int, numbers: Numbers) -> bool:
+    """Return True if a step is a product of two tensors that follow from the inputs."""
+    step = numbers.steps[at]
+    return at >= 0 and step.name in ("mm", "bmm") and step.depends and not step.projects
+
+
+def _of_product(
+    at: int, weights: Tensor, softmax: Origin, numbers: Numbers
+) -> tuple[Tensor, Tensor] | None:
+    """Return the factors of a product, with the weights' leading axes; None if they fit none.
+
+    The softmax, and all between it and the product, work on each element alone, so a tensor of the
+    softmax's shape that holds the product's numbers tells which row and which column of the product
+    each weight belongs to.
+
+    Args:
+        at: the number of its step.
+        weights: in axes of their own.
+        softmax: the tensor that they are a part of.
+        numbers: of the run.
+    """
+    step = numbers.steps[at]
+    product = step.outputs[0]
+    origins = [
+        origin
+        for _, _, tensor in numbers.of_size(product.numel(), before=softmax.at)
+        if _is_split(tensor.shape, softmax.tensor.shape)
+        and (origin := numbers.origin(tensor, before=softmax.at)) is not None
+        and origin.at == at
+    ]
+    if not origins:
+        return None
+    index = origins[0].index.flatten()[softmax.index.flatten()].reshape(weights.shape)
+    left, right = (t.detach().double() for t in step.inputs[:2])
+    left, right = (t[None] if t.ndim == 2 else t for t in (left, right.mT))
+    size, width = left.shape[1], right.shape[1]
+    lead, row, column = index // (size * width), index // width % size, index % width
+    # Weights that are equal to others, such as 0 and 1, have no known index.
+    known = is_single(weights)
+    for q_axis, k_axis, query, key in ((row, column, left, right), (column, row, right, left)):
+        rows = _common_index(lead, q_axis, known, query.shape[1])
+        keys = _common_index(lead.mT, k_axis.mT, known.mT, key.shape[1])
+        if rows is not None and keys is not None:
+            return query[rows], key[keys]
+    return None
 
 
 def is_single(numbers: Tensor) -> Tensor:
@@ -366,11 +428,12 @@ def _together(records: Sequence[_Record], numbers: Numbers, sizes: Sizes) -> Row
     count = len(heads.of_keys)
     q_len = 1 + max(int(r.query.token.max()) for r in records)
     kv_len = 1 + max(int(r.key.token.max()) for r in records)
-    if min(q_len, kv_len) < sizes.tokens:
-        reason = f"of {sizes.tokens} tokens only {min(q_len, kv_len)} are seen in products"
+    first = records[0]
+    seen = kv_len if first.query.path.is_learned else min(q_len, kv_len)
+    if seen < sizes.tokens:
+        reason = f"of {sizes.tokens} tokens only {seen} are seen in products"
         raise Unread("product", reason)
     lead = (sizes.batch or 1, count)
-    first = records[0]
     query, key, value = (
         torch.full((*lead, length, side.numbers.shape[-1]), math.nan, dtype=torch.float64)
         for length, side in ((q_len, first.query), (kv_len, first.key), (kv_len, first.value))

@@ -132,6 +132,8 @@ def _details(facts: Facts) -> str:
     """Return the facts of an attention that its formula does not say."""
     heads = "one head" if facts.num_heads == 1 else f"{facts.num_heads} heads"
     parts = [f"{heads} of {facts.head_dim}"]
+    if count := facts.around.learned_queries:
+        parts.append("one learned query" if count == 1 else f"{count} learned queries")
     num_kv_heads = facts.num_kv_heads
     if num_kv_heads != facts.num_heads:
         parts.append(f"{num_kv_heads} heads of keys" if num_kv_heads > 1 else "one head of keys")

@@ -40,6 +40,7 @@ class Surroundings:
         is_merged: the heads of a token lie side by side; None if that is unknown.
         keeps_order: row t of the result follows from row t of the output; None if unknown.
         returns_other_weights: the result has weights that did not meet the values.
+        learned_queries: the number of queries that follow from parameters; 0 for those of tokens.
     """
 
     is_module: bool = True
@@ -55,6 +56,7 @@ class Surroundings:
     is_merged: bool | None = None
     keeps_order: bool | None = None
     returns_other_weights: bool = False
+    learned_queries: int = 0
 
 
 def surroundings_of(
@@ -99,6 +101,7 @@ def surroundings_of(
         is_merged=is_merged,
         keeps_order=keeps_order,
         returns_other_weights=returns,
+        learned_queries=rows.query.shape[-2] if rows.paths[0].is_learned else 0,
     )
     return surroundings, line
 
@@ -152,9 +155,9 @@ def _is_repeated(rows: Rows, trace: Trace, pair: Pair) -> bool:
 
 def _calls(trace: Trace, source: int, before: int) -> list[Step]:
     """Return a projection and the later ones with the same output."""
-    output = trace.steps[source].outputs[0]
-    later = trace.steps[source:before]
-    return [step for step in later if step.projects and step.outputs[0].equal(output)]
+    first = trace.steps[source]
+    later = trace.steps[source + 1 : before]
+    return [first, *(s for s in later if s.projects and s.outputs[0].equal(first.outputs[0]))]
 
 
 def _projects_pieces(rows: Rows, trace: Trace, sizes: Sizes) -> bool:

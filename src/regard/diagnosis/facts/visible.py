@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Band", "Chunks", "Pattern", "Prefix", "named"]
+__all__ = ["Band", "Chunks", "Pattern", "Prefix", "Streaming", "Table", "named"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,51 @@ class Prefix:
         return f"causal behind a prefix of {_keys(self.length)}"
 
 
-Pattern = Band | Chunks | Prefix
+@dataclass(frozen=True)
+class Streaming:
+    """Keys up to the query, of which only the first ``length`` and the last ``window`` are seen."""
+
+    length: int
+    window: int
+
+    def dense(self, q_len: int, kv_len: int) -> Tensor:
+        """Return which keys are visible, bool, (q_len, kv_len)."""
+        away = torch.arange(kv_len) - torch.arange(q_len)[:, None]
+        return (away <= 0) & ((away > -self.window) | (torch.arange(kv_len) < self.length))
+
+    is_causal = True
+
+    def __str__(self) -> str:
+        """Return it as words of a formula."""
+        return f"causal, a window of {_keys(self.window)} and the first {_keys(self.length)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The keys of each query, bool, (q_len, kv_len), for code that takes one length alone."""
+
+    visible: Tensor
+
+    def dense(self, q_len: int, kv_len: int) -> Tensor:
+        """Return which keys are visible; none for other lengths."""
+        shape = (q_len, kv_len)
+        return self.visible if self.visible.shape == shape else torch.zeros(shape).bool()
+
+    @property
+    def is_causal(self) -> bool:
+        """True if no query sees a later key."""
+        return not bool(self.visible.triu(1).any())
+
+    def __str__(self) -> str:
+        """Return it as words of a formula."""
+        counts = self.visible.sum(-1)
+        few, most = int(counts.min()), int(counts.max())
+        return (
+            f"{_keys(few) if few == most else f'{few} to {_keys(most)}'} of each query, by position"
+        )
+
+
+Pattern = Band | Chunks | Prefix | Streaming | Table
 
 
 def _keys(count: int) -> str:
@@ -120,7 +164,12 @@ def named(visible: Tensor) -> Pattern | None:
 
 
 def _others(visible: Tensor) -> list[Pattern]:
-    """Return chunks and a prefix whose size the first row tells."""
+    """Return the patterns with the sizes that the first and the last row tell."""
     size = int(visible[:, 0].sum())
     first = int(visible[0].sum())
-    return [Chunks(size, causal=False), Chunks(size, causal=True), Prefix(first)]
+    others: list[Pattern] = [Chunks(size, causal=False), Chunks(size, causal=True), Prefix(first)]
+    hidden = (~visible[-1]).nonzero()
+    if len(hidden):
+        length, window = int(hidden[0]), visible.shape[1] - 1 - int(hidden[-1])
+        others += [Streaming(length, window)] if length and window else []
+    return others

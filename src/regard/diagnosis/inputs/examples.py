@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from regard.diagnosis.expectation import MEANINGS
 from regard.diagnosis.inputs.lab import Lab, as_tensors
 from regard.diagnosis.inputs.signature import (
     arguments_of,
     axis_of_heads,
-    declared_meaning,
     definition_of,
     docstrings_of,
     is_cache,
@@ -89,7 +89,7 @@ def example_specimens(
         for key, value in bound.items():
             role = roles.get(key, "other")
             slot = _slot(key, value, key in contents, named.get(key), own, sizes, role)
-            slot = _with_meaning(slot, role, means, docstrings_of(thing))
+            slot = _with_meaning(slot, role, means)
             slots.append(_with_all_rows(slot, tokens))
         slots = _fullest_first(slots)
         specimen = _of_slots(name, thing, slots, sizes, _segments(bound, tokens), causal)
@@ -358,12 +358,12 @@ def _by_size(tensor: Tensor, sizes: Mapping[str | int, int]) -> tuple[str | int,
     return tuple(found)
 
 
-def _with_meaning(slot: Slot, role: str, means: Mapping[str, str], docs: Sequence[str]) -> Slot:
+def _with_meaning(slot: Slot, role: str, means: Mapping[str, str]) -> Slot:
     """Return a slot with what its mask is declared to mean; ``unknown`` where nothing does."""
     if slot.kind != "given":
         return slot
     name = slot.name.lower()
-    said = declared_meaning(slot.name, means, docs)
+    said = MEANINGS.get(means.get(slot.name, ""), "")
     if slot.name not in means:
         if role == "lengths" or re.search(r"(^|_)(len|lens|length|lengths)$", name):
             return replace(slot, meaning="lengths") if slot.axes == ("b",) else slot

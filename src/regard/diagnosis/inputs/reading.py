@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regard.diagnosis.expectation import MEANINGS
 from regard.diagnosis.inputs.lab import Lab
 from regard.diagnosis.inputs.mask_forms import Form, forms_of, takes_masks
 from regard.diagnosis.inputs.signature import (
@@ -18,7 +19,6 @@ from regard.diagnosis.inputs.signature import (
     Argument,
     arguments_of,
     axis_of_heads,
-    declared_meaning,
     definition_of,
     docstrings_of,
     signature_of,
@@ -173,9 +173,8 @@ def thing_of(
         call = copied(built)
         if any(p.dtype in FEW_BITS for p in built.parameters()):
             original = independent(built).eval()
-    docs = docstrings_of(built)
     arguments = tuple(
-        replace(a, meaning=declared_meaning(a.name, means, docs))
+        replace(a, meaning=MEANINGS.get(means.get(a.name, ""), ""))
         if a.role in ("mask", "lengths")
         else a
         for a in arguments_of(built, options, means)

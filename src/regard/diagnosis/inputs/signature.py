@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,12 +15,10 @@ __all__ = [
     "Role",
     "arguments_of",
     "axis_of_heads",
-    "declared_meaning",
     "definition_of",
     "docstrings_of",
     "is_cache",
     "is_tried_flag",
-    "meaning_of",
     "meaning_of_name",
     "projection_role",
     "signature_of",
@@ -127,8 +125,7 @@ def arguments_of(
             required = parameter.default is inspect.Parameter.empty
             is_number = isinstance(parameter.default, bool | int | float | str)
             role = "other" if is_number else _role(name, required)
-            is_declared = role == "other" and required
-            if name in masks or (is_declared and _is_declared_mask(name, docstrings_of(call))):
+            if name in masks:
                 role = "lengths" if role == "lengths" else "mask"
             found.append(Argument(name, role, required))
     return _settled(found)
@@ -175,107 +172,10 @@ def _settled(found: list[Argument]) -> list[Argument]:
     return [replace(a, role=rename.get(a.name, a.role)) for a in found]
 
 
-_SAYS = re.compile(
-    r"\b(?P<value>true|false|1s?|1\.0|0s?|0\.0|ones|zeros?|nonzero)\b(?P<between>(?:\W+\w+){0,6}?)"
-    r"\W+(?P<act>hid|drop|pad|mask|ignor|forbid|block|exclud|disallow|gets? no"
-    r"|keep|kept|allow|real|word|attend|valid|visib|token|includ|use"
-    r"|looks? at|sees\b|(?:may|can) (?:look|see)\b)",
-    re.IGNORECASE,
-)
-_SUBJECT = re.compile(
-    r"(?i)(?: (?:the|a|an|that|this|its))? (?:token|word|key|position)s? (?:is|are)\b"
-)
-_LOW = r"(?:an? )?(?:very |large )*(?:negative|(?:float\(.)?-\s?inf|-1(?:\.0)?e\+?\d|-10000)"
-_ADDED = re.compile(
-    r"(?i)\badditive\b|\badded to (?:the |all |attention )*(?:score|logit)|\b(?:0|0\.0|zeros?)\b"
-    rf"[^.;]*(?:\band|\bor|,) {_LOW}|{_LOW}[^.;]*(?:\band|\bor|,) (?:0|zero)"
-)
-_HIGH = re.compile(r"(?i)\b(?:true|false|bool|boolean|1|1\.0|1s|ones|nonzero)\b")
-_HIDING = (
-    "hid",
-    "drop",
-    "pad",
-    "mask",
-    "ignor",
-    "forbid",
-    "block",
-    "exclud",
-    "disallow",
-    "get no",
-    "gets no",
-)
-
-
-def meaning_of(text: str) -> Meaning:
-    """Return the meaning of a mask that a text declares; empty where it declares none.
-
-    Example:
-        >>> meaning_of("True hides"), meaning_of("1 = word"), meaning_of("0 is padding")
-        ('hides', 'keeps', 'keeps')
-    """
-    text = re.sub(r"[(\[,] *1(?=[,)\]])", "", text)  # an axis of length 1 is no value
-    text = _SUBJECT.sub(" is", text)
-    if _ADDED.search(text) and not _HIGH.search(text):
-        return "added"
-    found = _SAYS.search(text)
-    if found is None:
-        is_added = re.search(r"\b(added|additive)\b", text, re.IGNORECASE)
-        added: Meaning = "added" if is_added else ""
-        return added
-    is_denied = re.search(r"\b(not|never|cannot)\b", found["between"]) is not None
-    hides = (found["act"].lower() in _HIDING) != is_denied
-    is_high = found["value"].lower()[0] in "t1on"
-    meaning: Meaning = "hides" if hides == is_high else "keeps"
-    return meaning
-
-
-def _is_declared_mask(name: str, docstrings: Iterable[str]) -> bool:
-    """Return True if a docstring declares a bool mask under a name that says nothing."""
-    says = r"\b\W.*[(\[]\w+(, *\w+)+[)\]].*\bTrue\b.*(look|see|attend|pad|hid|ignor|masked|keep)"
-    said = re.compile(rf"\b{re.escape(name)}{says}")
-    lines = [line for line in _lines_of(docstrings) if said.search(line)]
-    return declared_meaning(name, {}, lines) != ""
-
-
-# Several arguments may stand on one line.
-_NEXT = re.compile(r"(?<=[.;])\s+(?=`*\w+`*(?:, `*\w+`*)*: ?[(\[])")
-
-
-def _lines_of(docstrings: Iterable[str]) -> list[str]:
-    lines = (line for docstring in docstrings for line in docstring.splitlines())
-    return [part for line in lines for part in _NEXT.split(line)]
-
-
 def meaning_of_name(name: str) -> Meaning:
     """Return the meaning of a mask that its name declares; empty where it declares none."""
     hides: Meaning = "hides" if _HIDES.search(name.lower()) else ""
     return hides or ("keeps" if _KEEPS.search(name.lower()) else "")
-
-
-def declared_meaning(name: str, means: Mapping[str, str], docstrings: Iterable[str]) -> Meaning:
-    """Return the meaning of a mask that the caller, or the line of a docstring about it, declares.
-
-    Example:
-        >>> declared_meaning("mask", {}, ["mask: (batch, tokens), 1 = word, 0 = padding"])
-        'keeps'
-    """
-    if name in means:
-        return meaning_of(means[name])
-    begins = re.compile(
-        rf"(?:^|[.;] )[\s*:-]*(?:param\s+)?`*{re.escape(name)}`*"
-        r"\s*(?:\(.*?\))?\s*(?:[:=-]| is | are )(.*)"
-    )
-    lines = _lines_of(docstrings)
-    for number, line in enumerate(lines):
-        found = begins.search(line)
-        if found is None:
-            continue
-        after = lines[number + 1] if number + 1 < len(lines) else ""
-        is_next = re.match(r"^[\s*:-]*(?:param\s+)?\w+\s*(?:\(.*?\))?\s*[:=]", after) is not None
-        said = meaning_of(f"{found[1]} {'' if is_next else after}")
-        if said:
-            return said
-    return ""
 
 
 _HEADS = re.compile(r"h|nh|(n_?|num_?)?(kv_?|q_?)?heads?")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs
-from regard.diagnosis.inputs.signature import definition_of, docstrings_of, is_cache, signature_of
+from regard.diagnosis.inputs.signature import definition_of, is_cache, signature_of
 from regard.diagnosis.inputs.specimen import Contents, Slot, Specimen
 from regard.diagnosis.inputs.subject import is_installed
 from regard.diagnosis.inputs.tape import in_words, tensors_in
@@ -331,10 +331,9 @@ def _is_flag(name: str, parameter: inspect.Parameter) -> bool:
 
 
 def _says_cache(call: Callable[..., Any]) -> bool:
-    """Return True if the names or the docstring of code say that its keys come from a cache."""
-    name = getattr(definition_of(call), "__name__", "")
-    texts = (name, *docstrings_of(call), *signature_of(call).parameters)
-    return any(_CONTINUES.search(text) for text in texts)
+    """Return True if the names of code say that its keys come from a cache."""
+    names = (getattr(definition_of(call), "__name__", ""), *signature_of(call).parameters)
+    return any(map(_CONTINUES.search, names))
 
 
 _CONTINUES = re.compile(r"cache|past|incremental|newest|new_tokens|decode", re.IGNORECASE)

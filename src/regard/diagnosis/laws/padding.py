@@ -1,6 +1,5 @@
 """The law of masks: what a mask hides has no influence."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,8 +9,7 @@ from torch import Tensor
 
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, as_tensors, differs, normal
 from regard.diagnosis.inputs.mask_forms import Form, form_of_given
-from regard.diagnosis.inputs.signature import docstrings_of
-from regard.diagnosis.inputs.specimen import Contents
+from regard.diagnosis.inputs.specimen import Contents, Specimen
 from regard.diagnosis.inputs.subject import is_installed
 from regard.diagnosis.inputs.tape import tensors_in
 from regard.diagnosis.laws.law import Breach, Law
@@ -19,9 +17,6 @@ from regard.diagnosis.laws.not_finite import breach_of_nan
 from regard.diagnosis.laws.visibility import pair_of
 
 __all__ = ["Padding"]
-
-_ONE_SIDE = re.compile(r"(right|left)[- ]pad|(on|at|to) the (right|left|end|start|front)")
-_EITHER_SIDE = re.compile(r"either side|left[- ]pad|(on|at|to) the left")
 
 
 class Padding(Law):
@@ -56,6 +51,7 @@ class _Trial:
         self.is_of_memory = self.masked == s.memory
         given = [form for slot in s.masks if (form := form_of_given(slot)) is not None]
         self.others = [form for form in given if form.argument != argument]
+        self.side = _side_of_padding(s, argument)
         self.call = lab.fresh()
         self.batch = max(s.batch, 2) if s.has_batch and lab.has_batch else 1
         self.tokens = s.tokens
@@ -158,11 +154,10 @@ class _Trial:
             says = f"Under a mask {count} of {rows.shape[0] * rows.shape[1]} rows are not finite."
             return breach_of_nan(self._run(self.contents, extra, keeps=True), says, extra)
         says = self._moved(form, keep[:, 0], rows, extra) or self._returned(form, keep, run.result)
-        docs = " ".join(docstrings_of(self.lab.specimen.call)).lower()
-        is_free = not at_start or _EITHER_SIDE.search(docs) or self._is_shift_invariant()
+        is_free = not at_start or self.side == "start" or self._is_shift_invariant()
         if says is None and is_free:
             says = self._alone(form, keep, rows)
-        if says is None and form.axes in ("keys", "keys4") and not _ONE_SIDE.search(docs):
+        if says is None and form.axes in ("keys", "keys4") and not self.side:
             other = self._keys(at_start=not at_start)
             extra = {form.argument: form.encode(other)}
             says = self._moved(form, other[:, 0], self._run(self.contents, extra).rows, extra)
@@ -334,6 +329,18 @@ class _Trial:
             if bool((moved & ~own).any()):
                 return True
         return False
+
+
+def _side_of_padding(specimen: Specimen, argument: str) -> str:
+    """Return the end of the text where the caller's own mask hides keys: "start", "end" or ""."""
+    for slot in specimen.masks:
+        form = form_of_given(slot)
+        if slot.name == argument and form is not None and form.axes in ("keys", "keys4"):
+            hidden = (slot.value != 0) != form.keeps
+            is_first, is_last = bool(hidden[..., 0].any()), bool(hidden[..., -1].any())
+            if is_first != is_last:
+                return "start" if is_first else "end"
+    return ""
 
 
 _NOT_FINITE = ("nan", "nan-rows", "mask-fill-value")

@@ -1,4 +1,4 @@
-# regard.check(Attention(32, 4, 2), args=(torch.randn(2, 6, 32), 0, precompute_freqs_cis(8, 6), torch.full((6, 6), float('-inf')).triu(1)), means={'mask': 'added'}, causal=True)
+# regard.check(Attention(32, 4, 2), args=(torch.randn(2, 6, 32), 0, precompute_freqs_cis(8, 6), torch.full((6, 6), float('-inf')).triu(1)), means={'mask': 'added to the scores'}, causal=True)
 # regard.spec(causal=True, kv_heads=2, positions="rotary", padding={"mask": "added to the scores"})
 import math
 import torch

@@ -1,4 +1,4 @@
-# regard.check(MultiHeadAttention(24, 3), args=(torch.randn(2, 6, 24),), kwargs={'mask': torch.full((6, 6), float('-inf')).triu(1)}, means={'mask': 'added'}, causal=True)
+# regard.check(MultiHeadAttention(24, 3), args=(torch.randn(2, 6, 24),), kwargs={'mask': torch.full((6, 6), float('-inf')).triu(1)}, means={'mask': 'added to the scores'}, causal=True)
 # regard.spec(causal=True, heads=3, positions=None, padding={"mask": "added to the scores"})
 from typing import Optional
 import torch

@@ -1,4 +1,4 @@
-# regard.check(AtencionMultiCabeza, means={'mascara': 'True allows'})
+# regard.check(AtencionMultiCabeza, means={'mascara': 'True keeps'})
 # regard.spec(causal=False, heads=3, positions=None, padding={"mascara": "True keeps"})
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-# regard.check(GraphTransformerConv, args=(torch.randn(2, 6, 16), (torch.rand(2, 6, 6) < 0.4).float()), means={'adjacency': 'True allows'})
+# regard.check(GraphTransformerConv, args=(torch.randn(2, 6, 16), (torch.rand(2, 6, 6) < 0.4).float()), means={'adjacency': 'True keeps'})
 # regard.spec(causal=False, heads=4, positions=None, padding={"adjacency": "True keeps"})
 import torch
 from torch import nn

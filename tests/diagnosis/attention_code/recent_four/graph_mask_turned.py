@@ -1,4 +1,4 @@
-# regard.check(DirectedGraphAttention, args=(torch.randn(2, 6, 24), (torch.rand(2, 6, 6) < 0.4) | torch.eye(6).bool()), means={'adj': 'True allows'})
+# regard.check(DirectedGraphAttention, args=(torch.randn(2, 6, 24), (torch.rand(2, 6, 6) < 0.4) | torch.eye(6).bool()), means={'adj': 'True keeps'})
 # regard.spec(causal=False, heads=3, positions=None, padding={"adj": "True keeps"})
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-# regard.check(BertSelfAttention, means={"attention_mask": "1 keeps"}, causal=False)
+# regard.check(BertSelfAttention, means={"attention_mask": "True keeps"}, causal=False)
 # regard.spec(causal=False, heads=4, positions=None, padding={"attention_mask": "True keeps"})
 """BERT self-attention (2019)."""
 import math

@@ -1,4 +1,4 @@
-# regard.check(DecoderAttention, DecoderConfig(), args=(torch.randn(2, 6, 32),), kwargs={"position_embeddings": cos_sin(6, 8)}, means={"attention_mask": "added"}, causal=True)
+# regard.check(DecoderAttention, DecoderConfig(), args=(torch.randn(2, 6, 32),), kwargs={"position_embeddings": cos_sin(6, 8)}, means={"attention_mask": "added to the scores"}, causal=True)
 # regard.spec(causal=True, heads=4, kv_heads=2, padding={"attention_mask": "added to the scores"})
 """Decoder attention in the style of the Transformers library (2024): position_embeddings as a tuple."""
 import torch
