@@ -42,6 +42,8 @@ from regard.scores.position_bias import ALiBi, Bias, T5Bias
 from regard.text import spans
 from regard.text.tables import Table
 from regard.text.tokens import Token, tokens_of
+from regard.training import alarms, callbacks, writers
+from regard.training.monitor import Monitor
 from regard.view.export.page_file import write_page as page
 from regard.view.figures import plot
 from regard.view.notebook.notebook_page import show
@@ -65,6 +67,7 @@ __all__ = [
     "Mask",
     "MaskMod",
     "MaxScore",
+    "Monitor",
     "Output",
     "Padding",
     "Pool",
@@ -84,7 +87,9 @@ __all__ = [
     "Token",
     "Top",
     "TopK",
+    "alarms",
     "attend",
+    "callbacks",
     "check",
     "cross_entropy",
     "explain",
@@ -109,4 +114,5 @@ __all__ = [
     "tokens_of",
     "trials",
     "weighted_sum",
+    "writers",
 ]

@@ -14,7 +14,7 @@ from regard.corpus.text_files import Text, arrow
 from regard.corpus.text_scores import SCORES
 from regard.errors import RegardError
 
-__all__ = ["PartFiles"]
+__all__ = ["PartFiles", "write_whole"]
 
 _KEY = b"regard.survey"
 _NUMBERS = {"text": "int64", "tokens": "int32", "layer": "int16", "head": "int16"}
@@ -107,23 +107,7 @@ class PartFiles:
             metadata={_KEY: json.dumps(about)},
         )
         table = pa.Table.from_pydict(dict(columns), schema=schema)
-        buffer = pa.BufferOutputStream()
-        arrow("pyarrow.parquet").write_table(table, buffer)
-        path = self.path(block)
-        partial = path.with_suffix(".partial")  # one that an interrupted run left is replaced
-        try:
-            with partial.open("wb") as file:
-                file.write(buffer.getvalue())
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
-            raise RegardError(
-                f"{path} cannot be written: {error.strerror or error}.\n"
-                "    The parts that are there are whole; make room and run it again."
-            ) from error
+        write_whole(self.path(block), table)
 
     def dataset(self) -> Any:
         """Return the finished files as a ``pyarrow.dataset.Dataset``."""
@@ -144,6 +128,30 @@ class PartFiles:
                 f"{path} is no part of a survey, or a damaged one.\n"
                 "    Remove it, or give the survey a folder of its own."
             ) from error
+
+
+def write_whole(path: Path, table: Any) -> None:
+    """Write a table as one Parquet file, whole or not at all.
+
+    Raises:
+        RegardError: it cannot be written, as when the disk is full.
+    """
+    buffer = arrow("pyarrow").BufferOutputStream()
+    arrow("pyarrow.parquet").write_table(table, buffer)
+    partial = path.with_suffix(".partial")  # one that an interrupted run left is replaced
+    try:
+        with partial.open("wb") as file:
+            file.write(buffer.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise RegardError(
+            f"{path} cannot be written: {error.strerror or error}.\n"
+            "    The parts that are there are whole; make room and run it again."
+        ) from error
 
 
 def _checksum(texts: Sequence[Text]) -> str:

@@ -30,8 +30,8 @@ class Text(NamedTuple):
     text: str
 
 
-def arrow(module: str) -> Any:
-    """Return a module of pyarrow.
+def arrow(module: str, what: str = "a survey") -> Any:
+    """Return a module of pyarrow, which ``what`` needs.
 
     Raises:
         RegardError: pyarrow is not installed.
@@ -45,7 +45,7 @@ def arrow(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise RegardError(
-            "a survey needs pyarrow, which is not installed.\n    Run: pip install 'regard[survey]'"
+            f"{what} needs pyarrow, which is not installed.\n    Run: pip install 'regard[survey]'"
         ) from error
 
 

@@ -1,0 +1,269 @@
+"""`Monitor`: statistics of every head of a model while it trains."""
+
+import sys
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from os import PathLike
+from typing import Any, Literal, final
+
+import torch.distributed as dist
+from torch import nn
+
+from regard.capture.observer import observe
+from regard.errors import (
+    RefusedWarning,
+    RegardError,
+    check_count,
+    check_path,
+    check_whole,
+    kind_text,
+)
+from regard.recording.recording import Recording
+from regard.training.alarms import Alarm, Alert, is_dead
+from regard.training.row_numbers import STATISTICS, samples_of
+from regard.training.run_table import SHOWN, RunTable
+from regard.training.summaries import Key, Summary, are_several, layer_indices, summarize
+
+__all__ = ["Monitor"]
+
+Writer = Callable[[int, Mapping[str, float]], object]
+Then = Literal["warn", "raise"] | Callable[[list[Alert]], object]
+
+
+@final
+class Monitor:
+    """Statistics of every head of a model on the steps of a training that are due.
+
+    Call it with the step around the forward pass. On a step that is due, the first forward pass is
+    observed: it runs eagerly, and its output keeps every bit unless the model is compiled. Nothing
+    is added to the model on other steps. With torch.distributed, every process must call it; the
+    statistics then cover the rows and heads of all processes, and the first one writes.
+
+    Args:
+        model: the module to observe.
+        path: the folder of the table; ``docs/training.md`` describes it. None writes no table.
+        every: a step is due if it is a multiple of this number.
+        statistics: the names of the statistics; all by default.
+        rows: only the last ``rows`` queries of each sequence are observed; all by default.
+        alarm: an alarm of ``regard.alarms``, or several.
+        then: if alarms fire: "warn", "raise", or a function that gets the list of alerts.
+        save: a folder; if alarms fire, it gets a recording of the batch.
+        writers: functions of ``regard.writers``, or your own, that get the step and the numbers.
+
+    Attributes:
+        model: the observed module.
+        latest: the summaries of the last observed step, by layer and statistic.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: a statistic is unknown, or an alarm needs one that is left out.
+        RegardError: the folder cannot be written, or another monitor writes to it.
+
+    Example:
+        >>> import torch, regard, regard.nn
+        >>> model = regard.nn.SelfAttention(8, 2)
+        >>> with regard.Monitor(model, every=10) as monitor:
+        ...     for step in range(20):
+        ...         with monitor(step):
+        ...             loss = model(torch.zeros(1, 4, 8)).sum()
+        ...         loss.backward()
+        >>> monitor.latest["SelfAttention", "normalized_entropy"].mean
+        tensor([1., 1.], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        path: str | PathLike[str] | None = None,
+        *,
+        every: int = 100,
+        statistics: Sequence[str] = STATISTICS,
+        rows: int | None = None,
+        alarm: Alarm | Sequence[Alarm] = (),
+        then: Then = "warn",
+        save: str | PathLike[str] | None = None,
+        writers: Iterable[Writer] = (),
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model is {kind_text(model)}; it must be a torch.nn.Module.\n"
+                "    Pass the module whose forward runs the attention."
+            )
+        self.model, self.latest = model, dict[Key, Summary]()
+        self._every = check_count("every", every)
+        self._statistics = _checked_statistics(statistics)
+        self._queries = None if rows is None else slice(-check_count("rows", rows), None)
+        self._alarms = _checked_alarms(alarm, self._statistics)
+        self._then = _checked_then(then)
+        self._save = None if save is None else check_path(save)
+        self._writers, self._failed, self._last = list(writers), set[str](), -1
+        self._is_writer = not are_several() or dist.get_rank() == 0
+        has_table = path is not None and self._is_writer
+        self._table = RunTable(check_path(path), rows) if has_table else None
+
+    def __call__(self, step: int) -> AbstractContextManager[None]:
+        """Return a block for the forward pass of a step; it is observed if the step is due.
+
+        If a step has several forward passes, as in gradient accumulation, the first one is
+        observed.
+
+        Raises:
+            TypeError: step is not a whole number.
+        """
+        if not self.is_due(step):
+            return nullcontext()
+        self._last = step
+        return self._observed(step)
+
+    def is_due(self, step: int) -> bool:
+        """Return True if the next forward pass of a step is to be observed.
+
+        Raises:
+            TypeError: step is not a whole number.
+        """
+        return check_whole("step", step) % self._every == 0 and step != self._last
+
+    def __enter__(self) -> "Monitor":
+        """Return the monitor."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the monitor."""
+        self.close()
+
+    def close(self) -> None:
+        """Let another monitor write to the folder."""
+        if self._table is not None:
+            self._table.close()
+
+    @contextmanager
+    def _observed(self, step: int) -> Generator[None, None, None]:
+        """Observe the block. Only errors of the block itself and of alarms are raised."""
+        weight = next(self.model.parameters(), None)
+        # With a device, the recording has no part in the graph of the model.
+        device = None if weight is None else weight.device
+        block = observe(self.model, queries=self._queries, device=device, compiled="eager")
+        seen = block.__enter__()
+        try:
+            yield
+        except BaseException:
+            with suppress(RegardError):
+                block.__exit__(*sys.exc_info())
+            raise
+        problem: RegardError | None = None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                block.__exit__(None, None, None)
+            except RegardError as error:
+                problem = error
+        for each in caught:
+            self._warn_once(str(each.message), each.category)
+        if problem is not None:
+            self._warn_once(f"a step was not observed: {problem}", RefusedWarning)
+        self._read(step, seen)
+
+    def _read(self, step: int, seen: Recording) -> None:
+        """Compute the statistics of a recording, and pass them on."""
+        samples = {
+            (layer.name, name): ([layer.head(head) for head in range(len(sample.count))], sample)
+            for layer in seen.layers
+            for name, sample in samples_of(layer, self._statistics).items()
+        }
+        self.latest = summarize(samples)
+        if not self.latest:
+            return
+        if self._table is not None:
+            self._table.check(self.latest)
+            self._try(f"{self._table.folder}", self._table.write, step, self.latest)
+        if self._is_writer and self._writers:
+            numbers = _named_numbers(self.latest)
+            for writer in self._writers:
+                name = getattr(writer, "__qualname__", type(writer).__qualname__)
+                self._try(f"the writer {name}", writer, step, numbers)
+        alerts = [alert for alarm in self._alarms for alert in alarm.alerts(step, self.latest)]
+        if alerts:
+            self._alert(alerts, seen)
+
+    def _alert(self, alerts: list[Alert], seen: Recording) -> None:
+        """Save the recording of a step whose alarms fired, and call, warn or raise."""
+        if self._save is not None:
+            name = f"step-{alerts[0].step:09}" + (".safetensors" if seen.shard is None else "")
+            self._save.mkdir(parents=True, exist_ok=True)
+            self._try(f"{self._save}", seen.save, self._save / name)
+        more = f"\n    {len(alerts) - 1} more heads fired an alarm." if len(alerts) > 1 else ""
+        if callable(self._then):
+            self._then(alerts)
+        elif self._then == "raise":
+            raise RegardError(f"{alerts[0]}.{more}")
+        elif self._is_writer:
+            warnings.warn(f"{alerts[0]}.{more}", stacklevel=6)
+
+    def _try(self, what: str, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function that writes; a failure is a warning, so that it ends no training."""
+        try:
+            function(*arguments)
+        except Exception as error:  # noqa: BLE001  a writer may raise anything
+            self._warn_once(f"{what} failed: {type(error).__name__}: {error}", UserWarning)
+
+    def _warn_once(self, text: str, category: type[Warning]) -> None:
+        if text not in self._failed:
+            self._failed.add(text)
+            warnings.warn(text, category, stacklevel=6)
+
+
+def _named_numbers(summaries: Mapping[Key, Summary]) -> dict[str, float]:
+    """Return one number for each statistic and head, with names that sort."""
+    layers = layer_indices(summaries)
+    width = max(2, len(str(len(layers) - 1)))
+    digits = max(2, len(str(max(max(each.heads) for each in summaries.values()))))
+    numbers: dict[str, float] = {}
+    for (name, statistic), summary in summaries.items():
+        layer = f"L{layers[name]:0{width}}"
+        values = getattr(summary, SHOWN[statistic]).tolist()
+        for head, value in zip(summary.heads, values, strict=True):
+            numbers[f"attention/{statistic}/{layer}H{head:0{digits}}"] = value
+        if statistic == "normalized_entropy":
+            numbers[f"attention/dead_heads/{layer}"] = float(is_dead(summary).sum())
+    return numbers
+
+
+def _checked_statistics(statistics: object) -> tuple[str, ...]:
+    known = ", ".join(map(repr, STATISTICS))
+    if isinstance(statistics, str) or not isinstance(statistics, Sequence):
+        raise TypeError(
+            f"statistics is {kind_text(statistics)}; it must be a list of names.\n"
+            f"    The names are {known}."
+        )
+    for name in statistics:
+        if name not in STATISTICS:
+            raise ValueError(f"statistics has {name!r}.\n    The names are {known}.")
+    if not statistics:
+        raise ValueError(f"statistics is empty.\n    The names are {known}.")
+    return tuple(dict.fromkeys(statistics))
+
+
+def _checked_alarms(alarm: object, statistics: Sequence[str]) -> tuple[Alarm, ...]:
+    alarms = tuple(alarm) if isinstance(alarm, Sequence) else (alarm,)
+    for each in alarms:
+        if not isinstance(each, Alarm):
+            raise TypeError(
+                f"alarm is {kind_text(each)}; it must be an alarm.\n"
+                "    Pass for example alarm=regard.alarms.max_score(100)."
+            )
+        if each.statistic not in statistics:
+            raise ValueError(
+                f"an alarm needs {each.statistic!r}, which is not among the statistics.\n"
+                "    Add it to statistics, or leave statistics out."
+            )
+    return alarms
+
+
+def _checked_then(then: Any) -> Then:
+    if then in ("warn", "raise") or callable(then):
+        return then
+    raise ValueError(
+        f"then is {then!r}; it must be 'warn', 'raise' or a function.\n"
+        "    A function gets the list of alerts of one step."
+    )

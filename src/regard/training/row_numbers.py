@@ -1,0 +1,149 @@
+"""Numbers of every row of a recorded layer, from one pass over its matrix."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.recording.layers import Layer, asked_of
+from regard.reductions.products import Output
+from regard.reductions.reduction import Reduction
+from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore, NormalizedEntropy
+from regard.reductions.sums import Diagonal
+from regard.scores.query_key import QueryKeyScores
+
+__all__ = ["LOCAL", "STATISTICS", "Sample", "samples_of"]
+
+LOCAL = 8
+"""The local window has the keys that are at most this many tokens away from the query."""
+
+_OF_ROWS: dict[str, Reduction] = {
+    "max_score": MaxScore(),
+    "logsumexp": LogSumExp(),
+    "entropy": Entropy(),
+    "normalized_entropy": NormalizedEntropy(),
+}
+_DISTANCES = {
+    "diagonal": range(1),
+    "previous_token": range(-1, 0),
+    "local_window": range(-LOCAL, LOCAL + 1),
+}
+STATISTICS = (*_OF_ROWS, "first_token", *_DISTANCES, "query_norm", "key_norm")
+"""The names of the statistics; ``docs/training.md`` defines each."""
+
+
+class Sample(NamedTuple):
+    """The numbers of one statistic for each head of a layer, one number for each row.
+
+    Attributes:
+        values: (num_heads, n), float32, in rising order; rows that do not count are +inf.
+        count: the number of rows that count, (num_heads,).
+        total: the sum over these rows, (num_heads,), float64.
+        highest: the largest of these numbers, (num_heads,).
+    """
+
+    values: Tensor
+    count: Tensor
+    total: Tensor
+    highest: Tensor
+
+    @classmethod
+    def of(cls, numbers: Tensor, counts: Tensor) -> "Sample":
+        """Return the sample of numbers, (entries, num_heads, n), where ``counts`` is True."""
+        numbers, counts = (
+            each.transpose(0, 1).flatten(1)
+            for each in torch.broadcast_tensors(numbers.float(), counts)
+        )
+        return cls(
+            numbers.masked_fill(~counts, torch.inf).sort(-1).values,
+            counts.sum(-1),
+            numbers.masked_fill(~counts, 0).sum(-1, dtype=torch.float64),
+            numbers.masked_fill(~counts, -torch.inf).amax(-1),
+        )
+
+
+@torch.no_grad()
+def samples_of(layer: Layer, statistics: Sequence[str]) -> dict[str, Sample]:
+    """Return a sample of each statistic that a layer has, by its name.
+
+    A row counts if it may attend to a key and is not padding. A layer that was recorded as weights
+    has no scores and no norms. Statistics of distances need queries and keys of one text.
+    """
+    matrix, texts = layer.whole(), _Texts(layer)
+    source = matrix.source if isinstance(matrix.source, QueryKeyScores) else None
+    questions: dict[Any, Reduction] = {"max_score": MaxScore()}
+    questions |= {name: _OF_ROWS[name] for name in statistics if name in _OF_ROWS}
+    if "first_token" in statistics:
+        questions["first_token"] = Output(texts.first_keys())
+    distances = [name for name in statistics if name in _DISTANCES and layer.reads_itself]
+    for offset in sorted({offset for name in distances for offset in _DISTANCES[name]}):
+        questions[offset] = Diagonal(texts.start + offset)
+    found = asked_of(matrix, list(questions.values()))
+    answers = dict(zip(questions, map(texts.by_head, found), strict=True))
+    counts = texts.queries & (answers["max_score"] != -torch.inf)
+    samples = {
+        name: Sample.of(answers[name], counts)
+        for name in (*_OF_ROWS, "first_token")
+        if name in statistics and not (source is None and name in ("max_score", "logsumexp"))
+    }
+    for name in distances:
+        shares = sum(texts.at_rows(answers[offset], offset) for offset in _DISTANCES[name])
+        has_key = texts.have_previous if name == "previous_token" else counts
+        samples[name] = Sample.of(torch.as_tensor(shares), counts & has_key)
+    if source is not None and "query_norm" in statistics:
+        norms = texts.by_head(torch.linalg.vector_norm(source.query, dim=-1, dtype=torch.float32))
+        samples["query_norm"] = Sample.of(norms, counts)
+    if source is not None and "key_norm" in statistics:
+        norms = torch.linalg.vector_norm(source.key, dim=-1, dtype=torch.float32)
+        norms = norms if norms.ndim == 1 else norms.repeat_interleave(source.group, -2)
+        samples["key_norm"] = Sample.of(texts.by_head(norms), texts.keys)
+    return samples
+
+
+class _Texts:
+    """The texts of a batch: which queries and keys are no padding.
+
+    Attributes:
+        start: the position of the first recorded query.
+        queries: True for queries that are no padding, (entries, 1, q_len).
+        have_previous: True for queries with a token before them, (entries, 1, q_len).
+        keys: True for keys that are no padding, (entries, 1, kv_len).
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        matrix, positions = layer.whole(), layer.positions
+        shape, device = matrix.shape, matrix.device
+        self.start = positions.start
+        self._entries, self._num_heads = prod(shape[:-3]), shape[-3] if len(shape) > 2 else 1
+        texts = torch.tensor([(each.start, each.stop) for each in layer.texts], device=device)
+        # Axes between batch and heads, such as those of windows in an image, share the text.
+        first, stop = texts.repeat_interleave(self._entries // len(texts), 0)[..., None].unbind(1)
+        rows = torch.arange(positions.start, positions.stop, device=device)
+        keys = torch.arange(shape[-1], device=device)
+        inside = (rows >= first) & (rows < stop)
+        self.queries = (inside if layer.reads_itself else torch.ones_like(inside))[:, None]
+        self.have_previous = (rows > first)[:, None]
+        self.keys = ((keys >= first) & (keys < stop))[:, None]
+        self._first, self._shape = first, shape
+
+    def first_keys(self) -> Tensor:
+        """Return 1 for the first key of each text and 0 for others, as the value of an Output."""
+        columns = torch.arange(self._shape[-1], device=self._first.device)
+        value = (columns == self._first).float()  # (entries, kv_len)
+        if bool((self._first == self._first[0]).all()):
+            return value[0]
+        return value.reshape(*self._shape[:-3], 1, self._shape[-1], 1)
+
+    def by_head(self, answer: Tensor) -> Tensor:
+        """Return an answer with one number for each row as (entries, num_heads, n)."""
+        rows = answer.squeeze(-1) if answer.ndim == len(self._shape) else answer
+        return rows.reshape(self._entries, self._num_heads, rows.shape[-1])
+
+    def at_rows(self, diagonal: Tensor, offset: int) -> Tensor:
+        """Return a diagonal with one number for each row; 0 where no key is so far away."""
+        q_len = self._shape[-2]
+        before = min(max(0, -self.start - offset), q_len)
+        after = q_len - before - diagonal.shape[-1]
+        return torch.nn.functional.pad(diagonal, (before, after))

@@ -1,0 +1,144 @@
+"""Summaries over rows: mean, extremes and exact quantiles, of one process or of several."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regard.training.row_numbers import Sample
+
+__all__ = ["Key", "Summary", "are_several", "layer_indices", "summarize"]
+
+Key = tuple[str, str]
+"""The names of a layer and of a statistic."""
+
+_SHARES = (0.1, 0.5, 0.9)
+_LARGEST = 0x7F800000  # the bits of infinity
+
+
+class Summary(NamedTuple):
+    """A summary of one statistic over the rows of each head of a layer, tensors of (num_heads,).
+
+    All numbers are NaN if one row is NaN or if no row counts. A quantile is the smallest number
+    that a share of the rows does not exceed.
+
+    Attributes:
+        heads: the positions of the heads in the model.
+        mean: the mean over the rows.
+        min: the smallest number.
+        p10: the quantile of 10 % of the rows.
+        p50: the quantile of 50 % of the rows.
+        p90: the quantile of 90 % of the rows.
+        max: the largest number.
+        rows: the number of rows.
+    """
+
+    heads: tuple[int, ...]
+    mean: Tensor
+    min: Tensor
+    p10: Tensor
+    p50: Tensor
+    p90: Tensor
+    max: Tensor
+    rows: Tensor
+
+
+def are_several() -> bool:
+    """Return True if torch.distributed runs several processes."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def layer_indices(summaries: Mapping[Key, Summary]) -> dict[str, int]:
+    """Return the position of each layer, in the order in which the layers ran."""
+    return {name: index for index, name in enumerate(dict.fromkeys(name for name, _ in summaries))}
+
+
+def summarize(samples: Mapping[Key, tuple[Sequence[int], Sample]]) -> dict[Key, Summary]:
+    """Return the summary of each sample, given with the positions of its heads in the model.
+
+    The rows of all processes are put together. Every process of the default group must call it.
+    """
+    heads = _all_heads({key: tuple(of) for key, (of, _) in samples.items()})
+    starts, total = dict[Key, int](), 0
+    for key, of in heads.items():
+        starts[key], total = total, total + len(of)
+    device = next((sample.total.device for _, sample in samples.values()), _device())
+    places = {
+        key: torch.tensor([starts[key] + heads[key].index(head) for head in of], device=device)
+        for key, (of, _) in samples.items()
+    }
+    sums = torch.zeros(2, total, dtype=torch.float64, device=device)
+    ends = torch.full((2, total), -torch.inf, device=device)
+    for key, (_, sample) in samples.items():
+        sums[:, places[key]] = torch.stack([sample.total, sample.count.double()]).to(device)
+        ends[:, places[key]] = torch.stack([-sample.values[:, 0], sample.highest]).to(device)
+    if are_several():
+        dist.all_reduce(sums)
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+    count = sums[1].long()
+    wanted = torch.stack([(share * sums[1]).ceil().long().clamp(min=1) for share in _SHARES], -1)
+    sorted_values = {key: sample.values.to(device) for key, (_, sample) in samples.items()}
+    quantiles = (_searched if are_several() else _picked)(sorted_values, places, wanted)
+    numbers = torch.stack([sums[0] / sums[1], -ends[0].double(), *quantiles.T.double(), ends[1]])
+    numbers = numbers.masked_fill(~(count > 0) | sums[0].isnan(), torch.nan).cpu()
+    count = count.cpu()
+    parts = {key: slice(starts[key], starts[key] + len(of)) for key, of in heads.items()}
+    return {
+        key: Summary(tuple(heads[key]), *numbers[:, part].unbind(), rows=count[part])
+        for key, part in parts.items()
+    }
+
+
+def _all_heads(here: dict[Key, tuple[int, ...]]) -> dict[Key, list[int]]:
+    """Return the heads of all processes for each layer and statistic."""
+    every: list[Any] = [here]
+    if are_several():
+        every = [None] * dist.get_world_size()
+        dist.all_gather_object(every, here)
+    heads = dict[Key, set[int]]()
+    for each in cast("list[dict[Key, tuple[int, ...]]]", every):
+        for key, of in each.items():
+            heads.setdefault(key, set()).update(of)
+    return {key: sorted(of) for key, of in heads.items()}
+
+
+def _device() -> torch.device:
+    """Return a device whose tensors the default group can reduce."""
+    on_gpu = are_several() and "nccl" in dist.get_backend()
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def _picked(values: dict[Key, Tensor], places: dict[Key, Tensor], wanted: Tensor) -> Tensor:
+    """Return the numbers at some positions of each head, counted from 1, (cells, quantiles)."""
+    found = torch.zeros(wanted.shape, device=wanted.device)
+    for key, of in values.items():
+        found[places[key]] = of.gather(-1, wanted[places[key]] - 1)
+    return found
+
+
+def _searched(values: dict[Key, Tensor], places: dict[Key, Tensor], wanted: Tensor) -> Tensor:
+    """Return the numbers at some positions in the order of the rows of all processes.
+
+    The bits of floating-point numbers, read as integers, have the order of the numbers. Each round
+    halves the range of integers that contains the result, so 32 sums of counts find it exactly.
+    """
+    ordered = {key: _flipped(of.contiguous().view(torch.int32)) for key, of in values.items()}
+    low = torch.full_like(wanted, -(2**31))
+    high = torch.full_like(wanted, _LARGEST)
+    for _ in range(32):
+        middle = (low + high) >> 1
+        below = torch.zeros_like(wanted)
+        for key, of in ordered.items():
+            at = middle[places[key]].int()
+            below[places[key]] = torch.searchsorted(of, at, right=True)
+        dist.all_reduce(below)
+        enough = below >= wanted
+        low, high = torch.where(enough, low, middle + 1), torch.where(enough, middle, high)
+    return _flipped(high.int()).view(torch.float32)
+
+
+def _flipped(bits: Tensor) -> Tensor:
+    """Exchange the order of negative numbers: from the bits of floats to integers, and back."""
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

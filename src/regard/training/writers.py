@@ -1,0 +1,88 @@
+"""Writers of a monitor's numbers: TensorBoard, Weights & Biases and MLflow.
+
+A writer is a function of the step and a mapping from names, such as ``attention/entropy/L05H03``,
+to numbers.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from os import PathLike
+from typing import Any
+
+from regard.errors import RegardError, check_path
+
+__all__ = ["mlflow", "tensorboard", "wandb"]
+
+_Writer = Callable[[int, Mapping[str, float]], None]
+_MOST_METRICS = 1000  # of one request to MLflow
+
+
+def tensorboard(path: str | PathLike[str]) -> _Writer:
+    """Return a writer of event files for TensorBoard.
+
+    Args:
+        path: their folder.
+
+    Raises:
+        RegardError: tensorboard is not installed.
+
+    Example:
+        >>> import regard
+        >>> write = regard.writers.tensorboard("logs")  # doctest: +SKIP
+    """
+    events = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(check_path(path))
+
+    def write_tensorboard(step: int, numbers: Mapping[str, float]) -> None:
+        for name, number in numbers.items():
+            events.add_scalar(name, number, step)
+        events.flush()
+
+    return write_tensorboard
+
+
+def wandb(run: Any) -> _Writer:
+    """Return a writer to a run of Weights & Biases; its x axis is ``attention/step``.
+
+    Args:
+        run: from ``wandb.init``.
+
+    Example:
+        >>> import regard
+        >>> write = regard.writers.wandb(wandb.init(mode="offline"))  # doctest: +SKIP
+    """
+    # The run may count its steps in another way, so the monitor's steps are a metric.
+    run.define_metric("attention/*", step_metric="attention/step")
+
+    def write_wandb(step: int, numbers: Mapping[str, float]) -> None:
+        run.log({**numbers, "attention/step": step})
+
+    return write_wandb
+
+
+def mlflow() -> _Writer:
+    """Return a writer to the active run of MLflow.
+
+    Raises:
+        RegardError: mlflow is not installed.
+
+    Example:
+        >>> import regard
+        >>> write = regard.writers.mlflow()  # doctest: +SKIP
+    """
+    client = _package("mlflow", "mlflow")
+
+    def write_mlflow(step: int, numbers: Mapping[str, float]) -> None:
+        items = list(numbers.items())
+        for start in range(0, len(items), _MOST_METRICS):
+            client.log_metrics(dict(items[start : start + _MOST_METRICS]), step=step)
+
+    return write_mlflow
+
+
+def _package(module: str, name: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise RegardError(
+            f"writers.{name}() needs {name}, which is not installed.\n    Run: pip install {name}"
+        ) from error
