@@ -93,13 +93,21 @@ def samples_of(layer: Layer, statistics: Sequence[str]) -> dict[str, Sample]:
         has_key = texts.have_previous if name == "previous_token" else counts
         samples[name] = Sample.of(torch.as_tensor(shares), counts & has_key)
     if source is not None and "query_norm" in statistics:
-        norms = texts.by_head(torch.linalg.vector_norm(source.query, dim=-1, dtype=torch.float32))
-        samples["query_norm"] = Sample.of(norms, counts)
+        samples["query_norm"] = Sample.of(texts.by_head(_norms(source, source.query)), counts)
     if source is not None and "key_norm" in statistics:
-        norms = torch.linalg.vector_norm(source.key, dim=-1, dtype=torch.float32)
+        norms = _norms(source, source.key)
         norms = norms if norms.ndim == 1 else norms.repeat_interleave(source.group, -2)
         samples["key_norm"] = Sample.of(texts.by_head(norms), texts.keys)
     return samples
+
+
+def _norms(source: QueryKeyScores, vectors: Tensor) -> Tensor:
+    """Return the norms of queries or keys whose product is divided by sqrt(head_dim).
+
+    Layers and kernels may scale query and key before their product, or the product itself.
+    """
+    factor = (abs(source.scale) * vectors.shape[-1] ** 0.5) ** 0.5
+    return factor * torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32)
 
 
 class _Texts:

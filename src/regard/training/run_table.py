@@ -1,6 +1,7 @@
 """The table of a run: a folder with one Parquet file for each observed step."""
 
 import json
+import weakref
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -53,6 +54,8 @@ class RunTable:
                 f"another monitor writes to {folder}.\n"
                 "    Close that one, or give this one a folder of its own."
             ) from error
+
+        weakref.finalize(self, self._lock.close)
 
     def close(self) -> None:
         """Let another monitor write to the folder."""
