@@ -22,6 +22,7 @@ try:
     from regard.cli.file_commands import page, verify
     from regard.cli.heads_command import heads
     from regard.cli.learn_command import learn
+    from regard.cli.monitor_command import monitor
     from regard.cli.record_command import record, vllm
     from regard.cli.see_command import see
     from regard.cli.segments_command import segments
@@ -137,7 +138,7 @@ def regard(
         typer.echo(context.get_help())
 
 
-for command in (see, record, page, serve, heads, segments, compare, survey, learn, verify):
+for command in (see, record, page, serve, heads, segments, compare, survey, monitor, learn, verify):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)
 app.add_typer(vllm, name="vllm")

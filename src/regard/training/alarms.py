@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -128,12 +128,16 @@ def dead_heads(after: int = 1) -> Alarm:
         1000
     """
     limit = f"in 9 of 10 rows at least {_UNIFORM:g} or at most {_ONE_KEY:g}"
-    return Alarm("normalized_entropy", "p50", limit, is_dead, check_count("after", after))
+    return Alarm("normalized_entropy", "p50", limit, _are_dead, check_count("after", after))
 
 
-def is_dead(entropy: Summary) -> Tensor:
-    """Return True for heads that are dead by their normalised entropy."""
-    return (entropy.p10 >= _UNIFORM) | (entropy.p90 <= _ONE_KEY)
+def is_dead(p10: Any, p90: Any) -> Any:
+    """Return True for heads that are dead by two quantiles of their normalised entropy."""
+    return (p10 >= _UNIFORM) | (p90 <= _ONE_KEY)
+
+
+def _are_dead(summary: Summary) -> Tensor:
+    return is_dead(summary.p10, summary.p90)
 
 
 def _is_not_finite(summary: Summary) -> Tensor:

@@ -225,7 +225,9 @@ def _named_numbers(summaries: Mapping[Key, Summary]) -> dict[str, float]:
         for head, value in zip(summary.heads, values, strict=True):
             numbers[f"attention/{statistic}/{layer}H{head:0{digits}}"] = value
         if statistic == "normalized_entropy":
-            numbers[f"attention/dead_heads/{layer}"] = float(is_dead(summary).sum())
+            numbers[f"attention/dead_heads/{layer}"] = float(
+                is_dead(summary.p10, summary.p90).sum()
+            )
     return numbers
 
 

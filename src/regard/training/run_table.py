@@ -18,7 +18,7 @@ from regard.recording.version import version
 from regard.training.row_numbers import STATISTICS
 from regard.training.summaries import Key, Summary, layer_indices
 
-__all__ = ["SHOWN", "History", "RunTable", "read_history", "read_table"]
+__all__ = ["SHOWN", "History", "RunTable", "read_history", "read_last", "read_table"]
 
 SHOWN = {name: "max" if name == "max_score" else "mean" for name in STATISTICS}
 """The one number of each statistic that writers and pictures show."""
@@ -142,6 +142,16 @@ def read_table(run: Path) -> Any:
         )
     _about(paths[-1])
     return arrow("pyarrow.dataset", _NEEDED_BY).dataset([str(path) for path in paths])
+
+
+def read_last(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of the last observed step of a run.
+
+    Raises:
+        RegardError: the folder is not the table of a run.
+    """
+    last = read_table(run).files[-1]
+    return arrow("pyarrow.dataset", _NEEDED_BY).dataset(last).to_table().to_pylist()
 
 
 def read_history(run: Path, statistic: str) -> History:

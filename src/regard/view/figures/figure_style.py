@@ -12,6 +12,7 @@ from math import floor, log10
 from textwrap import wrap
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
+import torch
 from torch import Tensor
 
 from regard.errors import RegardError
@@ -22,8 +23,10 @@ from regard.text.tokens import Token
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.colorbar import Colorbar
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
     from matplotlib.typing import ColorType
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "axes_of",
     "check_package",
     "draw_cells",
+    "draw_numbers",
     "explain_letters",
     "keep_quiet",
     "label_names",
@@ -119,15 +123,24 @@ def draw_cells(ax: "Axes", picture: Picture) -> None:
         extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
         aspect="equal" if 0.25 <= rows / columns <= 4 else "auto",
     )
-    bar = ax.figure.colorbar(image, ax=ax, shrink=0.8, aspect=24, pad=0.02)
-    bar.set_label(f"{picture.unit}\n{picture.scale}", color=GREY, fontsize="small")
+    bar = _label_bar(ax, image, f"{picture.unit}\n{picture.scale}")
     bar.ax.yaxis.set_major_formatter(lambda share, _: _percent(share, picture))
     bar.ax.minorticks_off()
-    bar.ax.tick_params(length=0, colors=GREY, labelsize="small")
-    bar.outline.set(linewidth=0.5, edgecolor=GREY)
     keep_quiet(ax)
     # Where the axes lie now says how many labels fit beside them.
     cast("Figure", ax.get_figure(root=True)).draw_without_rendering()
+
+
+def draw_numbers(ax: "Axes", numbers: Tensor, unit: str) -> None:
+    """Draw numbers of any size as an image with a legend, from the smallest to the largest."""
+    image = ax.imshow(
+        numbers.detach().cpu().double().masked_fill(~numbers.isfinite(), torch.nan).numpy(),
+        cmap=ramp(ax),
+        interpolation="nearest",
+        aspect="auto",
+    )
+    _label_bar(ax, image, unit)
+    keep_quiet(ax)
 
 
 def write_shares(ax: "Axes", weights: Tensor) -> None:
@@ -233,6 +246,15 @@ def write_beside(ax: "Axes", x: float, y: float, text: str, colour: "ColorType")
     """Write a name to the right of a point."""
     at = "offset points"
     ax.annotate(text, (x, y), (6, 0), textcoords=at, va="center", fontsize="small", color=colour)
+
+
+def _label_bar(ax: "Axes", image: "AxesImage", unit: str) -> "Colorbar":
+    """Return the legend of an image, with its unit."""
+    bar = ax.figure.colorbar(image, ax=ax, shrink=0.8, aspect=24, pad=0.02)
+    bar.set_label(unit, color=GREY, fontsize="small")
+    bar.ax.tick_params(length=0, colors=GREY, labelsize="small")
+    bar.outline.set(linewidth=0.5, edgecolor=GREY)
+    return bar
 
 
 def _label_points() -> float:

@@ -7,6 +7,7 @@ the axes to ink; it ends at 100 % for every head, so that pictures can be compar
 
 from collections.abc import Sequence
 from operator import itemgetter
+from os import PathLike
 from statistics import fmean
 from typing import TYPE_CHECKING, cast
 
@@ -16,19 +17,20 @@ from torch import Tensor
 from regard.analysis.head_classes import Trial, classify
 from regard.analysis.head_kinds import KINDS, Head
 from regard.analysis.span_shares import Shares
-from regard.errors import kind_text
+from regard.errors import check_path, kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Layer
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
 from regard.text.tokens import Token
+from regard.training.run_table import SHOWN, read_history
 from regard.view.figures import figure_style as style
 from regard.view.row_steps import checked_tokens, one_head
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["entropy", "heads", "map", "segments"]
+__all__ = ["entropy", "heads", "map", "segments", "training"]
 
 _MOST_CELLS = 512
 _SMALL_MAP = 32
@@ -259,6 +261,51 @@ def segments(shares: Shares, *, ax: "Axes | None" = None) -> "Axes":
     style.label_names(ax.yaxis, shares.queries)
     ax.set_xlabel("to")
     ax.set_ylabel("from")
+    return ax
+
+
+def training(
+    run: str | PathLike[str], statistic: str = "normalized_entropy", *, ax: "Axes | None" = None
+) -> "Axes":
+    """Draw one statistic of every head over the steps of a training, heads down and steps across.
+
+    Args:
+        run: the folder of a ``regard.Monitor``.
+        statistic: the name of a statistic.
+        ax: where to draw; new axes when left out.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: the run does not have this statistic.
+        RegardError: matplotlib is not installed, or the folder is not of a monitor.
+
+    Example:
+        >>> import torch, regard, regard.nn
+        >>> model = regard.nn.SelfAttention(8, 2)
+        >>> with regard.Monitor(model, "run", every=1) as monitor:
+        ...     for step in range(3):
+        ...         with monitor(step):
+        ...             output = model(torch.zeros(1, 4, 8))
+        >>> regard.plot.training("run").get_xlabel()
+        'step'
+    """
+    style.check_package("plot.training()")
+    history = read_history(check_path(run), statistic)
+    rows, columns = history.values.shape
+    ax = style.axes_of(ax, 6.0, min(8.0, max(_LEAST, 0.12 * rows + 0.8)))
+    style.draw_numbers(ax, history.values, f"{SHOWN[statistic]}: {statistic.replace('_', ' ')}")
+    layers = [layer for layer, _ in history.heads]
+    starts = [row for row in range(rows) if row == 0 or layers[row] != layers[row - 1]]
+    for start in starts[1:]:
+        ax.axhline(start - 0.5, color=style.GREY, linewidth=0.3)
+    shown = starts[:: max(1, len(starts) // 12)]
+    ax.set_yticks(shown, [f"L{layers[row]}H{history.heads[row][1]}" for row in shown])
+    places = sorted({round(at * (columns - 1) / 5) for at in range(6)})
+    ax.set_xticks(places, [f"{history.steps[at]:,}" for at in places])
+    ax.set_xlabel("step")
+    ax.set_ylabel("layer and head")
     return ax
 
 

@@ -1,0 +1,77 @@
+"""``regard monitor``: the last state of a training, and its page."""
+
+import csv
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+
+from regard.cli.options import AsJson
+from regard.cli.output_files import check_output, page_line, write_json
+from regard.text.escaping import visible
+from regard.text.tables import Table
+from regard.training.alarms import is_dead
+from regard.training.run_table import SHOWN, read_last, read_table
+from regard.view.figures.training_page import write_training_page
+
+__all__ = ["monitor"]
+
+# The terminal has no room for all statistics; --json and --csv have them.
+_SHORT = ("max_score", "normalized_entropy", "first_token", "previous_token", "local_window")
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a regard.Monitor.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Also draw all heads over the steps, as a page."
+    ),
+]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print the whole table as CSV.")]
+
+
+def monitor(
+    run: Run, output: Output = None, as_csv: AsCsv = False, as_json: AsJson = False
+) -> None:
+    """Show the attention of a model that trains: the last observed step of every layer.
+
+    max_score is the largest of all heads, the other numbers are means over the heads.
+    """
+    if output is not None:
+        check_output(output)
+    if as_csv:
+        table = read_table(run)
+        writer = csv.writer(sys.stdout)
+        writer.writerow(table.schema.names)
+        for batch in table.to_batches():
+            writer.writerows(zip(*batch.to_pydict().values(), strict=True))
+    elif as_json:
+        write_json({"run": str(run), "rows": read_last(run)})
+    else:
+        rows = read_last(run)
+        sys.stdout.write(f"step {rows[0]['step']:,}\n{_by_layer(rows).text()}\n")
+    if output is not None:
+        write_training_page(run, output)
+        if not (as_csv or as_json):
+            sys.stdout.write(page_line(output) + "\n")
+
+
+def _by_layer(rows: list[dict[str, Any]]) -> Table:
+    """Return a table with one row for each layer."""
+    layers = {row["layer"]: visible(row["name"]) for row in rows}
+    columns: dict[str, list[Any]] = {"layer": list(layers), "name": list(layers.values())}
+    for statistic in (name for name in _SHORT if any(row["statistic"] == name for row in rows)):
+        found: dict[int, list[dict[str, Any]]] = {layer: [] for layer in layers}
+        for row in rows:
+            if row["statistic"] == statistic:
+                found[row["layer"]].append(row)
+        merge = max if statistic == "max_score" else fmean
+        columns[statistic] = [
+            merge(row[SHOWN[statistic]] for row in of) if of else None for of in found.values()
+        ]
+        if statistic == "normalized_entropy":
+            columns["dead_heads"] = [
+                sum(is_dead(row["p10"], row["p90"]) for row in of) for of in found.values()
+            ]
+    return Table(columns)
