@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Any
 
 from regard.errors import RegardError
@@ -24,18 +25,14 @@ def trainer(monitor: Monitor) -> Any:
         >>> type(regard.callbacks.trainer(monitor)).__name__
         'MonitorCallback'
     """
-    try:
-        from transformers import TrainerCallback
-    except ModuleNotFoundError as error:
-        raise RegardError(_MISSING.format("trainer", "transformers")) from error
-    block = ExitStack()
+    base, block = _package("transformers").TrainerCallback, ExitStack()
 
     def close(*called: Any) -> None:
         """Leave the block when the model has run; a hook gets None for an output if it failed."""
         failed = sys.exc_info() if called and called[-1] is None else (None, None, None)
         block.__exit__(*failed)
 
-    class MonitorCallback(TrainerCallback):
+    class MonitorCallback(base):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if monitor.is_due(state.global_step):
                 block.enter_context(monitor(state.global_step))
@@ -64,13 +61,9 @@ def lightning(monitor: Monitor) -> Any:
         >>> monitor = regard.Monitor(torch.nn.Linear(1, 1))
         >>> callback = regard.callbacks.lightning(monitor)  # doctest: +SKIP
     """
-    try:
-        from lightning.pytorch import Callback
-    except ModuleNotFoundError as error:
-        raise RegardError(_MISSING.format("lightning", "lightning")) from error
-    block = ExitStack()
+    base, block = _package("lightning.pytorch").Callback, ExitStack()
 
-    class MonitorCallback(Callback):
+    class MonitorCallback(base):
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
             block.enter_context(monitor(trainer.global_step))
 
@@ -89,4 +82,11 @@ def lightning(monitor: Monitor) -> Any:
     return MonitorCallback()
 
 
-_MISSING = "callbacks.{}() needs {}, which is not installed.\n    Run: pip install {1}"
+def _package(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        name = module.partition(".")[0]
+        raise RegardError(
+            f"the callback needs {name}, which is not installed.\n    Run: pip install {name}"
+        ) from error

@@ -5,7 +5,8 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from os import PathLike
-from typing import Any, Literal, final
+from pathlib import Path
+from typing import Any, Literal, cast, final
 
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +22,7 @@ from regard.errors import (
 )
 from regard.recording.recording import Recording
 from regard.training.alarms import Alarm, Alert, is_dead
-from regard.training.row_numbers import STATISTICS, samples_of
+from regard.training.row_numbers import STATISTICS, Sample, samples_of
 from regard.training.run_table import SHOWN, RunTable
 from regard.training.summaries import Key, Summary, are_several, layer_indices, summarize
 
@@ -166,11 +167,12 @@ class Monitor:
 
     def _read(self, step: int, seen: Recording) -> None:
         """Compute the statistics of a recording, and pass them on."""
-        samples = {
-            (layer.name, name): ([layer.head(head) for head in range(len(sample.count))], sample)
-            for layer in seen.layers
-            for name, sample in samples_of(layer, self._statistics).items()
-        }
+        samples: dict[Key, tuple[Sequence[int], Sample]] = {}
+        for layer in seen.layers:
+            found = self._try(f"layer {layer.name!r}", samples_of, layer, self._statistics) or {}
+            for name, sample in found.items():
+                heads = [layer.head(head) for head in range(len(sample.rows))]
+                samples[layer.name, name] = heads, sample
         self.latest = summarize(samples)
         if not self.latest:
             return
@@ -189,9 +191,7 @@ class Monitor:
     def _alert(self, alerts: list[Alert], seen: Recording) -> None:
         """Save the recording of a step whose alarms fired, and call, warn or raise."""
         if self._save is not None:
-            name = f"step-{alerts[0].step:09}" + (".safetensors" if seen.shard is None else "")
-            self._save.mkdir(parents=True, exist_ok=True)
-            self._try(f"{self._save}", seen.save, self._save / name)
+            self._try(f"{self._save}", _save_recording, seen, self._save, alerts[0].step)
         more = f"\n    {len(alerts) - 1} more heads fired an alarm." if len(alerts) > 1 else ""
         if callable(self._then):
             self._then(alerts)
@@ -200,10 +200,10 @@ class Monitor:
         elif self._is_writer:
             warnings.warn(f"{alerts[0]}.{more}", stacklevel=6)
 
-    def _try(self, what: str, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function that writes; a failure is a warning, so that it ends no training."""
+    def _try(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function; a failure is a warning, because it must not end the training."""
         try:
-            function(*arguments)
+            return function(*arguments)
         except Exception as error:  # noqa: BLE001  a writer may raise anything
             self._warn_once(f"{what} failed: {type(error).__name__}: {error}", UserWarning)
 
@@ -211,6 +211,12 @@ class Monitor:
         if text not in self._failed:
             self._failed.add(text)
             warnings.warn(text, category, stacklevel=6)
+
+
+def _save_recording(seen: Recording, folder: Path, step: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    # The processes of a distributed run save their parts into one folder.
+    seen.save(folder / (f"step-{step:09}" + (".safetensors" if seen.shard is None else "")))
 
 
 def _named_numbers(summaries: Mapping[Key, Summary]) -> dict[str, float]:
@@ -231,23 +237,23 @@ def _named_numbers(summaries: Mapping[Key, Summary]) -> dict[str, float]:
     return numbers
 
 
-def _checked_statistics(statistics: object) -> tuple[str, ...]:
-    known = ", ".join(map(repr, STATISTICS))
-    if isinstance(statistics, str) or not isinstance(statistics, Sequence):
+def _checked_statistics(statistics: Any) -> tuple[str, ...]:
+    known = f"The names are {', '.join(map(repr, STATISTICS))}."
+    if isinstance(statistics, str) or not isinstance(statistics, Iterable):
         raise TypeError(
-            f"statistics is {kind_text(statistics)}; it must be a list of names.\n"
-            f"    The names are {known}."
+            f"statistics is {kind_text(statistics)}; it must be a list of names.\n    {known}"
         )
-    for name in statistics:
+    names = tuple(dict.fromkeys(cast("Iterable[Any]", statistics)))
+    for name in names:
         if name not in STATISTICS:
-            raise ValueError(f"statistics has {name!r}.\n    The names are {known}.")
-    if not statistics:
-        raise ValueError(f"statistics is empty.\n    The names are {known}.")
-    return tuple(dict.fromkeys(statistics))
+            raise ValueError(f"statistics has {name!r}, which is not known.\n    {known}")
+    if not names:
+        raise ValueError(f"statistics is empty; it must be a list of names.\n    {known}")
+    return names
 
 
-def _checked_alarms(alarm: object, statistics: Sequence[str]) -> tuple[Alarm, ...]:
-    alarms = tuple(alarm) if isinstance(alarm, Sequence) else (alarm,)
+def _checked_alarms(alarm: Any, statistics: Sequence[str]) -> tuple[Alarm, ...]:
+    alarms = cast("tuple[Any, ...]", tuple(alarm) if isinstance(alarm, Sequence) else (alarm,))
     for each in alarms:
         if not isinstance(each, Alarm):
             raise TypeError(

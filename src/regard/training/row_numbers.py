@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -39,23 +39,21 @@ class Sample(NamedTuple):
 
     Attributes:
         values: (num_heads, n), float32, in rising order; rows that do not count are +inf.
-        count: the number of rows that count, (num_heads,).
+        rows: the number of rows that count, (num_heads,).
         total: the sum over these rows, (num_heads,), float64.
         highest: the largest of these numbers, (num_heads,).
     """
 
     values: Tensor
-    count: Tensor
+    rows: Tensor
     total: Tensor
     highest: Tensor
 
     @classmethod
     def of(cls, numbers: Tensor, counts: Tensor) -> "Sample":
         """Return the sample of numbers, (entries, num_heads, n), where ``counts`` is True."""
-        numbers, counts = (
-            each.transpose(0, 1).flatten(1)
-            for each in torch.broadcast_tensors(numbers.float(), counts)
-        )
+        numbers = numbers.float().transpose(0, 1).flatten(1)
+        counts = counts.expand(-1, len(numbers), -1).transpose(0, 1).flatten(1)
         return cls(
             numbers.masked_fill(~counts, torch.inf).sort(-1).values,
             counts.sum(-1),
@@ -91,7 +89,7 @@ def samples_of(layer: Layer, statistics: Sequence[str]) -> dict[str, Sample]:
     for name in distances:
         shares = sum(texts.at_rows(answers[offset], offset) for offset in _DISTANCES[name])
         has_key = texts.have_previous if name == "previous_token" else counts
-        samples[name] = Sample.of(torch.as_tensor(shares), counts & has_key)
+        samples[name] = Sample.of(cast(Tensor, shares), counts & has_key)
     if source is not None and "query_norm" in statistics:
         samples["query_norm"] = Sample.of(texts.by_head(_norms(source, source.query)), counts)
     if source is not None and "key_norm" in statistics:
@@ -107,7 +105,8 @@ def _norms(source: QueryKeyScores, vectors: Tensor) -> Tensor:
     Layers and kernels may scale query and key before their product, or the product itself.
     """
     factor = (abs(source.scale) * vectors.shape[-1] ** 0.5) ** 0.5
-    return factor * torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32)
+    norms = cast(Tensor, torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32))
+    return factor * norms
 
 
 class _Texts:
@@ -127,7 +126,8 @@ class _Texts:
         self._entries, self._num_heads = prod(shape[:-3]), shape[-3] if len(shape) > 2 else 1
         texts = torch.tensor([(each.start, each.stop) for each in layer.texts], device=device)
         # Axes between batch and heads, such as those of windows in an image, share the text.
-        first, stop = texts.repeat_interleave(self._entries // len(texts), 0)[..., None].unbind(1)
+        texts = texts.repeat_interleave(self._entries // len(texts), 0)
+        first, stop = texts[:, :1], texts[:, 1:]
         rows = torch.arange(positions.start, positions.stop, device=device)
         keys = torch.arange(shape[-1], device=device)
         inside = (rows >= first) & (rows < stop)

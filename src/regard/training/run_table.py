@@ -190,7 +190,8 @@ def _about(path: Path) -> dict[str, Any]:
     """Return the layers of the model that a file is of, and the observed rows."""
     try:
         schema: Any = arrow("pyarrow.parquet", _NEEDED_BY).read_schema(path)
-        return json.loads((schema.metadata or {})[_KEY])
+        metadata: Any = schema.metadata or {}
+        return json.loads(metadata[_KEY])
     except (KeyError, ValueError, OSError, arrow("pyarrow").ArrowException) as error:
         raise RegardError(
             f"{path} is not of a monitor, or damaged.\n    Remove it, or name another folder."

@@ -72,7 +72,7 @@ def summarize(samples: Mapping[Key, tuple[Sequence[int], Sample]]) -> dict[Key, 
     sums = torch.zeros(2, total, dtype=torch.float64, device=device)
     ends = torch.full((2, total), -torch.inf, device=device)
     for key, (_, sample) in samples.items():
-        sums[:, places[key]] = torch.stack([sample.total, sample.count.double()]).to(device)
+        sums[:, places[key]] = torch.stack([sample.total, sample.rows.double()]).to(device)
         ends[:, places[key]] = torch.stack([-sample.values[:, 0], sample.highest]).to(device)
     if are_several():
         dist.all_reduce(sums)

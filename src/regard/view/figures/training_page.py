@@ -3,10 +3,14 @@
 from html import escape
 from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from regard.training.row_numbers import STATISTICS
 from regard.training.run_table import read_table
 from regard.view.figures import plot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["write_training_page"]
 
@@ -34,7 +38,7 @@ def write_training_page(run: Path, output: Path) -> None:
     present = set(read_table(run).to_table(["statistic"])["statistic"].unique().to_pylist())
     pictures = ""
     for statistic in (name for name in STATISTICS if name in present):
-        figure = plot.training(run, statistic).figure
+        figure = cast("Figure", plot.training(run, statistic).get_figure(root=True))
         drawn = StringIO()
         figure.savefig(drawn, format="svg")
         pyplot.close(figure)
