@@ -169,8 +169,8 @@ class Monitor:
         """Compute the statistics of a recording, and pass them on."""
         samples: dict[Key, tuple[Sequence[int], Sample]] = {}
         for layer in seen.layers:
-            found = self._try(f"layer {layer.name!r}", samples_of, layer, self._statistics) or {}
-            for name, sample in found.items():
+            found = self._try(f"layer {layer.name!r}", samples_of, layer, self._statistics)
+            for name, sample in cast("dict[str, Sample]", found or {}).items():
                 heads = [layer.head(head) for head in range(len(sample.rows))]
                 samples[layer.name, name] = heads, sample
         self.latest = summarize(samples)
@@ -241,19 +241,21 @@ def _checked_statistics(statistics: Any) -> tuple[str, ...]:
     known = f"The names are {', '.join(map(repr, STATISTICS))}."
     if isinstance(statistics, str) or not isinstance(statistics, Iterable):
         raise TypeError(
-            f"statistics is {kind_text(statistics)}; it must be a list of names.\n    {known}"
+            f"statistics is {kind_text(cast(object, statistics))}; it must be a list of names.\n"
+            f"    {known}"
         )
-    names = tuple(dict.fromkeys(cast("Iterable[Any]", statistics)))
+    names = tuple(cast("Iterable[Any]", statistics))
     for name in names:
         if name not in STATISTICS:
             raise ValueError(f"statistics has {name!r}, which is not known.\n    {known}")
     if not names:
         raise ValueError(f"statistics is empty; it must be a list of names.\n    {known}")
-    return names
+    return tuple(dict.fromkeys(names))
 
 
 def _checked_alarms(alarm: Any, statistics: Sequence[str]) -> tuple[Alarm, ...]:
-    alarms = cast("tuple[Any, ...]", tuple(alarm) if isinstance(alarm, Sequence) else (alarm,))
+    given = cast("Sequence[Any]", alarm if isinstance(alarm, Sequence) else (alarm,))
+    alarms = tuple(given)
     for each in alarms:
         if not isinstance(each, Alarm):
             raise TypeError(

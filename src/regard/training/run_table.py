@@ -175,7 +175,7 @@ def read_history(run: Path, statistic: str) -> History:
     pairs = list(zip(layers.tolist(), heads.tolist(), strict=True))
     of_rows, of_columns = sorted(set(pairs)), sorted({*steps.tolist()})
     row, column = ({each: at for at, each in enumerate(of)} for of in (of_rows, of_columns))
-    cells = torch.full((len(of_rows), len(of_columns)), torch.nan)
+    cells = torch.full((len(of_rows), len(of_columns)), torch.nan, device="cpu")
     cells[[row[pair] for pair in pairs], [column[step] for step in steps.tolist()]] = torch.tensor(
         values
     )
