@@ -83,12 +83,27 @@ def test_the_trainer_of_transformers_is_observed_bit_for_bit(
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's compiler
+def test_a_trainer_that_compiles_is_observed(tmp_path: Path) -> None:
+    options = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    losses, with_monitor = trained(tmp_path, with_monitor=True, **options)
+    assert read_history(tmp_path / "run", "entropy").steps == [0, 2, 4]
+    assert hooks(with_monitor) == 0
+    expected, _ = trained(tmp_path / "without", with_monitor=False, **options)
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_forward_that_fails_in_the_trainer_leaves_nothing_behind(tmp_path: Path) -> None:
     broken = model()
     broken.lm_head = nn.Linear(3, 3)
     monitor = regard.Monitor(broken, tmp_path, every=1)
     callback = regard.callbacks.trainer(monitor)
-    callback.on_step_begin(None, transformers.TrainerState(global_step=0), None)
+    callback.on_step_begin(
+        transformers.TrainingArguments(str(tmp_path)),
+        transformers.TrainerState(global_step=0),
+        None,
+    )
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         broken(input_ids=torch.zeros(1, 3, dtype=torch.long))
     assert not broken._forward_hooks

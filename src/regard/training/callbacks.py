@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from regard.errors import RegardError
+from regard.tracing.tracer import is_compiled_module
 from regard.training.monitor import Monitor
 
 __all__ = ["lightning", "trainer"]
@@ -34,10 +35,17 @@ def trainer(monitor: Monitor) -> Any:
 
     class MonitorCallback(base):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if monitor.is_due(state.global_step):
-                block.enter_context(monitor(state.global_step))
+            if not monitor.is_due(state.global_step):
+                return
+            block.enter_context(monitor(state.global_step))
+            # A compiled call restores the modes of PyTorch when it returns, so that a hook inside
+            # it cannot end the block. The block then ends after the backward pass.
+            if not (args.torch_compile or is_compiled_module(monitor.model)):
                 hook = monitor.model.register_forward_hook(close, always_call=True)
                 block.callback(hook.remove)
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            close()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             close()

@@ -176,9 +176,8 @@ def read_history(run: Path, statistic: str) -> History:
     of_rows, of_columns = sorted(set(pairs)), sorted({*steps.tolist()})
     row, column = ({each: at for at, each in enumerate(of)} for of in (of_rows, of_columns))
     cells = torch.full((len(of_rows), len(of_columns)), torch.nan, device="cpu")
-    cells[[row[pair] for pair in pairs], [column[step] for step in steps.tolist()]] = torch.tensor(
-        values
-    )
+    places = [row[pair] for pair in pairs], [column[step] for step in steps.tolist()]
+    cells[places] = torch.tensor(values, device="cpu")
     return History(of_columns, of_rows, cells, _about(_paths(run)[-1])["rows"])
 
 

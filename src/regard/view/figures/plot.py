@@ -295,7 +295,9 @@ def training(
     history = read_history(check_path(run), statistic)
     rows, columns = history.values.shape
     ax = style.axes_of(ax, 6.0, min(8.0, max(_LEAST, 0.12 * rows + 0.8)))
-    style.draw_numbers(ax, history.values, f"{SHOWN[statistic]}: {statistic.replace('_', ' ')}")
+    unit = f"{SHOWN[statistic]}: {statistic.replace('_', ' ')}"
+    unit += "" if history.rows is None else f"\nlast {history.rows:,} rows"
+    style.draw_numbers(ax, history.values, unit)
     layers = [layer for layer, _ in history.heads]
     starts = [row for row in range(rows) if row == 0 or layers[row] != layers[row - 1]]
     for start in starts[1:]:
