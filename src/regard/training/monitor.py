@@ -38,9 +38,9 @@ class Monitor:
 
     Call it with the step around the forward pass. On a step that is due, the first forward pass is
     observed: it runs eagerly, and its output keeps every bit unless the model is compiled. Nothing
-    is added to the model on other steps. With torch.distributed, make a monitor in every process after
-    ``init_process_group``, and call all of them; the statistics then cover the rows and heads of
-    all processes, and the first process writes.
+    is added to the model on other steps. With torch.distributed, make a monitor in every process
+    after ``init_process_group``, and call all of them; the statistics then cover the rows and heads
+    of all processes, and the first process writes.
 
     Args:
         model: the module to observe.
