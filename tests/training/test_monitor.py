@@ -223,6 +223,18 @@ def test_another_model_in_the_folder_is_an_error(tmp_path: Path) -> None:
     )
 
 
+def test_the_table_waits_for_processes_that_a_launcher_starts_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    model = Model(1)
+    with regard.Monitor(model, tmp_path / "run") as monitor:
+        assert not (tmp_path / "run").exists()
+        with monitor(0):
+            model(torch.randn(1, TOKENS, WIDTH))
+    assert (tmp_path / "run" / "step-000000000.parquet").exists()
+
+
 def test_two_monitors_share_a_model_but_no_folder(tmp_path: Path) -> None:
     model = Model(1)
     first = regard.Monitor(model, tmp_path / "first", every=1)

@@ -1,5 +1,6 @@
 """`Monitor`: statistics of every head of a model while it trains."""
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -38,9 +39,9 @@ class Monitor:
 
     Call it with the step around the forward pass. On a step that is due, the first forward pass is
     observed: it runs eagerly, and its output keeps every bit unless the model is compiled. Nothing
-    is added to the model on other steps. With torch.distributed, make a monitor in every process
-    after ``init_process_group``, and call all of them; the statistics then cover the rows and heads
-    of all processes, and the first process writes.
+    is added to the model on other steps. With torch.distributed, make a monitor in every process,
+    and call all of them; the statistics then cover the rows and heads of all processes, and the
+    first process writes.
 
     Args:
         model: the module to observe.
@@ -100,9 +101,11 @@ class Monitor:
         self._then = _checked_then(then)
         self._save = None if save is None else check_path(save)
         self._writers, self._failed, self._last = list(writers), set[str](), -1
-        self._is_writer = not are_several() or dist.get_rank() == 0
-        has_table = path is not None and self._is_writer
-        self._table = RunTable(check_path(path), rows) if has_table else None
+        self._path, self._rows = None if path is None else check_path(path), rows
+        self._table: RunTable | None = None
+        # A launcher such as Lightning's may start the process group after this.
+        if are_several() or "LOCAL_RANK" not in os.environ:
+            self._open_table()
 
     def __call__(self, step: int) -> AbstractContextManager[None]:
         """Return a block for the forward pass of a step; it is observed if the step is due.
@@ -138,6 +141,14 @@ class Monitor:
         """Let another monitor write to the folder."""
         if self._table is not None:
             self._table.close()
+
+    @property
+    def _is_writer(self) -> bool:
+        return not are_several() or dist.get_rank() == 0
+
+    def _open_table(self) -> None:
+        if self._table is None and self._path is not None and self._is_writer:
+            self._table = RunTable(self._path, self._rows)
 
     @contextmanager
     def _observed(self, step: int) -> Generator[None, None, None]:
@@ -177,6 +188,7 @@ class Monitor:
         self.latest = summarize(samples)
         if not self.latest:
             return
+        self._open_table()
         if self._table is not None:
             self._table.check(self.latest)
             self._try(f"{self._table.folder}", self._table.write, step, self.latest)
