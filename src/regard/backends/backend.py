@@ -1,12 +1,23 @@
 """The abstract base of the backends."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from regard.masks import Mask
 from regard.reductions.reduction import Reduction
 from regard.scores.score_source import Scores
+
+Between: TypeAlias = Callable[[int, int], None]
+"""Called on the caller's thread between blocks, with the finished blocks and all blocks.
+
+It is called with 0 before the first block, and with all blocks after the last one. An error that it
+raises ends the pass. A fused kernel is one block.
+"""
+
+
+def nothing(done: int, total: int) -> None:
+    """Do nothing between blocks: the default ``Between``."""
 
 
 class Unavailable(str):
@@ -41,6 +52,10 @@ class Backend(ABC):
 
     @abstractmethod
     def reduce(
-        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+        self,
+        source: Scores,
+        mask: Mask | None,
+        reductions: Sequence[Reduction],
+        between: Between = nothing,
     ) -> tuple[Any, ...]:
         """Return one answer for each reduction."""

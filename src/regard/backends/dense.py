@@ -6,7 +6,7 @@ from typing import Any, final
 import torch
 
 from regard.backends.autograd_limits import refuse_vmap
-from regard.backends.backend import Backend
+from regard.backends.backend import Backend, Between, nothing
 from regard.errors import DENSE_LIMIT, check_memory
 from regard.masks import Mask
 from regard.reductions.block import Block
@@ -31,7 +31,11 @@ class Dense(Backend):
         return "the whole matrix in float64", memory
 
     def reduce(
-        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+        self,
+        source: Scores,
+        mask: Mask | None,
+        reductions: Sequence[Reduction],
+        between: Between = nothing,
     ) -> tuple[Any, ...]:
         """Return one answer for each reduction, in float64.
 
@@ -43,12 +47,14 @@ class Dense(Backend):
         check_memory("backend='dense'", shape, torch.float64, DENSE_LIMIT)
         source = source.map(lambda tensor: tensor.double())
         buffers = [r.start(shape, torch.float64, source.device) for r in reductions]
+        between(0, 1)
         block = Block(source, mask, _whole(shape))
         answers: list[Any] = []
         for reduction, sums in zip(reductions, buffers, strict=True):
             for total, part in zip(sums, contributions(reduction, block, len(sums)), strict=True):
                 total[part.at].add_(part.value)
             answers.append(reduction.finish(sums, shape))
+        between(1, 1)
         return tuple(answers)
 
 

@@ -10,13 +10,15 @@ later. OpenMP and MKL keep a limit for each calling thread, so these limits are 
 
 import ctypes
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from threading import Condition
 from typing import Generic, TypeAlias, TypeVar
 
 import torch
+
+from regard.backends.backend import Between, nothing
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -32,6 +34,7 @@ def map_in_order(
     take: Callable[[Answer], None],
     *,
     threaded: bool,
+    between: Between = nothing,
 ) -> None:
     """Call `take` with the answer to each item, in the order of the items, one call at a time.
 
@@ -42,12 +45,15 @@ def map_in_order(
             answer must not share memory with the next one.
         threaded: whether several threads may work at once. Pass False for tensors on a device other
             than the CPU; such a device has a queue of its own.
+        between: called on the calling thread as answers are taken, while other threads work on.
     """
     waiting = list(items)
+    between(0, len(waiting))
     if not threaded or len(waiting) <= 1 or _number_setters()[0] is _ignore:
         answer = worker()
-        for item in waiting:
+        for done, item in enumerate(waiting, 1):
             take(answer(item))
+            between(done, len(waiting))
         return
     threads = min(torch.get_num_threads(), len(waiting))
     workers = [worker() for _ in range(threads)]
@@ -62,6 +68,8 @@ def map_in_order(
     with one_thread(), ThreadPoolExecutor(threads, "regard") as pool:
         try:
             running = [pool.submit(work, each) for each in workers]
+            if between is not nothing:
+                order.watch(running, between)
             wait(running)
         finally:  # an interrupt reaches the calling thread alone
             order.end = 0
@@ -98,6 +106,20 @@ class _Order(Generic[Item, Answer]):
             with self._ending(place):
                 found = answer(self._items[place])
             self._take_all(place, found)
+
+    def watch(self, running: Sequence[Future[None]], between: Between) -> None:
+        """Call ``between`` as answers are taken, until all are, or no thread runs any more."""
+        told, total = 0, len(self._items)
+        while told < self.end and not all(thread.done() for thread in running):
+            with self._changed:
+                if self._taken == told < self.end:
+                    self._changed.wait(_PATIENCE)
+                taken = self._taken
+            if taken > told:
+                told = taken
+                between(told, total)
+        if told < self._taken == total:
+            between(total, total)
 
     def _next(self) -> int | None:
         with self._changed:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.autograd_limits import refuse_vmap
-from regard.backends.backend import Backend
+from regard.backends.backend import Backend, Between, nothing
 from regard.backends.sdpa_calls import Product, in_one_call
 from regard.backends.sdpa_tiling import form_of
 from regard.backends.sweep import Sweep
@@ -57,13 +57,22 @@ class Sdpa(Backend):
         return form.how, answer + parts + form.mask_bytes(product)
 
     def reduce(
-        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+        self,
+        source: Scores,
+        mask: Mask | None,
+        reductions: Sequence[Reduction],
+        between: Between = nothing,
     ) -> tuple[Any, ...]:
         product = _product(source, mask, reductions)
         # Without a mask there is nothing to plan, and planning takes longer than a small product.
-        output = in_one_call(product) if mask is None else form_of(product).attend(product)
+        if mask is None:
+            between(0, 1)
+            output = in_one_call(product)
+            between(1, 1)
+        else:
+            output = form_of(product).attend(product, between)
         if _may_leak(product) and not isfinite(_sum(output)):
-            return Sweep().reduce(source, mask, reductions)
+            return Sweep().reduce(source, mask, reductions, between)
         (value,) = reductions[0].tensors
         return (output.squeeze(-1) if value.ndim == 1 else output,)
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.backends.autograd_limits import only_backward
+from regard.backends.backend import Between, nothing
 from regard.backends.recomputed import recomputed
 from regard.masks import Mask
 from regard.scores.autocast import without_autocast
@@ -94,15 +95,19 @@ def in_one_call(product: Product) -> Tensor:
     return fused_attention(product.tensors, product.source.scale, bias)
 
 
-def in_calls(product: Product, calls: Sequence[Call]) -> Tensor:
+def in_calls(product: Product, calls: Sequence[Call], between: Between = nothing) -> Tensor:
     """Compute weights @ value, (..., q_len, value_dim), by calls that cover every row once."""
+    between(0, len(calls))
     if len(calls) == 1:
-        return product.rows(calls[0])
+        output = product.rows(calls[0])
+        between(1, 1)
+        return output
 
     def run() -> list[Tensor]:
         output = product.value.new_empty((*product.shape[:-1], product.value.shape[-1]))
-        for call in calls:
+        for done, call in enumerate(calls, 1):
             output[call.box.at_rows] = product.rows(call)
+            between(done, len(calls))
         return [output]
 
     def pull_back(

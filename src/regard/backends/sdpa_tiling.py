@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from regard.backends.backend import Between
 from regard.backends.sdpa_calls import Call, Parts, Product, fused_attention, in_calls, widened
 from regard.masks import And, Causal, Keep, Mask
 from regard.masks.bands import Band
@@ -90,14 +91,17 @@ class Form:
     calls: list[Call]
     fold: _Fold | None = None
 
-    def attend(self, product: Product) -> Tensor:
+    def attend(self, product: Product, between: Between) -> Tensor:
         """Compute weights @ value, (..., num_heads, q_len, value_dim)."""
         if self.fold is None:
-            return in_calls(product, self.calls)
+            return in_calls(product, self.calls, between)
         above = [call for call in self.calls if call.box.rows.start < self.fold.first_row]
         below = self.calls[len(above) :]
-        parts = [in_calls(product, [call]) for call in above]
-        parts += [self.fold.attend(product), *(in_calls(product, [call]) for call in below)]
+        parts: list[Tensor] = []
+        for call in (*above, None, *below):
+            between(len(parts), len(self.calls) + 1)
+            parts.append(self.fold.attend(product) if call is None else product.rows(call))
+        between(len(parts), len(parts))
         # The kernel stores the heads of a row together; joining along the rows keeps this order.
         return torch.cat([part.movedim(-2, 0) for part in parts]).movedim(0, -2)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast, final
 import torch
 from torch import Tensor
 
-from regard.backends.backend import Backend
+from regard.backends.backend import Backend, Between, nothing
 from regard.backends.parallel import map_in_order
 from regard.backends.recomputed import recomputed
 from regard.errors import count_text
@@ -55,29 +55,33 @@ class Sweep(Backend):
         return f"one sweep over {of.blocks_text}", of.memory(BLOCKS_HELD * block)
 
     def reduce(
-        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+        self,
+        source: Scores,
+        mask: Mask | None,
+        reductions: Sequence[Reduction],
+        between: Between = nothing,
     ) -> tuple[Any, ...]:
-        return sweep(SweepTask(source, mask, tuple(reductions), PlainBlocks()))
+        return sweep(SweepTask(source, mask, tuple(reductions), PlainBlocks()), between)
 
 
-def sweep(of: "SweepTask") -> tuple[Any, ...]:
+def sweep(of: "SweepTask", between: Between = nothing) -> tuple[Any, ...]:
     """Compute one differentiable answer for each reduction."""
     if torch.compiler.is_compiling():
         # A graph would hold every block. The decorator imports Dynamo, so it is applied late.
         outside: Any = torch.compiler.disable(sweep, reason=_NO_GRAPH)
-        return outside(of)
-    pairs = zip(of.reductions, fill_buffers(of), strict=True)
+        return outside(of, between)
+    pairs = zip(of.reductions, fill_buffers(of, between), strict=True)
     shape, dtype = of.source.shape, accumulation_dtype(of.source.dtype)
     return tuple(reduction.finish(rounded(sums, dtype), shape) for reduction, sums in pairs)
 
 
-def fill_buffers(of: "SweepTask") -> list[tuple[Tensor, ...]]:
+def fill_buffers(of: "SweepTask", between: Between = nothing) -> list[tuple[Tensor, ...]]:
     """Compute the differentiable sums of each reduction, before ``finish``."""
     buffers, saved = of.start(), of.blocks.rows_to_save(of)
     counts, blocks, within = [len(sums) for sums in buffers], of.blocks, of.within
 
     def run() -> list[Tensor]:
-        of.fill(buffers, saved)
+        of.fill(buffers, saved, between)
         return [total for sums in buffers for total in sums]
 
     def pull_back(
@@ -289,7 +293,12 @@ class SweepTask:
         dtype = accumulation_dtype(self.source.dtype)
         return [reduction.start(shape, dtype, device) for reduction in self.reductions]
 
-    def fill(self, buffers: list[tuple[Tensor, ...]], saved: Sequence[Tensor]) -> None:
+    def fill(
+        self,
+        buffers: list[tuple[Tensor, ...]],
+        saved: Sequence[Tensor],
+        between: Between = nothing,
+    ) -> None:
         """Accumulate the contributions of all blocks."""
 
         def worker() -> Callable[[Box], list[Sequence[Contribution]]]:
@@ -311,7 +320,7 @@ class SweepTask:
                     for total, part in zip(sums, parts, strict=True):
                         total[part.at].add_(part.value)
 
-        map_in_order(self.boxes, worker, take, threaded=self.threaded)
+        map_in_order(self.boxes, worker, take, threaded=self.threaded, between=between)
 
     def pull_back(
         self, gradients: list[tuple[Tensor | None, ...]], saved: Sequence[Tensor]

@@ -6,6 +6,7 @@ do. Arguments are checked before any work.
 
 from regard.errors.argument_checks import (
     DENSE_LIMIT,
+    check_cancelled,
     check_count,
     check_index_bounds,
     check_memory,
@@ -53,6 +54,7 @@ __all__ = [
     "bytes_text",
     "check_bias",
     "check_broadcast",
+    "check_cancelled",
     "check_count",
     "check_floating",
     "check_index_bounds",

@@ -301,6 +301,19 @@ def check_progress(progress: object, numbers: str = "two numbers, done and total
         )
 
 
+def check_cancelled(cancelled: object) -> None:
+    """Raise an error unless ``cancelled`` is a function or None.
+
+    Raises:
+        TypeError: it cannot be called.
+    """
+    if cancelled is not None and not callable(cancelled):
+        raise TypeError(
+            f"cancelled is {kind_text(cancelled)}; it must be a function without arguments that "
+            "returns True to end the work.\n    Pass for example cancelled=event.is_set."
+        )
+
+
 def check_spans(name: str, spans: object, length_name: str, length: int) -> list[tuple[int, int]]:
     """Return spans as a list of (start, stop) pairs.
 

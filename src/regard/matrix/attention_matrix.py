@@ -1,19 +1,23 @@
 """The attention matrix: its parts, its products, and its reductions."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from typing import Any, Literal, cast, overload
 
 import torch
 from torch import Tensor
 
+from regard.backends.backend import Between, nothing
 from regard.backends.choose import choose
 from regard.backends.distributed.sharded_scores import RowOrder, ShardedScores
 from regard.errors import (
     DENSE_LIMIT,
     check_bias,
+    check_cancelled,
     check_memory,
     check_product,
+    check_progress,
     check_query_key,
     check_scale,
     check_scores,
@@ -267,20 +271,37 @@ class AttentionMatrix(LinearMap):
         """The scores before the softmax; index them to get numbers."""
         return ScoreMatrix(self)
 
-    def reduce(self, *reductions: Reduction, backend: str | None = None) -> Any:
+    def reduce(
+        self,
+        *reductions: Reduction,
+        backend: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Any:
         """Compute several reductions in one pass over the matrix.
+
+        ``progress`` and ``cancelled`` are called on the calling thread, between the blocks of the
+        forward pass. A fused kernel is one block, and so is a reduction on a GPU, whose kernels
+        may still run. While several threads work, one call may stand for several blocks. If the
+        pass starts again on another backend, so do the numbers. Ranks of DTensors must all pass
+        them, or none; one rank ends the pass of all.
 
         Args:
             reductions: for example ``regard.TopK(8)``, ``regard.Entropy()``, or your own.
             backend: "sdpa", "triton", "cpu" (compiled), "sweep" (plain PyTorch) or "dense"
                 (float64, forms the matrix); by default the fastest that is exact.
+            progress: called with the number of finished blocks and of all blocks. An error that it
+                raises ends the pass.
+            cancelled: returns True to end the pass, such as ``threading.Event().is_set``.
 
         Returns:
             The answer of one reduction, or a tuple of the answers of several.
 
         Raises:
-            TypeError: an argument is not a reduction.
+            TypeError: an argument is not a reduction, or progress or cancelled is no function.
             ValueError: no reductions, or one that does not fit the matrix.
+            concurrent.futures.CancelledError: ``cancelled`` returned True before the last block
+                was finished.
 
         Example:
             >>> import torch, regard
@@ -295,8 +316,9 @@ class AttentionMatrix(LinearMap):
                 "    Pass for example regard.Entropy(), regard.TopK(8)."
             )
         check_reductions("reduce()", reductions)
+        between = _between(progress, cancelled)
         chosen = choose(self.source, self.mask, reductions, backend)
-        answers = chosen.reduce(self.source, self.mask, reductions)
+        answers = chosen.reduce(self.source, self.mask, reductions, between)
         return answers[0] if len(answers) == 1 else answers
 
     def logsumexp(self) -> Tensor:
@@ -668,6 +690,24 @@ def check_attention_matrix(name: str, matrix: object) -> AttentionMatrix:
             "    If you have the weights, use AttentionMatrix.from_weights(weights)."
         )
     return matrix
+
+
+def _between(
+    progress: Callable[[int, int], None] | None, cancelled: Callable[[], bool] | None
+) -> Between:
+    """Return the function that a backend calls between its blocks."""
+    if progress is None and cancelled is None:
+        return nothing
+    check_progress(progress)
+    check_cancelled(cancelled)
+
+    def between(done: int, total: int) -> None:
+        if progress is not None and done:
+            progress(done, total)
+        if cancelled is not None and done < total and cancelled():
+            raise CancelledError(f"reduce() was cancelled after {done} of {total} blocks")
+
+    return between
 
 
 def _bound(mask: "MaskLike | None", source: Scores) -> Mask | None:

@@ -9,6 +9,7 @@ import datetime
 import os
 import sys
 import time
+from concurrent.futures import CancelledError
 
 import pytest
 import torch
@@ -316,8 +317,24 @@ class Fatal(Longest):
         return super().update(block)
 
 
+def cancel(mesh, rank):
+    """Cancel a question on rank 1 alone, after its first head; it ends on both."""
+    done = []
+    said = "reduce.. was cancelled after 1 of 2" if rank == 1 else "another rank ended this call"
+    with pytest.raises(CancelledError, match=said):
+        matrix(mesh).reduce(
+            regard.Sum(-2),
+            progress=lambda count, _: done.append(count),
+            cancelled=lambda: rank == 1 and bool(done),
+        )
+    assert done == [1]
+    matrix(mesh).reduce(regard.Sum(-2), progress=lambda count, total: done.append((count, total)))
+    assert done == [1, (1, 2), (2, 2)]
+
+
 def work_few(mesh, rank):
     compare_few(mesh)
+    cancel(mesh, rank)
     disagree(mesh, rank)
     if rank == 1:
         os._exit(0)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from subprocess import CalledProcessError
 from typing import Any
 
@@ -114,6 +115,17 @@ def test_the_output_beside_statistics_comes_from_the_fused_kernels(interpreted: 
     output, entropy = A.reduce(regard.Output(value), regard.Entropy(), backend="triton")
     torch.testing.assert_close(output, A @ value)
     torch.testing.assert_close(entropy, A.entropy())
+
+
+def test_progress_counts_the_reductions_whose_kernels_run(interpreted: None) -> None:
+    query, key, value = (torch.randn(2, 9, 4) for _ in range(3))
+    A = regard.attend(query, key)
+    asked = (regard.Output(value), regard.Entropy(), regard.Sum(-2))
+    calls: list[tuple[int, int]] = []
+    A.reduce(*asked, backend="triton", progress=lambda *numbers: calls.append(numbers))
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+    with pytest.raises(CancelledError, match="cancelled after 0 of 3 blocks"):
+        A.reduce(*asked, backend="triton", cancelled=lambda: True)
 
 
 def test_the_memory_counts_the_pieces_of_cells_and_the_output() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from regard.backends.backend import Backend, Unavailable
+from regard.backends.backend import Backend, Between, Unavailable, nothing
 from regard.backends.sweep import Blocks, BlockSize, NewBlock, SweepTask, sweep
 from regard.masks import Mask
 from regard.reductions.block import Block, RowStatistics
@@ -74,9 +74,13 @@ class Cpu(Backend):
         return f"one compiled pass over {of.blocks_text}", of.memory(tile * _BYTES)
 
     def reduce(
-        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+        self,
+        source: Scores,
+        mask: Mask | None,
+        reductions: Sequence[Reduction],
+        between: Between = nothing,
     ) -> tuple[Any, ...]:
-        return sweep(SweepTask(source, mask, tuple(reductions), _FusedBlocks()))
+        return sweep(SweepTask(source, mask, tuple(reductions), _FusedBlocks()), between)
 
 
 @final

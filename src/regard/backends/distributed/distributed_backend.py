@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.backends.backend import Backend
+from regard.backends.backend import Backend, Between, nothing
 from regard.backends.distributed.sharded_scores import (
     RowsOfWhole,
     ShardedScores,
@@ -124,7 +125,11 @@ class Distributed(Backend):
         return text, gathered // heads + sums
 
     def reduce(
-        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+        self,
+        source: Scores,
+        mask: Mask | None,
+        reductions: Sequence[Reduction],
+        between: Between = nothing,
     ) -> tuple[Any, ...]:
         """Return one answer for each reduction, as DTensors.
 
@@ -135,15 +140,19 @@ class Distributed(Backend):
         sharded = cast(ShardedScores, source)
         _check_gathered(sharded, reductions)
         _check_presence(sharded.query.device_mesh, LIMIT)
-        _check_agreement(sharded, mask, reductions)
+        _check_agreement(sharded, mask, reductions, between)
         try:
-            return self._reduce(sharded, mask, reductions)
+            return self._reduce(sharded, mask, reductions, _agreed(sharded, between))
         except RuntimeError:
             _check_presence(sharded.query.device_mesh, _PROBE)
             raise
 
     def _reduce(
-        self, sharded: ShardedScores, mask: Mask | None, reductions: Sequence[Reduction]
+        self,
+        sharded: ShardedScores,
+        mask: Mask | None,
+        reductions: Sequence[Reduction],
+        between: Between,
     ) -> tuple[Any, ...]:
         local, mask = sharded.local(), sharded.local_mask(mask)
         count = _head_count(sharded, reductions)
@@ -151,6 +160,7 @@ class Distributed(Backend):
         asked_of = [_by_head(asked, count) for asked in reductions]
         found: list[tuple[Any, ...]] = []
         for head, key in enumerate(parts_by_head(sharded.key, count)):
+            between(head, count)
             part, of_head = local, mask
             if count > 1:
                 heads = slice(head * local.group, (head + 1) * local.group)
@@ -160,6 +170,7 @@ class Distributed(Backend):
             asked = [each[head] for each in asked_of]
             answer = self._again if again else self._local
             found.append(answer(sharded, part, of_head, asked))
+        between(count, count)
         same = zip(*found, strict=True)
         return tuple(starmap(partial(_joined, sharded), zip(reductions, same, strict=True)))
 
@@ -418,8 +429,31 @@ def _absent(ranks: Sequence[int], limit: timedelta, error: RuntimeError) -> Rega
     )
 
 
+def _agreed(sharded: ShardedScores, between: Between) -> Between:
+    """Return a ``Between`` that ends the pass of all ranks where that of one rank raises."""
+    if between is nothing:
+        return nothing
+    mesh = sharded.query.device_mesh
+
+    def agreed(done: int, total: int) -> None:
+        error: BaseException | None = None
+        try:
+            between(done, total)
+        except BaseException as found:  # noqa: BLE001 - raised below, when the other ranks know
+            error = found
+        ended = torch.tensor(error is not None, dtype=torch.int32, device=mesh.device_type)
+        for group in map(mesh.get_group, range(mesh.ndim)):
+            dist.all_reduce(ended, dist.ReduceOp.MAX, group)
+        if error is not None:
+            raise error
+        if ended.item():
+            raise CancelledError("another rank ended this call of reduce()")
+
+    return agreed
+
+
 def _check_agreement(
-    sharded: ShardedScores, mask: Mask | None, reductions: Sequence[Reduction]
+    sharded: ShardedScores, mask: Mask | None, reductions: Sequence[Reduction], between: Between
 ) -> None:
     """Check that all ranks ask the same, so that no rank waits for another one for ever."""
     query, key, mesh = sharded.query, sharded.key, sharded.query.device_mesh
@@ -432,6 +466,7 @@ def _check_agreement(
         "bias": [*map(_content, sharded.tensors[2:])],
         "mask": None if mask is None else (mask.text, [*map(_content, mask.tensors)]),
         "reductions": list(map(_described, reductions)),
+        "progress or cancelled": between is not nothing,
         "operands": [*map(_content, operands)],
         "gradients": torch.is_grad_enabled() and [t.requires_grad for t in tensors],
     }

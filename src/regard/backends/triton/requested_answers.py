@@ -1,6 +1,6 @@
 """The answers to several reductions of one matrix, and their gradients, by the Triton kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
@@ -157,11 +157,16 @@ class Request:
             return self.grids.mass(self.launch, down, across)
         return self.launch.spans(self.rows.norms, down, across)
 
-    def forward(self) -> tuple[Tensor, ...]:
-        """Return what ``finish`` of each reduction takes, with the axes of the matrix."""
+    def forward(self, between: Callable[[int], None]) -> tuple[Tensor, ...]:
+        """Return what ``finish`` of each reduction takes, with the axes of the matrix.
+
+        Args:
+            between: called with the number of reductions whose kernels have been launched.
+        """
+        between(0)
         raw: list[Tensor] = []
         divergences = iter(self.divergences)
-        for reduction in self.reductions:
+        for done, reduction in enumerate(self.reductions, 1):
             if isinstance(reduction, Divergence):
                 answers: Sequence[Tensor | None] = (next(divergences)[1].numbers,)
             else:
@@ -170,6 +175,7 @@ class Request:
                 assert answer is not None
                 # A copy, so that a change of an answer in place changes nothing that is saved.
                 raw.append(answer.reshape(*self.source.shape[:-2], *answer.shape[2:]).clone())
+            between(done)
         return tuple(raw)
 
     def _raw(self, reduction: Reduction) -> Sequence[Tensor | None]:

@@ -1,17 +1,17 @@
 """The Triton kernels as a backend: which questions they answer, and on which machines."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from subprocess import CalledProcessError
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
 
-from regard.backends.backend import Backend, Unavailable
+from regard.backends.backend import Backend, Between, Unavailable, nothing
 from regard.backends.recomputed import recomputed
 from regard.backends.sdpa import Sdpa
 from regard.backends.sweep import PlainBlocks, SweepTask, fill_buffers
@@ -28,9 +28,6 @@ from regard.reductions.top_k import TopK
 from regard.scores.autocast import without_autocast
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Triton", "unavailable_reason", "warn_once"]
 
@@ -94,17 +91,22 @@ class Triton(Backend):
         return "Triton kernels that keep tiles of scores in registers", memory
 
     def reduce(
-        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
+        self,
+        source: Scores,
+        mask: Mask | None,
+        reductions: Sequence[Reduction],
+        between: Between = nothing,
     ) -> tuple[Any, ...]:
         blocks = self.instead is not None
         try:
-            return _answer_all(cast(QueryKeyScores, source), mask, reductions, blocks=blocks)
+            scores = cast(QueryKeyScores, source)
+            return _answer_all(scores, mask, reductions, between, blocks=blocks)
         except Exception as error:
             reason = None if self.instead is None else _machine_refusal(error)
             if self.instead is None or reason is None:
                 raise
             warn_once(reason)
-        return self.instead.reduce(source, mask, reductions)
+        return self.instead.reduce(source, mask, reductions, between)
 
 
 def _machine_refusal(error: Exception) -> str | None:
@@ -205,7 +207,12 @@ def _buffers(reduction: Reduction, source: Scores) -> tuple[Tensor, ...]:
 
 
 def _answer_all(
-    source: QueryKeyScores, mask: Mask | None, reductions: Sequence[Reduction], *, blocks: bool
+    source: QueryKeyScores,
+    mask: Mask | None,
+    reductions: Sequence[Reduction],
+    between: Between,
+    *,
+    blocks: bool,
 ) -> tuple[Any, ...]:
     """Return the answers.
 
@@ -213,22 +220,29 @@ def _answer_all(
         source: the scores.
         mask: the mask, bound to them.
         reductions: those that ``Triton.refusal`` accepts.
+        between: called when the kernels of each reduction have been launched.
         blocks: whether a backward pass that the GPU cannot run is done in blocks, with a warning.
     """
     if torch.compiler.is_compiling():
         # In a graph tensors have no memory for a kernel. The decorator imports Dynamo, so it is
         # applied late.
         outside: Any = torch.compiler.disable(_answer_all, reason=_NO_GRAPH)
-        return outside(source, mask, reductions, blocks=blocks)
+        return outside(source, mask, reductions, between, blocks=blocks)
     for reduction in reductions:
         if not isinstance(reduction, Output):
             _buffers(reduction, source)
     kernels = tuple(r for r in reductions if not isinstance(r, Output))
-    raw = iter(_raw_answers(source, mask, kernels, blocks=blocks))
+    total = len(reductions)
+    raw = iter(
+        _raw_answers(source, mask, kernels, lambda done: between(done, total), blocks=blocks)
+    )
     answers: list[Any] = []
+    done = len(kernels)
     for reduction in reductions:
         if isinstance(reduction, Output):
             answers.append(_FUSED.reduce(source, mask, [reduction])[0])
+            done += 1
+            between(done, total)
         else:
             sums = tuple(next(raw) for _ in range(2 if isinstance(reduction, TopK) else 1))
             answers.append(reduction.finish(sums, source.shape))
@@ -239,7 +253,12 @@ _Plan = tuple[QueryKeyScores, Mask | None, tuple[Reduction, ...]]
 
 
 def _raw_answers(
-    source: QueryKeyScores, mask: Mask | None, reductions: tuple[Reduction, ...], *, blocks: bool
+    source: QueryKeyScores,
+    mask: Mask | None,
+    reductions: tuple[Reduction, ...],
+    between: Callable[[int], None],
+    *,
+    blocks: bool,
 ) -> tuple[Tensor, ...]:
     """Return what ``finish`` of each reduction takes, with gradients."""
     tensors = tensors_of(source, reductions)
@@ -250,7 +269,7 @@ def _raw_answers(
 
     def run() -> tuple[Tensor, ...]:
         with without_autocast(source.device):
-            raw = request.forward()
+            raw = request.forward(between)
         kept = request.numbers
         names.extend(kept)
         saved.extend(kept.values())
