@@ -48,6 +48,7 @@ def one_after_another(
     take: Callable[[Any], None],
     *,
     threaded: bool,
+    between: object = None,
 ) -> None:
     """``map_in_order`` without threads: a dispatch mode sees only the thread it was entered on."""
     answer = worker()

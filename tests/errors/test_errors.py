@@ -294,7 +294,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         attending(2, 8, 3, 4, key=(2, 8, 5, 4), mask=regard.Padding([1, 6])),
         ValueError,
         "lengths has 6; each must be between 0 and kv_len = 5.\n"
-        "    A length counts the real keys of one sequence.",
+        "    A length counts the first keys of one sequence.",
     ),
     "scores-is-a-list": (
         lambda: regard.AttentionMatrix.from_scores([[1.0]]),

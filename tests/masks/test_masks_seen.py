@@ -182,7 +182,7 @@ EXPECTED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         with_mask(regard.PrefixLM([1, 6])),
         ValueError,
         "lengths has 6; each must be between 0 and kv_len = 4.\n"
-        "    A length counts the keys of one prefix.",
+        "    A length counts the first keys of one sequence.",
     ),
     "keep-of-a-mask": (
         lambda: regard.Keep(regard.Causal()),  # type: ignore[arg-type]

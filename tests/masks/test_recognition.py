@@ -111,12 +111,12 @@ FAMILIES = {
     "prefix": (
         oracle.causal(7, 7) | keys(3, 5, kv_len=7),
         (2, 3, 7, 7),
-        "PrefixLM([3, 5])",
+        "Causal() | Padding([3, 5])",
     ),
     "prefix and padding": (
         (oracle.causal(7, 7) | keys(3, 3, kv_len=7)) & keys(7, 6, kv_len=7),
         (2, 3, 7, 7),
-        "PrefixLM([3]) & Padding([7, 6])",
+        "(Causal() | Padding([3])) & Padding([7, 6])",
     ),
     "documents": (SAME, (2, 3, 7, 7), "Documents([[0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 2]])"),
     "documents, alike": (SAME[0], (2, 3, 7, 7), "Documents([0, 0, 0, 1, 1, 2, 2])"),

@@ -1,6 +1,6 @@
 """Masks that define which keys a query may attend to.
 
-True means *may attend* in every mask except ``Drop``.
+True means *may attend* in every mask; ``Drop`` takes the opposite.
 """
 
 from regard.masks.bands import Causal, SlidingWindow

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self, cast, final
+from typing import cast, final
 
 import torch
 from torch import Tensor
 
 from regard.errors import check_numbers, dtype_text, kind_text, shape_text
+from regard.masks.bands import Causal
 from regard.masks.mask import KeyBounds, Mask, Points, fits
 from regard.scores.box import broadcast_index
 
@@ -64,53 +65,9 @@ def per_sequence(
     return tensor.reshape(sequences, *(1 for _ in shape[2:]), axes[-1])
 
 
-@dataclass(frozen=True, eq=False, repr=False, init=False)
-class _Lengths(Mask):
-    """A mask that needs a number of keys for each sequence."""
-
-    lengths: Tensor
-    _counted: ClassVar[str]
-
-    def __init__(self, lengths: Tensor | Sequence[int] | int) -> None:
-        needed = (
-            "one for each sequence.\n"
-            "    For a bool mask of the keys use attention_mask[:, None, None, :].bool()."
-        )
-        object.__setattr__(self, "lengths", whole_numbers("lengths", lengths, needed))
-
-    def bind(self, shape: torch.Size, device: torch.device) -> Self:
-        remark = "one length for each sequence.\n    A single number applies to all sequences."
-        lengths = per_sequence("lengths", self.lengths, (), shape, device, remark)
-        wrong = (lengths < 0) | (lengths > shape[-1])
-        if bool(wrong.any()):
-            value = int(lengths[wrong].flatten()[0])
-            raise ValueError(
-                f"lengths has {value}; each must be between 0 and kv_len = {shape[-1]}.\n"
-                f"    A length counts {self._counted}."
-            )
-        return type(self)(lengths.to(device).clone())  # later changes do not reach a copy
-
-    @property
-    def text(self) -> str:
-        name, flat = type(self).__name__, self.lengths.flatten()
-        if flat.numel() > 8:
-            return f"{name}({flat.numel()} lengths)"
-        lengths = cast(list[int], self._on_cpu.flatten().tolist())
-        return f"{name}({lengths if self.lengths.ndim else lengths[0]})"
-
-    @cached_property
-    def _on_cpu(self) -> Tensor:
-        """The lengths on the CPU, copied once and not for every block."""
-        return self.lengths.cpu()
-
-    def _extremes(self, leading: tuple[slice, ...]) -> tuple[int, int]:
-        """Return the smallest and largest length in a part of the leading axes."""
-        lengths = broadcast_index(self._on_cpu, leading)
-        return int(lengths.min()), int(lengths.max())
-
-
 @final
-class Padding(_Lengths):
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class Padding(Mask):
     """A mask that hides the keys at or beyond each sequence's length (padding on the right).
 
     Args:
@@ -134,23 +91,53 @@ class Padding(_Lengths):
 
     thread_safe = True
 
-    _counted = "the real keys of one sequence"
+    lengths: Tensor
+
+    def __init__(self, lengths: Tensor | Sequence[int] | int) -> None:
+        needed = (
+            "one for each sequence.\n"
+            "    For a bool mask of the keys use attention_mask[:, None, None, :].bool()."
+        )
+        object.__setattr__(self, "lengths", whole_numbers("lengths", lengths, needed))
+
+    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
+        remark = "one length for each sequence.\n    A single number applies to all sequences."
+        lengths = per_sequence("lengths", self.lengths, (), shape, device, remark)
+        wrong = (lengths < 0) | (lengths > shape[-1])
+        if bool(wrong.any()):
+            value = int(lengths[wrong].flatten()[0])
+            raise ValueError(
+                f"lengths has {value}; each must be between 0 and kv_len = {shape[-1]}.\n"
+                "    A length counts the first keys of one sequence."
+            )
+        return Padding(lengths.to(device).clone())  # later changes do not reach a copy
 
     def allows(self, points: Points) -> Tensor:
         return points.kv_idx < points.read(self.lengths)
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        least, most = self._extremes(leading)
-        return KeyBounds(slice(0, most), slice(0, least))
+        lengths = broadcast_index(self._on_cpu, leading)
+        return KeyBounds(slice(0, int(lengths.max())), slice(0, int(lengths.min())))
+
+    @property
+    def text(self) -> str:
+        flat = self.lengths.flatten()
+        if flat.numel() > 8:
+            return f"Padding({flat.numel()} lengths)"
+        lengths = cast(list[int], self._on_cpu.flatten().tolist())
+        return f"Padding({lengths if self.lengths.ndim else lengths[0]})"
+
+    @cached_property
+    def _on_cpu(self) -> Tensor:
+        """The lengths on the CPU, copied once and not for every block."""
+        return self.lengths.cpu()
 
 
-@final
-class PrefixLM(_Lengths):
-    """A mask that lets all queries attend to the first ``lengths`` keys, and is causal after them.
+def PrefixLM(lengths: Tensor | Sequence[int] | int) -> Mask:
+    """Return the mask of a prefix that all queries attend to, and that is causal after it.
 
-    Use this mask for a prompt with bidirectional attention, followed by generated text. If q_len
-    and kv_len differ, the last query is aligned with the last key, as in ``Causal()``. The prefix
-    always starts at the first key. ``Causal() | Padding(lengths)`` is the same mask.
+    Use this mask for a prompt with bidirectional attention, followed by generated text. It is
+    ``Causal() | Padding(lengths)``.
 
     Args:
         lengths: the number of keys in the prefix, one for every entry of the matrix's first axis,
@@ -158,7 +145,6 @@ class PrefixLM(_Lengths):
 
     Raises:
         TypeError: lengths are not whole numbers.
-        ValueError: the number of lengths is wrong, or a length is not between 0 and kv_len.
 
     Example:
         >>> import torch, regard
@@ -173,16 +159,4 @@ class PrefixLM(_Lengths):
         Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
         Transformer", section 3.2.1.
     """
-
-    thread_safe = True
-
-    _counted = "the keys of one prefix"
-
-    def allows(self, points: Points) -> Tensor:
-        return points.kv_idx < torch.maximum(points.read(self.lengths), points.position + 1)
-
-    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        least, most = self._extremes(leading)
-        shift = shape[-1] - shape[-2]
-        some = max(most, min(rows.stop + shift, shape[-1]))
-        return KeyBounds(slice(0, some), slice(0, max(least, rows.start + shift + 1)))
+    return Causal() | Padding(lengths)

@@ -1,6 +1,6 @@
 """The abstract class ``Mask`` and the combinations of masks by ``&``, ``|`` and ``~``.
 
-True means *may attend* in every mask except ``Drop``.
+True means *may attend* in every mask; ``Drop`` takes the opposite.
 
 A mask is a small immutable value. ``bind`` checks it against the shape of a matrix and fits its
 tensors to that shape. If ``q_len != kv_len``, most masks align the last query with the last key,
@@ -142,20 +142,6 @@ class Mask(ABC):
 
     shape: torch.Size | None = field(default=None, init=False, compare=False)
     device: torch.device | None = field(default=None, init=False, compare=False)
-
-    def __init_subclass__(cls) -> None:
-        """Refuse a subclass of a final mask, which fast paths would take for its base.
-
-        Raises:
-            TypeError: a base is final.
-        """
-        super().__init_subclass__()
-        for base in cls.__mro__[1:]:
-            if "__final__" in vars(base):
-                raise TypeError(
-                    f"{cls.__name__} is a subclass of {base.__name__}, which is final.\n"
-                    "    Subclass regard.Mask, or join masks with &, | and ~."
-                )
 
     @abstractmethod
     def bind(self, shape: torch.Size, device: torch.device) -> "Mask":

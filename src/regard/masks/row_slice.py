@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.errors import check_count, check_whole, shape_text
 from regard.masks.bands import Causal, SlidingWindow
 from regard.masks.documents import Documents
-from regard.masks.lengths import Padding, PrefixLM
+from regard.masks.lengths import Padding
 from regard.masks.mask import And, KeyBounds, Mask, Not, Or, Points
 from regard.masks.tensors import Keep
 
@@ -112,7 +112,7 @@ def row_slice_of(mask: Mask, rows: range, q_len: int) -> Mask:
             return mask
         case Causal(align="top-left"):
             return mask if rows.start == 0 else RowSlice(mask, rows.start, q_len)
-        case Causal() | SlidingWindow() | PrefixLM() | Documents() if rows.stop == q_len:
+        case Causal() | SlidingWindow() | Documents() if rows.stop == q_len:
             return mask  # the last query sits at the last key, still
         case RowSlice(inner, start):
             return row_slice_of(inner, range(start + rows.start, start + rows.stop), mask.q_len)

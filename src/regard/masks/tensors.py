@@ -1,4 +1,4 @@
-"""Masks that are bool tensors: Keep, where True means *may attend*, and Drop, its opposite."""
+"""Masks that are bool tensors, in which True means *may attend*, or the opposite."""
 
 from dataclasses import dataclass
 from typing import final
@@ -10,28 +10,9 @@ from regard.errors import check_broadcast, refuse_sharded, shape_text
 from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, no_mask
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _BoolTensor(Mask):
-    """A mask that is a bool tensor, whose key bounds are unknown."""
-
-    mask: Tensor
-
-    def __post_init__(self) -> None:
-        mask: object = self.mask
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            raise no_mask(mask)
-        refuse_sharded("mask", mask)
-
-    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        return KeyBounds(slice(0, shape[-1]), NO_KEYS)
-
-    @property
-    def text(self) -> str:
-        return f"{type(self).__name__}({shape_text(self.mask.shape)})"
-
-
 @final
-class Keep(_BoolTensor):
+@dataclass(frozen=True, eq=False, repr=False)
+class Keep(Mask):
     """A bool tensor in which True means *may attend*, as in ``scaled_dot_product_attention``.
 
     Args:
@@ -53,16 +34,29 @@ class Keep(_BoolTensor):
 
     thread_safe = True
 
+    mask: Tensor
+
+    def __post_init__(self) -> None:
+        _check_bools(self.mask)
+
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         return Keep(check_broadcast("mask", self.mask, shape, device))
 
     def allows(self, points: Points) -> Tensor:
         return points.read(self.mask)
 
+    def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
+        return KeyBounds(slice(0, shape[-1]), NO_KEYS)
 
-@final
-class Drop(_BoolTensor):
-    """A bool tensor in which True means *may not attend*, as in ``nn.MultiheadAttention``.
+    @property
+    def text(self) -> str:
+        return f"Keep({shape_text(self.mask.shape)})"
+
+
+def Drop(mask: Tensor) -> Keep:
+    """Return the mask of a bool tensor in which True means *may not attend*.
+
+    ``nn.MultiheadAttention`` has this convention. The result is ``Keep(~mask)``, a copy.
 
     Args:
         mask: bool, broadcastable to (..., num_heads, q_len, kv_len).
@@ -76,11 +70,11 @@ class Drop(_BoolTensor):
         >>> regard.attend(x, x, mask=regard.Drop(torch.tensor([False, True, False])))[0]
         tensor([0.5000, 0.0000, 0.5000])
     """
+    _check_bools(mask)
+    return Keep(~mask)
 
-    thread_safe = True
 
-    def bind(self, shape: torch.Size, device: torch.device) -> Mask:
-        return Keep(~self.mask).bind(shape, device)
-
-    def allows(self, points: Points) -> Tensor:
-        return ~points.read(self.mask)
+def _check_bools(mask: object) -> None:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        raise no_mask(mask)
+    refuse_sharded("mask", mask)

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["Changes"]
-
 
 class Changes:
     """Tensors with the number of times that each was changed in place.

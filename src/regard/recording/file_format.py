@@ -175,7 +175,7 @@ def _plain_mask(
             return {**kind, "align": mask.align}
         case SlidingWindow():
             return {**kind, "left": mask.left, "right": mask.right}
-        case Padding() | PrefixLM():
+        case Padding():
             return {**kind, "lengths": put(f"{role}.lengths", mask.lengths)}
         case Documents():
             return {**kind, "ids": put(f"{role}.ids", mask.ids)}

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.masks import And, Drop, Keep, Mask, Or, Padding
+from regard.masks import And, Keep, Mask, Or, Padding
 from regard.masks.recognise import allowed_rows
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.given_scores import GivenScores
@@ -79,7 +79,7 @@ def _of_keys(mask: Mask) -> Mask | None:
         case Or(first, second):
             one, other = _of_keys(first), _of_keys(second)
             return None if one is None or other is None else Or(one, other)
-        case Keep(tensor) | Drop(tensor):
+        case Keep(tensor):
             return mask if 1 in tensor.shape[-2:] else None
         case Padding():
             return mask

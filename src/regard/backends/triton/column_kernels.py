@@ -31,8 +31,6 @@ from regard.backends.triton.tile import (
     weights_of,
 )
 
-__all__ = ["Parts", "columns_kernel", "products_kernel"]
-
 
 class Parts(NamedTuple):
     """The queries, cut into parts that follow each other; a tile meets two at most.

@@ -12,8 +12,6 @@ import torch
 
 from regard.backends.triton.operands import DivergenceKind
 
-__all__ = ["INTERPRETED", "Config", "Kernel", "config"]
-
 Kernel = Literal[
     "rows",
     "columns",

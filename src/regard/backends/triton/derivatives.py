@@ -14,8 +14,6 @@ from torch import Tensor
 from regard.backends.triton.launch import Launch, RowStatistics, spans_between
 from regard.backends.triton.operands import CellNumbers, Derivative, OtherMatrix
 
-__all__ = ["Derivatives"]
-
 
 class _Product(NamedTuple):
     name: int

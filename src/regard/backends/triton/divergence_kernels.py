@@ -36,8 +36,6 @@ from regard.backends.triton.tile import (
     tile_of,
 )
 
-__all__ = ["divergence_kernel", "with_other"]
-
 LOWEST = tl.constexpr(-1e30)  # times a weight of 0 it is 0
 NEAR = tl.constexpr(0.25)  # of x: there 5 terms of exp(x) - 1 - x are exact in float32
 FAR = tl.constexpr(300.0)  # in bits; times a weight of 2^-300 it is 0

@@ -48,15 +48,6 @@ from regard.backends.triton.tile import (
     visits_of,
 )
 
-__all__ = [
-    "Grid",
-    "Sparse",
-    "Terms",
-    "key_gradient_kernel",
-    "query_gradient_kernel",
-    "row_products_kernel",
-]
-
 
 class Grid(NamedTuple):
     """A number for each cell of a grid over the matrix, float32.

@@ -27,17 +27,6 @@ from regard.backends.triton.operands import (
     Plane,
 )
 
-__all__ = [
-    "STRIPS",
-    "Launch",
-    "RowStatistics",
-    "interpreted",
-    "joined_parts",
-    "parts_of",
-    "pieces_of",
-    "spans_between",
-]
-
 # Slot widths besides a whole tile. More widths would waste less of each slot, but each pair of a
 # row width and a column width is one launch and one kernel to compile.
 NARROW = (2, 8, 32)

@@ -13,20 +13,6 @@ from regard.masks import And, Causal, Documents, Mask, Padding, RowSlice, Slidin
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
-__all__ = [
-    "CellNumbers",
-    "Derivative",
-    "DivergenceKind",
-    "Limits",
-    "Operands",
-    "OtherMatrix",
-    "Plane",
-    "bytes_of_bits",
-    "operands",
-    "query_factor",
-    "refused",
-]
-
 AXES = 4  # batch, num_heads, tokens, head_dim
 # With a smaller scale, the unscaled products could overflow float32, or the scale underflow.
 LEAST_SCALE = 2.0**-60

@@ -18,8 +18,6 @@ from torch.nn.functional import pad
 from regard.masks import And, Mask, Or
 from regard.scores.box import Box
 
-__all__ = ["CELL", "HIDDEN", "WHOLE", "PackedMask", "TileLists", "pack"]
-
 CELL = 64  # tokens on each side of a cell
 WHOLE, HIDDEN = -1, -2  # cells without bits
 _BYTES_AT_ONCE = 2**28

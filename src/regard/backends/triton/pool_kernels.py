@@ -33,8 +33,6 @@ from regard.backends.triton.tile import (
     weights_of,
 )
 
-__all__ = ["added_kernel", "joined_kernel", "pooled_kernel"]
-
 
 @triton.jit
 def _slots(pieces, count, tile, BLOCK: tl.constexpr, SLOT: tl.constexpr):

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from regard.backends.triton.derivatives import Derivatives
     from regard.backends.triton.launch import Launch, RowStatistics
 
-__all__ = ["Request", "spans_of", "tensors_of"]
-
 MOST_STRIPS = 2**26  # numbers between two passes: 256 MiB
 _META = torch.device("meta")
 

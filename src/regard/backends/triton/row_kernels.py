@@ -41,8 +41,6 @@ from regard.backends.triton.tile import (
     visits_of,
 )
 
-__all__ = ["GROUPED", "RowAnswers", "rows_kernel"]
-
 GROUPED = tl.constexpr(8)  # keys of a group
 MOST = tl.constexpr(1e9)  # in bits; times 0 it is 0
 

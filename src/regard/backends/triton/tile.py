@@ -23,45 +23,6 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-__all__ = [
-    "CELL",
-    "FAR",
-    "HIDDEN",
-    "LEAST",
-    "LN2",
-    "LOG2E",
-    "WHOLE",
-    "Cells",
-    "Limits",
-    "Norms",
-    "Plane",
-    "Shape",
-    "Steps",
-    "Tokens",
-    "Visits",
-    "allowed_at",
-    "columns_seen",
-    "document",
-    "documents_of",
-    "keys_seen",
-    "kv_end_of",
-    "log_weights",
-    "norms_of",
-    "packed_rows",
-    "rows_of",
-    "rows_seen",
-    "scores",
-    "seen_scores",
-    "stepped",
-    "tile_by_keys",
-    "tile_by_rows",
-    "tile_of",
-    "tokens_of",
-    "visit",
-    "visits_of",
-    "weights_of",
-]
-
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LEAST = tl.constexpr(-200.0)  # in bits; in float32 2^-200 is 0, and times it -200 is 0

@@ -29,8 +29,6 @@ from regard.backends.triton.tile import (
     weights_of,
 )
 
-__all__ = ["top_kernel"]
-
 AT_ONCE = tl.constexpr(16)  # dimensions
 
 

@@ -29,8 +29,6 @@ from regard.scores.autocast import without_autocast
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
-__all__ = ["Triton", "unavailable_reason", "warn_once"]
-
 MAX_K = 64
 MAX_HEAD_DIM = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
