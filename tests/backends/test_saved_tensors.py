@@ -244,7 +244,7 @@ CHANGED: dict[str, Loss] = {
     "logsumexp": lambda q, k, _: regard.attend(q, k).reduce(regard.LogSumExp(), backend="sweep"),
     "transposed": lambda q, k, x: regard.attend(q, k).reduce(TransposedOutput(x), backend="sweep"),
     "kl": lambda q, k, x: regard.attend(q, k).reduce(
-        KullbackLeibler(regard.attend(x, k).source, None), backend="cpu"
+        KullbackLeibler(regard.attend(x, k).source, None), backend="sweep"
     ),
     "user's": lambda q, k, x: regard.attend(q, k).reduce(Cached(x)),
     "product": lambda q, k, x: regard.attend(q, k, mask=regard.PrefixLM(9)) @ x,
@@ -264,15 +264,18 @@ def test_backward_computes_from_what_the_hooks_return(answer: Loss) -> None:
         torch.testing.assert_close(ours, right)
 
 
-def test_compiled_backward_reads_what_the_hooks_return() -> None:
+@pytest.mark.parametrize("divergence", [False, True], ids=["entropy", "kl"])
+def test_compiled_backward_reads_what_the_hooks_return(divergence: bool) -> None:
     leaves = made()
+    asked = KullbackLeibler(regard.attend(leaves[2], leaves[1]).source, None)
+    reduction = asked if divergence else regard.Entropy()
 
     def moved(x: Tensor) -> Tensor:
         return 2 * x if x.shape == leaves[0].shape else x
 
-    answers = [regard.attend(*leaves[:2]).reduce(regard.Entropy(), backend="cpu")]
+    answers = [regard.attend(*leaves[:2]).reduce(reduction, backend="cpu")]
     with saved_tensors_hooks(lambda x: x, moved):
-        answers += [regard.attend(*leaves[:2]).reduce(regard.Entropy(), backend="cpu")]
+        answers += [regard.attend(*leaves[:2]).reduce(reduction, backend="cpu")]
     first, second = (torch.autograd.grad(each.sum(), leaves[0])[0] for each in answers)
     assert not torch.allclose(first, second)
 

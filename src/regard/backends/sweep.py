@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, islice
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -189,8 +189,8 @@ class Blocks(ABC):
     """A kind of block: how large its blocks are, and how they are made."""
 
     @abstractmethod
-    def size(self, source: Scores, *, keeps_scores: bool) -> BlockSize:
-        """Return how large the blocks are, also if each keeps all its scores for its gradients."""
+    def size(self, of: "SweepTask", *, graded: bool) -> BlockSize:
+        """Return how large the blocks of the forward pass are, or of the backward pass."""
 
     @abstractmethod
     def rows_to_save(self, of: "SweepTask") -> tuple[Tensor, ...]:
@@ -208,8 +208,8 @@ class Blocks(ABC):
 class PlainBlocks(Blocks):
     """Blocks in plain PyTorch."""
 
-    def size(self, source: Scores, *, keeps_scores: bool) -> BlockSize:
-        if source.device.type == "cuda":
+    def size(self, of: "SweepTask", *, graded: bool) -> BlockSize:
+        if of.source.device.type == "cuda":
             return BlockSize(GPU_BLOCK_SIZE, GPU_BLOCK_SIZE, GPU_MAX_ROWS)
         return BlockSize(BLOCK_SIZE, BLOCK_SIZE, MAX_ROWS)
 
@@ -254,7 +254,7 @@ class SweepTask:
     @cached_property
     def boxes(self) -> list[Box]:
         """The boxes of all blocks of the forward pass."""
-        return self._boxes_of(self.blocks.size(self.source, keeps_scores=False))
+        return self._boxes_of(self.blocks.size(self, graded=False))
 
     def _boxes_of(self, size: BlockSize) -> list[Box]:
         ranges = [reduction.rows(self.source.shape[-2]) for reduction in self.reductions]
@@ -330,7 +330,7 @@ class SweepTask:
         Of a tensor that occurs several times, the last one has the gradient.
         """
         dtype = accumulation_dtype(self.source.dtype)
-        boxes = self._boxes_of(self.blocks.size(self.source, keeps_scores=not saved))
+        boxes = self._boxes_of(self.blocks.size(self, graded=True))
         totals: dict[int, Tensor] = {}
 
         def worker() -> Callable[[Box], list[tuple[int, Index, Tensor]]]:
@@ -382,7 +382,8 @@ class _Leaves:
     def cut(self, tensor: Tensor, index: Index) -> Tensor:
         leaf = broadcast_index(tensor.detach(), index)
         if tensor.requires_grad:
-            leaf.requires_grad_()
+            # Gradients of bfloat16 tensors are rounded once, when all blocks have been added.
+            leaf = leaf.to(accumulation_dtype(leaf.dtype)).requires_grad_()
             self._taken.append((self._places[id(tensor)], index, leaf))
         return leaf
 
@@ -392,7 +393,7 @@ class _Leaves:
         """Return the gradient of each slice, with the index of its tensor and its position."""
         if not values:
             return []
-        cuts = [leaf for _, _, leaf in self._taken]
-        found = torch.autograd.grad(values, cuts, arriving, allow_unused=True)
-        pairs = zip(self._taken, cast(tuple[Tensor | None, ...], found), strict=True)
-        return [(place, index, grad) for (place, index, _), grad in pairs if grad is not None]
+        torch.autograd.backward(values, arriving)  # blocks may cut more leaves meanwhile
+        return [
+            (place, index, leaf.grad) for place, index, leaf in self._taken if leaf.grad is not None
+        ]

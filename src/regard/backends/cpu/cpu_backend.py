@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -19,10 +19,6 @@ from regard.reductions.top_k import TopK
 from regard.scores.box import Box, Cut
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
-
-if TYPE_CHECKING:
-    from regard.backends.cpu.requested_statistics import RequestedStatistics
-
 
 TILE = 2048  # columns; a product with many more is slower
 STRIP = 256  # rows
@@ -87,9 +83,9 @@ class Cpu(Backend):
 class _FusedBlocks(Blocks):
     """Blocks in strips of rows, and strips in tiles of columns."""
 
-    def size(self, source: Scores, *, keeps_scores: bool) -> BlockSize:
-        together, shape = STRIP * TILE, source.shape
-        if keeps_scores:
+    def size(self, of: SweepTask, *, graded: bool) -> BlockSize:
+        together, shape = STRIP * TILE, of.source.shape
+        if graded and not _has_small_gradients(of):
             return BlockSize(together, KEPT, STRIP)
         # Many strips are less overhead, many blocks keep all threads busy.
         strips = max(1, min(_MOST_STRIPS, shape[:-1].numel() // (_FEWEST_BLOCKS * STRIP)))
@@ -99,7 +95,8 @@ class _FusedBlocks(Blocks):
         from regard.backends.cpu.requested_statistics import RequestedStatistics, unsaved_rows
 
         requested = RequestedStatistics.by(of.reductions)
-        saves = torch.is_grad_enabled() and _has_short_gradient(of, requested)
+        wants = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in of.tensors)
+        saves = wants and requested.has_gradients
         return unsaved_rows(of.source.shape, requested) if saves else ()
 
     def of_thread(self, of: SweepTask, saved: Sequence[Tensor]) -> NewBlock:
@@ -112,7 +109,7 @@ class _FusedBlocks(Blocks):
         rows = SavedRows(saved) if saved else None
 
         def block(box: Box, cut: Cut) -> RowStatistics:
-            if torch.is_grad_enabled() and not requested.has_gradients:
+            if torch.is_grad_enabled() and rows is None:
                 return Block(of.source, of.mask, box, cut)
             try:
                 return FusedBlock(of.source, of.mask, box, cut, requested, workspace, rows)
@@ -122,9 +119,11 @@ class _FusedBlocks(Blocks):
         return block
 
 
-def _has_short_gradient(of: SweepTask, requested: "RequestedStatistics") -> bool:
-    """Return True if the backward pass needs no scores that were kept."""
+def _has_small_gradients(of: SweepTask) -> bool:
+    """Return True if the gradients of a block are much smaller than its scores."""
     source = of.source
     is_product = isinstance(source, QueryKeyScores) and source.is_product
-    wants = any(tensor.requires_grad for tensor in of.tensors)
-    return is_product and wants and requested.has_gradients and not requested.divergences
+    statistics = all(
+        r.reads_statistics or isinstance(r, SumsOfRows | TopK | Diagonal) for r in of.reductions
+    )
+    return is_product and statistics

@@ -1,7 +1,7 @@
 """Statistics of complete rows, from tiles of scores that are read while they lie in the cache."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, cast, final
@@ -13,15 +13,17 @@ from torch import Tensor
 from regard.backends.cpu import kernels
 from regard.backends.cpu.fused_gradient import (
     BlockGradient,
-    GradedRows,
-    GradedTile,
     Part,
     Picks,
     with_divergence_gradients,
     with_gradients,
     with_product_gradients,
 )
-from regard.backends.cpu.requested_statistics import RequestedStatistics, SavedRows
+from regard.backends.cpu.requested_statistics import (
+    RequestedStatistics,
+    SavedDivergence,
+    SavedRows,
+)
 from regard.backends.sweep import MIN_ROWS
 from regard.masks import Mask
 from regard.masks.bands import Band
@@ -118,8 +120,7 @@ class FusedBlock(RowStatistics):
     """Statistics of complete rows, in one pass of compiled code over each tile of their scores.
 
     The block is cut into strips of rows, and a strip into tiles. A block with gradients reads its
-    statistics from saved rows, and computes its scores again in ``backward``. Without saved rows it
-    is one strip, whose scores stay until then.
+    statistics from saved rows, and computes its scores again in ``backward``, tile by tile.
     """
 
     def __init__(
@@ -141,8 +142,8 @@ class FusedBlock(RowStatistics):
             cut: returns a part of an input, as a leaf if gradients are enabled.
             requested: the statistics that the reductions will read.
             workspace: memory of the calling thread.
-            saved: the rows that the forward pass writes and the backward pass reads. Then the sums
-                over rows are 0 in the backward pass; their gradients need no value.
+            saved: the rows that the forward pass writes and a block with gradients reads. In such a
+                block the sums over rows are 0; their gradients need no value.
 
         Raises:
             NotFiniteError: a number is NaN or infinite; ``Block`` has rules for such numbers.
@@ -157,20 +158,16 @@ class FusedBlock(RowStatistics):
         self._heads = prod(self._size[:-1])
         self._start(self._heads * self._size[-1])
         sink = source.sink(box, cut)
-        self._sinks = np.zeros(0) if sink is None else sink.detach().double().reshape(-1).numpy()
         self._sink = sink
-        factors = None
-        self._graded: list[GradedTile] = []
-        if saved is None and graded:
-            self._graded = self._graded_strip()
+        self._sinks = np.zeros(0) if sink is None else sink.detach().double().reshape(-1).numpy()
+        factors = self._cut_strips()
+        if graded:
+            assert saved is not None
+            self._rows, self._keys, self._largest, diagonals = saved.read(box.at_rows)
+            self._on_diagonals = [*diagonals.T.reshape(-1, self._heads, self._size[-1])]
         else:
-            factors = self._cut_strips()
-            if graded and saved is not None:
-                self._rows, self._keys, self._largest, diagonals = saved.read(box.at_rows)
-                self._on_diagonals = [*diagonals.T.reshape(-1, self._heads, self._size[-1])]
-            else:
-                for strip in self._strips:
-                    self._strip(strip)
+            for strip in self._strips:
+                self._strip(strip)
         self._check()
         if saved is not None and not graded:
             diagonals = np.array(self._on_diagonals, np.float32).reshape(-1, len(self._rows)).T
@@ -179,11 +176,14 @@ class FusedBlock(RowStatistics):
         self.maximum = self._of_rows(self._rows[:, kernels.MAXIMUM, None])
         self._top_scores, self._top_columns = kernels.scores_and_columns(self._largest)
         self._answers = self._answer_tensors()
-        self._divergences = [self._diverge(each) for each in requested.divergences]
+        self._divergences = [
+            self._diverge(each, None if saved is None else saved.others[number])
+            for number, each in enumerate(requested.divergences)
+        ]
         if graded:
             gradient = BlockGradient(self._parts, box, self._norms, self._places, self._picks())
             if factors is None:
-                self._answers = with_gradients(self._answers, gradient, self._graded, sink)
+                self._answers = with_gradients(self._answers, gradient, sink)
             else:
                 self._answers = with_product_gradients(self._answers, gradient, *factors)
 
@@ -236,16 +236,26 @@ class FusedBlock(RowStatistics):
         self._strips = [slice(start, min(start + step, rows.stop)) for start in starts]
         return factors
 
-    def _parts(self) -> Iterator[Part]:
-        """Yield the scores of the block, tile by tile."""
-        if self._graded:
-            every = slice(0, len(self._rows))
-            yield from (Part(every, tile.columns, tile.raw) for tile in self._graded)
-            return
+    def _parts(self, *, graded: bool = False) -> Iterator[Part]:
+        """Yield the scores of the block, tile by tile; ``graded`` scores have gradients."""
         for strip in self._strips:
             at = self._rows_at(strip)
             for tile in self._tiles_of(strip):
-                yield Part(at, tile.columns, self._masked(tile)[1])
+                yield self._part_at(at, tile, graded=graded)
+
+    def _part_at(self, at: slice, tile: _Place, *, graded: bool) -> Part:
+        """Return the scores of a tile; memory for one tile serves all of them."""
+        if not graded:
+            return Part(at, tile.columns, self._masked(tile)[1])
+        box = self.box._replace(rows=tile.rows, columns=tile.columns)
+        with torch.enable_grad():
+            scores = self._source.block(box, self._cut)
+        height, width = self._heads * scores.shape[-2], scores.shape[-1]
+        copy, raw = self._workspace.take("scores", 0, height, width)
+        copy.view(scores.shape).copy_(scores.detach())
+        if tile.has_hidden:
+            self._hide(copy.view(scores.shape), raw, box)
+        return Part(at, tile.columns, raw, scores)
 
     def _of_one_head(self, tensor: Tensor) -> Tensor:
         """Drop the leading axes of a tensor if the block has one head, for less overhead."""
@@ -307,45 +317,48 @@ class FusedBlock(RowStatistics):
             self._hide(self._shaped(scores), numbers, box)
         return scores, numbers
 
-    def _diverge(self, of: Divergence) -> Tensor:
-        """Return the divergence of each row from the same row of another matrix, (..., rows)."""
-        workspace = self._workspace.spare
-        other = FusedBlock(of.source, of.mask, self.box, self._cut, _NOTHING, workspace)
-        symmetric = isinstance(of, JensenShannon)
-        add = kernels.jensen_shannon if symmetric else kernels.relative_entropy
-        totals = np.zeros(len(self._rows))
-        for at, own, beside in self._pairs(other):
-            add(own, beside, self._norms[at], other._norms[at], totals[at])
+    def _diverge(self, of: Divergence, saved: SavedDivergence | None) -> Tensor:
+        """Return the divergence of each row, (..., rows), from the same row of another matrix."""
+        workspace, rows = self._workspace.spare, None if saved is None else saved.rows
+        other = FusedBlock(of.source, of.mask, self.box, self._cut, _NOTHING, workspace, rows)
+        graded = torch.is_grad_enabled()
+        if saved is not None and graded:
+            totals = saved.totals[self.box.at_rows].reshape(-1)
+        else:
+            totals = np.zeros(len(self._rows))
+            add = kernels.relative_entropy
+            if isinstance(of, JensenShannon):
+                add = kernels.jensen_shannon
+            for own, beside in self._pairs(other):
+                at = own.rows
+                add(own.raw, beside.raw, self._norms[at], other._norms[at], totals[at])
+        if saved is not None and not graded:
+            saved.totals[self.box.at_rows] = totals.reshape(self._size)
         with torch.no_grad():
             total = self._of_rows(totals[:, None]).squeeze(-1)
             numbers = of.combine(self, other, total)
-        if self._graded:
-            return with_divergence_gradients(of, numbers, self._graded_rows, other._graded_rows)
-        return numbers
+        if not graded:
+            return numbers
+        norms, sinks = (self._norms, other._norms), (self._sink, other._sink)
+        return with_divergence_gradients(of, numbers, partial(self._pairs, other), norms, sinks)
 
-    def _pairs(self, other: "FusedBlock") -> Iterator[tuple[slice, Any, Any]]:
-        """Yield the scores of each tile and those of another matrix, after the rows' places.
-
-        Without gradients they are computed a second time: divergences need both normalizers.
-        """
-        for own, beside in zip(self._graded, other._graded, strict=True):
-            yield slice(None), own.raw, beside.raw
-        for strip in [] if self._graded else self._strips:
+    def _pairs(self, other: "FusedBlock", *, graded: bool = False) -> Iterator[tuple[Part, Part]]:
+        """Yield the scores of each tile, and those of another matrix."""
+        for strip in self._strips:
             both = [tile.columns for each in (self, other) for tile in each._tiles_of(strip)]
             if not both:
                 continue
             columns = slice(min(each.start for each in both), max(each.stop for each in both))
-            for part in _tiles(columns, self.box.columns, self._workspace.tile):
+            for tile in _tiles(columns, self.box.columns, self._workspace.tile):
                 own, beside = (
-                    each._masked(_Place(strip, part, has_hidden=each._mask is not None))[1]
+                    each._part_at(
+                        self._rows_at(strip),
+                        _Place(strip, tile, has_hidden=each._mask is not None),
+                        graded=graded,
+                    )
                     for each in (self, other)
                 )
-                yield self._rows_at(strip), own, beside
-
-    @property
-    def _graded_rows(self) -> GradedRows:
-        (tile,) = self._graded
-        return GradedRows(tile, self._norms, self._sink)
+                yield own, beside
 
     def _count_keys(self, scores: Any, at: slice) -> None:
         if self._requested.keys:
@@ -408,45 +421,6 @@ class FusedBlock(RowStatistics):
             ]
             self._operands[place] = key, values
         return self._operands[place]
-
-    def _graded_strip(self) -> list[GradedTile]:
-        """Compute the requested statistics of all rows, and keep their scores for the gradients."""
-        height = len(self._rows)
-        shrunk = self._workspace.take("shrunk", 0, height, 1)[1][:, 0]
-        tiles: list[_Tile] = []
-        graded: list[GradedTile] = []
-        # A bfloat16 query is cut once, so that the sum of its tiles' gradients is rounded once.
-        factors = self._source.factors(self.box, self._cut)
-        whole = factors is None and self._source.dtype != torch.float32
-        whole = whole or bool(self._requested.divergences) or self._requested is _NOTHING
-        width = self.shape[-1] if whole else self._workspace.tile
-        parts = _tiles(self.box.columns, self.box.columns, width)
-        widths = [part.stop - part.start for part in parts]
-        split = None if factors is None else cast(Any, factors[1]).split(widths, -1)
-        keys = cast(tuple[Tensor, ...], split or ())
-        for number, tile in enumerate(parts):
-            box = self.box._replace(columns=tile)
-            if factors is None:
-                scores = self._source.block(box, self._cut)
-            else:
-                scores = grouped_matmul(factors[0], keys[number])
-            numbers = scores.detach().contiguous()
-            wide = tile.stop - tile.start
-            raw = numbers.view(height, wide).numpy()
-            if self._mask is not None:
-                self._hide(numbers, raw, box)
-            self._read_diagonals(numbers, box.rows, tile)
-            kept = height if self._requested.sums else 1
-            weights = self._workspace.take("weights", len(graded), kept, wide)[1]
-            self._count_keys(raw, slice(0, height))
-            here = self._rows, shrunk, tile.start, self._largest
-            kernels.add_tile(raw, weights, self._peaks(raw), *here)
-            graded.append(GradedTile(tile, scores, raw))
-            references = self._rows[:, kernels.MAXIMUM].copy()
-            tiles.append(_Tile(tile.start - self.box.columns.start, weights, references))
-        if self._requested.sums:
-            self._read_weights(tiles, slice(0, height), self.box.rows)
-        return graded
 
     def _hide(self, scores: Tensor, numbers: Any, box: Box) -> None:
         """Write -inf where the mask hides a key, to scores that are a tensor and an array."""

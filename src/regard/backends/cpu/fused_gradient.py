@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -16,35 +16,6 @@ from regard.scores.box import Box
 # and the diagonals.
 _SINGLE = 4
 _TOP, _SUMS, _DIAGONALS = _SINGLE, _SINGLE + 1, _SINGLE + 2
-
-
-class GradedTile(NamedTuple):
-    """A tile whose scores are a part of autograd's graph.
-
-    Attributes:
-        columns: their positions in the matrix.
-        scores: (..., rows, columns).
-        raw: the scores as an array, (all rows, columns), -inf where masked; their gradients
-            overwrite them.
-    """
-
-    columns: slice
-    scores: Tensor
-    raw: Any
-
-
-class GradedRows(NamedTuple):
-    """Complete rows of one of the two matrices of a divergence.
-
-    Attributes:
-        tile: the only tile, with all columns.
-        norms: as ``kernels.finish_rows`` writes them.
-        sink: (..., rows, 1), the logit in the denominator; None without.
-    """
-
-    tile: GradedTile
-    norms: Any
-    sink: Tensor | None
 
 
 class Picks(NamedTuple):
@@ -66,7 +37,7 @@ Gradients = Sequence[Tensor | None]
 
 def _with_gradient(
     answers: Sequence[Tensor],
-    pull_back: Callable[[Gradients, Sequence[bool]], list[Tensor]],
+    pull_back: Callable[[Gradients, Sequence[bool]], Sequence[Tensor | None]],
     *inputs: Tensor,
 ) -> list[Tensor]:
     """Return answers that are already computed as parts of autograd's graph.
@@ -99,17 +70,31 @@ class _WithGradient(torch.autograd.Function):
 
 
 class Part(NamedTuple):
-    """The scores of a tile during the backward pass.
+    """The scores of a tile.
 
     Attributes:
         rows: its rows among all rows of the block.
         columns: their positions in the matrix.
         raw: the scores, (rows, columns), -inf where masked; their gradients overwrite them.
+        scores: the scores as a part of autograd's graph, (..., rows, columns), or None.
     """
 
     rows: slice
     columns: slice
     raw: Any
+    scores: Tensor | None = None
+
+    def pull_back(self) -> None:
+        """Add gradients to the leaves of the scores; ``raw`` holds the gradients of the scores."""
+        if self.scores is not None and self.scores.requires_grad:
+            # A copy, because the next tile overwrites this memory.
+            self.scores.backward(torch.from_numpy(self.raw).view(self.scores.shape).clone())
+
+
+class Parts(Protocol):
+    """A function that yields the scores of a block, tile by tile; each is read before the next."""
+
+    def __call__(self, *, graded: bool = False) -> Iterator[Part]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,25 +106,28 @@ class BlockGradient:
     of the softmax, with the maximum as a constant.
 
     Attributes:
-        parts: returns the scores of the block, tile by tile; each is read before the next one.
+        parts: yields the scores of the block.
         box: the place of the block in the matrix.
         norms: as ``kernels.finish_rows`` writes them.
         places: for each row, which of the sums it is added to, or -1, (all rows,).
         picks: where the largest weights and the diagonals are.
     """
 
-    parts: Callable[[], Iterator[Part]]
+    parts: Parts
     box: Box
     norms: Any
     places: Any
     picks: Picks
 
-    def pull_back(self, of: Sequence[Tensor | None], take: Callable[[Part], None]) -> Tensor:
+    def pull_back(
+        self, of: Sequence[Tensor | None], take: Callable[[Part], None], *, graded: bool = False
+    ) -> Tensor:
         """Replace the scores of each tile by their gradients; return those of the rows' sinks.
 
         Args:
             of: the gradients of the statistics, in the order of ``with_gradients``.
             take: is called with each tile of gradients.
+            graded: whether the tiles are parts of autograd's graph.
         """
         norms, zeros = self.norms, np.zeros(len(self.norms))
         single = [zeros if g is None else g.reshape(-1).double().numpy() for g in of[:_SINGLE]]
@@ -153,7 +141,7 @@ class BlockGradient:
         of_sink = np.where(empty, 0.0, constants * norms[:, kernels.OF_SINK])
         constants = np.where(empty, 0.0, constants + of_mean + of_sum).astype(np.float32)
         slopes = np.where(empty, 0.0, of_mean).astype(np.float32)
-        for part in self.parts():
+        for part in self.parts(graded=graded):
             at, given = part.rows, self._sum_gradients(of_sums, part.columns)
             kernels.pull_back(
                 part.raw,
@@ -202,32 +190,33 @@ class BlockGradient:
 
 
 def with_gradients(
-    answers: Sequence[Tensor],
-    gradient: BlockGradient,
-    tiles: list[GradedTile],
-    sink: Tensor | None,
+    answers: Sequence[Tensor], gradient: BlockGradient, sink: Tensor | None
 ) -> list[Tensor]:
     """Return the statistics of a block as parts of autograd's graph.
+
+    Gradients are added to the leaves of each tile as it is computed again.
 
     Args:
         answers: log_normalizer, logsumexp, mean and row sum, each (..., rows); the largest weights,
             (..., rows, k); the sums, (..., parts, columns); and each diagonal.
         gradient: the backward pass.
-        tiles: the scores that they depend on.
         sink: (..., rows, 1), the logit in the denominator.
     """
-    first = torch.zeros((), dtype=torch.float32, device="cpu") if sink is None else sink
 
-    def pull_back(of: Gradients, _needed: Sequence[bool]) -> list[Tensor]:
-        of_sink = gradient.pull_back(of, _leave).view(*tiles[0].scores.shape[:-1], 1)
-        found = (torch.from_numpy(tile.raw).view(tile.scores.shape) for tile in tiles)
-        return [of_sink, *found]
+    def pull_back(of: Gradients, _needed: Sequence[bool]) -> list[Tensor | None]:
+        of_sink = gradient.pull_back(of, Part.pull_back, graded=True)
+        return [None, None if sink is None else of_sink.view(sink.shape)]
 
-    return _with_gradient(answers, pull_back, first, *(tile.scores for tile in tiles))
+    return _with_gradient(answers, pull_back, _anchor(), _no_sink() if sink is None else sink)
 
 
-def _leave(part: Part) -> None:
-    """Leave the gradients of a tile where its scores were."""
+def _anchor() -> Tensor:
+    """Return a leaf that makes an answer a part of autograd's graph."""
+    return torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
+
+
+def _no_sink() -> Tensor:
+    return torch.zeros((), dtype=torch.float32, device="cpu")
 
 
 def with_product_gradients(
@@ -235,7 +224,7 @@ def with_product_gradients(
 ) -> list[Tensor]:
     """Return the statistics of a block whose scores are a product as parts of autograd's graph.
 
-    Their gradients need no scores that were kept, because each tile is computed again.
+    Query and key get the gradients of all tiles from matrix products, without autograd.
 
     Args:
         answers: as for ``with_gradients``.
@@ -267,8 +256,18 @@ def with_product_gradients(
     return _with_gradient(answers, pull_back, query, key)
 
 
+class Pairs(Protocol):
+    """A function that yields the scores of two matrices, tile by tile."""
+
+    def __call__(self, *, graded: bool = False) -> Iterator[tuple[Part, Part]]: ...
+
+
 def with_divergence_gradients(
-    of: Divergence, numbers: Tensor, own: GradedRows, other: GradedRows
+    of: Divergence,
+    numbers: Tensor,
+    pairs: Pairs,
+    norms: tuple[Any, Any],
+    sinks: tuple[Tensor | None, Tensor | None],
 ) -> Tensor:
     """Return the divergence of each row, (..., rows), as a part of autograd's graph.
 
@@ -278,40 +277,47 @@ def with_divergence_gradients(
     Args:
         of: the divergence.
         numbers: its values, (..., rows).
-        own: the rows of the first matrix.
-        other: the same rows of the second.
+        pairs: yields the scores of both matrices.
+        norms: of both, as ``kernels.finish_rows`` writes them.
+        sinks: of both, (..., rows, 1), the logits in the denominator; None without.
     """
-    none = torch.zeros((), dtype=torch.float32, device="cpu")
-    sinks = (none if rows.sink is None else rows.sink for rows in (own, other))
+    first, second = norms
     # A key that only the second matrix masks makes the divergence infinite: a constant.
     finite = numbers.isfinite().reshape(-1).numpy()
     known = np.where(finite, numbers.reshape(-1).numpy(), 0)
+    of_entropy = np.float32(isinstance(of, KullbackLeibler))
 
-    def pull_back(gradients: Gradients, _needed: Sequence[bool]) -> list[Tensor]:
-        arriving = cast(Tensor, gradients[0]).reshape(-1).float().numpy()
-        by_row = np.where(finite, arriving, np.float32(0))
-        arrays = own.tile.raw, other.tile.raw, own.norms, other.norms, by_row
-        expected = np.zeros((len(by_row), 2))
+    def expect() -> Any:
+        expected = np.zeros((len(first), 2))
         if isinstance(of, JensenShannon):
-            kernels.pull_back_jensen_shannon(*arrays, expected)
+            for own, other in pairs():
+                at = own.rows
+                args = own.raw, other.raw, first[at], second[at], expected[at]
+                kernels.expect_jensen_shannon(*args)
         else:
-            sums = own.norms[:, kernels.ROW_SUM]
-            of_entropy = np.float32(isinstance(of, KullbackLeibler))
-            expected[:, 0] = known + of_entropy * sums
-            expected[:, 1] = -sums
-            constants = (expected[:, 0] - of_entropy).astype(np.float32)
-            kernels.pull_back_cross(*arrays, of_entropy, constants)
-        both = own, other
-        return [
-            *(torch.from_numpy(rows.tile.raw).view(rows.tile.scores.shape) for rows in both),
-            *(_of_sink(rows, by_row * expected[:, place]) for place, rows in enumerate(both)),
+            sums = first[:, kernels.ROW_SUM]
+            expected[:, 0], expected[:, 1] = known + of_entropy * sums, -sums
+        return expected
+
+    def pull_back(gradients: Gradients, _needed: Sequence[bool]) -> list[Tensor | None]:
+        arriving = cast(Tensor, gradients[0]).reshape(-1).float().numpy()
+        by_row, expected = np.where(finite, arriving, np.float32(0)), expect()
+        constants = (expected[:, 0] - of_entropy).astype(np.float32)
+        for own, other in pairs(graded=True):
+            at = own.rows
+            arrays = own.raw, other.raw, first[at], second[at], by_row[at]
+            if isinstance(of, JensenShannon):
+                kernels.pull_back_jensen_shannon(*arrays, expected[at])
+            else:
+                kernels.pull_back_cross(*arrays, of_entropy, constants[at])
+            own.pull_back()
+            other.pull_back()
+        by_sink = [-by_row * expected[:, n] * norms[n][:, kernels.OF_SINK] for n in (0, 1)]
+        of_sinks = [
+            None if sink is None else torch.from_numpy(some).float().view(sink.shape)
+            for sink, some in zip(sinks, by_sink, strict=True)
         ]
+        return [None, *of_sinks]
 
-    (found,) = _with_gradient([numbers], pull_back, own.tile.scores, other.tile.scores, *sinks)
-    return found
-
-
-def _of_sink(rows: GradedRows, expected: Any) -> Tensor:
-    """Return the gradients of the sinks, (..., rows, 1)."""
-    found = torch.from_numpy(-expected * rows.norms[:, kernels.OF_SINK]).float()
-    return found.view(*rows.tile.scores.shape[:-1], 1)
+    both = (_no_sink() if sink is None else sink for sink in sinks)
+    return _with_gradient([numbers], pull_back, _anchor(), *both)[0]

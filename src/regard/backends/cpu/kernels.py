@@ -658,20 +658,17 @@ def jensen_shannon(own, other, own_norms, other_norms, totals):
 
 
 @_summing
-def pull_back_jensen_shannon(own, other, own_norms, other_norms, gradients, expected):
-    """Replace the scores of two matrices by the gradients of ``JensenShannon``.
+def expect_jensen_shannon(own, other, own_norms, other_norms, expected):
+    """Add sum(p P) over a tile to each row, and the same of the second matrix.
 
-    With the weights p and q, and ``P = log(2 p / (p + q)) / 2``, the scores of the first matrix
-    become p (P - sum(p P)), those of the second the same with p and q exchanged, each times the
-    gradient of the row.
+    ``pull_back_jensen_shannon`` says what P is, and what the other arguments are.
 
     Args:
-        own: (rows, columns), float32, the scores of the first matrix; -inf where masked.
-        other: (rows, columns), float32, those of the second.
-        own_norms: (rows, 6), float64, as ``finish_rows`` writes them.
-        other_norms: the same of the second matrix.
-        gradients: (rows,), float32, of the divergences.
-        expected: (rows, 2), float64, is written: sum(p P), and the same of the second matrix.
+        own: (rows, columns), float32.
+        other: (rows, columns), float32.
+        own_norms: (rows, 6), float64.
+        other_norms: (rows, 6), float64.
+        expected: (rows, 2), float64.
     """
     height, width = own.shape
     half = _f(0.5)
@@ -692,8 +689,32 @@ def pull_back_jensen_shannon(own, other, own_norms, other_norms, gradients, expe
                 some_other += half * _exp(_below(log_q, _ZERO)) * of_q
             first += some
             second += some_other
-        expected[r, 0], expected[r, 1] = first, second
-        mean, other_mean, gradient = _f(first), _f(second), gradients[r]
+        expected[r, 0] += first
+        expected[r, 1] += second
+
+
+@_summing
+def pull_back_jensen_shannon(own, other, own_norms, other_norms, gradients, expected):
+    """Replace the scores of two matrices by the gradients of ``JensenShannon``.
+
+    With the weights p and q, and ``P = log(2 p / (p + q)) / 2``, the scores of the first matrix
+    become p (P - sum(p P)), those of the second the same with p and q exchanged, each times the
+    gradient of the row.
+
+    Args:
+        own: (rows, columns), float32, the scores of the first matrix; -inf where masked.
+        other: (rows, columns), float32, those of the second.
+        own_norms: (rows, 6), float64, as ``finish_rows`` writes them.
+        other_norms: the same of the second matrix.
+        gradients: (rows,), float32, of the divergences.
+        expected: (rows, 2), float64: sum(p P), and the same of the second matrix.
+    """
+    height, width = own.shape
+    half = _f(0.5)
+    for r in range(height):
+        maximum, reference = _f(own_norms[r, REFERENCE]), _f(other_norms[r, REFERENCE])
+        normalizer, other_normalizer = _f(own_norms[r, NORMALIZER]), _f(other_norms[r, NORMALIZER])
+        mean, other_mean, gradient = _f(expected[r, 0]), _f(expected[r, 1]), gradients[r]
         a, b = own[r], other[r]
         for j in range(width):
             log_p = _log_weight(a[j], maximum, normalizer)

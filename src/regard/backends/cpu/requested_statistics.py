@@ -29,7 +29,6 @@ class RequestedStatistics(NamedTuple):
         divergences: the divergences from other matrices.
         keys: whether the visible keys of each row are counted.
         largest_score: whether the largest score of each row is read.
-        alone: whether no more than one reduction reads them.
     """
 
     k: int
@@ -41,7 +40,6 @@ class RequestedStatistics(NamedTuple):
     divergences: tuple[Divergence, ...]
     keys: bool
     largest_score: bool
-    alone: bool
 
     @property
     def weights(self) -> bool:
@@ -52,7 +50,7 @@ class RequestedStatistics(NamedTuple):
     def has_gradients(self) -> bool:
         """True if a compiled kernel gives all gradients."""
         products = self.values or self.operands or self.windows
-        return not products and not self.largest_score and (self.alone or not self.divergences)
+        return not products and not self.largest_score
 
     @classmethod
     def by(cls, reductions: Sequence[Reduction]) -> "RequestedStatistics":
@@ -68,30 +66,43 @@ class RequestedStatistics(NamedTuple):
             tuple(each for each in reductions if isinstance(each, Divergence)),
             any(isinstance(each, NormalizedEntropy) for each in reductions),
             any(isinstance(each, MaxScore) for each in reductions),
-            len(reductions) <= 1,
         )
 
 
 def unsaved_rows(shape: torch.Size, requested: RequestedStatistics) -> tuple[Tensor, ...]:
     """Return memory for ``SavedRows``; a running number of NaN marks rows that no block saved."""
-    rows = shape[:-1]
-    return (
-        torch.full((*rows, 3), torch.nan, dtype=torch.float64, device="cpu"),
-        torch.empty(*rows, 2, dtype=torch.float64, device="cpu"),
-        torch.empty(*rows, requested.k, dtype=torch.int64, device="cpu"),
-        torch.empty(*rows, len(requested.offsets), dtype=torch.float32, device="cpu"),
-    )
+    others = len(requested.divergences)
+    of_matrices = [(requested.k, len(requested.offsets)), *[(0, 0)] * others]
+    return tuple(
+        torch.full((*shape[:-1], width), fill, dtype=dtype, device="cpu")
+        for k, offsets in of_matrices
+        for width, fill, dtype in (
+            (3, torch.nan, torch.float64),
+            (2, 0, torch.float64),
+            (k, 0, torch.int64),
+            (offsets, 0, torch.float32),
+        )
+    ) + tuple(torch.zeros(shape[:-1], dtype=torch.float64, device="cpu") for _ in range(others))
 
 
 class SavedRows:
     """Numbers of all rows of a matrix that the forward pass leaves for the backward pass.
 
     Args:
-        tensors: running numbers, keys, largest scores and diagonals, each (..., q_len, n).
+        tensors: running numbers, keys, largest scores and diagonals, each (..., q_len, n); the same
+            of the other matrix of each divergence; and the divergences' totals, (..., q_len).
+
+    Attributes:
+        others: the numbers of each divergence.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._arrays = [tensor.numpy() for tensor in tensors]
+        self._arrays = [tensor.numpy() for tensor in tensors[:4]]
+        count = (len(tensors) - 4) // 5
+        self.others = [
+            SavedDivergence(SavedRows(tensors[4 * n : 4 * n + 4]), tensors[n - count - 1].numpy())
+            for n in range(1, count + 1)
+        ]
 
     def write(self, index: Index, *numbers: Any) -> None:
         """Save the running numbers of some rows, their keys, largest scores and diagonals."""
@@ -102,3 +113,15 @@ class SavedRows:
         """Return the numbers of some rows, each (rows, n); NaN if no block has saved them."""
         some = [each[index] for each in self._arrays]
         return [each.reshape(prod(each.shape[:-1]), each.shape[-1]) for each in some]
+
+
+class SavedDivergence(NamedTuple):
+    """Numbers of a divergence that the forward pass leaves for the backward pass.
+
+    Attributes:
+        rows: those of the other matrix.
+        totals: the sum of the terms of each row, (..., q_len).
+    """
+
+    rows: SavedRows
+    totals: Any
