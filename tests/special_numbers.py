@@ -14,7 +14,7 @@ from torch import Tensor, inf, nan
 import oracle
 import regard
 from regard.matrix.weighted_sums import WeightedSum
-from regard.reductions.divergences import CrossEntropy, JensenShannon, KullbackLeibler
+from regard.reductions.divergences import JensenShannon, KullbackLeibler
 from regard.reductions.products import TransposedOutput, Window
 
 LENGTH, WIDTH, HEADS, KV_HEADS = 37, 5, 2, 1  # more than one tile of the Triton kernels
@@ -313,8 +313,8 @@ ASKED: dict[str, OfReduction | OfMatrix] = {
     "kl": OfReduction(
         lambda x: KullbackLeibler(x.plain.source, x.plain.mask), lambda d, _, p: kl(d, p)
     ),
-    "cross-entropy": OfReduction(
-        lambda x: CrossEntropy(x.plain.source, x.plain.mask), lambda d, _, p: cross_entropy(d, p)
+    "cross-entropy": OfMatrix(
+        lambda x, A: regard.cross_entropy(A, x.plain), lambda d, _, p: cross_entropy(d, p)
     ),
     "js": OfReduction(
         lambda x: JensenShannon(x.plain.source, x.plain.mask), lambda d, _, p: js(d, p)

@@ -17,7 +17,7 @@ from live_memory import LiveMemory
 from regard.backends import sdpa_tiling as forms
 from regard.backends.recomputed import recomputed
 from regard.matrix.weighted_sums import WeightedSum
-from regard.reductions.divergences import CrossEntropy, JensenShannon, KullbackLeibler
+from regard.reductions.divergences import JensenShannon, KullbackLeibler
 from regard.reductions.products import Output, TransposedOutput, Window
 from regard.reductions.reduction import Contribution, Reduction, RowStatistic
 
@@ -88,7 +88,7 @@ REDUCTIONS: dict[str, Reductions] = {
     "output": lambda x: [Output(x)],
     "transposed-output": lambda x: [TransposedOutput(x)],
     "kl": lambda x: [KullbackLeibler(*beside(x))],
-    "cross-entropy": lambda x: [CrossEntropy(*beside(x))],
+    "cross-entropy": lambda x: [KullbackLeibler(*beside(x)), regard.Entropy()],
     "js": lambda x: [JensenShannon(*beside(x))],
     "several": lambda x: [regard.Entropy(), regard.Sum(-2), regard.TopK(2), Output(x)],
     "weighted-sum": lambda x: [WeightedSum((x @ x.mT).tanh())],

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from regard.errors import check_same_device, shape_text
 from regard.matrix.attention_matrix import AttentionMatrix, check_attention_matrix
-from regard.reductions.divergences import CrossEntropy, JensenShannon, KullbackLeibler
+from regard.reductions.divergences import JensenShannon, KullbackLeibler
+from regard.reductions.row_statistics import Entropy
 from regard.scores.score_source import accumulation_dtype
 
 
@@ -72,7 +73,8 @@ def cross_entropy(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:
         tensor([0.8370, 0.6931])
     """
     asked, other = _checked(A, B)
-    return cast(Tensor, asked.reduce(CrossEntropy(other.source, other.mask)))
+    divergence, entropy = asked.reduce(KullbackLeibler(other.source, other.mask), Entropy())
+    return divergence + entropy
 
 
 def js(A: AttentionMatrix, B: AttentionMatrix) -> Tensor:

@@ -147,8 +147,9 @@ class Divergence(Reduction):
         return buffers[0]
 
 
-class _Crossed(Divergence):
-    """Divergences with logarithms of B's weights: inf where B masks a key that A does not.
+@final
+class KullbackLeibler(Divergence):
+    """The reduction behind ``regard.kl``: inf where B masks a key that A does not.
 
     With x = log(q) - log(p), the sum of ``p (exp(x) - 1 - x)`` over all keys is ``-sum(p x)``, the
     divergence, plus the sum of q minus the sum of p. Both sums are 1 without a sink.
@@ -161,31 +162,12 @@ class _Crossed(Divergence):
         near = x.clamp(max=_FAR)  # exp(x) may overflow
         return torch.where(x > near, q, p * (near.expm1() - near))
 
-    def _relative_entropy(self, a: RowNumbers, b: RowNumbers, total: Tensor) -> Tensor:
-        """Return the sum of ``-p x`` of each row; any number where ``total`` is infinite."""
+    def combine(self, a: RowNumbers, b: RowNumbers, total: Tensor) -> Tensor:
         numbers = total + (a.row_sum - b.row_sum)
         is_empty = (a.maximum == -torch.inf).squeeze(-1)
         numbers = numbers.masked_fill(is_empty & ~numbers.isnan(), 0)
         # With a sink the weights sum to less than 1, and the true divergence can be negative.
-        return _within(numbers, torch.where(a.row_sum == 1, 0.0, -torch.inf))
-
-
-@final
-class CrossEntropy(_Crossed):
-    """The reduction behind ``regard.cross_entropy``."""
-
-    def combine(self, a: RowNumbers, b: RowNumbers, total: Tensor) -> Tensor:
-        entropy = a.log_normalizer * a.row_sum - a.mean_shifted
-        numbers = self._relative_entropy(a, b, total) + entropy
-        return numbers.masked_fill(total == torch.inf, torch.inf)
-
-
-@final
-class KullbackLeibler(_Crossed):
-    """The reduction behind ``regard.kl``."""
-
-    def combine(self, a: RowNumbers, b: RowNumbers, total: Tensor) -> Tensor:
-        numbers = self._relative_entropy(a, b, total)
+        numbers = _within(numbers, torch.where(a.row_sum == 1, 0.0, -torch.inf))
         return numbers.masked_fill(total == torch.inf, torch.inf)
 
 

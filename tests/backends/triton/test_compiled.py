@@ -16,7 +16,6 @@ import torch
 import regard
 import waiting
 from regard.reductions.divergences import (
-    CrossEntropy,
     Divergence,
     JensenShannon,
     KullbackLeibler,
@@ -175,7 +174,7 @@ CASES = {
     ),
     "divergences": _divergence(KullbackLeibler),
     "divergences-js": _divergence(JensenShannon),
-    "divergences-d64": _divergence(CrossEntropy, head_dim=64),
+    "divergences-d64": _divergence(KullbackLeibler, head_dim=64),
     "divergences-d256": _divergence(KullbackLeibler, head_dim=256, dtype=torch.float16),
     "divergences-float32": _divergence(JensenShannon, dtype=torch.float32),
     "divergences-steps": _divergence(

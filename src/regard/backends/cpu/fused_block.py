@@ -182,9 +182,9 @@ class FusedBlock(RowStatistics):
         ]
         if graded:
             gradient = BlockGradient(self._parts, box, self._norms, self._places, self._picks())
-            if factors is None:
+            if factors is None and any(tensor.requires_grad for tensor in source.tensors):
                 self._answers = with_gradients(self._answers, gradient, sink)
-            else:
+            elif factors is not None:
                 self._answers = with_product_gradients(self._answers, gradient, *factors)
 
     def _start(self, height: int) -> None:

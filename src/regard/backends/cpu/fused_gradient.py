@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.cpu import kernels
-from regard.reductions.divergences import Divergence, JensenShannon, KullbackLeibler
+from regard.reductions.divergences import Divergence, JensenShannon
 from regard.scores.box import Box
 
 # The order of the statistics: four with one number for each row, then the largest weights, the sums
@@ -200,7 +200,7 @@ def with_gradients(
         answers: log_normalizer, logsumexp, mean and row sum, each (..., rows); the largest weights,
             (..., rows, k); the sums, (..., parts, columns); and each diagonal.
         gradient: the backward pass.
-        sink: (..., rows, 1), the logit in the denominator.
+        sink: (..., rows, 1), the logit in the denominator; None without.
     """
 
     def pull_back(of: Gradients, _needed: Sequence[bool]) -> list[Tensor | None]:
@@ -285,7 +285,6 @@ def with_divergence_gradients(
     # A key that only the second matrix masks makes the divergence infinite: a constant.
     finite = numbers.isfinite().reshape(-1).numpy()
     known = np.where(finite, numbers.reshape(-1).numpy(), 0)
-    of_entropy = np.float32(isinstance(of, KullbackLeibler))
 
     def expect() -> Any:
         expected = np.zeros((len(first), 2))
@@ -296,20 +295,20 @@ def with_divergence_gradients(
                 kernels.expect_jensen_shannon(*args)
         else:
             sums = first[:, kernels.ROW_SUM]
-            expected[:, 0], expected[:, 1] = known + of_entropy * sums, -sums
+            expected[:, 0], expected[:, 1] = known + sums, -sums
         return expected
 
     def pull_back(gradients: Gradients, _needed: Sequence[bool]) -> list[Tensor | None]:
         arriving = cast(Tensor, gradients[0]).reshape(-1).float().numpy()
         by_row, expected = np.where(finite, arriving, np.float32(0)), expect()
-        constants = (expected[:, 0] - of_entropy).astype(np.float32)
+        constants = (expected[:, 0] - 1).astype(np.float32)
         for own, other in pairs(graded=True):
             at = own.rows
             arrays = own.raw, other.raw, first[at], second[at], by_row[at]
             if isinstance(of, JensenShannon):
                 kernels.pull_back_jensen_shannon(*arrays, expected[at])
             else:
-                kernels.pull_back_cross(*arrays, of_entropy, constants[at])
+                kernels.pull_back_relative_entropy(*arrays, constants[at])
             own.pull_back()
             other.pull_back()
         by_sink = [-by_row * expected[:, n] * norms[n][:, kernels.OF_SINK] for n in (0, 1)]

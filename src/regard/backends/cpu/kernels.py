@@ -499,7 +499,7 @@ def _factor(reference, norms):
 
 @_summing
 def relative_entropy(own, other, own_norms, other_norms, totals):
-    """Add the terms of ``CrossEntropy`` and ``KullbackLeibler`` over a tile of two matrices.
+    """Add the terms of ``KullbackLeibler`` over a tile of two matrices.
 
     Args:
         own: (rows, columns), float32, the scores of the first matrix; -inf where masked.
@@ -543,11 +543,11 @@ def _rest_of_exp(x):
 
 
 @_summing
-def pull_back_cross(own, other, own_norms, other_norms, gradients, of_entropy, constants):
-    """Replace the scores of two matrices by gradients of ``CrossEntropy`` or ``KullbackLeibler``.
+def pull_back_relative_entropy(own, other, own_norms, other_norms, gradients, constants):
+    """Replace the scores of two matrices by gradients of ``KullbackLeibler``.
 
     With the weights p and q, and p_sum the sum of p over a row, the scores of the first become
-    ``p (of_entropy log(p) - log(q) - constant)``, those of the second ``p_sum q - p``, each times
+    ``p (log(p) - log(q) - constant)``, those of the second ``p_sum q - p``, each times
     the gradient of the row.
 
     Args:
@@ -556,7 +556,6 @@ def pull_back_cross(own, other, own_norms, other_norms, gradients, of_entropy, c
         own_norms: (rows, 6), float64, as ``finish_rows`` writes them.
         other_norms: the same of the second matrix.
         gradients: (rows,), float32, of the divergences; 0 where only the second masks a key.
-        of_entropy: 1 for the Kullback-Leibler divergence, 0 for the cross entropy.
         constants: (rows,), float32.
     """
     height, width = own.shape
@@ -565,13 +564,13 @@ def pull_back_cross(own, other, own_norms, other_norms, gradients, of_entropy, c
         normalizer, other_normalizer = _finite(own_norms[r]), _finite(other_norms[r])
         inverse = _f(math.exp(-normalizer))
         other_inverse = _f(math.exp(-other_normalizer) * own_norms[r, ROW_SUM])
-        gradient, constant = gradients[r], constants[r] + of_entropy * normalizer - other_normalizer
+        gradient, constant = gradients[r], constants[r] + normalizer - other_normalizer
         a, b = own[r], other[r]
         for j in range(width):
             x = _below(a[j], maximum)
             y = _ZERO if b[j] == _NO_SCORE else b[j] - reference
             p, q = _exp(x) * inverse, _exp(_below(b[j], reference)) * other_inverse
-            a[j] = gradient * p * (of_entropy * x - y - constant)
+            a[j] = gradient * p * (x - y - constant)
             b[j] = gradient * (q - p)
 
 

@@ -69,7 +69,7 @@ class Derivatives:
                 made._offset = other.numbers
             case "second":
                 made._row_sums = -other.numbers * mass
-            case "cross_entropy" | "jensen_shannon":
+            case "jensen_shannon":
                 made._row_sums = other.numbers * answers
         made._collected = [Derivative(made._offset - made._row_sums, other=other)]
         return made

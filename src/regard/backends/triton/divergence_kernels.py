@@ -4,7 +4,7 @@ A program owns a tile of rows of one head and computes the scores of both matric
 of keys. Let p and q be the weights of a key, l and k their logarithms, and x = k - l. Divergences
 are sums of terms that are never negative, so that a small divergence does not cancel:
 
-    q - p - p x                    Kullback-Leibler and cross-entropy
+    q - p - p x                    Kullback-Leibler
     p log(p/m) + q log(q/m)        twice Jensen-Shannon, with m = (p + q) / 2
 
 For a small x both are power series. ``reductions/divergences.py`` has the rest of the formulas.
@@ -15,8 +15,7 @@ score. Floor: 1 forward for d = 128, 2 for d = 64, beside the norms of both matr
 For a loss with the derivative g by the divergence, G = dLoss/dW and dS of ``gradient_kernels`` are
 
     G = g (l - k + 1)              Kullback-Leibler, in the first matrix
-    G = -g k                       cross-entropy, in the first matrix
-    dS = q (g sum(p)) - g p        both, in the second matrix
+    dS = q (g sum(p)) - g p        Kullback-Leibler, in the second matrix
     G = g log(p/m)                 twice Jensen-Shannon; q for p in the second matrix
 """
 
@@ -183,7 +182,7 @@ def with_other(by_weight, bits, y, top, above, numbers, steps, KIND: tl.constexp
         numbers: the derivative by the divergence, for each row.
         steps: of the other matrix.
         KIND: of the term: the divergence whose first matrix this is, ``"second"`` for the second
-            matrix of a Kullback-Leibler divergence or a cross-entropy; Jensen-Shannon is symmetric.
+            matrix of a Kullback-Leibler divergence; Jensen-Shannon is symmetric.
 
     Returns:
         The derivative by the weights, and what is subtracted from that by the scores.
@@ -197,8 +196,6 @@ def with_other(by_weight, bits, y, top, above, numbers, steps, KIND: tl.constexp
         bits = tl.maximum(bits, LEAST)
         if KIND == "kullback_leibler":
             by_weight += numbers * ((bits - other_bits) * LN2)
-        elif KIND == "cross_entropy":
-            by_weight -= numbers * (other_bits * LN2)
         else:
             apart = other_bits - bits
             by_weight += numbers * _share_of_mean(apart, tl.exp2(-tl.abs(apart)))

@@ -87,7 +87,7 @@ class Operands:
         return self.query.shape[1] // self.key.shape[1]
 
 
-DivergenceKind = Literal["kullback_leibler", "cross_entropy", "second", "jensen_shannon"]
+DivergenceKind = Literal["kullback_leibler", "second", "jensen_shannon"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class OtherMatrix:
             sum in bits.
         numbers: the derivative of a loss by the divergence of each row, of the same shape.
         kind: the divergence whose first matrix the differentiated one is; ``"second"``: it is the
-            second one of a Kullback-Leibler divergence or of a cross-entropy.
+            second one of a Kullback-Leibler divergence.
     """
 
     given: Operands

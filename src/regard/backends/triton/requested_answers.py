@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.backends.triton.operands import DivergenceKind, OtherMatrix, operands, query_factor
 from regard.masks import Mask
-from regard.reductions.divergences import CrossEntropy, Divergence, JensenShannon
+from regard.reductions.divergences import Divergence, JensenShannon
 from regard.reductions.products import TransposedOutput
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore
@@ -109,7 +109,7 @@ class Request:
             return RowStatistics(kept["logsumexp"], norms, *map(kept.get, names))
         return self.launch.rows(
             maximum=MaxScore() in self.reductions,
-            entropy=any(isinstance(r, Entropy | CrossEntropy) for r in self.reductions),
+            entropy=any(isinstance(r, Entropy) for r in self.reductions),
             mass=self.source.sink_bias is not None
             or self.compared
             or any(isinstance(r, Divergence) or r == Sum(-1) for r in self.reductions),
@@ -279,8 +279,6 @@ class Request:
             assert answers.half is not None
             numbers, kinds = numbers / 2, ("jensen_shannon", "jensen_shannon")
             first, second = answers.half, 2 * found - answers.half
-        elif isinstance(reduction, CrossEntropy):
-            kinds = ("cross_entropy", "second")
         mass = self.rows.mass
         assert mass is not None
         beside_self, beside_other = other.beside(numbers, kinds[0]), self.beside(numbers, kinds[1])

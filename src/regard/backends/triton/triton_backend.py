@@ -19,7 +19,7 @@ from regard.backends.triton.operands import bytes_of_bits, refused
 from regard.backends.triton.requested_answers import Request, spans_of, tensors_of
 from regard.errors import check_operand, dtype_text
 from regard.masks import Mask
-from regard.reductions.divergences import CrossEntropy, Divergence, JensenShannon, KullbackLeibler
+from regard.reductions.divergences import Divergence, JensenShannon, KullbackLeibler
 from regard.reductions.products import Output, TransposedOutput
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore
@@ -37,7 +37,7 @@ MOST_GROUPS = 16  # of keys in a tile, whose maxima a top-k keeps
 LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: it makes the most pieces
 ANSWERED = (
     *(LogSumExp, MaxScore, Entropy, Sum, TopK, Pool, Segments, TransposedOutput),
-    *(KullbackLeibler, CrossEntropy, JensenShannon),
+    *(KullbackLeibler, JensenShannon),
 )
 # What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
 MACHINES = ("C compiler", "active drivers", "libcuda", "cache dir")
