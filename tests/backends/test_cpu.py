@@ -14,6 +14,7 @@ import regard
 from regard.backends.choose import choice
 from regard.backends.cpu import cpu_backend, fused_block
 from regard.matrix.weighted_sums import WeightedSum
+from regard.reductions.reduction import RowStatistic
 from regard.reductions.row_statistics import NormalizedEntropy
 
 LONG = 700  # so that one matrix has more scores than the kernels' least number
@@ -80,6 +81,20 @@ def test_what_the_kernels_leave_to_the_sweep(
 ) -> None:
     found = regard.explain(A, reduction)
     assert (found.backend, found.refusals["cpu"]) == ("sweep", refusal)
+
+
+class Visible(RowStatistic):
+    """The number of keys that a query may attend to, a reduction of one's own."""
+
+    def update(self, block: Any) -> tuple[regard.Contribution, ...]:
+        return (regard.Contribution(block.box.at_rows, block.visible_keys.float()),)
+
+
+@pytest.mark.usefixtures("only_compiled")
+def test_a_reduction_of_ones_own_reads_every_statistic_of_a_row() -> None:
+    A = matrix(mask=regard.Causal())
+    assert backend(A, Visible()) == "cpu"
+    assert torch.equal(A.reduce(Visible())[0], torch.arange(1.0, LONG + 1))
 
 
 def test_a_small_matrix_does_not_start_numba() -> None:

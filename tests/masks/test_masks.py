@@ -11,6 +11,7 @@ import oracle
 import regard
 from cases import MASKS
 from regard.masks import And, Or, as_mask
+from regard.masks.mask import PositionLimits
 from regard.scores.box import Box
 
 CPU = torch.device("cpu")
@@ -55,6 +56,58 @@ def test_what_a_mask_says_of_some_rows_is_true(kind: str, subtests: pytest.Subte
                 outside = right[..., rows, :].clone()
                 outside[..., some] = False
                 assert not bool(outside.any()), rows
+
+
+@kinds
+def test_the_mask_of_some_rows_is_those_rows_of_the_mask(
+    kind: str, subtests: pytest.Subtests
+) -> None:
+    for shape in SHAPES:
+        mask, right = bound(kind, shape)
+        with subtests.test(str(shape)):
+            for first, last in itertools.combinations(range(shape[-2] + 1), 2):
+                size = torch.Size((*shape[:-2], last - first, shape[-1]))
+                part = mask.rows(range(first, last), shape[-2]).bind(size, CPU)
+                block = part.block(whole(size), size, CPU)
+                assert torch.equal(block.expand(size), right[..., first:last, :]), (first, last)
+
+
+def by_limits(limits: PositionLimits, shape: tuple[int, ...]) -> Tensor:
+    """The keys that limits by position allow, read as the kernels read them."""
+    q_idx, kv_idx = torch.arange(shape[-2])[:, None], torch.arange(shape[-1])
+    allowed = torch.ones(shape, dtype=torch.bool)
+    if limits.low is not None:
+        allowed = allowed & (kv_idx - q_idx >= limits.low)
+    if limits.high is not None:
+        allowed = allowed & (kv_idx - q_idx <= limits.high)
+    if limits.lengths is not None:
+        allowed = allowed & (kv_idx < limits.lengths)
+    if limits.documents is not None:
+        position = q_idx[:, 0] + limits.start + shape[-1] - limits.q_len
+        ids = limits.documents.ids
+        of_query = ids[..., position.clamp(min=0)].mT.masked_fill(position[:, None] < 0, -1)
+        allowed = allowed & (of_query == ids)
+    return allowed
+
+
+@kinds
+def test_limits_by_position_are_the_whole_mask(kind: str, subtests: pytest.Subtests) -> None:
+    for shape in SHAPES:
+        mask, right = bound(kind, shape)
+        size = torch.Size((*shape[:-2], shape[-2] - shape[-2] // 3, shape[-1]))
+        part = mask.rows(range(shape[-2] // 3, shape[-2]), shape[-2]).bind(size, CPU)
+        for each, of in ((mask, right), (part, right[..., shape[-2] // 3 :, :])):
+            limits = each.limits(of.shape)
+            assert (limits is None) == (kind not in WITH_LIMITS)
+            if limits is not None:
+                with subtests.test(str(of.shape)):
+                    assert torch.equal(by_limits(limits, of.shape), of)
+
+
+WITH_LIMITS = {
+    *("causal", "causal-top-left", "window-left", "window-both", "window-right", "padding"),
+    *("causal-and-padding", "documents", "scattered-documents", "rows"),
+}
 
 
 @pytest.mark.parametrize(

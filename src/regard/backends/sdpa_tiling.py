@@ -17,7 +17,6 @@ from torch import Tensor
 from regard.backends.backend import Between
 from regard.backends.sdpa_calls import Call, Parts, Product, fused_attention, in_calls, widened
 from regard.masks import And, Causal, Keep, Mask
-from regard.masks.bands import Band
 from regard.scores.box import Box
 
 # Up to this number of scores per batch entry, one call with a mask is faster than several without.
@@ -159,7 +158,10 @@ def _folded(product: Product) -> Form | None:
     """Fold a narrow band: equal blocks in one call, the ragged ends separately."""
     mask, (q_len, kv_len) = product.mask, product.shape[-2:]
     assert mask is not None
-    low, high = _band(mask, product.shape) or (None, None)
+    limits = mask.limits(product.shape)
+    if limits is None or not limits.is_band:
+        return None
+    low, high = limits.low, limits.high
     if low is None or high is None or not 0 <= high - low < WIDEST_FOLD:
         return None
     if product.source.bias is not None:
@@ -197,19 +199,7 @@ def _is_kernels_causal(product: Product, mask: Mask) -> bool:
     causal mask it takes no bias.
     """
     usual = product.source.scale > 0 and product.source.bias is None
-    return usual and isinstance(mask, Causal) and mask.limits(product.shape) == (None, 0)
-
-
-def _band(mask: Mask, shape: torch.Size) -> tuple[int | None, int] | None:
-    """Return the lowest and highest kv_idx - q_idx that a mask allows; None if it is not a band."""
-    if isinstance(mask, Band):
-        return mask.limits(shape)
-    if not isinstance(mask, And):
-        return None
-    bands = [_band(each, shape) for each in (mask.first, mask.second)]
-    found = [band for band in bands if band is not None]
-    lows = [low for low, _ in found if low is not None]
-    return (max(lows, default=None), min(high for _, high in found)) if len(found) == 2 else None
+    return usual and isinstance(mask, Causal) and mask.band(product.shape) == (None, 0)
 
 
 def _parts_of(mask: Mask) -> list[Mask]:

@@ -7,7 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
@@ -111,7 +110,7 @@ def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
         bias=None if source.bias is None else chosen(source.bias),
         score_mod=source.score_mod and source.score_mod.from_row(rows.start),
     )
-    mask = None if matrix.mask is None else row_slice_of(matrix.mask, rows, q_len)
+    mask = None if matrix.mask is None else matrix.mask.rows(rows, q_len)
     return AttentionMatrix(changed, mask)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_whole
-from regard.masks.mask import KeyBounds, Mask, Points
+from regard.masks.mask import KeyBounds, Mask, Points, PositionLimits
 
 
 @dataclass(frozen=True, repr=False)
@@ -16,20 +16,23 @@ class Band(Mask):
     """A mask that allows the keys from ``q_idx + low`` to ``q_idx + high``."""
 
     @abstractmethod
-    def limits(self, shape: torch.Size) -> tuple[int | None, int]:
+    def band(self, shape: torch.Size) -> tuple[int | None, int]:
         """Return low and high, the limits of kv_idx - q_idx; None is no limit."""
+
+    def limits(self, shape: torch.Size) -> PositionLimits:
+        return PositionLimits(*self.band(shape))
 
     def bind(self, shape: torch.Size, device: torch.device) -> Mask:
         return self
 
     def allows(self, points: Points) -> Tensor:
-        low, high = self.limits(points.shape)
+        low, high = self.band(points.shape)
         q_idx, kv_idx = points.q_idx, points.kv_idx
         below = kv_idx <= q_idx + high
         return below if low is None else below & (kv_idx >= q_idx + low)
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        low, high = self.limits(shape)
+        low, high = self.band(shape)
         first, last = rows.start, rows.stop - 1
 
         def keys(low_of: int, high_of: int) -> slice:
@@ -72,8 +75,12 @@ class Causal(Band):
                 "    PyTorch's is_causal=True is 'top-left'; a KV cache needs 'bottom-right'."
             )
 
-    def limits(self, shape: torch.Size) -> tuple[int | None, int]:
+    def band(self, shape: torch.Size) -> tuple[int | None, int]:
         return None, shape[-1] - shape[-2] if self.align == "bottom-right" else 0
+
+    def rows(self, rows: range, q_len: int) -> Mask:
+        ends = (rows.start, 0) if self.align == "top-left" else (rows.stop, q_len)
+        return self if ends[0] == ends[1] else super().rows(rows, q_len)
 
     @property
     def text(self) -> str:
@@ -119,9 +126,12 @@ class SlidingWindow(Band):
                 "    The query's own key is always included."
             )
 
-    def limits(self, shape: torch.Size) -> tuple[int | None, int]:
+    def band(self, shape: torch.Size) -> tuple[int | None, int]:
         shift = shape[-1] - shape[-2]
         return shift - self.left, shift + self.right
+
+    def rows(self, rows: range, q_len: int) -> Mask:
+        return self if rows.stop == q_len else super().rows(rows, q_len)
 
     @property
     def text(self) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import shape_text
 from regard.masks.lengths import per_sequence, whole_numbers
-from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, length
+from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, PositionLimits, length
 from regard.scores.box import broadcast_index
 
 
@@ -73,6 +73,12 @@ class Documents(Mask):
         first, last, piece_first, piece_stop = ends
         every = slice(-piece_first, piece_stop) if start >= 0 else NO_KEYS
         return KeyBounds(slice(first, -last), every if length(every) > 0 else NO_KEYS)
+
+    def limits(self, shape: torch.Size) -> PositionLimits:
+        return PositionLimits(documents=self, q_len=shape[-2])
+
+    def rows(self, rows: range, q_len: int) -> Mask:
+        return self if rows.stop == q_len else super().rows(rows, q_len)
 
     @cached_property
     def reach(self) -> Tensor:

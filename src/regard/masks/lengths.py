@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import check_numbers, dtype_text, kind_text, shape_text
 from regard.masks.bands import Causal
-from regard.masks.mask import KeyBounds, Mask, Points, fits
+from regard.masks.mask import KeyBounds, Mask, Points, PositionLimits, fits
 from regard.scores.box import broadcast_index
 
 
@@ -118,6 +118,12 @@ class Padding(Mask):
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         lengths = broadcast_index(self._on_cpu, leading)
         return KeyBounds(slice(0, int(lengths.max())), slice(0, int(lengths.min())))
+
+    def limits(self, shape: torch.Size) -> PositionLimits:
+        return PositionLimits(lengths=self.lengths)
+
+    def rows(self, rows: range, q_len: int) -> Mask:
+        return self
 
     @property
     def text(self) -> str:

@@ -32,6 +32,8 @@ from regard.scores.flex_callable import FlexCallable
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+    from regard.masks.documents import Documents
+
 
 PointMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's mask_mod: b, h, q_idx and kv_idx, each a scalar tensor; True = may attend."""
@@ -67,6 +69,55 @@ class KeyBounds(NamedTuple):
 
     any: slice
     all: slice
+
+
+class PositionLimits(NamedTuple):
+    """A whole mask as limits by position: a key is visible if every limit allows it.
+
+    Kernels of backends compare positions with these limits, instead of reading a mask.
+
+    Attributes:
+        low: the lowest kv_idx - q_idx; None for no limit.
+        high: the highest kv_idx - q_idx; None for no limit.
+        lengths: the number of keys of each sequence, with all axes of the matrix, each of full
+            length or 1; None for no limit.
+        documents: the ids of the keys' documents, which a query's aligned key must share; None for
+            no limit.
+        start: the position of the first query in the matrix that the documents belong to.
+        q_len: the number of queries of that matrix.
+
+    Example:
+        >>> import torch, regard
+        >>> (regard.Causal() & regard.SlidingWindow(2, 2)).limits(torch.Size((5, 5)))[:2]
+        (-2, 0)
+    """
+
+    low: int | None = None
+    high: int | None = None
+    lengths: Tensor | None = None
+    documents: "Documents | None" = None
+    start: int = 0
+    q_len: int = 0
+
+    @property
+    def is_band(self) -> bool:
+        """True if the same band is visible in all sequences."""
+        return self.lengths is None and self.documents is None
+
+    def joined(self, other: "PositionLimits") -> "PositionLimits | None":
+        """Return the limits of both, or None if both have documents."""
+        if self.documents is not None and other.documents is not None:
+            return None
+        lows = [each.low for each in (self, other) if each.low is not None]
+        highs = [each.high for each in (self, other) if each.high is not None]
+        lengths = [each.lengths for each in (self, other) if each.lengths is not None]
+        documents = self if self.documents is not None else other
+        return PositionLimits(
+            max(lows, default=None),
+            min(highs, default=None),
+            torch.minimum(lengths[0], lengths[-1]) if lengths else None,
+            *documents[3:],
+        )
 
 
 class Points(NamedTuple):
@@ -177,6 +228,26 @@ class Mask(ABC):
     @abstractmethod
     def text(self) -> str:
         """The mask as Python code."""
+
+    def limits(self, shape: torch.Size) -> PositionLimits | None:
+        """Return limits by position that are the whole bound mask; None if there are none."""
+        return None
+
+    def rows(self, rows: range, q_len: int) -> "Mask":
+        """Return the mask of some queries, for a matrix that has no others.
+
+        Args:
+            rows: neighbouring queries of the matrix that the mask is bound to.
+            q_len: the number of queries of that matrix.
+
+        Example:
+            >>> import regard
+            >>> regard.Causal().rows(range(1, 3), 4)
+            RowSlice(Causal(), 1, 4)
+        """
+        from regard.masks.row_slice import RowSlice  # that module imports this one
+
+        return self if rows == range(q_len) else RowSlice(self, rows.start, q_len)
 
     def block(self, box: Box, shape: torch.Size, device: torch.device) -> Tensor:
         """Return True where a bound mask allows a key of the box, broadcastable to the box."""
@@ -528,6 +599,13 @@ class And(Mask):
         second = self.second.key_bounds(leading, rows, shape)
         return KeyBounds(overlap(first.any, second.any), overlap(first.all, second.all))
 
+    def limits(self, shape: torch.Size) -> PositionLimits | None:
+        first, second = self.first.limits(shape), self.second.limits(shape)
+        return None if first is None or second is None else first.joined(second)
+
+    def rows(self, rows: range, q_len: int) -> Mask:
+        return And(self.first.rows(rows, q_len), self.second.rows(rows, q_len))
+
     @property
     def text(self) -> str:
         parts = (self.first, self.second)
@@ -564,6 +642,9 @@ class Or(Mask):
         every = hull(first.all, second.all) if touch else longer
         return KeyBounds(hull(first.any, second.any), every)
 
+    def rows(self, rows: range, q_len: int) -> Mask:
+        return Or(self.first.rows(rows, q_len), self.second.rows(rows, q_len))
+
     @property
     def text(self) -> str:
         return f"{self.first.text} | {self.second.text}"
@@ -594,6 +675,9 @@ class Not(Mask):
         inner = self.mask.key_bounds(leading, rows, shape)
         every = max(around(inner.any, shape[-1]), key=length)
         return KeyBounds(hull(*around(inner.all, shape[-1])), every)
+
+    def rows(self, rows: range, q_len: int) -> Mask:
+        return Not(self.mask.rows(rows, q_len))
 
     @property
     def text(self) -> str:

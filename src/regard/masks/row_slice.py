@@ -7,11 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_count, check_whole, shape_text
-from regard.masks.bands import Causal, SlidingWindow
-from regard.masks.documents import Documents
-from regard.masks.lengths import Padding
-from regard.masks.mask import And, KeyBounds, Mask, Not, Or, Points
-from regard.masks.tensors import Keep
+from regard.masks.mask import KeyBounds, Mask, Points, PositionLimits
 
 
 @final
@@ -71,6 +67,18 @@ class RowSlice(Mask):
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         return self.mask.key_bounds(leading, self._moved(rows), self._whole(shape))
 
+    def limits(self, shape: torch.Size) -> PositionLimits | None:
+        limits = self.mask.limits(self._whole(shape))
+        if limits is None:
+            return None
+        low = None if limits.low is None else limits.low + self.start
+        high = None if limits.high is None else limits.high + self.start
+        return limits._replace(low=low, high=high, start=limits.start + self.start)
+
+    def rows(self, rows: range, q_len: int) -> Mask:
+        whole = range(self.start + rows.start, self.start + rows.stop)
+        return self.mask.rows(whole, self.q_len)
+
     @property
     def text(self) -> str:
         return f"RowSlice({self.mask.text}, {self.start}, {self.q_len})"
@@ -80,41 +88,3 @@ class RowSlice(Mask):
 
     def _whole(self, shape: torch.Size) -> torch.Size:
         return torch.Size((*shape[:-2], self.q_len, shape[-1]))
-
-
-def row_slice_of(mask: Mask, rows: range, q_len: int) -> Mask:
-    """Return the mask of some queries of a matrix, as a mask of the same class if possible.
-
-    Args:
-        mask: bound to the whole matrix.
-        rows: neighbouring queries.
-        q_len: the number of queries of the whole matrix.
-
-    Example:
-        >>> import regard
-        >>> from regard.masks.row_slice import row_slice_of
-        >>> row_slice_of(regard.Causal(), range(1, 3), 4)
-        RowSlice(Causal(), 1, 4)
-    """
-    if rows == range(q_len):
-        return mask
-    match mask:
-        case And(first, second):
-            return And(row_slice_of(first, rows, q_len), row_slice_of(second, rows, q_len))
-        case Or(first, second):
-            return Or(row_slice_of(first, rows, q_len), row_slice_of(second, rows, q_len))
-        case Not(inner):
-            return Not(row_slice_of(inner, rows, q_len))
-        case Keep(tensor):
-            whole = tensor.shape[-2] == 1
-            return Keep(tensor if whole else tensor[..., rows.start : rows.stop, :])
-        case Padding():
-            return mask
-        case Causal(align="top-left"):
-            return mask if rows.start == 0 else RowSlice(mask, rows.start, q_len)
-        case Causal() | SlidingWindow() | Documents() if rows.stop == q_len:
-            return mask  # the last query sits at the last key, still
-        case RowSlice(inner, start):
-            return row_slice_of(inner, range(start + rows.start, start + rows.stop), mask.q_len)
-        case _:
-            return RowSlice(mask, rows.start, q_len)

@@ -48,6 +48,10 @@ class Keep(Mask):
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
         return KeyBounds(slice(0, shape[-1]), NO_KEYS)
 
+    def rows(self, rows: range, q_len: int) -> Mask:
+        whole = self.mask.shape[-2] == 1
+        return Keep(self.mask if whole else self.mask[..., rows.start : rows.stop, :])
+
     @property
     def text(self) -> str:
         return f"Keep({shape_text(self.mask.shape)})"

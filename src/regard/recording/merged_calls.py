@@ -16,7 +16,6 @@ from torch.nn.functional import pad
 
 from regard.masks import Causal, Mask
 from regard.masks.recognise import allowed_rows, recognised_rows
-from regard.masks.row_slice import row_slice_of
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Answers, Lazy, Queries
 from regard.recording.spool import Piece, Spool
@@ -200,7 +199,7 @@ class _Call:
         if bias is not None and bias.shape[-2] > 1:
             bias = bias[..., start:stop, :]
         if mask is not None and start < stop:
-            mask = row_slice_of(mask, range(start, stop), len(rows))
+            mask = mask.rows(range(start, stop), len(rows))
         shape = torch.Size((*self.shape[:-2], stop - start, self.kv_len))
         first, skipped = rows.start + start, self.skipped + start
         return replace(self, first=first, shape=shape, mask=mask, bias=bias, skipped=skipped)
@@ -300,7 +299,7 @@ class Calls:
             mask = _merged_mask(every, torch.Size((*shape[:-2], count, kv_len)))
             if mask is not None:
                 start = calls[0].first - first
-                mask = row_slice_of(mask, range(start, start + shape[-2]), count).map(self._once)
+                mask = mask.rows(range(start, start + shape[-2]), count).map(self._once)
             bias = _merged_bias(calls, shape)
             bias = None if bias is None else self._once(bias)
         source = cast(QueryKeyScores, self._source)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.masks import Mask
 from regard.reductions.block import Block
+from regard.reductions.needs import Needs
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.box import Box
 from regard.scores.score_source import Scores, lowest_score, reads_without_sync
@@ -111,6 +112,10 @@ class Divergence(Reduction):
             hidden = (a.allowed & ~b.allowed[..., inside]).any(-1)
             total = total.masked_fill(hidden & ~total.isnan(), torch.inf)
         return total
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(divergences=(self,))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

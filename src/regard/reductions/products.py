@@ -13,6 +13,7 @@ from regard.errors import check_floating, check_operand
 from regard.masks import Mask
 from regard.reductions.block import RowStatistics
 from regard.reductions.masked_product import operand_width
+from regard.reductions.needs import Needs
 from regard.reductions.reduction import Contribution, Reduction
 from regard.reductions.template import split
 from regard.scores.autocast import without_autocast
@@ -57,6 +58,10 @@ class Output(Reduction):
         check_floating("value", self.value, "(..., num_kv_heads, kv_len, value_dim)")
 
     @property
+    def needs(self) -> Needs:
+        return Needs(values=(self.value,))
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.value,)
 
@@ -95,6 +100,10 @@ class TransposedOutput(Reduction):
     operand: Tensor
 
     @property
+    def needs(self) -> Needs:
+        return Needs(operands=(self.operand,))
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.operand,)
 
@@ -131,6 +140,10 @@ class Window(Reduction):
 
     at_rows: range
     at_columns: range
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(windows=(self.at_columns,))
 
     def rows(self, q_len: int) -> range:
         return self.at_rows

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.errors import count_text, kind_text, with_article
 from regard.reductions.block import Block, RowStatistics
+from regard.reductions.needs import Needs
 from regard.scores.box import Index
 
 
@@ -94,6 +95,11 @@ class Reduction(ABC):
     @abstractmethod
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Any:
         """Return the answer, from the filled buffers."""
+
+    @property
+    def needs(self) -> Needs:
+        """What ``update`` reads of a block; see ``reads_statistics``."""
+        return Needs(block=not self.reads_statistics, keys=self.reads_statistics)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from regard.reductions.block import RowStatistics
+from regard.reductions.needs import Needs
 from regard.reductions.reduction import Contribution, RowStatistic
 
 
@@ -21,6 +22,10 @@ class LogSumExp(RowStatistic):
     """
 
     thread_safe = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         return (Contribution(block.box.at_rows, block.logsumexp),)
@@ -47,6 +52,10 @@ class MaxScore(RowStatistic):
 
     thread_safe = True
 
+    @property
+    def needs(self) -> Needs:
+        return Needs(largest_score=True)
+
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         return (Contribution(block.box.at_rows, block.largest_score),)
 
@@ -68,6 +77,10 @@ class Entropy(RowStatistic):
     """
 
     thread_safe = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted
@@ -94,6 +107,10 @@ class NormalizedEntropy(RowStatistic):
     """
 
     thread_safe = True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(keys=True)
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.errors import check_count, check_memory, check_spans, check_whole
 from regard.reductions.block import RowStatistics
+from regard.reductions.needs import Needs
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.box import int_tensor
 from regard.scores.score_source import sum_dtype
@@ -25,6 +26,10 @@ _FEW_SPANS = 32  # up to this number, summing spans one by one is faster
 
 class SumsOfRows(Reduction):
     """A reduction that sums weights over parts of the rows."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(sums=(self,))
 
     @abstractmethod
     def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
@@ -66,6 +71,10 @@ class Sum(SumsOfRows):
                 f"dim is {self.dim}; it must be -1 (over the keys) or -2 (over the queries).\n"
                 "    Sum the answer over other axes."
             )
+
+    @property
+    def needs(self) -> Needs:
+        return Needs() if self.dim == -1 else super().needs
 
     def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
         return [] if self.dim == -1 else [slice(0, rows.stop - rows.start)]
@@ -350,6 +359,10 @@ class Diagonal(Reduction):
 
     def __post_init__(self) -> None:
         check_whole("offset", self.offset)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(offsets=(self.offset,))
 
     def _length(self, shape: torch.Size) -> int:
         q_len, kv_len = shape[-2:]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.errors import check_count, check_memory
 from regard.reductions.block import RowStatistics
+from regard.reductions.needs import Needs
 from regard.reductions.reduction import Contribution, Reduction
 
 
@@ -61,6 +62,10 @@ class TopK(Reduction):
 
     def __post_init__(self) -> None:
         check_count("k", self.k)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(k=self.k)
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device

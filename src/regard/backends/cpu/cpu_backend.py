@@ -11,11 +11,8 @@ from regard.backends.backend import Backend, Between, Unavailable, nothing
 from regard.backends.sweep import Blocks, BlockSize, NewBlock, SweepTask, sweep
 from regard.masks import Mask
 from regard.reductions.block import Block, RowStatistics
-from regard.reductions.divergences import Divergence
-from regard.reductions.products import Output, TransposedOutput, Window
+from regard.reductions.needs import Needs, joined
 from regard.reductions.reduction import Reduction
-from regard.reductions.sums import Diagonal, SumsOfRows
-from regard.reductions.top_k import TopK
 from regard.scores.box import Box, Cut
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
@@ -31,7 +28,6 @@ _MISSING = (
 )
 _BYTES = torch.float32.itemsize
 _LEAST = 2**16  # scores; below, starting Numba takes longer than the plain sweep
-_ANSWERED = (SumsOfRows, TopK, Diagonal, Output, TransposedOutput, Window, Divergence)
 
 
 @final
@@ -44,14 +40,9 @@ class Cpu(Backend):
     def refusal(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> str | None:
-        others = [
-            type(r).__name__
-            for r in reductions
-            if not (r.reads_statistics or isinstance(r, _ANSWERED))
-        ]
-        if others:
+        if others := [type(r).__name__ for r in reductions if r.needs.block]:
             return f"no compiled kernel gives {', '.join(others)}"
-        if any(isinstance(r, TopK) and r.k > MAX_K for r in reductions):
+        if any(r.needs.k > MAX_K for r in reductions):
             return f"the compiled kernels give at most {MAX_K} largest weights"
         if source.device.type != "cpu":
             return "the compiled kernels need tensors on the CPU"
@@ -64,9 +55,7 @@ class Cpu(Backend):
     ) -> tuple[str, int]:
         of = SweepTask(source, mask, tuple(reductions), _FusedBlocks())
         # Sums over rows need the weights of complete rows; other statistics are done with a tile.
-        read = (SumsOfRows, TransposedOutput, Window)
-        weights = any(isinstance(each, read) for each in reductions)
-        tile = max(STRIP * TILE, KEPT) if weights else STRIP * TILE
+        tile = max(STRIP * TILE, KEPT) if _needs(reductions).weights else STRIP * TILE
         return f"one compiled pass over {of.blocks_text}", of.memory(tile * _BYTES)
 
     def reduce(
@@ -92,19 +81,18 @@ class _FusedBlocks(Blocks):
         return BlockSize(together, strips * STRIP * shape[-1], strips * STRIP)
 
     def rows_to_save(self, of: SweepTask) -> tuple[Tensor, ...]:
-        from regard.backends.cpu.requested_statistics import RequestedStatistics, unsaved_rows
+        from regard.backends.cpu.saved_rows import unsaved_rows
 
-        requested = RequestedStatistics.by(of.reductions)
         wants = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in of.tensors)
-        saves = wants and requested.has_gradients
-        return unsaved_rows(of.source.shape, requested) if saves else ()
+        saves = wants and has_gradients(of.reductions)
+        return unsaved_rows(of.source.shape, _needs(of.reductions)) if saves else ()
 
     def of_thread(self, of: SweepTask, saved: Sequence[Tensor]) -> NewBlock:
         # Numba takes a moment to start, so it is imported when the first block is needed.
         from regard.backends.cpu.fused_block import FusedBlock, NotFiniteError, Workspace
-        from regard.backends.cpu.requested_statistics import RequestedStatistics, SavedRows
+        from regard.backends.cpu.saved_rows import SavedRows
 
-        requested = RequestedStatistics.by(of.reductions)
+        needs = _needs(of.reductions)
         workspace = Workspace(STRIP, TILE, KEPT)
         rows = SavedRows(saved) if saved else None
 
@@ -112,7 +100,7 @@ class _FusedBlocks(Blocks):
             if torch.is_grad_enabled() and rows is None:
                 return Block(of.source, of.mask, box, cut)
             try:
-                return FusedBlock(of.source, of.mask, box, cut, requested, workspace, rows)
+                return FusedBlock(of.source, of.mask, box, cut, needs, workspace, rows)
             except NotFiniteError:
                 return Block(of.source, of.mask, box, cut)
 
@@ -123,7 +111,15 @@ def _has_small_gradients(of: SweepTask) -> bool:
     """Return True if the gradients of a block are much smaller than its scores."""
     source = of.source
     is_product = isinstance(source, QueryKeyScores) and source.is_product
-    statistics = all(
-        r.reads_statistics or isinstance(r, SumsOfRows | TopK | Diagonal) for r in of.reductions
-    )
-    return is_product and statistics
+    needs = _needs(of.reductions)
+    return is_product and not (needs.products or needs.divergences)
+
+
+def has_gradients(reductions: Sequence[Reduction]) -> bool:
+    """Return True if the compiled kernels give all gradients of some reductions."""
+    needs = _needs(reductions)
+    return not (needs.products or needs.largest_score)
+
+
+def _needs(reductions: Sequence[Reduction]) -> Needs:
+    return joined(reduction.needs for reduction in reductions)

@@ -19,17 +19,13 @@ from regard.backends.cpu.fused_gradient import (
     with_gradients,
     with_product_gradients,
 )
-from regard.backends.cpu.requested_statistics import (
-    RequestedStatistics,
-    SavedDivergence,
-    SavedRows,
-)
+from regard.backends.cpu.saved_rows import SavedDivergence, SavedRows
 from regard.backends.sweep import MIN_ROWS
 from regard.masks import Mask
-from regard.masks.bands import Band
 from regard.reductions.block import RowStatistics, partial_boxes
 from regard.reductions.divergences import Divergence, JensenShannon
 from regard.reductions.masked_product import operand_part, operand_width
+from regard.reductions.needs import Needs
 from regard.reductions.products import intersect
 from regard.reductions.sums import SumsOfRows
 from regard.scores.box import Box, Cut, Index
@@ -112,7 +108,7 @@ class _Tile(NamedTuple):
     references: Any
 
 
-_NOTHING = RequestedStatistics.by(())
+_NOTHING = Needs()
 
 
 @final
@@ -129,18 +125,18 @@ class FusedBlock(RowStatistics):
         mask: Mask | None,
         box: Box,
         cut: Cut,
-        requested: RequestedStatistics,
+        needs: Needs,
         workspace: Workspace,
         saved: SavedRows | None = None,
     ) -> None:
-        """Compute all statistics that ``requested`` names.
+        """Compute all statistics that ``needs`` names.
 
         Args:
             source: the scores.
             mask: which keys a query may attend to.
             box: the rows, and all columns that they may attend to.
             cut: returns a part of an input, as a leaf if gradients are enabled.
-            requested: the statistics that the reductions will read.
+            needs: the statistics that the reductions will read.
             workspace: memory of the calling thread.
             saved: the rows that the forward pass writes and a block with gradients reads. In such a
                 block the sums over rows are 0; their gradients need no value.
@@ -149,11 +145,11 @@ class FusedBlock(RowStatistics):
             NotFiniteError: a number is NaN or infinite; ``Block`` has rules for such numbers.
         """
         graded = torch.is_grad_enabled()
-        for each in requested.divergences:  # all matrices have the same columns
+        for each in needs.divergences:  # all matrices have the same columns
             box = box._replace(columns=each.columns(box))
         self.shape, self.box, self._cut = source.shape, box, cut
         self._source, self._mask = source, mask
-        self._requested, self._workspace = requested, workspace
+        self._needs, self._workspace = needs, workspace
         self._size = tuple(part.stop - part.start for part in box.at_rows)
         self._heads = prod(self._size[:-1])
         self._start(self._heads * self._size[-1])
@@ -178,7 +174,7 @@ class FusedBlock(RowStatistics):
         self._answers = self._answer_tensors()
         self._divergences = [
             self._diverge(each, None if saved is None else saved.others[number])
-            for number, each in enumerate(requested.divergences)
+            for number, each in enumerate(needs.divergences)
         ]
         if graded:
             gradient = BlockGradient(self._parts, box, self._norms, self._places, self._picks())
@@ -195,24 +191,23 @@ class FusedBlock(RowStatistics):
         self._norms = np.empty((height, 6))
         self._keys = np.zeros((height, 2))
         self._keys[:, 1] = np.inf
-        self._largest = np.full((height, self._requested.k), kernels.NO_KEY)
-        self._edges = _edges(self._requested.sums, self.box.rows, self.shape)
+        self._largest = np.full((height, self._needs.k), kernels.NO_KEY)
+        self._edges = _edges(self._needs.sums, self.box.rows, self.shape)
         self._places = _places(self._edges, self._heads, self._size[-1])
         parts = self._heads * max(0, len(self._edges) - 1)
         self._sums = np.zeros((parts, columns))
         self._line = np.empty(self._sums.shape[1], np.float32)
         size = (self._heads, self._size[-1])
-        self._on_diagonals = [np.full(size, -np.inf, np.float32) for _ in self._requested.offsets]
-        self._products = [_zeros(height, operand_width(each)) for each in self._requested.values]
+        self._on_diagonals = [np.full(size, -np.inf, np.float32) for _ in self._needs.offsets]
+        self._products = [_zeros(height, operand_width(each)) for each in self._needs.values]
         self._transposed = [
-            _zeros(*self._size[:-1], columns, operand_width(each))
-            for each in self._requested.operands
+            _zeros(*self._size[:-1], columns, operand_width(each)) for each in self._needs.operands
         ]
         self._windows = [
             np.zeros(
                 (height, len(range(columns)[intersect(each, self.box.columns)[1]])), np.float32
             )
-            for each in self._requested.windows
+            for each in self._needs.windows
         ]
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
@@ -225,7 +220,7 @@ class FusedBlock(RowStatistics):
         """Cut the rows into strips; return the tensors whose product is the scores, if any."""
         rows = self.box.rows
         step = self._workspace.strip if self._heads == 1 else self._size[-1]
-        if self._heads == 1 and self._requested.weights:  # the scores of complete rows are kept
+        if self._heads == 1 and self._needs.weights:  # the scores of complete rows are kept
             step = min(step, max(MIN_ROWS, self._workspace.kept // max(1, len(self._line))))
         factors = self._source.factors(self.box, self._cut)
         self._query = self._key = None
@@ -278,7 +273,7 @@ class FusedBlock(RowStatistics):
             values = self._operands_of(tile.columns)[1]
             for total, value in zip(totals, values, strict=True):
                 self._multiply(scores, value, by, total)
-            if self._requested.weights:
+            if self._needs.weights:
                 references = rows_here[:, kernels.MAXIMUM].copy()
                 kept.append(_Tile(tile.columns.start - self.box.columns.start, numbers, references))
         if kept:
@@ -361,13 +356,13 @@ class FusedBlock(RowStatistics):
                 yield own, beside
 
     def _count_keys(self, scores: Any, at: slice) -> None:
-        if self._requested.keys:
+        if self._needs.keys:
             rows, counts = self._rows[at], self._keys[at]
             kernels.count_keys(scores, self._peaks(scores), rows, _NEAR, counts)
 
     def _peaks(self, scores: Any) -> Any:
         """Return memory for the maxima of groups in each row of a tile."""
-        groups = _groups(scores.shape[1], self._requested.k)
+        groups = _groups(scores.shape[1], self._needs.k)
         return self._workspace.take("peaks", 0, 1, groups)[1][0]
 
     def _shaped(self, scores: Tensor) -> Tensor:
@@ -416,8 +411,7 @@ class FusedBlock(RowStatistics):
             if key is not None:
                 key = key[..., tile.start - first : tile.stop - first]
             values = [
-                self._of_one_head(operand_part(self, value, tile))
-                for value in self._requested.values
+                self._of_one_head(operand_part(self, value, tile)) for value in self._needs.values
             ]
             self._operands[place] = key, values
         return self._operands[place]
@@ -426,12 +420,13 @@ class FusedBlock(RowStatistics):
         """Write -inf where the mask hides a key, to scores that are a tensor and an array."""
         mask = self._mask
         assert mask is not None
-        if isinstance(mask, Band):
-            low, high = mask.limits(self.shape)
+        limits = mask.limits(self.shape)
+        if limits is not None and limits.is_band:
             rows, first = box.rows.stop - box.rows.start, (box.rows.start, box.columns.start)
-            kernels.hide_outside(
-                numbers, rows, *first, -self.shape[-2] if low is None else low, high
-            )
+            q_len, kv_len = self.shape[-2:]
+            low = -q_len if limits.low is None else limits.low
+            high = kv_len if limits.high is None else limits.high
+            kernels.hide_outside(numbers, rows, *first, low, high)
             return
         for edge in partial_boxes(mask, box, self.shape):
             start = edge.columns.start - box.columns.start
@@ -441,7 +436,7 @@ class FusedBlock(RowStatistics):
 
     def _read_diagonals(self, scores: Tensor, rows: slice, columns: slice) -> None:
         """Copy the scores of a tile that lie on the requested diagonals."""
-        for offset, found in zip(self._requested.offsets, self._on_diagonals, strict=True):
+        for offset, found in zip(self._needs.offsets, self._on_diagonals, strict=True):
             values = scores.diagonal(offset + rows.start - columns.start, dim1=-2, dim2=-1)
             row = max(rows.start, columns.start - offset) - self.box.rows.start
             length = values.shape[-1]
@@ -456,7 +451,7 @@ class FusedBlock(RowStatistics):
         sinks = self._sinks[at] if len(self._sinks) else self._sinks
         kernels.finish_rows(self._rows[at], sinks, norms)
         for first, weights, references in tiles:
-            if self._requested.sums:
+            if self._needs.sums:
                 to = self._sums, self._line
                 kernels.sum_columns(weights, references, norms, places, first, *to)
             if self._transposed or self._windows:
@@ -472,7 +467,7 @@ class FusedBlock(RowStatistics):
     def _multiply_transposed(self, weights: Any, factors: Any, first: int, rows: slice) -> None:
         by = self._shaped(torch.from_numpy(factors))
         tile = self._shaped(torch.from_numpy(weights))
-        for operand, total in zip(self._requested.operands, self._transposed, strict=True):
+        for operand, total in zip(self._needs.operands, self._transposed, strict=True):
             # The heads of an operand may be grouped, so the factors multiply the weights.
             part = operand_part(self, operand, rows)
             some = total[..., first : first + tile.shape[-1], :]
@@ -481,7 +476,7 @@ class FusedBlock(RowStatistics):
     def _read_windows(self, weights: Any, factors: Any, first: int, at: slice) -> None:
         start = self.box.columns.start + first
         tile = slice(start, start + weights.shape[1])
-        for columns, found in zip(self._requested.windows, self._windows, strict=True):
+        for columns, found in zip(self._needs.windows, self._windows, strict=True):
             in_window, in_tile = intersect(columns, tile)
             before = intersect(columns, self.box.columns)[0].start
             to = slice(in_window.start - before, in_window.stop - before)
@@ -510,7 +505,7 @@ class FusedBlock(RowStatistics):
             *(self._of_rows(norms[:, [each]]).squeeze(-1) for each in single),
             self._of_rows(self._weights(self._top_scores, norms[:, None])),
             sums.view(*self._size[:-1], -1, sums.shape[-1]),
-            *map(self._diagonal, self._on_diagonals, self._requested.offsets),
+            *map(self._diagonal, self._on_diagonals, self._needs.offsets),
         ]
 
     def _of_rows(self, numbers: Any) -> Tensor:
@@ -539,13 +534,13 @@ class FusedBlock(RowStatistics):
         rows = cast(Any, np.arange(self._size[-1]))
         columns = [self._top_columns]
         weights = [self._weights(self._top_scores, self._norms[:, None])]
-        for offset, scores in zip(self._requested.offsets, self._on_diagonals, strict=True):
+        for offset, scores in zip(self._needs.offsets, self._on_diagonals, strict=True):
             on = np.full((self._heads, self._size[-1]), -1)
             some = self._rows_on(offset)
             on[:, some] = rows[some] + self.box.rows.start + offset
             columns.append(on.reshape(-1, 1))
             weights.append(self._weights(scores, self._norms_by_head).reshape(-1, 1))
-        diagonals = [self._rows_on(offset) for offset in self._requested.offsets]
+        diagonals = [self._rows_on(offset) for offset in self._needs.offsets]
         return Picks(np.concatenate(columns, 1), np.concatenate(weights, 1), diagonals)
 
     @property
@@ -586,30 +581,30 @@ class FusedBlock(RowStatistics):
         return torch.stack([sums[..., span, :].sum(-2) for span in spans], -2)
 
     def diagonal(self, offset: int) -> Tensor:
-        return self._answers[6 + self._requested.offsets.index(offset)]
+        return self._answers[6 + self._needs.offsets.index(offset)]
 
     def product(self, value: Tensor) -> Tensor:
-        number = next(n for n, each in enumerate(self._requested.values) if each is value)
+        number = next(n for n, each in enumerate(self._needs.values) if each is value)
         inverse = self._of_rows(np.exp(-self._norms[:, [kernels.NORMALIZER]]))
         return self._products[number].view(*self._size, -1) * inverse
 
     def transposed_product(self, operand: Tensor) -> Tensor:
         return next(
             found
-            for each, found in zip(self._requested.operands, self._transposed, strict=True)
+            for each, found in zip(self._needs.operands, self._transposed, strict=True)
             if each is operand
         )
 
     def window(self, rows: slice, columns: slice) -> Tensor:
         width = len(range(self.box.columns.stop - self.box.columns.start)[columns])
-        for each, found in zip(self._requested.windows, self._windows, strict=True):
+        for each, found in zip(self._needs.windows, self._windows, strict=True):
             if intersect(each, self.box.columns)[1] == columns:
                 values = torch.from_numpy(found).view(*self._size, width)
                 return values[..., rows, :]
         raise KeyError(columns)
 
     def divergence(self, of: object) -> Tensor | None:
-        pairs = zip(self._requested.divergences, self._divergences, strict=True)
+        pairs = zip(self._needs.divergences, self._divergences, strict=True)
         return next((found for each, found in pairs if each is of), None)
 
 

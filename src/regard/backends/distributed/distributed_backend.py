@@ -39,7 +39,6 @@ from regard.errors import (
     shape_text,
 )
 from regard.masks import Mask
-from regard.masks.row_slice import row_slice_of
 from regard.reductions.products import Output, TransposedOutput, Window
 from regard.reductions.reduction import Reduction, rounded
 from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore, NormalizedEntropy
@@ -236,7 +235,7 @@ class Distributed(Backend):
         """Return the answers that stay where their queries are."""
         q_len, found = sharded.shape[-2], list[tuple[Any, ...]]()
         for rows, part in runs:
-            own = None if mask is None else row_slice_of(mask, rows, q_len)
+            own = None if mask is None else mask.rows(rows, q_len)
             found.append(self._choose(part, own, reductions, None).reduce(part, own, reductions))
         return [
             _side_by_side(pieces, sharded.query.ndim - 2) for pieces in zip(*found, strict=True)

@@ -1,7 +1,7 @@
 """Operands of the kernels, from the scores and the mask of a matrix, and what is refused."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.triton.packed_mask import PackedMask, pack
-from regard.masks import And, Causal, Documents, Mask, Padding, RowSlice, SlidingWindow
+from regard.masks import Mask
+from regard.masks.mask import PositionLimits
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
@@ -152,28 +153,6 @@ class Derivative:
     other: OtherMatrix | None = None
 
 
-class _Leaf(NamedTuple):
-    """A mask that is no combination, and the rows it is applied to, within a taller matrix."""
-
-    mask: Mask
-    start: int
-    q_len: int
-
-
-def _leaves(mask: Mask | None, start: int, q_len: int) -> Iterator[_Leaf]:
-    """Yield the masks that must all allow a key."""
-    match mask:
-        case None:
-            return
-        case And(first, second):
-            yield from _leaves(first, start, q_len)
-            yield from _leaves(second, start, q_len)
-        case RowSlice(inner, more, whole):
-            yield from _leaves(inner, start + more, whole)
-        case _:
-            yield _Leaf(mask, start, q_len)
-
-
 def refused(source: Scores) -> str | None:
     """Return why no kernel can compute these scores, as a clause, or None."""
     if not isinstance(source, QueryKeyScores):
@@ -188,21 +167,24 @@ def refused(source: Scores) -> str | None:
 def bytes_of_bits(source: Scores, mask: Mask | None) -> int:
     """Return the memory of a mask's bits where it cuts every cell, the same in all heads."""
     *_, q_len, kv_len = source.shape
-    return 0 if mask is None or _has_limits(mask, q_len, source.group) else q_len * kv_len // 8
+    limits = _position_limits(mask, source.shape, source.group)
+    return q_len * kv_len // 8 if limits is None else 0
 
 
-def _has_limits(mask: Mask | None, q_len: int, group: int) -> bool:
-    """Return True if limits by position are the whole mask, so that no bits are needed."""
-    masks = [leaf.mask for leaf in _leaves(mask, 0, q_len)]
-    by_position = all(isinstance(m, Causal | SlidingWindow | Padding | Documents) for m in masks)
-    documents = sum(isinstance(m, Documents) for m in masks)
-    by_head = any(isinstance(m, Padding | Documents) and _differs_by_head(m) for m in masks)
-    return by_position and documents <= 1 and not (by_head and group > 1)
-
-
-def _differs_by_head(mask: Mask) -> bool:
-    (tensor,) = mask.tensors
-    return tensor.ndim > 2 and tensor.shape[-3] > 1
+def _position_limits(mask: Mask | None, shape: torch.Size, group: int) -> PositionLimits | None:
+    """Return limits by position that are the whole mask; None: it needs bits."""
+    if mask is None:
+        return PositionLimits()
+    limits = mask.limits(shape)
+    if limits is None or group == 1:
+        return limits
+    # One program reads the keys of all heads of a group.
+    documents = None if limits.documents is None else limits.documents.ids
+    by_head = any(
+        each is not None and each.ndim > 2 and each.shape[-3] > 1
+        for each in (limits.lengths, documents)
+    )
+    return None if by_head else limits
 
 
 # The bits of a matrix's mask, evaluated on first use and freed with its scores. Another matrix
@@ -277,37 +259,25 @@ def _reached(limit: int, shape: torch.Size) -> int:
 def _limits(
     source: QueryKeyScores, mask: Mask | None, shape: torch.Size, kept: Mapping[str, Tensor]
 ) -> Limits:
-    if mask is not None and not _has_limits(mask, shape[-2], source.group):
+    limits = _position_limits(mask, source.shape, source.group)
+    if limits is None:
+        assert mask is not None
         if "slots" in kept:
             packed = PackedMask(kept["slots"], kept["words"], (shape[-2], shape[-1]))
             return Limits(packed=packed)
         return Limits(packed=_packed_mask(source, mask))
-    lows: list[int] = []
-    highs: list[int] = []
-    lengths: list[Tensor] = []
-    first = stop = None
-    shift = 0
-    kv_len = shape[-1]
-    for leaf, start, q_len in _leaves(mask, 0, shape[-2]):
-        match leaf:
-            case Causal() | SlidingWindow():
-                low, high = leaf.limits(torch.Size((*source.shape[:-2], q_len, kv_len)))
-                lows += [] if low is None else [low + start]
-                highs.append(high + start)
-            case Padding():
-                lengths.append(_four(leaf.lengths)[..., 0, 0])
-            case Documents():
-                reach = _four(leaf.reach.int())  # (batch or 1, num_heads or 1, kv_len, 4)
-                first = reach[..., 0].contiguous().expand(*shape[:2], kv_len)
-                stop = (-reach[..., 1]).expand(*shape[:2], kv_len)
-                shift = kv_len - q_len + start
-            case _:
-                raise AssertionError(f"{leaf.text} has no limits by position")
-    return Limits(
-        _reached(max(lows), shape) if lows else None,
-        _reached(min(highs), shape) if highs else None,
-        torch.stack([each.expand(shape[:2]) for each in lengths]).amin(0) if lengths else None,
-        first,
-        stop,
-        shift,
+    low, high, lengths, documents, start, q_len = limits
+    found = Limits(
+        None if low is None else _reached(low, shape),
+        None if high is None else _reached(high, shape),
+        None if lengths is None else _four(lengths)[..., 0, 0].expand(shape[:2]).contiguous(),
+    )
+    if documents is None:
+        return found
+    reach = _four(documents.reach.int())  # (batch or 1, num_heads or 1, kv_len, 4)
+    return replace(
+        found,
+        first=reach[..., 0].contiguous().expand(*shape[:2], shape[-1]),
+        stop=(-reach[..., 1]).expand(*shape[:2], shape[-1]),
+        shift=shape[-1] - q_len + start,
     )
