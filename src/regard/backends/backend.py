@@ -20,10 +20,6 @@ def nothing(done: int, total: int) -> None:
     """Do nothing between blocks: the default ``Between``."""
 
 
-class Unavailable(str):
-    """A refusal that does not depend on the question; names what the machine or the dtype lacks."""
-
-
 class Backend(ABC):
     """A way to compute reductions of any attention matrix."""
 
@@ -31,14 +27,14 @@ class Backend(ABC):
         """Return True if this backend is made for matrices of this device and this size."""
         return True
 
-    @abstractmethod
     def refusal(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> str | None:
         """Return why this backend does not answer all reductions, as a clause; None if it does.
 
-        A backend answers what it can compute exactly and in O(length) memory.
+        A backend that refuses nothing inherits this method.
         """
+        return None
 
     @abstractmethod
     def describe(

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from regard.backends.backend import Backend, Unavailable
+from regard.backends.backend import Backend
 from regard.backends.cpu.cpu_backend import Cpu
 from regard.backends.dense import Dense
 from regard.backends.distributed.distributed_backend import Distributed
 from regard.backends.distributed.sharded_scores import ShardedScores
 from regard.backends.sdpa import Sdpa
 from regard.backends.sweep import Sweep
-from regard.backends.triton.triton_backend import Triton, warn_once
+from regard.backends.triton.triton_backend import Triton, unavailable_reason, warn_once
 from regard.masks import Mask
 from regard.reductions.reduction import Reduction
 from regard.scores.score_source import Scores
@@ -72,9 +72,10 @@ def choose(
         if found.name == "triton":
             return Triton(instead=BACKENDS["sweep"])
         reason = found.refusals.get("triton")
-        is_large = source.shape.numel() >= _LARGE
-        if isinstance(reason, Unavailable) or (reason and found.name == "sweep" and is_large):
-            warn_once(str(reason))
+        if reason is not None:
+            is_slow = found.name == "sweep" and source.shape.numel() >= _LARGE
+            if is_slow or reason == unavailable_reason(source):
+                warn_once(reason)
         return BACKENDS[found.name]
     if name not in BACKENDS:
         raise ValueError(
@@ -86,7 +87,7 @@ def choose(
             f"backend is {name!r}; a matrix of DTensors has the backend 'distributed' alone.\n"
             "    Leave it out."
         )
-    refusal = None if name == "dense" else BACKENDS[name].refusal(source, mask, reductions)
+    refusal = BACKENDS[name].refusal(source, mask, reductions)
     if refusal is not None:
         raise ValueError(
             f"backend is {name!r}; {refusal}.\n    Leave it out to have the fastest chosen."

@@ -19,11 +19,6 @@ from regard.scores.score_source import Scores
 class Dense(Backend):
     """Every reduction of softmax(scores) as a dense float64 tensor, for small matrices."""
 
-    def refusal(
-        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
-    ) -> str | None:
-        return "the dense matrix costs the square of the length"
-
     def describe(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[str, int]:

@@ -42,11 +42,6 @@ _NO_GRAPH = "regard sweeps over blocks beside the graph"
 class Sweep(Backend):
     """Every reduction, in one sweep over blocks of rows."""
 
-    def refusal(
-        self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
-    ) -> str | None:
-        return None
-
     def describe(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[str, int]:

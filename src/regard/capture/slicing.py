@@ -95,21 +95,13 @@ def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
         return AttentionMatrix(replace(matrix.source, values=some))
     source = cast(QueryKeyScores, matrix.source)
 
-    def chosen(tensor: Tensor) -> Tensor:
-        return tensor if tensor.shape[-2] == 1 else tensor[..., rows.start : rows.stop, :]
-
     if source.position_bias is not None and rows.stop < q_len:
         raise ValueError(
             f"queries {rows.start} to {rows.stop - 1} of {q_len} were selected, and its position "
             "bias counts from the last query.\n"
             "    Select queries up to the last, queries=slice(-64, None)."
         )
-    changed = replace(
-        source,
-        query=source.query[..., rows.start : rows.stop, :],
-        bias=None if source.bias is None else chosen(source.bias),
-        score_mod=source.score_mod and source.score_mod.from_row(rows.start),
-    )
+    changed = source.rows(slice(rows.start, rows.stop), rows, q_len)
     mask = None if matrix.mask is None else matrix.mask.rows(rows, q_len)
     return AttentionMatrix(changed, mask)
 

@@ -440,7 +440,21 @@ class TransposedMatrix(LinearMap):
 
 
 class DerivedMatrix(LinearMap):
-    """A lazy matrix that is made of others."""
+    """A lazy matrix that is made of others.
+
+    Attributes:
+        like: a matrix or a tensor with the same dtype and device.
+    """
+
+    like: LinearMap | Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.like.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.like.device
 
     @abstractmethod
     def _through(self, x: Tensor, *, transposed: bool) -> Tensor:
@@ -494,21 +508,13 @@ class LeadingSum(DerivedMatrix):
     """
 
     def __init__(self, of: LinearMap, axis: int, divisor: int) -> None:
-        self.of = of
+        self.like = self.of = of
         self.axis = axis
         self.divisor = divisor
 
     @property
     def shape(self) -> torch.Size:
         return torch.Size((*self.of.shape[: self.axis], *self.of.shape[self.axis + 1 :]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.of.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.of.device
 
     def map(self, function: Callable[[Tensor], Tensor]) -> LinearMap:
         return LeadingSum(self.of.map(function), self.axis, self.divisor)
@@ -554,18 +560,11 @@ class LinearCombination(DerivedMatrix):
 
     def __init__(self, terms: tuple[tuple[LinearMap, float | Tensor], ...]) -> None:
         self.terms = terms
+        self.like = terms[0][0]
 
     @property
     def shape(self) -> torch.Size:
         return _joint_shape(*(matrix.shape for matrix, _ in self.terms))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.terms[0][0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.terms[0][0].device
 
     def map(self, function: Callable[[Tensor], Tensor]) -> LinearMap:
         return LinearCombination(
@@ -631,19 +630,12 @@ class MatrixProduct(DerivedMatrix):
             )
         ndim = max(left.ndim, right.ndim)
         self.left, self.right = left.with_axes(ndim), right.with_axes(ndim)
+        self.like = self.left
 
     @property
     def shape(self) -> torch.Size:
         leading = _joint_shape(self.left.shape[:-2], self.right.shape[:-2])
         return torch.Size((*leading, self.left.shape[-2], self.right.shape[-1]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.left.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.left.device
 
     def map(self, function: Callable[[Tensor], Tensor]) -> LinearMap:
         return MatrixProduct(self.left.map(function), self.right.map(function))
@@ -684,20 +676,12 @@ class ScaledRows(DerivedMatrix):
     """
 
     def __init__(self, of: LinearMap, factors: Tensor) -> None:
-        self.of = of
+        self.like = self.of = of
         self.factors = factors
 
     @property
     def shape(self) -> torch.Size:
         return _joint_shape(self.of.shape, self.factors.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.of.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.of.device
 
     def map(self, function: Callable[[Tensor], Tensor]) -> LinearMap:
         of = self.of.map(function)
@@ -731,19 +715,11 @@ class TensorMatrix(DerivedMatrix):
     """
 
     def __init__(self, numbers: Tensor) -> None:
-        self.numbers = numbers
+        self.like = self.numbers = numbers
 
     @property
     def shape(self) -> torch.Size:
         return self.numbers.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.numbers.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.numbers.device
 
     def map(self, function: Callable[[Tensor], Tensor]) -> LinearMap:
         return TensorMatrix(function(self.numbers))

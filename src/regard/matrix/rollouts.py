@@ -82,6 +82,7 @@ class Rollout(DerivedMatrix):
 
     def __init__(self, layers: tuple[AttentionMatrix, ...], residual: float) -> None:
         self.layers = layers
+        self.like = layers[0]
         self.residual = residual
 
     @property
@@ -89,16 +90,6 @@ class Rollout(DerivedMatrix):
         """(..., tokens, tokens): without the axis of the heads."""
         shape = self.layers[0].shape
         return torch.Size((*shape[:-3], *shape[-2:]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the layers and of every answer."""
-        return self.layers[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the layers and of the answers."""
-        return self.layers[0].device
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Rollout":
         """Return the rollout of layers with a function applied to their inputs."""

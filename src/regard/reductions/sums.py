@@ -133,7 +133,11 @@ class Pool(SumsOfRows):
         object.__setattr__(self, "columns_wanted", columns)
 
     def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
-        return _grid(self._cells(shape), shape[-2:]).parts(rows, shape)
+        return self.grid(shape).parts(rows, shape)
+
+    def grid(self, shape: torch.Size) -> "Segments":
+        """Return the segments whose spans are the cells."""
+        return _grid(self._cells(shape), shape[-2:])
 
     def _cells(self, shape: torch.Size) -> tuple[int, int]:
         return min(self.rows_wanted, shape[-2]), min(self.columns_wanted, shape[-1])
@@ -147,7 +151,7 @@ class Pool(SumsOfRows):
         return (torch.zeros(size, dtype=dtype, device=device),)
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
-        return _grid(self._cells(block.shape), block.shape[-2:]).update(block)
+        return self.grid(block.shape).update(block)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         (total,) = buffers

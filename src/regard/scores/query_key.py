@@ -1,7 +1,7 @@
 """Scores of query and key: scaled, biased, modified, and capped."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -11,7 +11,7 @@ from regard.errors import shape_text
 from regard.scores.box import Box, Cut, Index, broadcast_index
 from regard.scores.flex_callable import SCORE_MOD, FlexCallable
 from regard.scores.grouped_heads import group_size, grouped_matmul, kv_leading, select_kv
-from regard.scores.position_bias import Bias
+from regard.scores.position_bias import Bias, MovedBias
 from regard.scores.score_source import Scores, accumulation_dtype, scratch_scores
 from regard.scores.scratch import Scratch
 
@@ -119,6 +119,26 @@ class QueryKeyScores(Scores):
             return broadcast_index(tensor, index)
 
         return self._with(self.query[index], key, chosen, chosen)
+
+    def rows(self, at: slice, rows: range, q_len: int) -> "QueryKeyScores":
+        """Return the scores of some queries, with the biases of their positions.
+
+        Args:
+            at: where they lie in the query.
+            rows: their positions in a matrix, neighbours.
+            q_len: the number of queries of that matrix.
+        """
+        bias, position_bias = self.bias, self.position_bias
+        if bias is not None and bias.shape[-2] > 1:
+            bias = bias[..., at, :]
+        if position_bias is not None and rows.stop < q_len:
+            # A position bias aligns the last query with the last key.
+            position_bias = MovedBias(position_bias, q_len - rows.stop)
+        score_mod = self.score_mod and self.score_mod.from_row(rows.start)
+        query = self.query[..., at, :]
+        return replace(
+            self, query=query, bias=bias, position_bias=position_bias, score_mod=score_mod
+        )
 
     def factors(self, box: Box, cut: Cut) -> tuple[Tensor, Tensor] | None:
         return self._factors(box, cut) if self.is_product else None

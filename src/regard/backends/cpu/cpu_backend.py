@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from regard.backends.backend import Backend, Between, Unavailable, nothing
+from regard.backends.backend import Backend, Between, nothing
 from regard.backends.sweep import Blocks, BlockSize, NewBlock, SweepTask, sweep
 from regard.masks import Mask
 from regard.reductions.block import Block, RowStatistics
@@ -48,7 +48,7 @@ class Cpu(Backend):
             return "the compiled kernels need tensors on the CPU"
         if source.dtype == torch.float64:
             return "the compiled kernels compute in float32"
-        return None if _HAS_NUMBA else Unavailable(_MISSING)
+        return None if _HAS_NUMBA else _MISSING
 
     def describe(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]

@@ -10,7 +10,6 @@ from torch import Tensor
 from regard.errors import is_sharded, refuse_sharded, shape_text
 from regard.masks import Mask
 from regard.scores.box import Box, Cut, Index, broadcast_index
-from regard.scores.position_bias import MovedBias
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 from regard.scores.scratch import Scratch
@@ -265,18 +264,7 @@ class ShardedScores(Scores):
         q_len, start = self.shape[-2], 0
         for rows in self.local_rows:
             at, start = slice(start, start + len(rows)), start + len(rows)
-            bias, position_bias = part.bias, part.position_bias
-            if bias is not None and bias.shape[-2] > 1:
-                bias = bias[..., at, :]
-            if position_bias is not None and rows.stop < q_len:
-                # A position bias aligns the last query with the last key.
-                position_bias = MovedBias(position_bias, q_len - rows.stop)
-            score_mod = part.score_mod and part.score_mod.from_row(rows.start)
-            query = part.query[..., at, :]
-            run = replace(
-                part, query=query, bias=bias, position_bias=position_bias, score_mod=score_mod
-            )
-            found.append((rows, run))
+            found.append((rows, part.rows(at, rows, q_len)))
         return found
 
     def local_mask(self, mask: Mask | None) -> Mask | None:

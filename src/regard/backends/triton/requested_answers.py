@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from regard.backends.triton.launch import Launch, RowStatistics
 
 MOST_STRIPS = 2**26  # numbers between two passes: 256 MiB
-_META = torch.device("meta")
 
 
 @dataclass(frozen=True, eq=False)
@@ -445,15 +444,8 @@ def _four_axes(operand: Tensor, shape: torch.Size) -> Tensor:
 
 def spans_of(reduction: Pool | Segments, shape: torch.Size) -> tuple[Tensor, Tensor]:
     """Return (start, stop) of the spans of queries, and of the spans of keys."""
-    if isinstance(reduction, Segments):
-        return torch.tensor(reduction.query_pieces, device="cpu"), reduction.key_edges
-    (cells,) = reduction.start(shape, torch.float32, _META)  # never filled
-    edges = [
-        torch.arange(n + 1, device="cpu") * shape[axis] // n
-        for axis, n in zip((-2, -1), cells.shape[-2:], strict=True)
-    ]
-    down, across = (torch.stack((edge[:-1], edge[1:]), -1) for edge in edges)
-    return down, across
+    segments = reduction.grid(shape) if isinstance(reduction, Pool) else reduction
+    return torch.tensor(segments.query_pieces, device="cpu"), segments.key_edges
 
 
 def tensors_of(source: QueryKeyScores, reductions: Sequence[Reduction]) -> tuple[Tensor, ...]:

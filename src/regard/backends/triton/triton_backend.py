@@ -11,7 +11,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from regard.backends.backend import Backend, Between, Unavailable, nothing
+from regard.backends.backend import Backend, Between, nothing
 from regard.backends.recomputed import recomputed
 from regard.backends.sdpa import Sdpa
 from regard.backends.sweep import PlainBlocks, SweepTask, fill_buffers
@@ -303,31 +303,29 @@ def _gradients_of_blocks(plan: _Plan, gradients: Sequence[Tensor | None]) -> lis
     return [next(of_leaves) if tensor.requires_grad else None for tensor in tensors]
 
 
-def unavailable_reason(source: Scores) -> Unavailable | None:
+def unavailable_reason(source: Scores) -> str | None:
     """Return why no kernel can read these tensors on this machine, as a clause, or None."""
     device = source.device
     found = find_spec("triton")
     if found is None or found.origin is None:  # a folder of that name is not a package
-        return Unavailable("triton is not installed")
+        return "triton is not installed"
     if device.type != "cuda":
         from regard.backends.triton.launch import interpreted  # takes half a second
 
         if not (device.type == "cpu" and interpreted()):
-            text = f"Triton kernels run on NVIDIA GPUs, and the matrix is on {device}"
-            return Unavailable(text)
+            return f"Triton kernels run on NVIDIA GPUs, and the matrix is on {device}"
     elif torch.version.hip is not None:
-        return Unavailable("Triton kernels are written for NVIDIA GPUs, and this is one of AMD")
+        return "Triton kernels are written for NVIDIA GPUs, and this is one of AMD"
     elif (capability := torch.cuda.get_device_capability(device)) < LEAST_CAPABILITY:
         least = ".".join(map(str, LEAST_CAPABILITY))
         has = ".".join(map(str, capability))
-        return Unavailable(f"Triton kernels need compute capability {least}, and the GPU has {has}")
+        return f"Triton kernels need compute capability {least}, and the GPU has {has}"
     if not isinstance(source, QueryKeyScores):
         return None
     if source.dtype not in DTYPES or source.key.dtype != source.dtype:
-        return Unavailable(f"no Triton kernel takes {dtype_text(source.dtype)}")
+        return f"no Triton kernel takes {dtype_text(source.dtype)}"
     if (head_dim := source.query.shape[-1]) > MAX_HEAD_DIM:
-        text = f"Triton kernels take a head_dim up to {MAX_HEAD_DIM}, and it is {head_dim}"
-        return Unavailable(text)
+        return f"Triton kernels take a head_dim up to {MAX_HEAD_DIM}, and it is {head_dim}"
     return None
 
 
