@@ -98,16 +98,24 @@ class Bias(ABC):
         rows, columns = box.rows.stop - box.rows.start, box.columns.stop - box.columns.start
         least = box.columns.start - (box.rows.stop - 1) - (shape[-1] - shape[-2])
         distance = torch.arange(least, least + rows + columns, device=device)
-        return _along_diagonals(self.along(distance, part), rows)
+        return _skewed(self.along(distance, part), rows)
 
 
-def _along_diagonals(along: Tensor, rows: int) -> Tensor:
+def _skewed(along: Tensor, rows: int) -> Tensor:
     """Copy numbers along diagonals: (..., 1, rows + columns) to (..., rows, columns).
 
-    Entry [i, j] is ``along[rows - 1 - i + j]``; the last number is not used.
+    Entry [i, j] is ``along[rows - 1 - i + j]``; the last number is not used. The numbers are
+    repeated once for each row. A reshape to rows that are one number shorter then shifts each row
+    by one.
+
+    Source:
+        Huang et al. 2018, "Music Transformer", section 3.4.1: skewing, in the opposite direction.
     """
-    numbers = (along if along.ndim < 2 else along.squeeze(-2))[..., :-1]
-    return numbers.unfold(-1, numbers.shape[-1] - rows + 1, 1).flip(-2)
+    period = along.shape[-1]
+    repeated = along.expand(*along.shape[:-2], rows, period).flatten(-2)
+    stepped = repeated[..., rows - 1 : rows * period - 1]
+    by_row = stepped.reshape(*stepped.shape[:-1], rows, period - 1)
+    return by_row[..., : period - rows]
 
 
 @final
