@@ -15,8 +15,8 @@ from benchmarks.case import Case, Effort, Measured, middle, need
 from benchmarks.meter import added
 from benchmarks.tensors import random_inputs
 from benchmarks.turns import seconds
+from regard.view.tiles.head_tiles import Place, Tile, highest_level
 from regard.view.tiles.page_answers import Answers, Which
-from regard.view.tiles.pyramid import Place, Tile, highest_level
 
 __all__ = ["CASES"]
 

@@ -49,12 +49,12 @@ def saved(folder: Path, tokens: int) -> Path:
 
 @contextmanager
 def served(folder: Path, tokens: int) -> Generator[str, None, None]:
-    """The address of the file through which `regard serve` lets a browser in."""
+    """The address that `regard serve` prints."""
     command = [sys.executable, "-m", "regard", "serve", str(saved(folder, tokens)), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         try:
-            yield Path(server.stdout.readline().partition("   opens ")[0]).as_uri()
+            yield server.stdout.readline().strip()
         finally:
             server.terminate()
 

@@ -20,7 +20,6 @@ from commands import REGARD, Run, left_behind
 from regard.cli import app as cli
 from regard.cli import output_files as files
 from regard.cli import progress
-from regard.cli import see_command as command
 from regard.models.pretrained import Pretrained
 
 SENTENCE = "Life is short, eat dessert first"
@@ -43,7 +42,8 @@ def test_the_sentence_is_seen_in_the_terminal_and_as_a_page(working_folder: Path
     # Known of this model and sentence: the second head of layer 0 looks at the token before.
     words = " ".join(done.stdout.split())
     assert "L0H2 previous token puts 100 % of its attention on the token before" in words
-    assert "attention.html   " in done.stdout.splitlines()[-1]
+    assert "attention.html   " in done.stdout.splitlines()[-2]
+    assert done.stdout.splitlines()[-1] == "    every layer is exact"
     page = (working_folder / "attention.html").read_text()
     assert page.startswith("<!doctype html>")
     assert left_behind(working_folder) == ["attention.html"]
@@ -54,7 +54,8 @@ def test_the_view_and_the_page_of_a_folder(run: Run, bert: str, working_folder: 
     code, out, err = run("see", SENTENCE, "--model", bert, "--output", "page.html")
     assert (code, err) == (0, "")
     assert out.startswith("bert   9 tokens · 2 layers × 4 heads\n")
-    assert out.splitlines()[-1].startswith("page.html   ")
+    assert out.splitlines()[-2].startswith("page.html   ")
+    assert out.splitlines()[-1] == "    every layer is exact"
     assert left_behind(working_folder) == ["page.html"]
 
 
@@ -100,7 +101,7 @@ def test_without_standard_input_the_text_is_asked_for(
         2,
         "",
         "regard: text is missing.\n"
-        '    Pass it in quotes, for example "Life is short", with --file, or through a pipe.\n',
+        '    Pass it in quotes, for example "Life is short", as a file, or through a pipe.\n',
     )
 
 
@@ -129,7 +130,7 @@ def test_output_that_lacks_a_sign_shows_another(
 
 def test_the_text_may_be_a_file(run: Run, bert: str, working_folder: Path) -> None:
     (working_folder / "text.txt").write_text("\ufeffeat first", encoding="utf-8")
-    _, out, _ = run("see", "--file", "text.txt", "-m", bert, "--json")
+    _, out, _ = run("see", "text.txt", "-m", bert, "--json")
     assert [token["text"] for token in json.loads(out)["tokens"]] == [
         "[CLS]",
         "eat",
@@ -253,13 +254,11 @@ def test_the_version_of_what_is_not_installed_is_unknown(
         pytest.param(["see", ""], "text is empty; attention needs", id="empty"),
         pytest.param(["see", " \n"], "text is empty; attention needs", id="blank"),
         pytest.param(["see"], "text is empty; attention needs", id="nothing piped"),
-        pytest.param(
-            ["see", "x", "--file", "f"], "text is given twice, as an argument", id="two texts"
-        ),
-        pytest.param(["see", "--file", "f"], "f: No such file or directory.", id="no such file"),
-        pytest.param(["see", "--file", "."], ".: Is a directory.", id="a folder for a file"),
-        pytest.param(["see", "--file", sys.executable], "is not UTF-8: byte", id="a program"),
-        pytest.param(["see", "--file", "/dev/zero"], "has more than 64 MiB", id="an endless file"),
+        pytest.param(["see", "f.safetensors"], "No such file or directory.", id="no such file"),
+        pytest.param(["see", "."], ". is a folder; it must be a text", id="a folder for a file"),
+        pytest.param(["see", sys.executable], "is not UTF-8: byte", id="a program"),
+        pytest.param(["see", "/dev/zero"], "has more than 64 MiB", id="an endless file"),
+        pytest.param(["see", "smollm2"], "Write: --model smollm2", id="a model"),
         pytest.param(["see", "x", "--top", "0"], "Invalid value for '--top'", id="top"),
         pytest.param(["see", "x", "--layer", "-1"], "Invalid value for '--layer'", id="layer"),
         pytest.param(["see", "x", "--head", "a"], "Invalid value for '--head'", id="no number"),
@@ -311,7 +310,7 @@ def test_a_layer_or_head_that_the_model_lacks_names_those_it_has(
 def test_a_text_of_10_mb_is_refused_quickly(run: Run, bert: str, working_folder: Path) -> None:
     (working_folder / "big.txt").write_text("words " * 1_700_000)
     started = time.monotonic()
-    code, out, err = run("see", "--file", "big.txt", "-m", bert)
+    code, out, err = run("see", "big.txt", "-m", bert)
     assert (code, out) == (2, "")
     assert "text has too many tokens (10,200,000 characters)" in err
     assert time.monotonic() - started < 10  # tokenising it all takes longer; told in under one
@@ -359,7 +358,7 @@ def test_a_page_that_fails_leaves_nothing_printed_and_the_old_one_whole(
     def full(recording: regard.Recording, path: Path, **kwargs: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(command, "write_page", full)
+    monkeypatch.setattr("regard.view.export.page_file.save_page", full)
     (working_folder / "attention.html").write_text("the old page")
     code, out, err = run("see", SENTENCE, "-m", bert)
     assert (code, out) == (2, "")
@@ -389,10 +388,50 @@ def test_what_happens_inside_ends_quietly(
     assert run("see", "x") == (code, "", message)
 
 
-def test_a_mistake_of_ours_is_not_hidden(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pretrained, "load", lambda *_, **__: {}["a bug"])
-    with pytest.raises(KeyError):
-        cli.main(["see", "x"])
+@pytest.mark.parametrize(
+    ("bug", "said"),
+    [
+        pytest.param(lambda: {}["a bug"], "KeyError: 'a bug'", id="KeyError"),
+        pytest.param(lambda: int("x"), "ValueError: invalid literal for int()", id="ValueError"),
+        pytest.param([].pop, "IndexError: pop from empty list", id="IndexError"),
+    ],
+)
+def test_a_mistake_of_ours_is_no_mistake_of_the_user(
+    bug: Callable[[], object], said: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pretrained, "load", lambda *_, **__: bug())
+    code, out, err = run("see", "x")
+    assert (code, out) == (70, "")
+    assert err.startswith(f"regard: internal error: {said}")
+    assert "Traceback" not in err
+    code, _, err = run("--debug", "see", "x")
+    assert code == 70
+    assert err.startswith("Traceback (most recent call last):")
+
+
+def test_help_and_version_import_no_pytorch() -> None:
+    code = (
+        "import sys, regard_command\n"
+        "try: regard_command.main()\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    for words in (["--version"], ["--help"], ["see", "--help"], ["check", "--help"]):
+        command = [sys.executable, "-c", code, *words]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == "0 False"
+
+
+def test_the_command_leaves_the_package_whole() -> None:
+    code = (
+        "import sys, regard_command\n"
+        "try: regard_command.main()\n"
+        "except SystemExit: pass\n"
+        "import regard\n"
+        "print(regard.attend.__name__, regard.cli.app.__name__)"
+    )
+    command = [sys.executable, "-c", code, "--version"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "attend regard.cli.app"
 
 
 @pytest.mark.full
@@ -421,7 +460,7 @@ def test_ctrl_c_ends_a_real_run_quietly(bert: str, working_folder: Path) -> None
     fifo = working_folder / "text"
     os.mkfifo(fifo)
     running = subprocess.Popen(
-        [REGARD, "see", "--file", fifo, "-m", bert],
+        [REGARD, "see", fifo, "-m", bert],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

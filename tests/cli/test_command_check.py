@@ -207,11 +207,3 @@ def test_an_example_file_gives_the_arguments(run: Run) -> None:
     assert (code, err) == (0, ""), out
     assert "ALiBi of slopes 1 " in out
     assert "attention is right; 5 laws of attention hold" in out
-
-
-@pytest.mark.parametrize(("old", "new"), [("--seconds", "--timeout"), ("--gib=2", "--memory")])
-def test_an_old_spelling_gets_a_sentence_with_the_new_one(old: str, new: str, run: Run) -> None:
-    Path("mine.py").write_text(RIGHT)
-    name = old.partition("=")[0]
-    message = f"regard: {name} is now {new}; write {new} instead.\n"
-    assert run("mine.py", old) == (2, "", message)

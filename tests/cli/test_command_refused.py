@@ -30,8 +30,8 @@ def incomplete(run: Run, doubled: str) -> str:
     [
         ("see", TEXT),
         ("record", TEXT),
-        ("heads", "--text", TEXT),
-        ("compare", "--text", TEXT, "--text", TEXT.lower()),
+        ("heads", TEXT),
+        ("compare", TEXT, TEXT.lower()),
     ],
     ids=lambda arguments: arguments[0],
 )
@@ -64,7 +64,7 @@ def test_a_command_that_reads_a_recording_names_its_refused_layer(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("see", TEXT, "--json"), ("record", TEXT, "--json"), ("heads", "--text", TEXT, "--json")],
+    [("see", TEXT, "--json"), ("record", TEXT, "--json"), ("heads", TEXT, "--json")],
     ids=lambda arguments: arguments[0],
 )
 def test_json_has_every_refused_layer(arguments: tuple[str, ...], run: Run, doubled: str) -> None:
@@ -83,7 +83,7 @@ def test_json_of_segments_has_every_refused_layer(run: Run, incomplete: str) -> 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("see", TEXT), ("record", TEXT), ("heads", "--text", TEXT)],
+    [("see", TEXT), ("record", TEXT), ("heads", TEXT)],
     ids=lambda arguments: arguments[0],
 )
 def test_a_refused_layer_ends_a_strict_command(

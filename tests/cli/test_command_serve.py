@@ -25,7 +25,6 @@ from commands import REGARD, Run
 from regard.cli import serve_command
 from regard.models.pretrained import Pretrained
 from regard.view.server import http_server as server
-from regard.view.server.launch_file import LaunchFile
 
 
 def saved(folder: Path, tokens: int = 9) -> Path:
@@ -35,17 +34,13 @@ def saved(folder: Path, tokens: int = 9) -> Path:
     return path
 
 
-LAUNCH = re.compile(r"(\S+open\.html)   opens (http://127\.0\.0\.1:\d+/) in a browser")
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43}")
 
 
 def way_in(line: str) -> str:
-    """The address that the launch file of a printed line leads to."""
-    found = LAUNCH.fullmatch(line.strip())
-    assert found is not None, line
-    address = re.search(r'url=([^"]+)"', Path(found[1]).read_text())
-    assert address is not None
-    assert address[1].startswith(found[2])
-    return address[1]
+    """The address that a printed line is."""
+    assert ADDRESS.fullmatch(line.strip()), line
+    return line.strip()
 
 
 @dataclass
@@ -97,18 +92,11 @@ TILE = "/api/tile?layer=0&head=0&level=0&row={row}&column={column}"
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_the_page_and_removes_its_launch_file_at_the_end(
-    running: Running, number: int
-) -> None:
-    found = LAUNCH.fullmatch(running.printed)
-    assert found is not None
-    launch = Path(found[1])
+def test_it_serves_the_page_until_it_is_ended(running: Running, number: int) -> None:
     with running.client() as client:
         assert "<title>" in client.get("/").text
         assert client.get("/api/row?layer=0&head=1&query=5").status_code == 200
-    assert launch.exists()
     assert running.end(number) == (0, "")
-    assert not launch.parent.exists()
 
 
 @pytest.mark.full
@@ -156,7 +144,7 @@ Served = list[tuple[ASGIApp, str]]
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
-    """What would be served and the launch file's address, in the place of serving it."""
+    """What would be served and its address, in the place of serving it."""
     found: Served = []
     printed: list[str] = []
     tell = serve_command._write_address
@@ -176,13 +164,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 
 @pytest.mark.parametrize("change", ["written again", "removed"])
 def test_a_recording_that_has_changed_on_disk_is_told(
-    change: str, run: Run, tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+    change: str, run: Run, tmp_path: Path, served: Served
 ) -> None:
-    monkeypatch.setattr(LaunchFile, "accepts", lambda *_: True)
     path = saved(tmp_path)
     run("serve", str(path), "--no-browser")
     app, address = served[0]
-    with TestClient(app, follow_redirects=True, base_url=address.partition("?")[0]) as client:
+    with TestClient(app, follow_redirects=True, base_url=address.partition("/?")[0]) as client:
         assert client.get(address).status_code == 200
         if change == "removed":
             path.unlink()
@@ -246,31 +233,38 @@ def test_without_starlette_the_command_says_what_to_install(
 
 
 @pytest.mark.parametrize("opens", [True, False], ids=["browser", "no browser"])
-def test_the_browser_opens_the_file_that_is_printed(
+def test_the_browser_opens_a_private_file_that_leads_to_the_address(
     opens: bool, run: Run, tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(server.webbrowser, "open", opened.append)
+    """Other users of a machine can read the arguments of a browser."""
+    opened: list[tuple[str, int, str]] = []
+
+    def keep(address: str) -> None:
+        path = Path(address.removeprefix("file://"))
+        mode = path.stat().st_mode | path.parent.stat().st_mode
+        opened.append((address, mode & 0o077, path.read_text()))
+
+    monkeypatch.setattr(server.webbrowser, "open", keep)
     code, out, err = run("serve", str(saved(tmp_path)), *([] if opens else ["--no-browser"]))
     assert (code, err) == (0, "")
-    found = LAUNCH.fullmatch(out.strip())
-    assert found is not None
-    assert opened == ([Path(found[1]).as_uri()] if opens else [])
-    assert "token" not in out
-    assert not Path(found[1]).exists()  # it is gone with the server
+    address = way_in(out)
+    assert len(opened) == opens
+    for file, others, text in opened:
+        assert (others, address in text, "token" in file) == (0, True, False)
+        assert not Path(file.removeprefix("file://")).exists()  # it is gone with the server
 
 
-def test_the_launch_file_is_private_and_its_token_works_once(tmp_path: Path) -> None:
-    with LaunchFile("http://127.0.0.1:8000/") as launch:
-        assert launch.path.stat().st_mode & 0o077 == 0
-        assert launch.path.parent.stat().st_mode & 0o077 == 0
-        line = f"{launch.path}   opens http://127.0.0.1:8000/ in a browser"
-        first = way_in(line).partition("token=")[2]
-        assert not launch.accepts("")
-        assert launch.accepts(first)
-        assert not launch.accepts(first)
-        assert launch.accepts(way_in(line).partition("token=")[2])
-    assert not launch.path.parent.exists()
+def test_the_printed_address_lets_a_browser_in_more_than_once(
+    run: Run, tmp_path: Path, served: Served
+) -> None:
+    run("serve", str(saved(tmp_path)), "--no-browser")
+    app, address = served[0]
+    for _ in range(2):
+        base = address.partition("/?")[0]
+        with TestClient(app, follow_redirects=True, base_url=base) as browser:
+            assert browser.get("/").status_code == 403
+            got = browser.get(address)
+            assert (got.status_code, "token" in str(got.url)) == (200, False)
 
 
 @pytest.mark.full
@@ -285,64 +279,31 @@ def test_1200_idle_connections_do_not_keep_a_browser_waiting(tmp_path: Path) -> 
             idle.append(one)
         with running.client() as client:
             assert client.get("/api/row?layer=0&head=1&query=5").status_code == 200
-        # The last one is not pushed out by others, but its headers are late.
-        idle[-1].settimeout(60)
-        assert idle[-1].recv(100) == b""
     finally:
         for one in idle:
             one.close()
     assert running.end() == (0, "")
 
 
-def test_several_recordings_are_listed_and_each_has_its_page(tmp_path: Path) -> None:
-    paths = [saved(tmp_path / name) for name in ("one", "two<b>") if not (tmp_path / name).mkdir()]
-    x = torch.randn(2, 5, 8)
-    regard.Recording({"a": regard.attend(x, x)}, model="tiny").save(paths[1])
-    served = [server._opened(path, several=True) for path in paths]
-    app = server._application(served, lambda given: given == "secret")
-    with TestClient(app, base_url="http://127.0.0.1:8000") as client:
-        assert client.get("/1/").status_code == 403
-        index = client.get("/", params={"token": "secret"}).text
-        assert '<a href="/1/">' in index
-        assert '<a href="/2/">' in index
-        assert "9 tokens" in index
-        assert "5 tokens" in index
-        assert "<script" not in index
-        assert "<title>" in client.get("/2/").text
-        weights = client.get("/2/api/row?layer=0&head=1&query=4").content[: 4 * 5]
-        row = torch.frombuffer(bytearray(weights), dtype=torch.float32)
-        torch.testing.assert_close(row, regard.load(paths[1])[0][1, 4])
-        assert client.get("/api/heads").status_code == 404
-
-
 @pytest.mark.browser
 @pytest.mark.full
-def test_the_launch_file_opens_the_page_in_a_browser(tmp_path: Path, browser: Browser) -> None:
-    (tmp_path / "other").mkdir()
-    running = started(saved(tmp_path), str(saved(tmp_path / "other", 7)))
-    found = LAUNCH.fullmatch(running.printed)
-    assert found is not None
+def test_the_address_opens_the_page_and_loses_its_token(tmp_path: Path, browser: Browser) -> None:
+    running = started(saved(tmp_path))
     page = browser.new_page()
     try:
-        page.goto(Path(found[1]).as_uri())
-        page.wait_for_selector("ol a")
-        assert page.url == found[2]
-        page.click("ol li:nth-child(2) a")
+        page.goto(running.printed)
         page.wait_for_selector("body.ready")
         page.wait_for_selector("#sentence:not(:empty)")
-        assert page.url.startswith(f"{found[2]}2/")
-        assert "7 tokens" in page.inner_text("#about")
+        assert page.url.startswith(running.printed.partition("?")[0])
+        assert "token" not in page.url
     finally:
         page.close()
         running.process.terminate()
         running.process.communicate()
 
 
-def test_a_text_is_read_by_the_model_and_can_be_edited(
-    run: Run, bert: str, served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LaunchFile, "accepts", lambda *_: True)
-    code, _, err = run("serve", "--text", "Anna has a boat", "-m", bert, "--no-browser")
+def test_a_text_is_read_by_the_model_and_can_be_edited(run: Run, bert: str, served: Served) -> None:
+    code, _, err = run("serve", "Anna has a boat", "-m", bert, "--no-browser")
     assert (code, err) == (0, "")
     app, address = served[0]
     base = address.partition("?")[0].rstrip("/")
@@ -355,35 +316,3 @@ def test_a_text_is_read_by_the_model_and_can_be_edited(
     exact = Pretrained.load(bert).observe("Ben has")[1][0, 0, 1]
     values = torch.frombuffer(bytearray(row[: 4 * len(exact)]), dtype=torch.float32)
     torch.testing.assert_close(values, exact)
-
-
-@pytest.mark.parametrize("given", [(), ("run.safetensors", "--text", "Anna")])
-def test_serve_takes_recordings_or_a_text(given: tuple[str, ...], run: Run) -> None:
-    code, out, err = run("serve", *given)
-    assert (code, out) == (2, "")
-    assert err == (
-        "regard: serve needs either recordings or a text, and not both.\n"
-        "    Run for example: regard serve run.safetensors\n"
-        '                 or: regard serve --text "Life is short"\n'
-    )
-
-
-def test_two_recordings_are_also_served_side_by_side(
-    run: Run, tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LaunchFile, "accepts", lambda *_: True)
-    paths = [saved(tmp_path, n).rename(tmp_path / f"{n}.safetensors") for n in (9, 12)]
-    run("serve", *map(str, paths), "--no-browser")
-    app, address = served[0]
-    base = address.partition("?")[0].rstrip("/")
-    with TestClient(app, follow_redirects=True, base_url=base) as client:
-        assert "side by side with 12.safetensors" in client.get(address).text
-        page = client.get("/3/").text
-        assert '"other":{"first":1,"title":"12.safetensors"' in page
-        rows = [client.get(f"/3/api/row?layer={i}&head=0&query=5").content for i in (0, 1)]
-        assert len(client.get("/3/api/heads").json()["heads"]) == 4
-        assert client.get("/3/api/row?layer=2&head=0&query=5").status_code == 400
-    for path, row in zip(paths, rows, strict=True):
-        exact = regard.load(path)[0][0, 5]
-        values = torch.frombuffer(bytearray(row[: 4 * len(exact)]), dtype=torch.float32)
-        torch.testing.assert_close(values, exact)

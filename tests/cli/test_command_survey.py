@@ -20,12 +20,14 @@ def corpus(working_folder: Path) -> str:
 
 def test_a_survey_says_where_its_rows_are(run: Run, bert: str, working_folder: Path) -> None:
     (working_folder / "two.txt").write_text("eat first\nlife is short\n")
-    code, out, _ = run("survey", bert, "two.txt", "out", "--part", "eat=eat")
+    code, out, _ = run("survey", "two.txt", "out", "-m", bert, "--part", "eat=eat")
     rows = ds.dataset("out/part-00000000.parquet").to_table()
     assert (code, out) == (0, f"out   {len(rows)} rows in 1 Parquet file\n")
     assert rows["text"].unique().to_pylist() == [0, 1]
     assert None in rows["eat"].to_pylist()
-    assert json.loads(run("survey", bert, "two.txt", "out", "--part", "eat=eat", "--json")[1]) == {
+    assert json.loads(
+        run("survey", "two.txt", "out", "-m", bert, "--part", "eat=eat", "--json")[1]
+    ) == {
         "out": "out",
         "files": 1,
         "rows": len(rows),
@@ -34,20 +36,20 @@ def test_a_survey_says_where_its_rows_are(run: Run, bert: str, working_folder: P
 
 def test_mistakes_end_in_one_sentence(run: Run, bert: str, working_folder: Path) -> None:
     (working_folder / "bad.txt").write_text("eat\n\nfirst\n")
-    assert run("survey", bert, "bad.txt", "out") == (
+    assert run("survey", "bad.txt", "out", "-m", bert) == (
         2,
         "",
         "regard: bad.txt, line 2: text is empty; attention needs at least one token.\n"
         "    Give some words.\n",
     )
-    code, _, err = run("survey", bert, "bad.txt", "out", "--part", "x")
+    code, _, err = run("survey", "bad.txt", "out", "-m", bert, "--part", "x")
     assert (code, err.splitlines()[0]) == (2, "regard: part is 'x'; it must be NAME=PATTERN.")
 
 
 @pytest.mark.full
 def test_processes_of_torchrun_share_a_survey(corpus: str, bert: str) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "regard", "survey", bert, corpus, "out"]
+    command = [*torchrun, "-m", "regard", "survey", corpus, "out", "--model", bert]
     subprocess.run(command, check=True, timeout=300, capture_output=True)
     names = [path.name for path in sorted(Path("out").iterdir())]
     assert names == ["part-00000000.parquet", "part-00000001.parquet"]

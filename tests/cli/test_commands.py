@@ -46,7 +46,7 @@ def test_record_tells_that_the_model_runs_and_that_the_file_is_written(
     def progress() -> Iterator[Callable[..., None]]:
         yield lambda *what: told.append(what)
 
-    monkeypatch.setattr("regard.cli.record_command.progress", progress)
+    monkeypatch.setattr("regard.cli.progress.progress", progress)
     run("record", TEXT, "-m", bert)
     assert told[1:] == [(f"running {bert}", 1, 2), ("writing run.safetensors", 2, 2)]
 
@@ -192,17 +192,36 @@ def test_a_recording_that_is_not_there_is_said_first(run: Run) -> None:
     assert (code, out, err) == (2, "", "regard: nope.safetensors: No such file or directory.\n")
 
 
-@pytest.mark.parametrize("command", [("see",), ("record",), ("heads", "--text")], ids=" ".join)
-def test_the_name_of_a_file_is_no_text(
-    command: tuple[str, ...], run: Run, working_folder: Path
+@pytest.mark.parametrize("command", ["see", "record", "heads"])
+def test_the_name_of_a_text_file_is_its_text(
+    command: str, run: Run, bert: str, working_folder: Path
 ) -> None:
     (working_folder / "notes.txt").write_text(TEXT)
-    assert run(*command, "notes.txt") == (
-        2,
-        "",
-        "regard: text is 'notes.txt', which is the name of a file.\n"
-        "    For a text file write --file; for a recording use regard segments.\n",
+    code, out, _ = run(command, "notes.txt", "-m", bert, "--json")
+    count = len(Pretrained.load(bert).observe(TEXT).key_tokens or ())
+    told = json.loads(out)["tokens"]
+    assert (code, told if isinstance(told, int) else len(told)) == (0, count)
+
+
+def test_a_recording_is_seen_like_its_text(run: Run, bert: str, recorded: str) -> None:
+    _, out, _ = run("see", recorded, "--json")
+    _, expected, _ = run("see", TEXT, "-m", bert, "--json")
+    assert json.loads(out) == json.loads(expected)
+    assert run("record", recorded)[2] == (
+        f"regard: {recorded} is a recording; it must be a text or a text file.\n"
+        f"    To look at the recording write: regard see {recorded}\n"
     )
+
+
+def test_see_heads_and_page_of_a_recording_give_one_head_one_name(run: Run, recorded: str) -> None:
+    seen = [head["kind"] for head in json.loads(run("see", recorded, "--json")[1])["heads"]]
+    told = [head["kind"] for head in json.loads(run("heads", recorded, "--json")[1])["heads"]]
+    run("page", recorded)
+    found = re.search(r'id="recording">(.*?)</script>', Path("attention.html").read_text())
+    assert found is not None
+    shown = [head["kind"] for layer in json.loads(found[1])["layers"] for head in layer["heads"]]
+    assert seen == told == shown == list(regard.heads(regard.load(recorded))["kind"])
+    assert "induction" in json.loads(run("see", recorded, "--json")[1])["heads"][0]["scores"]
 
 
 @pytest.mark.parametrize("command", ["segments", "heads"])
@@ -278,7 +297,7 @@ def test_the_heads_of_a_model_are_shown_by_kind(run: Run, bert: str) -> None:
 
 def test_the_heads_of_a_model_of_few_tokens_are_shown(run: Run, working_folder: Path) -> None:
     dna = str(tiny_models.dna(working_folder / "dna"))
-    code, out, err = run("heads", "-m", dna, "-t", "ACGTTGCAAC", "--json")
+    code, out, err = run("heads", "ACGTTGCAAC", "-m", dna, "--json")
     assert (code, err) == (0, "")
     scores = json.loads(out)["heads"][0]["scores"]
     assert {"induction", "duplicate token", "retrieval"} <= set(scores)
@@ -286,7 +305,7 @@ def test_the_heads_of_a_model_of_few_tokens_are_shown(run: Run, working_folder: 
 
 def test_a_model_that_reads_too_little_for_a_trial_says_so(run: Run, working_folder: Path) -> None:
     dna = str(tiny_models.dna(working_folder / "dna", n_positions=5))
-    code, out, err = run("heads", "-m", dna, "-t", "ACGTT")
+    code, out, err = run("heads", "ACGTT", "-m", dna)
     assert (code, out.splitlines()[0]) == (0, "dna   8 heads, seen on 5 tokens")
     assert err == (
         f"regard: {dna} reads at most 5 tokens: induction and duplicate token left out\n"
@@ -298,22 +317,22 @@ def test_the_heads_of_a_recording_are_those_of_the_library(run: Run, recorded: s
     assert out == regard.heads(regard.load(recorded)).text() + "\n"
 
 
-def test_a_recording_has_its_own_text(run: Run, recorded: str) -> None:
-    code, _, err = run("heads", recorded, "--text", "x")
+def test_a_recording_has_its_own_model(run: Run, recorded: str) -> None:
+    code, _, err = run("heads", recorded, "--model", "x")
     assert code == 2
     assert err == (
-        f"regard: a text cannot be combined with the recording {recorded}.\n"
+        f"regard: --model cannot be combined with the recording {recorded}.\n"
         "    Leave out one of them.\n"
     )
 
 
-def test_a_model_in_the_place_of_a_recording_gets_the_new_spelling(run: Run) -> None:
+def test_a_model_in_the_place_of_a_text_gets_the_right_spelling(run: Run, bert: str) -> None:
     assert run("heads", "all-MiniLM-L6-v2") == (
         2,
         "",
-        "regard: all-MiniLM-L6-v2 is not a recording.\n"
-        "    For the heads of a model write: regard heads --model all-MiniLM-L6-v2\n",
+        "regard: all-MiniLM-L6-v2 is a model.\n    Write: --model all-MiniLM-L6-v2\n",
     )
+    assert run("see", bert)[2].endswith(f"    For a model write: --model {bert}\n")
 
 
 # What a model reads, and how
@@ -362,7 +381,7 @@ def test_the_dtype_of_the_weights_is_chosen(run: Run, bert: str) -> None:
     [
         pytest.param(["--layers", "a"], "layers is 'a'; it must be positions", id="layers"),
         pytest.param(["--device", "foo"], "device is 'foo', which cannot be used: ", id="device"),
-        pytest.param(["--chat"], "Cannot use chat template", id="no template"),
+        pytest.param(["--chat"], "model '", id="no template"),
         pytest.param(["--max-tokens", "2"], "max_tokens is 2; ", id="special tokens alone"),
     ],
 )
@@ -433,8 +452,7 @@ def test_recordings_of_other_shapes_are_not_compared(run: Run, bert: str, record
 
 def test_two_texts_are_compared_in_the_terminal_and_on_a_page(run: Run, bert: str) -> None:
     texts = ["Anna has a boat", "Anna has a house"]
-    words = [word for text in texts for word in ("--text", text)]
-    code, out, err = run("compare", *words, "-m", bert, "-o", "page.html", "--json")
+    code, out, err = run("compare", *texts, "-m", bert, "-o", "page.html", "--json")
     one, two = (Pretrained.load(bert).observe(text) for text in texts)
     expected = [regard.js(one[layer], two[layer]).mean((0, 2)) / math.log(2) for layer in (0, 1)]
     assert (code, err) == (0, "")
@@ -450,9 +468,9 @@ def test_two_texts_are_compared_in_the_terminal_and_on_a_page(run: Run, bert: st
 
 def test_texts_of_other_lengths_stand_side_by_side_on_the_page(run: Run, bert: str) -> None:
     long = "Anna and Ben and Carl and Dora have a house and a boat"
-    words = ["--text", long, "--text", f"{long} and a garden with old apple trees"]
+    words = [long, f"{long} and a garden with old apple trees"]
     code, out, _ = run("compare", *words, "-m", bert, "-o", "page.html")
-    one, two = (len(Pretrained.load(bert).observe(text).key_tokens or ()) for text in words[1::2])
+    one, two = (len(Pretrained.load(bert).observe(text).key_tokens or ()) for text in words)
     assert code == 0
     assert out.splitlines()[0] == (
         "…a house and a boat and …a house and a boat and a garden with old… have "
@@ -460,7 +478,7 @@ def test_texts_of_other_lengths_stand_side_by_side_on_the_page(run: Run, bert: s
     )
 
 
-@pytest.mark.parametrize("given", [["a", "b", "c"], ["--text", "a"], ["a", "b", "--text", "c"]])
+@pytest.mark.parametrize("given", [["a", "b", "c"], ["a"], ["a", "b.safetensors"]])
 def test_compare_needs_two_of_one_kind(given: list[str], run: Run) -> None:
     code, _, err = run("compare", *given)
     assert code == 2
@@ -500,8 +518,20 @@ def test_record_replaces_nothing_but_recordings(run: Run, bert: str) -> None:
 def test_page_writes_a_recording_as_one_file(run: Run, recorded: str) -> None:
     code, out, err = run("page", recorded, "-o", "run.html", "--layer", "1")
     assert (code, err) == (0, "")
-    assert re.fullmatch(r"run\.html   \d+ kB, one file, opens in any browser\n", out)
+    line = r"run\.html   \d+ kB, one file, opens in any browser\n    every layer is exact\n"
+    assert re.fullmatch(line, out)
     assert Path("run.html").read_text().startswith("<!doctype html>")
+
+
+def test_page_says_what_is_exact_and_what_makes_more_of_it_exact(run: Run, recorded: str) -> None:
+    _, out, _ = run("page", recorded, "--layers", "1")
+    assert out.splitlines()[1:] == [
+        "    exact: layer 1",
+        "    only a small map of each head: layer 0",
+        "    to have others exact: --layers 0, for all --limit 1; or regard serve",
+    ]
+    code, _, err = run("page", recorded, "--layers", "7")
+    assert (code, err) == (2, "regard: layer is 7; this recording has layers 0 to 1.\n")
 
 
 @pytest.mark.parametrize("place", [["--layer", "9"], ["--head", "99"]])

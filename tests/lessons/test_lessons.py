@@ -8,23 +8,17 @@ import doctest
 import errno
 import io
 import json
-import os
-import pty
 import re
-import select
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from rich.console import Console
 
 from regard.cli import app as cli
-from regard.cli.learn_command import parts
 from regard.lessons import lesson_notebooks as notebooks
 from regard.lessons import lesson_pages as pages
 from regard.lessons.lesson_pages import Lesson, Piece, all_lessons, find_lesson
@@ -189,15 +183,6 @@ def test_the_code_of_a_lesson_keeps_its_empty_lines(lesson: Lesson) -> None:
     assert all(ast.parse(block).body for block in code)
 
 
-@every_lesson
-def test_the_steps_of_a_lesson_are_all_of_it_and_short(lesson: Lesson) -> None:
-    joined = "\n".join(lesson.steps)
-    assert re.sub(r"\n+", "\n", joined) == re.sub(r"\n+", "\n", lesson.text).strip("\n")
-    assert all(step.count("\n```text") + step.startswith("```text") <= 1 for step in lesson.steps)
-    assert all(step.count("```") % 2 == 0 for step in lesson.steps)
-    assert max(step.count("\n") for step in lesson.steps) < 75
-
-
 def test_an_output_that_the_text_speaks_about_stays_in_the_text() -> None:
     page = "# 1 · A\n\n```python\n1\n```\n\nAbout:\n\n```text\n2\n```\n\n## End\n\nB\n"
     pieces = Lesson(1, "a", page).pieces
@@ -233,77 +218,6 @@ def test_the_help_says_what_it_takes(run: Run) -> None:
     assert "Learn attention, from averages to a transformer that learns." in words
     assert "Number or name of a lesson. Without it, list all lessons." in words
     assert "Write the lesson, or all of them, as notebooks into this folder." in words
-
-
-def in_a_terminal(keys: str, count: int) -> tuple[int, str]:
-    """Run ``regard learn 1`` in a terminal and press keys at the prompts; code, and what shows."""
-    leader, follower = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}
-    process = subprocess.Popen(
-        [REGARD, "learn", "1"], stdin=follower, stdout=follower, stderr=follower, env=environment
-    )
-    os.close(follower)
-    shown, pressed, deadline = "", 0, time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if select.select([leader], [], [], 0.2)[0]:
-            try:
-                shown += os.read(leader, 65536).decode(errors="replace")
-            except OSError as error:  # the terminal is gone when the process ends
-                if error.errno != errno.EIO:
-                    raise
-                break
-        if pressed < count and shown.count("Enter goes on") > pressed:
-            os.write(leader, keys[min(pressed, len(keys) - 1)].encode())
-            if keys[min(pressed, len(keys) - 1)] == "q":
-                os.write(leader, b"\n")
-            pressed += 1
-    os.close(leader)
-    return process.wait(timeout=60), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
-
-
-def painted(step: str, system: Literal["standard"] | None) -> str:
-    """A step as a terminal of 100 columns with that system of colours gets it."""
-    console = Console(file=io.StringIO(), force_terminal=True, color_system=system, width=100)
-    for part in parts(step):
-        console.print(part)
-    return console.file.getvalue()
-
-
-def test_weights_have_colours_in_a_terminal_that_has_them() -> None:
-    shown = painted("```text\nis   0.0000  0.2000  0.8000  -0.5  12\n```", "standard")
-    assert " is   \x1b[2m0.0000\x1b[0m  \x1b[36m0.2000\x1b[0m  " in shown
-    assert "\x1b[1;7;36m0.8000\x1b[0m  -0.5  12" in shown
-
-
-@every_lesson
-def test_no_output_is_lost_or_changed_in_a_terminal_without_colours(lesson: Lesson) -> None:
-    shown = [line.strip() for step in lesson.steps for line in painted(step, None).splitlines()]
-    printed = [piece.text for piece in lesson.pieces if piece.kind == "output"]
-    missing = {line.strip()[:90] for text in printed for line in text.splitlines()} - {
-        line[:90] for line in shown
-    }
-    assert missing == set()
-
-
-@pytest.mark.full
-def test_in_a_terminal_enter_goes_on_step_by_step_to_the_end() -> None:
-    steps = len(all_lessons()[0].steps)
-    code, shown = in_a_terminal("\n", steps)
-    assert code == 0
-    assert shown.count("Enter goes on") == steps - 1
-    assert f"1 of {steps} · Enter goes on, q ends" in shown
-    assert "Averages as matrix products" in shown
-    assert "print(regard.check(average_of_the_past, causal=True).verdict)" in shown
-    assert "exercises yourself: regard learn 1 --notebook lessons makes a notebook of it." in shown
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("key", ["q", "\x04"], ids=["q", "Ctrl-D"])
-def test_in_a_terminal_a_lesson_can_be_left(key: str) -> None:
-    code, shown = in_a_terminal("\n" + key, 2)
-    assert code == 0
-    assert shown.count("Enter goes on") == 2
-    assert "Exercises" not in shown
 
 
 # Notebooks

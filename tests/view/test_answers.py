@@ -14,9 +14,9 @@ import oracle
 import regard
 from cases import CASES, Case, parametrised
 from oracle import assert_close
-from regard.view.tiles import pyramid
+from regard.view.tiles import head_tiles
+from regard.view.tiles.head_tiles import Place, WrongQuestionError, highest_level
 from regard.view.tiles.page_answers import Answers, Gone, Progress, Which
-from regard.view.tiles.pyramid import Place, highest_level
 
 
 @pytest.fixture(params=["at once", "in the background"])
@@ -25,19 +25,18 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
     Tiles are so small that even a small head has several levels, of which some are added up.
     """
-    monkeypatch.setattr(pyramid, "TILE", 16)
-    monkeypatch.setattr(pyramid, "_FIRST_BASE", 1)
+    monkeypatch.setattr(head_tiles, "TILE", 16)
+    monkeypatch.setattr(head_tiles, "_FIRST_BASE", 1)
     if request.param == "in the background":
         long_heads(monkeypatch)
     return request.param
 
 
 def long_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every head is a long one; a pass has many strips, of many parts."""
-    monkeypatch.setattr(pyramid, "AT_ONCE", 0)
-    monkeypatch.setattr(pyramid, "_STRIP_ROWS", 16)
-    monkeypatch.setattr(pyramid, "_ROWS", 8)
-    monkeypatch.setattr(pyramid, "PART", 2**7)
+    """Every head is a long one; a pass has many strips."""
+    monkeypatch.setattr(head_tiles, "AT_ONCE", 0)
+    monkeypatch.setattr(head_tiles, "STRIP_SCORES", 2**10)
+    monkeypatch.setattr(head_tiles, "_WINDOW_SCORES", 2**7)
 
 
 def exact_heads(case: Case) -> tuple[Tensor, Tensor]:
@@ -74,11 +73,6 @@ def recording(matrix: regard.AttentionMatrix, **more: object) -> regard.Recordin
     return regard.Recording({"layer": matrix}, **more)
 
 
-def by_row(weights: Tensor) -> Tensor:
-    highest = weights.amax(-1, keepdim=True)
-    return weights / torch.where(highest > 0, highest, 1)
-
-
 # Every kind of matrix
 
 
@@ -98,17 +92,15 @@ def test_rows_and_columns_and_tiles_are_the_matrix_s(case: Case, way: str) -> No
             assert_tiles(answers, which, exact, within)
 
 
-def assert_tiles(
-    answers: Answers, which: Which, exact: Tensor, within: float, divided: bool = False
-) -> None:
+def assert_tiles(answers: Answers, which: Which, exact: Tensor, within: float) -> None:
     """Every tile of every level is exact, and says so."""
     for level in range(highest_level(exact.shape) + 1):
         whole = cells(exact, level)
-        tiles = product(*(range(-(-n // pyramid.TILE)) for n in whole.shape))
+        tiles = product(*(range(-(-n // head_tiles.TILE)) for n in whole.shape))
         for row, column in tiles:
-            tile = answers.tile(which, Place(level, row, column, divided))
+            tile = answers.tile(which, Place(level, row, column))
             down, across = (
-                slice(at * pyramid.TILE, (at + 1) * pyramid.TILE) for at in (row, column)
+                slice(at * head_tiles.TILE, (at + 1) * head_tiles.TILE) for at in (row, column)
             )
             assert (tile.exact, tile.sampled) == (True, None)
             assert_close(tile.values, whole[down, across], within)
@@ -152,15 +144,13 @@ def attended(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("divided", [False, True], ids=["weights", "by row"])
-def test_tiles_of_every_level_are_means_of_blocks(kind: str, divided: bool, way: str) -> None:
+def test_tiles_of_every_level_are_means_of_blocks(kind: str, way: str) -> None:
     matrix = KINDS[kind]()
     exact = matrix.to(torch.float64).to_dense()[0]
-    exact = by_row(exact) if divided else exact
     which = Which(0, 0)
     with Answers(recording(matrix)) as answers:
         finished(answers, which)
-        assert_tiles(answers, which, exact, 4e-6 * float(exact.max()), divided)
+        assert_tiles(answers, which, exact, 4e-6 * float(exact.max()))
 
 
 def test_the_levels_of_a_whole_number_of_cells_are_the_library_s_pool(way: str) -> None:
@@ -246,19 +236,23 @@ def test_progress_rises_and_says_how_long_it_takes(monkeypatch: pytest.MonkeyPat
 
 def test_a_pass_that_fails_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     long_heads(monkeypatch)
-    monkeypatch.setattr(pyramid, "_sums", lambda *_: 1 / 0)
+    monkeypatch.setattr(head_tiles, "RowNormalizers", lambda *_: 1 / 0)
     with Answers(recording(attended(300, 300))) as answers, pytest.raises(ZeroDivisionError):
         answers.column(Which(0, 0), 0)
 
 
-def test_a_pass_that_failed_has_no_progress_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     long_heads(monkeypatch)
-    monkeypatch.setattr(pyramid, "_sums", lambda *_: 1 / 0)
-    with Answers(recording(attended(300, 300))) as answers:
-        with pytest.raises(ZeroDivisionError):
-            answers.column(Which(0, 0), 0)
-        with pytest.raises(ZeroDivisionError):
-            answers.progress(Which(0, 0))
+    matrix = attended(300, 300)
+    with Answers(recording(matrix)) as answers:
+        with monkeypatch.context() as broken:
+            broken.setattr(head_tiles, "RowNormalizers", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                answers.column(Which(0, 0), 0)
+            with pytest.raises(ZeroDivisionError):
+                answers.progress(Which(0, 0))
+        torch.testing.assert_close(answers.column(Which(0, 0), 7), matrix[0, :, 7])
+        assert answers.progress(Which(0, 0)).done == 1
 
 
 def test_closing_ends_a_pass_and_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +267,7 @@ def test_closing_ends_a_pass_and_who_waits_for_it(monkeypatch: pytest.MonkeyPatc
 
 def test_memory_is_bounded_by_letting_go_of_what_was_looked_at_first() -> None:
     matrix = regard.attend(torch.randn(5, 300, 8), torch.randn(5, 300, 8))
-    one = pyramid.Pyramid(pyramid.HeadScores.of(matrix[0])).nbytes
+    one = head_tiles.HeadTiles(matrix[0]).nbytes
     with Answers(recording(matrix), limit=2 * one) as answers:
         for head in range(5):
             answers.tile(Which(0, head), Place(1, 0, 0))
@@ -370,7 +364,6 @@ def test_segments_of_a_long_head_are_sums_of_weights(
     kind: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_heads(monkeypatch)
-    monkeypatch.setattr(pyramid, "_FIRST_BASE", 3)
     matrix = KINDS[kind]()
     q_len, kv_len = matrix.shape[-2:]
     queries, keys = parts(q_len, (0, 0.11, 0.5, 0.6, 1)), parts(kv_len, (0.02, 0.3, 0.33, 0.9, 1))
@@ -476,6 +469,6 @@ def test_a_wrong_question_is_told_in_a_sentence(
     ask: Callable[[Answers], object], message: str
 ) -> None:
     matrix = regard.attend(torch.zeros(2, 300, 4), torch.zeros(2, 400, 4))
-    with Answers(recording(matrix)) as answers, pytest.raises((IndexError, ValueError)) as error:
+    with Answers(recording(matrix)) as answers, pytest.raises(WrongQuestionError) as error:
         ask(answers)
     assert str(error.value) == message

@@ -22,7 +22,7 @@ def read(text: str, tell: Callable[[int, int | None], None]) -> regard.Recording
     """A model of words: each word has a random query and key of its own, in two layers."""
     words = text.split()
     if len(words) > 20:
-        raise ValueError(
+        raise regard.RegardError(
             f"text has {len(words)} tokens; tiny reads at most 20 tokens.\n    Give a part of it."
         )
     if "fail" in words:

@@ -18,8 +18,8 @@ from regard.view.tiles.page_questions import QUESTIONS
 
 BASE = "http://127.0.0.1:8000"
 GOOD = (
-    dict.fromkeys(("head", "hidden", "by_row"), "1")
-    | dict.fromkeys(("layer", "level", "row", "column", "start"), "0")
+    dict.fromkeys(("head", "hidden"), "1")
+    | dict.fromkeys(("by_row", "layer", "level", "row", "column", "start"), "0")
     | dict.fromkeys(("query", "key", "count"), "3")
     | {"by": "weight", "queries": "[[0,3],[3,9]]", "keys": "[[0,9]]"}
 )
@@ -69,7 +69,8 @@ texts = st.one_of(
 def test_every_question_has_numbers_or_one_sentence(
     name: str, wrong: dict[str, str], left_out: set[str], client: TestClient
 ) -> None:
-    known = {each: text for each, text in GOOD.items() if each in QUESTIONS[name].parameters}
+    fields = QUESTIONS[name].asked.__struct_fields__
+    known = {each: text for each, text in GOOD.items() if each in fields}
     asked = {each: text for each, text in {**known, **wrong}.items() if each not in left_out}
     answer = client.get(f"/api/{name}", params=asked)
     assert answer.status_code in (200, 400)
@@ -146,7 +147,8 @@ def test_200_who_send_half_a_request_hold_up_nobody(serving: pages.Serving) -> N
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_200_who_leave_before_the_answer_hold_up_nobody(name: str, serving: pages.Serving) -> None:
-    known = {each: text for each, text in GOOD.items() if each in QUESTIONS[name].parameters}
+    fields = QUESTIONS[name].asked.__struct_fields__
+    known = {each: text for each, text in GOOD.items() if each in fields}
     address = f"GET /api/{name}?{urlencode(known)} HTTP/1.1\r\n".encode()
     for _ in range(200):
         with connected(serving) as connection:

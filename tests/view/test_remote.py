@@ -8,8 +8,8 @@ import torch
 
 import pages
 import regard
+from regard.view.tiles.head_tiles import Place
 from regard.view.tiles.page_answers import Answers, Which
-from regard.view.tiles.pyramid import Place
 
 
 def recorded() -> regard.Recording:
@@ -74,8 +74,8 @@ def test_a_column_is_what_every_query_gives(server: pages.Serving, answers: Answ
 
 
 def test_a_tile_comes_with_its_size(server: pages.Serving, answers: Answers) -> None:
-    got = told(server, f"remote.tile({HEAD}, {{ level: 0, row: 0, column: 0, byRow: true }})")
-    values = answers.tile(WHICH, Place(0, 0, 0, by_row=True)).values
+    got = told(server, f"remote.tile({HEAD}, {{ level: 0, row: 0, column: 0, byRow: false }})")
+    values = answers.tile(WHICH, Place(0, 0, 0)).values
     assert got["values"] == values.flatten().tolist()
     assert (got["height"], got["width"], got["exact"]) == (9, 9, True)
     assert got.get("sampled") is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard.view.tiles.row_normalizers import RowNormalizers
+from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
 
 MASKS = {
     "no mask": None,
@@ -12,6 +12,12 @@ MASKS = {
     "window": regard.SlidingWindow(2, 0),
     "gaps": regard.Keep(torch.arange(11 * 11).reshape(11, 11) % 3 != 1),
 }
+
+
+def normalizers(matrix: regard.AttentionMatrix, *aside: int) -> torch.Tensor:
+    """Both numbers of each row, then both without some keys: (num_heads, q_len, 4)."""
+    both = (matrix, without_keys(matrix, aside))
+    return torch.cat([each.reduce(RowNormalizers()) for each in both], -1)
 
 
 def expected(matrix: regard.AttentionMatrix, aside: list[int]) -> torch.Tensor:
@@ -36,7 +42,7 @@ def test_the_normalizers_of_a_row_are_those_of_all_its_scores(
 ) -> None:
     torch.manual_seed(4)
     matrix = regard.attend(*torch.randn(2, 3, 11, 5) * 2, mask=mask)
-    found = matrix.reduce(RowNormalizers(tuple(aside)))
+    found = normalizers(matrix, *aside)
     torch.testing.assert_close(found.double(), expected(matrix, aside), rtol=1e-5, atol=1e-6)
 
 
@@ -47,7 +53,7 @@ def test_what_is_left_beside_a_sink_is_exact_however_little_it_is(
 ) -> None:
     scores = torch.tensor([[distance, 0.5, 0.25, 0.0], [distance, -torch.inf, 1.0, 2.0]])
     matrix = regard.AttentionMatrix.from_scores(scores.to(dtype))
-    found = matrix.reduce(RowNormalizers((0,)))[:, 2:]
+    found = normalizers(matrix, 0)[:, 2:]
     others = scores[:, 1:].double()
     maximum = others.amax(-1)
     log_normalizer = (others - maximum[:, None]).logsumexp(-1)
@@ -61,7 +67,7 @@ def test_what_is_left_beside_a_sink_is_exact_however_little_it_is(
 @pytest.mark.parametrize("level", [-1e9, 1e9, -(2.0**100), 2.0**100], ids=str)
 def test_the_log_normalizer_is_not_rounded_away_by_a_large_maximum(level: float) -> None:
     scores = torch.full((2, 3), level)
-    found = regard.AttentionMatrix.from_scores(scores).reduce(RowNormalizers((0,)))
+    found = normalizers(regard.AttentionMatrix.from_scores(scores), 0)
     expected = torch.tensor([level, 3, level, 2])
     expected[1::2] = expected[1::2].log()
     torch.testing.assert_close(found, expected.expand(2, 4), rtol=1e-6, atol=0)
@@ -72,7 +78,7 @@ def test_beside_a_sink_bias_what_is_left_is_renormalised() -> None:
     plain = regard.AttentionMatrix.from_scores(scores)
     query = torch.eye(3)[:1]
     biased = regard.attend(query, scores.mT @ query, scale=1.0, sink_bias=torch.tensor(2.0))
-    found, without = (matrix.reduce(RowNormalizers((0,)))[0] for matrix in (biased, plain))
+    found, without = (normalizers(matrix, 0)[0] for matrix in (biased, plain))
     assert found[1] > without[1]
     torch.testing.assert_close(found[2:], without[2:])
 
@@ -80,5 +86,5 @@ def test_beside_a_sink_bias_what_is_left_is_renormalised() -> None:
 def test_a_row_that_is_not_numbers_has_none() -> None:
     scores = torch.zeros(2, 3)
     scores[1, 2] = torch.nan
-    found = regard.AttentionMatrix.from_scores(scores).reduce(RowNormalizers((0,)))
+    found = normalizers(regard.AttentionMatrix.from_scores(scores), 0)
     assert found.isnan().all(-1).tolist() == [False, True]

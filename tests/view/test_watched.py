@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard.view.tiles import pyramid
+from regard.view.tiles import head_tiles
 from regard.view.tiles.page_answers import Answers, Gone, Which
 
 
@@ -29,7 +29,7 @@ ASKED: dict[str, Sequence[object]] = {
 def head_is(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Heads that are answered at once, and heads with a pass in the background."""
     if request.param == "long":
-        monkeypatch.setattr(pyramid, "AT_ONCE", 0)
+        monkeypatch.setattr(head_tiles, "AT_ONCE", 0)
     return request.param
 
 
@@ -82,8 +82,8 @@ def test_a_sample_of_a_long_layer_ends_between_its_rows(monkeypatch: pytest.Monk
 def test_parts_at_the_ends_of_cells_end_between_blocks_of_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pyramid, "AT_ONCE", 0)
-    monkeypatch.setattr(pyramid, "PART", 10)
+    monkeypatch.setattr(head_tiles, "AT_ONCE", 0)
+    monkeypatch.setattr(head_tiles, "STRIP_SCORES", 10)
     with Answers(seen("a")) as answers:
         answers.column(Which(0, 0), 0)  # waits for the pass
         counts = Leaves(10**6)

@@ -17,7 +17,7 @@ import pages
 import regard
 from regard.view.notebook import notebook_page as notebook
 from regard.view.notebook.widget import PageWidget, reply
-from regard.view.tiles import pyramid
+from regard.view.tiles import head_tiles
 from regard.view.tiles.page_answers import Answers
 
 
@@ -126,17 +126,17 @@ def test_heads_have_their_kinds() -> None:
         ),
         pytest.param(
             {"kind": "row", "layer": "first", "head": 0, "query": 0},
-            "layer is 'first'; it must be a whole number.",
+            "the question cannot be read: Expected 'int', got 'str' - at '$.layer'.",
             id="text",
         ),
         pytest.param(
             {"kind": "row", "layer": None, "head": 0, "query": 0},
-            "layer is 'null'; it must be a whole number.",
+            "the question cannot be read: Expected 'int', got 'null' - at '$.layer'.",
             id="nothing said",
         ),
         pytest.param(
-            {"kind": "segments", "layer": -1, "head": 0},
-            "layer is '-1'; it must be a whole number.",
+            {"kind": "column", "layer": -1, "head": 0, "key": 0},
+            "the question cannot be read: Expected 'int' >= 0 - at '$.layer'.",
             id="below 0",
         ),
         pytest.param(
@@ -153,7 +153,7 @@ def test_heads_have_their_kinds() -> None:
         pytest.param({}, "kind is None; nothing of that kind is known.", id="nothing"),
         pytest.param(
             {"kind": "steps", **HEAD, "query": 0, "by": "name"},
-            "by is 'name'; it must be weight or position.",
+            "the question cannot be read: Object missing required field 'start'.",
             id="order",
         ),
         pytest.param(
@@ -163,12 +163,12 @@ def test_heads_have_their_kinds() -> None:
         ),
         pytest.param(
             {"kind": "row", **HEAD, "query": 0, "x": 1},
-            "'x' is no parameter of this question; it has layer, head, hidden, query.",
+            "the question cannot be read: Object contains unknown field 'x'.",
             id="another parameter",
         ),
         pytest.param(
             {"kind": "segments", **HEAD, "queries": 3, "keys": [[0, 7]]},
-            "queries must be 1 to 200 parts, each [first token, one past the last].",
+            "the question cannot be read: Expected 'array', got 'int' - at '$.queries'.",
             id="no spans",
         ),
     ],
@@ -211,13 +211,14 @@ def test_what_is_forgotten_is_not_answered(widget: PageWidget, sent: "queue.Queu
 def test_what_waits_for_a_pass_holds_up_nothing_else(
     widget: PageWidget, sent: "queue.Queue[Any]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pyramid, "AT_ONCE", 0)  # every head is a long one
-    monkeypatch.setattr(pyramid.Pyramid, "advance", lambda _, pause: (time.sleep(0.01), pause()))
+    monkeypatch.setattr(head_tiles, "AT_ONCE", 0)  # every head is a long one
+    monkeypatch.setattr(
+        head_tiles.HeadTiles, "advance", lambda _, pause: (time.sleep(0.01), pause())
+    )
     part = {"level": 0, "row": 0, "column": 0}
-    parts = {"queries": [[0, 7]], "keys": [[0, 7]]}
     widget.take(None, {"id": "progress", "kind": "progress", **HEAD}, [])
     assert sent.get(timeout=60)[0]["id"] == "progress"
-    for waits in (*3 * [{"kind": "column", "key": 2}], *3 * [{"kind": "segments", **parts}]):
+    for waits in 6 * [{"kind": "column", "key": 2}]:
         widget.take(None, {"id": waits["kind"], **HEAD, **waits}, [])
     widget.take(None, {"id": "heads", "kind": "heads"}, [])
     for quick in ({"kind": "tile", **part}, {"kind": "progress"}, {"kind": "row", "query": 3}):
@@ -226,7 +227,7 @@ def test_what_waits_for_a_pass_holds_up_nothing_else(
     answered: set[str] = set()
     while not answered >= {"tile", "progress", "row", "overview"}:
         answered.add(sent.get(timeout=60)[0]["id"])
-    assert answered.isdisjoint({"column", "segments", "heads"})
+    assert answered.isdisjoint({"column", "heads"})
 
 
 def test_it_tells_the_notebook_the_page_and_nothing_of_the_numbers(widget: PageWidget) -> None:
@@ -360,11 +361,10 @@ def test_the_frame_gets_numbers_or_a_sentence(framed: Any) -> None:
         column = framed.evaluate(f"source.column({ONE}, 2).then((values) => [...values])")
         torch.testing.assert_close(torch.tensor(column), weights()[:, 2])
         tile = framed.evaluate(
-            f"source.tile({ONE}, {{ level: 0, row: 0, column: 0, byRow: true }})"
+            f"source.tile({ONE}, {{ level: 0, row: 0, column: 0, byRow: false }})"
             ".then(({ values, height, width, exact }) => [[...values], height, width, exact])"
         )
-        by_row = weights() / weights().amax(-1, keepdim=True)
-        torch.testing.assert_close(torch.tensor(tile[0]).reshape(7, 7), by_row)
+        torch.testing.assert_close(torch.tensor(tile[0]).reshape(7, 7), weights())
         assert tile[1:] == [7, 7, True]
     with pages.step("what was wrong"):
         sentence = (

@@ -14,7 +14,7 @@ from regard.recording.recording import Recording
 from regard.text.tables import Cell, Table
 from regard.text.tokens import Token
 
-__all__ = ["Trial", "classify", "head_table", "heads", "survey_of"]
+__all__ = ["Trial", "classify", "head_table", "heads", "survey_of", "trials_of"]
 
 Scores = Mapping[str, Sequence[float]]
 
@@ -109,7 +109,8 @@ def heads(
     Args:
         seen: the recording.
         trials: the results of special runs: ``regard.trials.repeated_tokens(model)`` measures
-            induction and duplicate-token heads, ``regard.trials.needle`` retrieval heads.
+            induction and duplicate-token heads, ``regard.trials.needle`` retrieval heads. Those
+            that the recording keeps, ``seen.trials``, count too.
         progress: called with the number of finished layers and the number of layers.
 
     Returns:
@@ -128,9 +129,18 @@ def heads(
         ('uniform', 'uniform')
     """
     classified = classify(
-        seen.layers, seen.query_tokens, seen.key_tokens, trials=trials, progress=progress
+        seen.layers,
+        seen.query_tokens,
+        seen.key_tokens,
+        trials=(*trials_of(seen), *trials),
+        progress=progress,
     )
     return head_table(classified)
+
+
+def trials_of(seen: Recording) -> tuple[Trial, ...]:
+    """Return the results of special runs that a recording keeps."""
+    return tuple(map(Trial, seen.trials))
 
 
 def survey_of(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "Head", "Kind", "kind_of", "stand_out"]
+__all__ = ["KINDS", "TRIAL_KINDS", "Head", "Kind", "kind_of", "stand_out"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,9 @@ If there is nothing to copy, an induction head attends to the first token (Olsso
 "In-context Learning and Induction Heads"). A head is local if no more specific kind fits.
 """
 
+TRIAL_KINDS = (INDUCTION.name, DUPLICATE.name, RETRIEVAL.name)
+"""Kinds that a special run measures, and not the text of the recording."""
+
 # The score of these kinds is not a share of attention, or a sum of the shares of other kinds.
 _NO_SHARES = {UNIFORM.name, LOCAL.name}
 
@@ -78,6 +81,14 @@ class Head:
         return f"L{self.layer}H{self.head}"
 
     @property
+    def here(self) -> tuple[Kind, float] | None:
+        """The kind and score on the text itself, if a special run gave the kind."""
+        if self.kind not in TRIAL_KINDS:
+            return None
+        shown = {name: score for name, score in self.scores.items() if name not in TRIAL_KINDS}
+        return kind_of(shown)
+
+    @property
     def letter(self) -> str:
         """The letter of its kind; upper case if it is clearly of this kind."""
         kind = next(kind for kind in KINDS if kind.name == self.kind)
@@ -99,11 +110,18 @@ def kind_of(scores: Mapping[str, float]) -> tuple[Kind, float]:
 
 
 def stand_out(heads: Sequence[Head]) -> tuple[tuple[Head, str], ...]:
-    """Return the head with the largest score of each kind but mixed, with a description."""
+    """Return the head with the largest score of each kind but mixed, with a description.
+
+    The description of a kind that a special run measured also says what the head does here.
+    """
     best_of_kind: list[tuple[Head, str]] = []
     for kind in KINDS:
         alike = [head for head in heads if head.kind == kind.name]
         if alike and kind is not MIXED:
             best = max(alike, key=lambda head: head.score)
-            best_of_kind.append((best, kind.reason.format(f"{100 * best.score:.0f} %")))
+            reason = kind.reason.format(f"{100 * best.score:.0f} %")
+            if best.here is not None:
+                here, score = best.here
+                reason += f" in a trial; here it {here.reason.format(f'{100 * score:.0f} %')}"
+            best_of_kind.append((best, reason))
     return tuple(best_of_kind)

@@ -11,17 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from regard.cli.options import AsJson
-from regard.cli.output_files import write_json
-from regard.cli.progress import progress
-from regard.diagnosis.catalogue import FAULTS, NOTES
-from regard.diagnosis.expectation import spec_of_json
-from regard.diagnosis.laws.judge import LAWS
-from regard.diagnosis.sandbox.sandbox_process import CannotRun, Limits, check_apart
-from regard.text.escaping import visible
 
 __all__ = ["check"]
-
-_USUAL = Limits()
 
 Target = Annotated[
     str,
@@ -45,15 +36,14 @@ Expect = Annotated[
         "--expect", metavar="JSON", help="""What it is meant to compute: '{"causal": true}'."""
     ),
 ]
-_RENAMED = {"--seconds": "--timeout", "--gib": "--memory"}
 
 
 def check(
     context: typer.Context,
     target: Target = "",
     explain: Explain = "",
-    timeout: Timeout = _USUAL.seconds,
-    memory: Memory = _USUAL.gib,
+    timeout: Timeout = 60.0,
+    memory: Memory = 4.0,
     expect: Expect = "",
     as_json: AsJson = False,
 ) -> None:
@@ -65,6 +55,12 @@ def check(
     --expect '{"causal": true, "heads": 4}' compares what it computes with what it is meant to.
     Exit codes: 0 right, 1 wrong or different from the standard, 3 cannot tell.
     """
+    from regard.cli.output_files import write_json
+    from regard.cli.progress import progress
+    from regard.diagnosis.expectation import spec_of_json
+    from regard.diagnosis.sandbox.sandbox_process import CannotRun, Limits, check_apart
+    from regard.text.escaping import visible
+
     if explain:
         sys.stdout.write(f"{explanation(explain)}\n")
         raise typer.Exit(0)
@@ -73,10 +69,6 @@ def check(
             "FILE is missing; check needs a Python file or a notebook.\n"
             "    Write for example: regard check my_file.py"
         )
-    for word in context.args:
-        name = word.partition("=")[0]
-        if name in _RENAMED:
-            raise ValueError(f"{name} is now {_RENAMED[name]}; write {_RENAMED[name]} instead.")
     options = named_options(context.args)
     if expect:
         options["expect"] = spec_of_json(expect).to_json()  # what is no spec is refused at once
@@ -122,6 +114,9 @@ def explanation(name: str) -> str:
           Formula:  f([a, b])[0] = f([a])[0]
           Broken by:  weights = scores.softmax(dim=0)  # over the batch
     """
+    from regard.diagnosis.catalogue import FAULTS, NOTES
+    from regard.diagnosis.laws.judge import LAWS
+
     for law in LAWS:
         if law.name == name:
             return (

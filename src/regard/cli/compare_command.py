@@ -5,52 +5,47 @@ import sys
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from regard.cli.options import AsJson, ModelOptions, Open, open_recording, with_options
-from regard.cli.output_files import check_output, page_line, report_refused, show_page, write_json
-from regard.cli.progress import progress
-from regard.errors import count_text
-from regard.matrix.comparisons import js
-from regard.models.pretrained import check_text
-from regard.recording.recording import Recording
-from regard.text.escaping import visible
-from regard.text.tables import Table
-from regard.view.export.page_file import write_page
+from regard.cli.options import (
+    AsJson,
+    Limit,
+    ModelOptions,
+    Open,
+    Output,
+    limit_bytes,
+    open_recording,
+    read_input,
+    with_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from regard.recording.recording import Recording
+    from regard.view.tiles.manifest import PageLayer
 
 __all__ = ["compare"]
 
-Runs = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="[RUN OTHER]", help="Two recordings from regard record."),
-]
-Texts = Annotated[
+Inputs = Annotated[
     list[str] | None,
-    typer.Option(
-        "--text", "-t", metavar="TEXT", help="Run a model on this text instead; give it twice."
+    typer.Argument(
+        metavar="INPUT OTHER",
+        help="Two recordings from regard record, or two texts, each in quotes or a file.",
     ),
 ]
 Top = Annotated[int, typer.Option("--top", min=1, metavar="N", help="Number of heads to print.")]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Also write a page that shows both side by side, and their difference.",
-    ),
-]
 
 
 @with_options
 def compare(
     options: ModelOptions,
-    runs: Runs = None,
-    texts: Texts = None,
+    inputs: Inputs = None,
     top: Top = 10,
     output: Output = None,
+    limit: Limit = 64,
     open_page: Open = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,25 +55,24 @@ def compare(
     alike, 100 % if they share no token. It needs the same number of tokens. A page of -o shows
     other texts, too, side by side.
     """
+    from regard.cli.output_files import check_output, page_lines, show_page, write_json
+    from regard.cli.progress import progress
+    from regard.text.escaping import visible
+    from regard.view.export.page_file import save_page
+
     page = output or (Path("attention.html") if open_page else None)
+    held: list[PageLayer] = []
     if page is not None:
         check_output(page)
-    if len(runs or texts or ()) != 2 or (runs and texts):
+    given = [read_input(each) for each in inputs or ()]
+    if len(given) != 2 or len({isinstance(each, Path) for each in given}) != 1:
         raise ValueError(
             "compare needs two recordings or two texts.\n"
             "    Run for example: regard compare run.safetensors other.safetensors\n"
-            '                 or: regard compare --text "Life is short" --text "Life is long"'
+            '                 or: regard compare "Life is short" "Life is long"'
         )
     with progress() as report:
-        if runs:
-            one, two = map(open_recording, runs)
-            names = [visible(str(run)) for run in runs]
-        else:
-            report(f"loading and running {options.name}")
-            pretrained = options.load()
-            one, two = (pretrained.observe(check_text(text)) for text in texts or ())
-            report_refused(one)  # the same model refuses the same layers of both
-            names = [visible(name) for name in _short_names(*(texts or ()))]
+        one, two, names = _both(options, given, report)
         report("comparing every layer")
         found: dict[tuple[int, int], float] = {}
         if list(one.shapes.values()) == list(two.shapes.values()):
@@ -86,21 +80,49 @@ def compare(
         elif page is None:
             raise ValueError(_shape_mismatch(one, two, names))
         if page is not None:
-            writing = partial(report, f"writing {page}")
-            most = max(found, key=lambda place: found[place], default=(None, None))
-            title, other = names
-            write_page(
-                one, page, title=title, opened=most, other=two, other_title=other, progress=writing
+            held = save_page(
+                one,
+                page,
+                title=visible(names[0]),
+                opened=max(found, key=lambda place: found[place], default=(None, None)),
+                limit=limit_bytes(limit),
+                other=two,
+                other_title=visible(names[1]),
+                progress=partial(report, f"writing {page}"),
             )
-    heads = _heads(one, found)
+    heads = [
+        {"layer": layer.place(place), "head": layer.head(head), "difference": share}
+        for (place, head), share in found.items()
+        for layer in [one.layers[place]]
+    ]
     if as_json:
         mean = fmean(found.values()) if found else None
         write_json({"models": [one.model, two.model], "mean": mean, "heads": heads})
     else:
-        line = "" if page is None else f"\n{page_line(page)}\n"
+        line = "" if page is None else f"\n{page_lines(page, held)}\n"
         sys.stdout.write(_as_text(one, two, names, heads, top) + line)
     if open_page and page is not None:
         show_page(page)
+
+
+def _both(
+    options: ModelOptions, given: list[str | Path], report: "Callable[..., None]"
+) -> tuple["Recording", "Recording", list[str]]:
+    """Return two recordings, opened or made of two texts, and their names."""
+    from regard.cli.output_files import report_refused
+    from regard.text.escaping import visible
+
+    first, second = given
+    if isinstance(first, Path) and isinstance(second, Path):
+        options.check_alone(first)
+        return open_recording(first), open_recording(second), [str(first), str(second)]
+    report(f"loading and running {options.name}")
+    pretrained = options.load()
+    cut = options.max_tokens
+    texts = [pretrained.first_tokens(str(text), cut) if cut else str(text) for text in given]
+    one, two = (pretrained.observe(text) for text in texts)
+    report_refused(one)  # the same model refuses the same layers of both
+    return one, two, [visible(name) for name in _short_names(*texts)]
 
 
 def _short_names(*texts: str) -> tuple[str, str]:
@@ -117,18 +139,11 @@ def _short_names(*texts: str) -> tuple[str, str]:
     return first, second
 
 
-def _heads(one: Recording, found: dict[tuple[int, int], float]) -> list[dict[str, Any]]:
-    """Return each head by its place in the model, with its difference."""
-    return [
-        {"layer": layer.place(place), "head": layer.head(head), "difference": share}
-        for (place, head), share in found.items()
-        for layer in [one.layers[place]]
-    ]
-
-
 def _as_text(
-    one: Recording, two: Recording, names: list[str], heads: list[dict[str, Any]], top: int
+    one: "Recording", two: "Recording", names: list[str], heads: list[dict[str, Any]], top: int
 ) -> str:
+    from regard.text.tables import Table
+
     if not heads:
         lengths = [next(iter(seen.shapes.values()))[-1] for seen in (one, two)]
         return (
@@ -149,8 +164,10 @@ def _as_text(
     )
 
 
-def _differences(one: Recording, two: Recording) -> dict[tuple[int, int], float]:
+def _differences(one: "Recording", two: "Recording") -> dict[tuple[int, int], float]:
     """Return the difference of each head, by the places of its layer and of itself."""
+    from regard.matrix.comparisons import js
+
     found: dict[tuple[int, int], float] = {}
     for place, (mine, theirs) in enumerate(zip(one.layers, two.layers, strict=True)):
         rows = js(mine.whole(), theirs.whole()) / math.log(2)  # (..., num_heads, q_len)
@@ -162,8 +179,10 @@ def _differences(one: Recording, two: Recording) -> dict[tuple[int, int], float]
     return found
 
 
-def _shape_mismatch(one: Recording, two: Recording, names: list[str]) -> str:
+def _shape_mismatch(one: "Recording", two: "Recording", names: list[str]) -> str:
     """Return why two recordings have no difference."""
+    from regard.errors import count_text
+
     shapes = [list(seen.shapes.values()) for seen in (one, two)]
     texts = (
         f"{name} has {count_text(len(each), 'layer')}, the first of shape {tuple(each[0])}"

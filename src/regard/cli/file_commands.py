@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import Open, Run, Strict, open_recording
-from regard.cli.output_files import check_output, page_line, show_page
-from regard.cli.progress import progress
-from regard.recording.file_reader import verify as verify_file
-from regard.recording.layers import recorded_indices
-from regard.text.escaping import visible
-from regard.view.export.page_file import write_page
+from regard.cli.options import (
+    Limit,
+    Open,
+    Run,
+    Strict,
+    limit_bytes,
+    open_recording,
+    parse_positions,
+)
 
 __all__ = ["page", "verify"]
 
@@ -27,6 +29,14 @@ Head = Annotated[
     int | None,
     typer.Option("--head", min=0, metavar="N", help="Open the page at this head of the layer."),
 ]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        "--layers",
+        metavar="PLACES",
+        help="Hold these layers, 0,5-7; of the others the page has small maps only.",
+    ),
+]
 
 
 def page(
@@ -34,23 +44,42 @@ def page(
     output: Output = Path("attention.html"),
     layer: Layer = None,
     head: Head = None,
+    layers: Layers = None,
+    limit: Limit = 64,
     open_page: Open = False,
     strict: Strict = False,
 ) -> None:
     """Write a recording as a page: one file for any browser."""
+    from regard.cli.output_files import check_output, page_lines, show_page
+    from regard.cli.progress import progress
+    from regard.recording.layers import recorded_indices
+    from regard.text.escaping import visible
+    from regard.view.export.page_file import save_page
+
     check_output(output)
+    chosen = parse_positions("layers", layers)
     seen = open_recording(run, strict=strict)
     with progress() as report:
-        writing = partial(report, f"writing {output}")
-        opened = recorded_indices(seen.layers, layer, head)
-        write_page(seen, output, title=visible(seen.model), opened=opened, progress=writing)
-    sys.stdout.write(f"{page_line(output)}\n")
+        places = [recorded_indices(seen.layers, place, None)[0] or 0 for place in chosen or ()]
+        held = save_page(
+            seen,
+            output,
+            title=visible(seen.model),
+            opened=recorded_indices(seen.layers, layer, head),
+            layers=None if chosen is None else places,
+            limit=limit_bytes(limit),
+            progress=partial(report, f"writing {output}"),
+        )
+    sys.stdout.write(f"{page_lines(output, held)}\n")
     if open_page:
         show_page(output)
 
 
 def verify(run: Run) -> None:
     """Read a whole recording, and check all its numbers."""
+    from regard.cli.progress import progress
+    from regard.recording.file_reader import verify as verify_file
+
     with progress() as report:
         found = verify_file(run, progress=partial(report, f"reading {run}"))
     sys.stdout.write(f"{run}: {found}\n")

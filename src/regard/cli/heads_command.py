@@ -1,30 +1,19 @@
 """``regard heads``: the kind of every head."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from regard.analysis.head_classes import Trial, classify, head_table
-from regard.cli.options import (
-    AsJson,
-    Strict,
-    TextOption,
-    TextOptions,
-    open_recording,
-    with_options,
-)
-from regard.cli.output_files import report_refused, write_json
-from regard.cli.progress import progress
-from regard.models.pretrained import Pretrained
-from regard.models.trials import needle, repetition
-from regard.text.escaping import visible
-from regard.view.terminal.head_grid import HeadsView
+from regard.cli.options import AsJson, Input, TextOptions, open_recording, read_input, with_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from regard.analysis.head_classes import Trial
+    from regard.models.pretrained import Pretrained
 
 __all__ = ["heads"]
 
@@ -41,13 +30,6 @@ _TEXT = (
 )
 _NEEDLE_LENGTH = 512
 
-Recorded = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="A recording from regard record. Without it, a model reads --text, or a short story.",
-    ),
-]
 NoTrials = Annotated[
     bool,
     typer.Option(
@@ -61,33 +43,40 @@ All = Annotated[bool, typer.Option("--all", help="Print every head with all its 
 @with_options
 def heads(
     options: TextOptions,
-    run: Recorded = None,
-    text: TextOption = None,
+    text: Input = None,
     no_trials: NoTrials = False,
     every: All = False,
-    strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the kind of every head of a recording or a model."""
-    has_text = text is not None or options.file is not None
-    words = options.read(text) if has_text else _TEXT
-    if run is not None:
-        _check_recording(run, options.model, has_text)
-    trials: list[Trial] = []
+    """Show the kind of every head of a recording, or of a model that reads a text.
+
+    Without a text the model reads a short story.
+    """
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from regard.analysis.head_classes import classify, head_table, trials_of
+    from regard.cli.output_files import report_refused, write_json
+    from regard.cli.progress import progress
+    from regard.text.escaping import visible
+    from regard.view.terminal.head_grid import HeadsView
+
+    words = _TEXT if text is None else read_input(text)
     with progress() as report:
-        if run is not None:
-            seen = open_recording(run, strict=strict)
+        if isinstance(words, Path):
+            options.check_alone(words)
+            seen = open_recording(words, strict=options.strict)
         else:
             report(f"opening {options.name}")
             pretrained, words = options.load_for(words)
+            trials = [] if no_trials else _trials(pretrained, report)
             reading = partial(report, "reading the text")
-            seen = pretrained.observe(words, progress=reading, strict=strict)
+            seen = pretrained.observe(words, progress=reading, strict=options.strict, trials=trials)
             report_refused(seen)
-            if not no_trials:
-                trials = _trials(pretrained, report)
         asking = partial(report, "asking every head")
         tokens = seen.query_tokens, seen.key_tokens
-        found = classify(seen.layers, *tokens, trials=trials, progress=asking)
+        found = classify(seen.layers, *tokens, trials=trials_of(seen), progress=asking)
     num_tokens = None if seen.key_tokens is None else len(seen.key_tokens)
     if as_json:
         named = [{"name": head.name, **asdict(head)} for head in found]
@@ -107,22 +96,10 @@ def heads(
         console.print(HeadsView(visible(seen.model) or "a model", num_tokens, found))
 
 
-def _check_recording(run: Path, model: str | None, has_text: bool) -> None:
-    """Raise an error for a model in place of a recording, and for two subjects."""
-    if run.is_dir() or not (run.exists() or run.suffix == ".safetensors"):
-        raise ValueError(
-            f"{run} is not a recording.\n"
-            f"    For the heads of a model write: regard heads --model {run}"
-        )
-    if model is not None or has_text:
-        raise ValueError(
-            f"{'a text' if model is None else '--model'} cannot be combined with the recording "
-            f"{run}.\n    Leave out one of them."
-        )
-
-
-def _trials(pretrained: Pretrained, report: Callable[..., None]) -> list[Trial]:
+def _trials(pretrained: "Pretrained", report: "Callable[..., None]") -> "list[Trial]":
     """Run the trials for which the model reads enough tokens."""
+    from regard.models.trials import needle, repetition
+
     report("reading random tokens twice")
     trials = repetition(pretrained.model, limit=pretrained.limit)
     if not trials:

@@ -1,73 +1,76 @@
-"""The arguments and options that several commands take, and what they stand for."""
+"""The arguments and options that several commands take, and what they stand for.
+
+The library is imported where it is used: ``regard --help`` must not wait for PyTorch.
+"""
 
 import functools
 import inspect
-import os
 import re
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from regard.cli.output_files import report_refused
-from regard.errors import RegardError
-from regard.models.pretrained import DEFAULT_MODEL, Pretrained, check_text
-from regard.recording.file_reader import load
-from regard.recording.recording import Recording
+if TYPE_CHECKING:
+    from regard.models.pretrained import Pretrained
+    from regard.recording.recording import Recording
 
 __all__ = [
     "AsJson",
-    "Device",
-    "Dtype",
-    "Heads",
-    "Layers",
+    "Input",
+    "Limit",
     "ModelOptions",
     "Open",
+    "Output",
     "RecordOptions",
     "Run",
     "Strict",
-    "Text",
-    "TextOption",
     "TextOptions",
+    "limit_bytes",
     "open_recording",
     "parse_named",
     "parse_positions",
+    "read_input",
+    "text_of",
     "with_options",
 ]
 
 # More than any model reads, and little enough to be read into memory without a thought.
 _MOST_BYTES = 64 * 2**20
 _PLACES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_FILE = ".safetensors"
 
-Text = Annotated[
+Input = Annotated[
     str | None,
     typer.Argument(
-        metavar="TEXT", help="Text for the model. - reads standard input, and so does a pipe."
-    ),
-]
-TextOption = Annotated[
-    str | None,
-    typer.Option(
-        "--text", "-t", metavar="TEXT", help="Text for the model. - reads standard input."
+        metavar="INPUT",
+        help="A text in quotes, a text file, or a recording. - and a pipe are standard input.",
     ),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A recording from regard record.")]
-Device = Annotated[
-    str, typer.Option("--device", metavar="DEVICE", help="Device of the model: cpu, cuda, mps.")
-]
-Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option("--dtype", help="Dtype of the weights. Default: the dtype of the file."),
-]
 Layers = Annotated[
     str | None,
     typer.Option("--layers", metavar="PLACES", help="Record these layers only: 0,5-7."),
 ]
 Heads = Annotated[
     str | None, typer.Option("--heads", metavar="PLACES", help="Record these heads only: 0,3.")
+]
+Limit = Annotated[
+    int,
+    typer.Option(
+        "--limit",
+        min=1,
+        metavar="MIB",
+        help="The size of the page at most. In a larger one more layers are exact.",
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write a page to this file."),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Strict = Annotated[
@@ -89,49 +92,39 @@ class ModelOptions:
             "--model",
             "-m",
             metavar="NAME",
-            help=f"A Hugging Face model: its name or its folder. Default: {DEFAULT_MODEL}.",
+            help="A Hugging Face model, its name or its folder, or smollm2. "
+            "Default: all-MiniLM-L6-v2.",
         ),
     ] = None
-    device: Device = "cpu"
-    dtype: Dtype = None
+    device: Annotated[
+        str, typer.Option("--device", metavar="DEVICE", help="Device of the model: cpu, cuda, mps.")
+    ] = "cpu"
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option("--dtype", help="Dtype of the weights. Default: the dtype of the file."),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=1, metavar="N", help="Cut a text to its first N tokens."),
+    ] = None
 
     @property
     def name(self) -> str:
         """The name of the model."""
+        from regard.models.pretrained import DEFAULT_MODEL
+
         return self.model or DEFAULT_MODEL
 
-    def load(self) -> Pretrained:
+    def load(self) -> "Pretrained":
         """Load the model."""
+        from regard.errors import RefusedWarning
+        from regard.models.pretrained import Pretrained
+
+        # report_refused writes a line about refused layers, of models and of recordings alike.
+        warnings.filterwarnings("ignore", category=RefusedWarning)
         return Pretrained.load(self.name, device=self.device, dtype=self.dtype)
 
-
-@dataclass(frozen=True)
-class TextOptions(ModelOptions):
-    """The options that choose a model and its text."""
-
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Read the text from this file."),
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens", min=1, metavar="N", help="Cut the text to its first N tokens."
-        ),
-    ] = None
-
-    def read(self, text: str | None) -> str:
-        """Return the text from the argument, the file or standard input.
-
-        Args:
-            text: as an argument; "-" is standard input, which is also read for None.
-
-        Raises:
-            ValueError: both or none was given, or it is a file's name, no text, or too long.
-        """
-        return check_text(_read(text, self.file))
-
-    def load_for(self, text: str) -> tuple[Pretrained, str]:
+    def load_for(self, text: str) -> tuple["Pretrained", str]:
         """Load the model, and cut the text to its first tokens with a warning."""
         pretrained = self.load()
         if self.max_tokens is None:
@@ -143,6 +136,20 @@ class TextOptions(ModelOptions):
                 f"{len(text):,} characters\n"
             )
         return pretrained, cut
+
+    def check_alone(self, run: Path) -> None:
+        """Raise an error if a model is named together with a recording."""
+        if self.model is not None:
+            raise ValueError(
+                f"--model cannot be combined with the recording {run}.\n    Leave out one of them."
+            )
+
+
+@dataclass(frozen=True)
+class TextOptions(ModelOptions):
+    """The options that choose a model, and how it reads a text."""
+
+    strict: Strict = False
 
 
 @dataclass(frozen=True)
@@ -161,16 +168,22 @@ class RecordOptions(TextOptions):
     values: Annotated[
         bool, typer.Option("--values", help="Also record the value of each layer, for its output.")
     ] = False
-    strict: Strict = False
 
     def observe(
         self,
-        pretrained: Pretrained,
+        pretrained: "Pretrained",
         text: str,
         path: Path | None = None,
         progress: Callable[[int, int | None], None] | None = None,
-    ) -> Recording:
-        """Run a model on a text, and return its attention; as ``Pretrained.observe``."""
+    ) -> "Recording":
+        """Run a model on a text, and return its attention with what trials show of its heads."""
+        from regard.cli.output_files import report_refused
+        from regard.models.trials import repetition
+
+        ran = pretrained.writer if self.generate else pretrained.model
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the text raises the same ones
+            trials = repetition(ran, limit=pretrained.limit)
         seen = pretrained.observe(
             text,
             keep="qkv" if self.values else "qk",
@@ -181,6 +194,7 @@ class RecordOptions(TextOptions):
             path=path,
             progress=progress,
             strict=self.strict,
+            trials=trials,
         )
         report_refused(seen)
         return seen
@@ -192,11 +206,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     group, kind = first.annotation, inspect.Parameter.KEYWORD_ONLY
     hints = get_type_hints(group, include_extras=True)
     parameters = [
+        *(other.replace(kind=kind) for other in others),
         *(
             inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name])
             for each in fields(group)
         ),
-        *(other.replace(kind=kind) for other in others),
     ]
 
     @functools.wraps(command)
@@ -209,13 +223,72 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return expanded
 
 
-def open_recording(run: Path, *, strict: bool = False) -> Recording:
+def limit_bytes(limit: int) -> int:
+    """Return what the numbers of a page may take, given its size in MiB."""
+    return limit * 2**20 * 63 // 64  # a 64th is for the page's own code
+
+
+def read_input(given: str | None) -> str | Path:
+    """Return the text that an argument means, or the path of a recording.
+
+    Args:
+        given: a text, the name of a text file or of a recording; "-" and None are standard input.
+
+    Raises:
+        ValueError: it is no text, too long, or missing; or it names a model or a folder.
+    """
+    from regard.models.pretrained import NAMED_MODELS, check_text
+
+    if given is None or given == "-":
+        return check_text(_standard_input(is_asked=given == "-"))
+    if given in NAMED_MODELS:
+        raise ValueError(f"{given} is a model.\n    Write: --model {given}")
+    if not given.strip():
+        return check_text(given)
+    path = Path(given)
+    if given.endswith(_FILE) and "\n" not in given:
+        return path
+    try:
+        is_folder, is_text = path.is_dir(), not path.exists()
+    except (OSError, ValueError):  # no path can be as long, or has a zero
+        is_folder, is_text = False, True
+    if is_folder:
+        raise ValueError(
+            f"{given} is a folder; it must be a text, a text file or a recording.\n"
+            f"    For a model write: --model {given}"
+        )
+    if is_text:
+        return check_text(given)
+    with path.open("rb") as opened:
+        return check_text(_decoded(opened.read(_MOST_BYTES + 1), given))
+
+
+def text_of(given: str | None) -> str:
+    """Return the text that an argument means, as ``read_input``, for what runs a model.
+
+    Raises:
+        ValueError: it is a recording.
+    """
+    text = read_input(given)
+    if isinstance(text, Path):
+        raise ValueError(
+            f"{text} is a recording; it must be a text or a text file.\n"
+            f"    To look at the recording write: regard see {text}"
+        )
+    return text
+
+
+def open_recording(run: Path, *, strict: bool = False) -> "Recording":
     """Load the recording of a file, which must have at least one layer.
 
     Args:
         run: the file.
         strict: if True, raise an error if layers were refused; otherwise one line names them.
     """
+    from regard.cli.output_files import report_refused
+    from regard.errors import RegardError
+    from regard.recording.file_reader import load
+
     if not run.is_dir():
         run.open("rb").close()
     seen = load(run)
@@ -236,7 +309,7 @@ def parse_named(option: str, written: str, form: str) -> tuple[str, str]:
     return name, what
 
 
-def parse_positions(option: str, written: str | None) -> list[int] | None:
+def parse_positions(option: str, written: str | None) -> Sequence[int] | None:
     """Return the positions that an option names.
 
     Example:
@@ -260,26 +333,12 @@ def parse_positions(option: str, written: str | None) -> list[int] | None:
     return sorted(found)
 
 
-def _read(text: str | None, file: Path | None) -> str:
-    if file is not None and text is not None:
-        raise ValueError(
-            "text is given twice, as an argument and with --file.\n    Leave out one of them."
-        )
-    if file is not None:
-        with file.open("rb") as opened:
-            return _decoded(opened.read(_MOST_BYTES + 1), str(file))
-    if text is not None and text != "-":
-        if os.path.isfile(text):  # noqa: PTH113, Path.is_file raises where a text is too long
-            raise ValueError(
-                f"text is {text!r}, which is the name of a file.\n"
-                "    For a text file write --file; for a recording use regard segments."
-            )
-        return text
+def _standard_input(*, is_asked: bool) -> str:
     # Without any standard input, as under some schedulers, Python has None there.
-    if sys.stdin is None or (text is None and sys.stdin.isatty()):
+    if sys.stdin is None or (not is_asked and sys.stdin.isatty()):
         raise ValueError(
             "text is missing.\n"
-            '    Pass it in quotes, for example "Life is short", with --file, or through a pipe.'
+            '    Pass it in quotes, for example "Life is short", as a file, or through a pipe.'
         )
     return _decoded(sys.stdin.buffer.read(_MOST_BYTES + 1), "standard input")
 

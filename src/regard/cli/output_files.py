@@ -13,8 +13,10 @@ from regard.errors import RegardError, count_text
 from regard.recording.layers import Refusal
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
+from regard.view.export.page_file import MIB
+from regard.view.tiles.manifest import PageLayer
 
-__all__ = ["check_output", "page_line", "report_refused", "show_page", "write_json"]
+__all__ = ["check_output", "page_lines", "report_refused", "show_page", "write_json"]
 
 _MOST_NAMES = 3
 
@@ -42,10 +44,42 @@ def check_output(path: Path) -> None:
         )
 
 
-def page_line(page: Path) -> str:
-    """Return the line that says where a page is, and how large."""
-    size = f"{page.stat().st_size / 1000:,.0f} kB"
-    return f"{visible(str(page))}   {size}, one file, opens in any browser"
+def page_lines(page: Path, held: Sequence[PageLayer]) -> str:
+    """Return where a page is, how large, and which of its layers are exact.
+
+    Args:
+        page: the file.
+        held: what the page has of each layer.
+    """
+    size = page.stat().st_size
+    lines = [f"{visible(str(page))}   {size / 1000:,.0f} kB, one file, opens in any browser"]
+    exact = [layer for layer in held if layer.kind in ("query-key", "weights")]
+    off = max((layer.deviation for layer in exact), default=0.0)
+    within = f", weights to {off:.1g}" if off else ""
+    if len(exact) == len(held):
+        return f"{lines[0]}\n    every layer is exact{within}"
+    lines.append(f"    exact: {_layers_text(exact)}{within}" if exact else "    no layer is exact")
+    block = max(layer.block for layer in held)
+    means = f"means of {block} x {block} tokens"
+    for kind, words in (("pyramid", means), ("map", "only a small map of each head")):
+        some = [layer for layer in held if layer.kind == kind]
+        lines += [f"    {words}: {_layers_text(some)}"] if some else []
+    more = f"--limit {math.ceil(size / len(exact) * len(held) / MIB)}" if exact else "--limit"
+    one = next(layer.place for layer in held if layer not in exact)
+    lines.append(f"    to have others exact: --layers {one}, for all {more}; or regard serve")
+    return "\n".join(lines)
+
+
+def _layers_text(layers: Sequence[PageLayer]) -> str:
+    """Return the places of some layers, as ``--layers`` takes them."""
+    runs: list[list[int]] = []
+    for place in sorted({layer.place for layer in layers}):
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    text = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"layer{'s' if len(layers) > 1 else ''} {text}"
 
 
 def report_refused(seen: Recording, *, strict: bool = False) -> None:

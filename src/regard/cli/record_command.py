@@ -2,25 +2,23 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli.options import (
     AsJson,
     Heads,
+    Input,
     Layers,
     RecordOptions,
-    Text,
     parse_positions,
+    text_of,
     with_options,
 )
-from regard.cli.output_files import check_output, report_refused, write_json
-from regard.cli.progress import progress
-from regard.errors import RegardError
-from regard.recording.file_writer import check_replaceable
-from regard.recording.recording import Recording
-from regard.text.escaping import visible
+
+if TYPE_CHECKING:
+    from regard.recording.recording import Recording
 
 __all__ = ["record", "vllm"]
 
@@ -31,7 +29,9 @@ Output = Annotated[
     typer.Option("--output", "-o", metavar="FILE", help="Write the recording to this file."),
 ]
 Url = Annotated[str, typer.Option("--url", metavar="URL", help="The address of vllm serve.")]
-Prompt = Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt.")]
+Prompt = Annotated[
+    str, typer.Argument(metavar="INPUT", help="The prompt: a text in quotes, or a text file.")
+]
 Answer = Annotated[
     int, typer.Option("--max-tokens", min=1, metavar="N", help="The longest answer, in tokens.")
 ]
@@ -47,14 +47,15 @@ def show_help(context: typer.Context) -> None:
 @with_options
 def record(
     options: RecordOptions,
-    text: Text = None,
+    text: Input = None,
     output: Output = Path("run.safetensors"),
     as_json: AsJson = False,
 ) -> None:
     """Save what a model attends to when it reads a text."""
-    check_output(output)
-    check_replaceable(output)
-    words = options.read(text)
+    from regard.cli.progress import progress
+
+    _check_place(output)
+    words = text_of(text)
     with progress() as report:
         report(f"loading {options.name}")
         pretrained, words = options.load_for(words)
@@ -82,8 +83,11 @@ def record_served(
     The server must run on this machine, with regard's worker extension and in vLLM's development
     mode.
     """
-    check_output(output)
-    check_replaceable(output)
+    from regard.cli.output_files import report_refused
+    from regard.cli.progress import progress
+    from regard.errors import RegardError
+
+    _check_place(output)
     try:
         from regard import vllm as served
     except ModuleNotFoundError as missing:
@@ -92,11 +96,12 @@ def record_served(
             "    Run: pip install 'regard[models]'"
         ) from None
     chosen = parse_positions("layers", layers), parse_positions("heads", heads)
+    words = text_of(prompt)
     with progress() as report:
         report(f"recording {url}")
         settings = {"max_tokens": max_tokens, "temperature": 0}
         (seen,) = served.record(
-            served.Server(url), [prompt], settings, layers=chosen[0], heads=chosen[1]
+            served.Server(url), [words], settings, layers=chosen[0], heads=chosen[1]
         )
         report(f"writing {output}")
         report_refused(seen)
@@ -104,8 +109,21 @@ def record_served(
     _write_summary(seen, output, as_json=as_json)
 
 
-def _write_summary(seen: Recording, output: Path, *, as_json: bool) -> None:
+def _check_place(output: Path) -> None:
+    """Refuse an output before any work is done for it."""
+    from regard.cli.output_files import check_output
+    from regard.recording.file_writer import check_replaceable
+
+    check_output(output)
+    check_replaceable(output)
+
+
+def _write_summary(seen: "Recording", output: Path, *, as_json: bool) -> None:
     """Write what a file holds to standard output."""
+    from regard.cli.output_files import write_json
+    from regard.text.escaping import visible
+    from regard.view.export.page_file import LIMIT, count_exact
+
     tokens, size = len(seen.key_tokens or ()), output.stat().st_size
     has_value = seen.layers[0].value is not None
     if as_json:
@@ -122,8 +140,13 @@ def _write_summary(seen: Recording, output: Path, *, as_json: bool) -> None:
         )
         return
     kept, name = "query, key and value" if has_value else "query and key", visible(str(output))
+    exact = count_exact(seen, LIMIT)
+    held = ""
+    if exact < len(seen.layers):
+        held = f"   about {exact} of {len(seen.layers)} layers exact; more with --limit"
     sys.stdout.write(
         f"{visible(seen.model)}   {tokens:,} tokens · {len(seen.layers)} layers, {kept} of each\n"
-        f"{name}   {size / 1e6:,.1f} MB; open it with regard.load({str(output)!r})\n"
-        f"    regard page {name}\n    regard segments {name} --by sentence\n"
+        f"{name}   {size / 1e6:,.1f} MB, every weight exact; open it with "
+        f"regard.load({str(output)!r})\n"
+        f"    regard page {name}{held}\n    regard segments {name} --by sentence\n"
     )

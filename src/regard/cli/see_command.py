@@ -1,25 +1,30 @@
 """``regard see``: what a model attends to, in the terminal and as a page."""
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from regard.analysis.head_kinds import stand_out
-from regard.cli.options import AsJson, Open, RecordOptions, Text, with_options
-from regard.cli.output_files import check_output, page_line, show_page, write_json
-from regard.cli.progress import progress
-from regard.models.trials import repetition
-from regard.recording.layers import recorded_indices
-from regard.recording.recording import Recording
-from regard.text.escaping import visible
-from regard.view.export.page_file import write_page
-from regard.view.terminal.summary import Selection, Summary, summarise
-from regard.view.terminal.terminal_view import TerminalView
+from regard.cli.options import (
+    AsJson,
+    Input,
+    Limit,
+    Open,
+    RecordOptions,
+    limit_bytes,
+    open_recording,
+    read_input,
+    with_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from regard.recording.recording import Recording
+    from regard.view.terminal.summary import Summary
+    from regard.view.tiles.manifest import PageLayer
 
 __all__ = ["see"]
 
@@ -49,16 +54,27 @@ NoPage = Annotated[bool, typer.Option("--no-page", help="Write no page.")]
 @with_options
 def see(
     options: RecordOptions,
-    text: Text = None,
+    text: Input = None,
     layer: Layer = None,
     head: HeadOfLayer = None,
     top: Top = 3,
     output: Output = None,
+    limit: Limit = 64,
     no_page: NoPage = False,
     open_page: Open = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a model attends to when it reads a text."""
+    from rich.console import Console
+
+    from regard.cli.output_files import check_output, page_lines, show_page, write_json
+    from regard.cli.progress import progress
+    from regard.recording.layers import recorded_indices
+    from regard.text.escaping import visible
+    from regard.view.export.page_file import save_page
+    from regard.view.terminal.summary import Selection, summarise
+    from regard.view.terminal.terminal_view import TerminalView
+
     selection = Selection(layer, head)
     if no_page and (output is not None or open_page):
         raise ValueError("--no-page excludes --output and --open.\n    Leave out one of them.")
@@ -67,23 +83,20 @@ def see(
         page = Path("attention.html")
     if page is not None:
         check_output(page)
-    words = options.read(text)
+    words = read_input(text)
+    held: list[PageLayer] = []
     with progress() as report:
-        report(f"loading and running {options.name}")
-        pretrained, words = options.load_for(words)
-        seen = options.observe(pretrained, words)
-        report("reading random tokens twice")
-        ran = pretrained.writer if options.generate else pretrained.model
-        trials = repetition(ran, limit=pretrained.limit, texts=1)
+        seen, title = _seen(options, words, report)
         asking = partial(report, "asking every head")
-        summary = summarise(seen, selection=selection, top=top, trials=trials, progress=asking)
+        summary = summarise(seen, selection=selection, top=top, progress=asking)
         if page is not None:
-            write_page(
+            held = save_page(
                 seen,
                 page,
-                title=visible(shorten(words, 60, placeholder=" …")),
+                title=visible(shorten(title, 60, placeholder=" …")),
                 opened=recorded_indices(seen.layers, layer, head),
                 heads=summary.heads,
+                limit=limit_bytes(limit),
                 progress=partial(report, f"writing {page}"),
             )
     if as_json:
@@ -92,13 +105,30 @@ def see(
         console = Console(highlight=False, markup=False, emoji=False)
         console.print(TerminalView(summary))
         if page is not None:
-            console.print(f"\n{page_line(page)}")
+            console.print(f"\n{page_lines(page, held)}")
     if open_page and page is not None:
         show_page(page)
 
 
-def _as_json(seen: Recording, summary: Summary, page: Path | None) -> dict[str, Any]:
+def _seen(
+    options: RecordOptions, words: str | Path, report: "Callable[..., None]"
+) -> tuple["Recording", str]:
+    """Return the attention of a text, with trials, or of a file; and its title."""
+    if isinstance(words, Path):
+        options.check_alone(words)
+        seen = open_recording(words, strict=options.strict)
+        return seen, "".join(token.text for token in seen.key_tokens or () if not token.special)
+    report(f"loading and running {options.name}")
+    pretrained, words = options.load_for(words)
+    return options.observe(pretrained, words), words
+
+
+def _as_json(seen: "Recording", summary: "Summary", page: Path | None) -> dict[str, Any]:
     """Return the summary as lists and dictionaries: positions from 0, shares from 0 to 1."""
+    from dataclasses import asdict
+
+    from regard.analysis.head_kinds import stand_out
+
     return {
         "model": summary.model,
         "tokens": [token._asdict() for token in summary.tokens],

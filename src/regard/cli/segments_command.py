@@ -6,18 +6,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from regard.analysis.span_shares import Shares, segment_shares
 from regard.cli.options import AsJson, Run, Strict, open_recording, parse_named
-from regard.cli.output_files import write_json
-from regard.cli.progress import progress
-from regard.recording.recording import Recording
-from regard.text import spans
-from regard.text.tokens import Token
-from regard.view.terminal.share_grid import share_lines
+
+if TYPE_CHECKING:
+    from regard.analysis.span_shares import Shares
+    from regard.recording.recording import Recording
+    from regard.text.tokens import Token
 
 __all__ = ["segments"]
 
@@ -76,6 +74,12 @@ def segments(
     as_json: AsJson = False,
 ) -> None:
     """Show how much the parts of a text attend to each other."""
+    from regard.analysis.span_shares import segment_shares
+    from regard.cli.output_files import write_json
+    from regard.cli.progress import progress
+    from regard.text import spans
+    from regard.view.terminal.share_grid import share_lines
+
     with progress() as report:
         seen = open_recording(run, strict=strict)
         if (by is None) == (not parts):
@@ -111,7 +115,7 @@ def segments(
 
 
 def _as_json(
-    seen: Recording, shares: Shares, per: Literal["total", "layer", "head"]
+    seen: "Recording", shares: "Shares", per: Literal["total", "layer", "head"]
 ) -> dict[str, Any]:
     """Return the shares as lists and dictionaries: positions from 0, shares from 0 to 1."""
     return {
@@ -125,7 +129,7 @@ def _as_json(
 
 
 def _check_recorded_queries(
-    run: Path, seen: Recording, parts: Mapping[str, tuple[int, int]]
+    run: Path, seen: "Recording", parts: Mapping[str, tuple[int, int]]
 ) -> None:
     """Raise an error if the parts contain no recorded queries."""
     if all(layer.queries is None for layer in seen.layers):
@@ -144,7 +148,7 @@ def _check_recorded_queries(
         )
 
 
-def _shares_beyond(shares: Shares, name: str) -> Shares:
+def _shares_beyond(shares: "Shares", name: str) -> "Shares":
     if name not in shares.queries or len(shares.queries) < 2:
         raise ValueError(
             f"beyond is {name!r}; it must be the name of one of at least two queries, which are "
@@ -155,7 +159,7 @@ def _shares_beyond(shares: Shares, name: str) -> Shares:
 
 
 def _parse_parts(
-    option: str, given: Sequence[str], tokens: Sequence[Token] | None
+    option: str, given: Sequence[str], tokens: "Sequence[Token] | None"
 ) -> dict[str, tuple[int, int]]:
     """Parse the parts: ``name=start:stop`` or ``name=pattern``."""
     found: dict[str, tuple[int, int]] = {}
@@ -182,8 +186,10 @@ def _parse_parts(
 
 
 def _find_pattern(
-    name: str, pattern: str, tokens: Sequence[Token] | None
+    name: str, pattern: str, tokens: "Sequence[Token] | None"
 ) -> dict[str, tuple[int, int]]:
+    from regard.text import spans
+
     try:
         return spans.by_pattern(tokens, {name: pattern})
     except ValueError as error:

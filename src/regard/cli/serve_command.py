@@ -1,30 +1,21 @@
-"""``regard serve``: show recordings of any length as pages, or a text that can be edited."""
+"""``regard serve``: show a recording of any length as a page, or a text that can be edited."""
 
 import signal
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import TextOption, TextOptions, with_options
-from regard.cli.output_files import report_refused
-from regard.cli.progress import progress
-from regard.errors import RegardError
-from regard.recording.recording import Recording
+from regard.cli.options import Input, TextOptions, read_input, with_options
+
+if TYPE_CHECKING:
+    from regard.recording.recording import Recording
 
 __all__ = ["serve"]
 
-Runs = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="[RUN...]",
-        help="Recordings from regard record. --text or --file runs a model instead; the page can "
-        "edit its text.",
-    ),
-]
 Port = Annotated[
     int | None,
     typer.Option(
@@ -43,12 +34,15 @@ NoBrowser = Annotated[
 @with_options
 def serve(
     options: TextOptions,
-    runs: Runs = None,
-    text: TextOption = None,
+    text: Input = None,
     port: Port = None,
     no_browser: NoBrowser = False,
 ) -> None:
-    """Show recordings of any length, or a text that can be edited, as pages until Ctrl-C."""
+    """Show a recording of any length, or a text that can be edited, as a page until Ctrl-C."""
+    from regard.cli.output_files import report_refused
+    from regard.cli.progress import progress
+    from regard.errors import RegardError
+
     try:
         from regard.view.server import http_server as server
     except ModuleNotFoundError as missing:
@@ -56,23 +50,24 @@ def serve(
         raise RegardError(
             f"serve needs {name}, which is not installed.\n    Run: pip install 'regard[cli]'"
         ) from missing
-    if bool(runs) == (text is not None or options.file is not None):
-        raise ValueError(
-            "serve needs either recordings or a text, and not both.\n"
-            "    Run for example: regard serve run.safetensors\n"
-            '                 or: regard serve --text "Life is short"'
-        )
+    words = read_input(text)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, with its clean-up
-    if runs:
-        server.serve(runs, port=port, open_browser=not no_browser, tell=_write_address)
+    if isinstance(words, Path):
+        options.check_alone(words)
+        server.serve(words, port=port, open_browser=not no_browser, tell=_write_address)
         return
-    words = options.read(text)
     with progress() as report:
         report(f"loading and running {options.name}")
         pretrained, words = options.load_for(words)
 
-        def read(words: str, report_progress: Callable[[int, int | None], None]) -> Recording:
-            return pretrained.observe(words, keep="qkv", progress=report_progress)
+        def read(words: str, report_progress: Callable[[int, int | None], None]) -> "Recording":
+            try:
+                pretrained.encode(words)
+            except ValueError as error:
+                raise RegardError(str(error)) from error
+            return pretrained.observe(
+                words, keep="qkv", progress=report_progress, strict=options.strict
+            )
 
         seen = read(words, partial(report, f"running {options.name}"))
         report_refused(seen)

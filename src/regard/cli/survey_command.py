@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -10,19 +11,10 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import AsJson, Device, Dtype, parse_named
-from regard.cli.output_files import write_json
-from regard.cli.progress import progress
-from regard.corpus.surveying import survey as survey_corpus
-from regard.errors import count_text
-from regard.models.pretrained import Pretrained
-from regard.text.escaping import visible
+from regard.cli.options import AsJson, ModelOptions, parse_named, with_options
 
 __all__ = ["survey"]
 
-ModelName = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A Hugging Face model: its name or its folder.")
-]
 Corpus = Annotated[
     Path,
     typer.Argument(
@@ -44,34 +36,34 @@ Parts = Annotated[
         "finds.",
     ),
 ]
-CutTo = Annotated[
-    int | None,
-    typer.Option("--max-tokens", min=1, metavar="N", help="Cut each text to its first N tokens."),
-]
 
 
+@with_options
 def survey(
-    model: ModelName,
+    options: ModelOptions,
     corpus: Corpus,
     out: Out,
     column: Column = "text",
     parts: Parts = None,
-    max_tokens: CutTo = None,
-    device: Device = "cpu",
-    dtype: Dtype = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure every head on every text of a corpus, as Parquet files.
 
     Run it again to go on after an interruption. On many processes: torchrun --nproc-per-node 8
-    -m regard survey MODEL CORPUS OUT.
+    -m regard survey CORPUS OUT --model NAME.
     """
+    from regard.cli.output_files import write_json
+    from regard.cli.progress import progress
+    from regard.corpus.surveying import survey as survey_corpus
+    from regard.errors import count_text
+    from regard.text.escaping import visible
+
     named = dict(parse_named("part", part, "NAME=PATTERN") for part in parts or [])
-    if device == "cuda" and "LOCAL_RANK" in os.environ:
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    if options.device == "cuda" and "LOCAL_RANK" in os.environ:
+        options = replace(options, device=f"cuda:{os.environ['LOCAL_RANK']}")
     with progress() as report:
-        report(f"loading {model}")
-        pretrained = Pretrained.load(model, device=device, dtype=dtype)
+        report(f"loading {options.name}")
+        pretrained = options.load()
         report(f"checking {corpus}")
         found = survey_corpus(
             pretrained,
@@ -79,7 +71,7 @@ def survey(
             out,
             column=column,
             parts=named,
-            max_tokens=max_tokens,
+            max_tokens=options.max_tokens,
             progress=_with_rate(report),
         )
     files, rows = len(found.files), found.count_rows()

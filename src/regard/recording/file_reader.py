@@ -136,6 +136,7 @@ def _empty(path: Path, about: dict[str, Any]) -> Recording:
     seen = Recording({}, model=str(about["model"]), query_tokens=queries, key_tokens=keys)
     seen.refused = list(map(_refusal, about["refused"]))
     seen.shard = _shard(about.get("shard"))
+    seen.trials = list(map(_trial, about.get("trials", ())))
     return seen
 
 
@@ -182,6 +183,19 @@ def _recovered(path: Path) -> Recording:
         raise
     except _WRONG as error:
         raise _damaged(path, _reason(error)) from error
+
+
+def _trial(plain: Any) -> dict[str, dict[str, list[float]]]:
+    trial = {
+        str(layer): {str(kind): list(map(float, scores)) for kind, scores in kinds.items()}
+        for layer, kinds in plain.items()
+    }
+    scores = [score for kinds in trial.values() for each in kinds.values() for score in each]
+    if not all(kinds and all(kinds.values()) for kinds in trial.values()):
+        raise ValueError("a trial without scores")
+    if not all(0 <= score <= 1.001 for score in scores):
+        raise ValueError("a score of a trial that is not from 0 to 1")
+    return trial
 
 
 def _refusal(plain: Any) -> Refusal:

@@ -171,6 +171,7 @@ def about(seen: "Recording") -> Plain:
         "key_tokens": _plain_tokens("key_tokens", seen.key_tokens),
         "refused": seen.refused,
         **({} if seen.shard is None else {"shard": seen.shard._asdict()}),
+        **({"trials": seen.trials} if seen.trials else {}),
     }
 
 

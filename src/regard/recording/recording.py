@@ -52,6 +52,8 @@ class Recording(Mapping[str, AttentionMatrix]):
         key_tokens: one token for each key; None if unknown.
         refused: the modules whose attention ran and was not recorded, each with line and reason.
         shard: the place of this recording in a distributed run; None for a whole model.
+        trials: the scores of special runs of the model, by layer name, kind and head; see
+            ``regard.trials``. ``regard.heads`` reads them.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -73,6 +75,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         self._layers: dict[str, Layer] = {}
         self.refused: list[Refusal] = []
         self.shard: Shard | None = None
+        self.trials: list[Mapping[str, Mapping[str, Sequence[float]]]] = []
         self.model = model
         self.query_tokens = as_tokens("query_tokens", query_tokens)
         self.key_tokens = as_tokens("key_tokens", key_tokens) or self.query_tokens
@@ -258,6 +261,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         tokens = {"query_tokens": query_tokens, "key_tokens": key_tokens}
         same = Recording({}, model=self.model, **tokens)
         same.refused, same.shard = list(self.refused), self.shard
+        same.trials = list(self.trials)
         for layer in layers:
             same.put(layer)
         return same

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.layers import Layer
 from regard.reductions.reduction import Reduction
 from regard.reductions.sums import Segments
 from regard.scores.query_key import QueryKeyScores
@@ -18,12 +19,12 @@ from regard.view.export.summarised_layer import block_means, block_sums
 from regard.view.tiles.manifest import PageLayer
 from regard.view.tiles.mask_intervals import IRREGULAR, intervals
 from regard.view.tiles.packing import packed
-from regard.view.tiles.row_normalizers import RowNormalizers
+from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
 
-__all__ = ["Block", "CompleteLayer", "Stored", "fits_never", "least_size", "size_of"]
+__all__ = ["Block", "CompleteLayer", "Stored", "fits_never", "least_size", "likely_size", "size_of"]
 
 MOST_WEIGHTS = 2**25  # a layer that can only be held as weights is held in memory on the way
-SAMPLED_ROWS = 32
+MOST_COMPARED = 2**28  # weights of a layer that are compared with those of the stored numbers
 # From a tile of 256 x 256 blocks of this size on the page would compute for many seconds.
 MEANS = 64
 
@@ -56,6 +57,7 @@ class CompleteLayer:
         self, layer: PageLayer, matrix: AttentionMatrix, stored: Stored, aside: Sequence[int]
     ) -> None:
         self.layer = replace(layer, dtype=stored)
+        self._rounded_from: AttentionMatrix | None = None
         self.block: Block = {}
         self.questions: list[Reduction] = []
         spans = intervals(matrix)
@@ -68,7 +70,8 @@ class CompleteLayer:
             and spans is not IRREGULAR
         ):
             self.shown = self._embed_query_key(matrix, matrix.source)
-            self.questions.append(RowNormalizers(tuple(aside)))
+            self.questions.append(RowNormalizers())
+            self._aside = tuple(aside)
             if max(layer.q_len, layer.kv_len) > 128 * MEANS:
                 self.questions.append(block_sums(matrix.shape, MEANS))
         else:  # the page sums each row itself
@@ -91,7 +94,7 @@ class CompleteLayer:
         scores = QueryKeyScores(query.to(wide), key.to(wide), layer.scale)
         shown = AttentionMatrix(scores, matrix.mask)
         if stored != "float32":
-            layer.deviation = _deviation(matrix, shown)
+            self._rounded_from = matrix
         # Query and key look like noise: searching them for repetitions finds none and takes long.
         self.block["query"] = packed(query, zlib.Z_HUFFMAN_ONLY, BYTES[stored])
         self.block["key"] = packed(key, zlib.Z_HUFFMAN_ONLY, BYTES[stored])
@@ -105,9 +108,12 @@ class CompleteLayer:
 
     def finished(self, answers: Sequence[Tensor], room: int) -> Block:
         """Return all numbers of the layer; those of the means of blocks where there is room."""
+        if self._rounded_from is not None:
+            self.layer.deviation = _deviation(self._rounded_from, self.shown)
         block = dict(self.block)
         if answers:
-            block["rows"] = _packed_rows(answers[0])
+            apart = without_keys(self.shown, self._aside).reduce(RowNormalizers())
+            block["rows"] = _packed_rows(torch.cat((answers[0], apart), -1))
         if len(answers) > 1:
             means = _rounded(block_means(cast(Segments, self.questions[1]), answers[1]), "float24")
             text = packed(means, zlib.Z_DEFAULT_STRATEGY, BYTES["float24"])
@@ -154,6 +160,19 @@ def least_size(matrix: AttentionMatrix, stored: Stored) -> int:
     return numbers * BYTES[stored] // 4
 
 
+def likely_size(layer: Layer) -> float:
+    """Return about how many bytes a layer of the usual kind takes in 16 bits; infinity without one.
+
+    Compression takes about what base64 adds, a third.
+    """
+    if layer.matrix is None:
+        return math.inf
+    source = layer.whole().source
+    entries = math.prod(layer.shape[:-3])
+    numbers = sum(tensor.numel() for tensor in source.tensors) / max(1, entries)
+    return BYTES["float16"] * numbers + 16 * 4 / 3 * math.prod(layer.shape[-3:-1])
+
+
 def _packed_rows(numbers: Tensor) -> str:
     """Return the numbers that turn the scores of each row into weights, in float32.
 
@@ -161,7 +180,8 @@ def _packed_rows(numbers: Tensor) -> str:
     from every weight. A log-normalizer is that of the maximum as it is stored.
 
     Args:
-        numbers: the answer to ``RowNormalizers``, (num_heads, q_len, 4).
+        numbers: the maximum and log-normalizer of each row, then both without sinks,
+            (num_heads, q_len, 4).
     """
     stored = numbers.float()
     lost = (numbers - stored)[..., ::2].nan_to_num(0.0)  # an infinite maximum loses nothing
@@ -196,11 +216,42 @@ def _rounded(tensor: Tensor, stored: Stored) -> Tensor:
 
 
 def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix) -> float:
-    """Return the largest difference of a weight, on evenly spaced rows."""
-    step = max(1, matrix.shape[-2] // SAMPLED_ROWS)
-    rows = slice(None, None, step)
-    difference = _weights(matrix, rows) - _weights(rounded, rows)
-    return float(difference.abs().nan_to_num(0.0).max())
+    """Return the largest difference of a weight, or a bound where it is below one in a million.
+
+    It is measured over all rows; of very long texts over evenly spaced ones.
+    """
+    bound = _most_deviation(
+        cast(QueryKeyScores, matrix.source), cast(QueryKeyScores, rounded.source)
+    )
+    if bound < 1e-6:
+        return bound
+    height = max(1, 2**22 // matrix.shape[-1])
+    spacing = max(1, math.prod(matrix.shape) // MOST_COMPARED)
+    largest = 0.0
+    for start in range(0, matrix.shape[-2], height * spacing):
+        rows = slice(start, start + height * spacing, spacing)
+        difference = _weights(matrix, rows).sub_(_weights(rounded, rows)).nan_to_num_(0.0)
+        largest = max(largest, *(abs(float(end)) for end in difference.aminmax()))
+    return largest
+
+
+def _most_deviation(source: QueryKeyScores, rounded: QueryKeyScores) -> float:
+    """Return a bound on the difference of any weight, from how far query and key were rounded.
+
+    A score moves by at most d = |query' - query| |key| + |query'| |key' - key|, and then a weight
+    by at most exp(2 d) - 1.
+    """
+    query, key = source.query.double() * source.scale, source.key.double()
+    near_query, near_key = rounded.query.double() * rounded.scale, rounded.key.double()
+    unit = near_key.abs().max() / key.abs().max().clamp(min=1e-300)
+    near_query, near_key = near_query * unit, near_key / unit
+    lost = _longest(near_query - query), _longest(near_key - key)
+    moved = lost[0] * _longest(key) + _longest(near_query) * lost[1]
+    return math.expm1(2 * moved) if moved < 1 else math.inf
+
+
+def _longest(vectors: Tensor) -> float:
+    return math.sqrt(float(vectors.square().sum(-1).max()))
 
 
 def _all_weights(matrix: AttentionMatrix) -> Tensor:

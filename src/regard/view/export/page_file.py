@@ -5,15 +5,15 @@ query, the key and two numbers of every row, from which the browser computes any
 Of layers that are too large for that it holds block means.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from regard.analysis.head_kinds import Head
+from regard.analysis.head_kinds import Head, stand_out
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import layer_at
@@ -25,11 +25,12 @@ from regard.view.export.complete_layer import (
     Stored,
     fits_never,
     least_size,
+    likely_size,
     size_of,
 )
 from regard.view.export.page_template import filled_template, json_block, number_block
 from regard.view.export.summarised_layer import SummarisedLayer, most_bytes
-from regard.view.tiles.layer_survey import Sweeps
+from regard.view.tiles.layer_survey import RowCount, kinds_of, reduced
 from regard.view.tiles.manifest import (
     SMALL,
     PageLayer,
@@ -43,9 +44,10 @@ from regard.view.tiles.manifest import (
     small_numbers,
 )
 
-__all__ = ["page_text", "write_page"]
+__all__ = ["LIMIT", "count_exact", "page_text", "save_page", "write_page"]
 
 MIB = 2**20
+LIMIT = 63 * MIB  # with the page's own code a file is below 64 MiB
 FULL_PRECISION = MIB // 2
 NEARLY_FULL_PRECISION = 8 * MIB
 
@@ -59,7 +61,7 @@ def write_page(
     opened: tuple[int | None, int | None] = (None, None),
     layers: Iterable[str | int] | None = None,
     heads: Sequence[Head] | None = None,
-    limit: int = 64 * MIB,
+    limit: int = LIMIT,
     progress: Callable[[int, int], None] | None = None,
     other: Recording | None = None,
     other_title: str = "Other",
@@ -74,15 +76,12 @@ def write_page(
     Of more than 8,192 tokens the means of blocks of 64 x 64 tokens follow where there is room, so
     that the whole is exact at once too. Of several sequences in a batch the page shows the first.
 
-    One pass over each layer finds all of it, the kinds of heads too: of one sequence the kinds are
-    those of query and key as they are stored.
-
-    Where query and key of all layers do not fit ``limit``, every layer first gets the mean weights
-    of at most 512 x 512 blocks of each head, one byte each. Then the opened layer, and the others
-    in their order, get query and key instead while that fits. A layer whose block means do not fit
-    keeps its small map of 32 x 32 blocks. The page says at every number what it is. Last come the
-    values of layers with query and key, where the recording has
-    them. For fewer heads record fewer: ``regard.observe(model, heads=...)``.
+    A layer is exact if the page has its query and key. Exact are, in this order and while they fit
+    ``limit``: the opened layer, the layers of the heads that stand out, and the other layers. Of
+    the rest the page has the mean weights of at most 512 x 512 blocks of each head while these fit,
+    and then small maps of 32 x 32 blocks. It says at every number what it is. Last come the values
+    of layers with query and key, where the recording has them. For fewer heads record fewer:
+    ``regard.observe(model, heads=...)``.
 
     Args:
         recording: what was seen.
@@ -93,7 +92,7 @@ def write_page(
         layers: names or places of the layers to hold, all of them when left out. The others keep
             their small map.
         heads: the kinds of heads, from ``classify``; computed when left out.
-        limit: about how many bytes the file may have.
+        limit: about how many bytes the numbers may take in the file, beside its own code.
         progress: called with the rows done and the rows in all, those of every head.
         other: a second recording. The page then shows the same head of both side by side, or their
             difference if they have as many tokens. Each may have half of ``limit``.
@@ -115,6 +114,36 @@ def write_page(
         >>> page.name, page.read_text().startswith("<!doctype html>")
         ('attention.html', True)
     """
+    save_page(
+        recording,
+        path,
+        title=title,
+        opened=opened,
+        layers=layers,
+        heads=heads,
+        limit=limit,
+        progress=progress,
+        other=other,
+        other_title=other_title,
+    )
+    return Path(path)
+
+
+@torch.no_grad()
+def save_page(
+    recording: Recording,
+    path: str | Path,
+    *,
+    title: str,
+    opened: tuple[int | None, int | None] = (None, None),
+    layers: Iterable[str | int] | None = None,
+    heads: Sequence[Head] | None = None,
+    limit: int = LIMIT,
+    progress: Callable[[int, int], None] | None = None,
+    other: Recording | None = None,
+    other_title: str = "Other",
+) -> list[PageLayer]:
+    """Write a page as ``write_page`` does, and return what it has of each layer."""
     for name, each in (("recording", recording), ("other", other)):
         if each is not None and not each.layers:
             raise RegardError(f"{name} has no layers; a page needs at least one.")
@@ -128,10 +157,14 @@ def write_page(
             raise OSError(22, "it is a device, a pipe or the like")
         with temporary.open("w", encoding="ascii", newline="\n") as file:
             share = limit if other is None else limit // 2
-            layers_known, blocks = _blocks(recording, wanted, heads, share, progress)
-            first = manifest(recording, layers_known, title=title, opened=opened)
+            counted = RowCount([each for each in (recording, other) if each], heads, progress)
+            held, blocks = _blocks(recording, wanted, opened[0], heads, share, counted)
+            first = manifest(recording, held, title=title, opened=opened)
             if other is not None:
-                _add_other(other, other_title, first, blocks, share, progress)
+                more, others = _blocks(other, range(len(other)), None, None, share, counted)
+                blocks |= {place + len(held): block for place, block in others.items()}
+                add_other(first, manifest(other, more, title=other_title))
+                held += more
             file.writelines(_page(first, blocks))
         temporary.replace(target)
     except OSError as error:
@@ -141,13 +174,14 @@ def write_page(
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
-    return Path(path)
+    return held
 
 
 @torch.no_grad()
 def page_text(recording: Recording, *, title: str, is_small: bool = False) -> str:
     """Return a recording as the text of a page."""
-    layers, blocks = _blocks(recording, range(len(recording)), None, 64 * MIB, None)
+    counted = RowCount([recording], None, None)
+    layers, blocks = _blocks(recording, range(len(recording)), None, None, LIMIT, counted)
     return "".join(_page(manifest(recording, layers, title=title), blocks, is_small=is_small))
 
 
@@ -173,21 +207,6 @@ def _places(
     return sorted(places, key=lambda place: (place != opened, place))
 
 
-def _add_other(
-    other: Recording,
-    title: str,
-    first: dict[str, Any],
-    blocks: dict[int, Block],
-    limit: int,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    """Add the layers of a second recording after those of the first one."""
-    layers, more = _blocks(other, range(len(other)), None, limit, progress)
-    count = len(first["layers"])
-    add_other(first, manifest(other, layers, title=title))
-    blocks |= {place + count: block for place, block in more.items()}
-
-
 def _page(first: dict[str, Any], blocks: dict[int, Block], *, is_small: bool = False) -> list[str]:
     data = [json_block("recording", first)]
     for place in sorted(blocks):
@@ -200,53 +219,73 @@ def _page(first: dict[str, Any], blocks: dict[int, Block], *, is_small: bool = F
 def _blocks(
     recording: Recording,
     wanted: Sequence[int],
+    opened: int | None,
     heads: Sequence[Head] | None,
     limit: int,
-    progress: Callable[[int, int], None] | None,
+    counted: RowCount,
 ) -> tuple[list[PageLayer], dict[int, Block]]:
     """Return the layers, and the numbers that the page holds of each."""
     matrices = [first_sequence(recording[name]) for name in recording]
     layers = [replace(layer, kind="map") for layer in live_layers(recording)]
+    if heads is None:
+        kinds = kinds_of(recording, counted.add)
+    else:
+        ends = list(accumulate(layer.num_heads for layer in layers))
+        kinds = [
+            heads[end - layer.num_heads : end] for end, layer in zip(ends, layers, strict=True)
+        ]
     sinks = [sink_keys(recording, layer.kv_len) for layer in layers]
-    choice = _Choice(layers, matrices, sinks)
-    complete = choice.complete_layers(wanted, limit)
-    room = limit - sum(layer.size for layer in complete.values())
-    rest = [place for place in wanted if place not in complete]
-    stored: dict[int, CompleteLayer | SummarisedLayer] = {**complete}
-    stored |= {
-        place: SummarisedLayer(layers[place], matrices[place])
-        for place in choice.that_fit(rest, room)
-    }
-    room -= sum(stored[place].size for place in rest if place in stored)
-    sweeps = Sweeps(recording, ask_kinds=heads is None, progress=progress)
+    order = _exact_first(wanted, opened, kinds)
+    stored = _Choice(layers, matrices, sinks).stored_layers(order, limit)
+    room = limit - sum(each.size for each in stored.values())
     blocks: dict[int, Block] = {}
-    for place in [*wanted, *(set(range(len(layers))) - set(wanted))]:
+    for place in [*order, *(set(range(len(layers))) - set(order))]:
         each = stored.get(place)
         shown, asked = (matrices[place], []) if each is None else (each.shown, each.questions)
-        small, *answers = sweeps.over(place, shown, [Pool(SMALL, SMALL), *asked])
+        small, *answers = reduced(shown, [Pool(SMALL, SMALL), *asked], counted.add)
         if each is not None:
             room += each.size
             blocks[place] = each.finished(answers, room)
             room -= size_of(blocks[place])
             layers[place] = each.layer
         layers[place].overview = small_numbers(small)
-    for place, layer in complete.items():
+        layers[place].heads = head_records(kinds[place]) or None
+    for place, layer in stored.items():
         seen = recording.layers[place]
-        if seen.value is not None:
+        if seen.value is not None and isinstance(layer, CompleteLayer):
             value = layer.value_block(first_value(seen.whole_value()), room)
             blocks[place] |= value
             room -= size_of(value)
-    kinds = head_records(heads or ())
-    for place, layer in enumerate(layers):
-        if heads is None:
-            layer.heads = sweeps.kinds[place]
-        elif kinds:
-            layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
     return layers, blocks
 
 
+def count_exact(recording: Recording, limit: int) -> int:
+    """Return about how many layers of a recording a page holds exactly.
+
+    Args:
+        recording: what was seen.
+        limit: about how many bytes the numbers may take.
+    """
+    sizes = sorted(likely_size(layer) for layer in recording.layers)
+    return sum(1 for size in accumulate(sizes) if size <= limit)
+
+
+def _exact_first(
+    wanted: Sequence[int], opened: int | None, kinds: Sequence[Sequence[Head | None]]
+) -> list[int]:
+    """Return layers in the order in which the page holds them exactly.
+
+    First comes the opened layer, then those of heads that stand out, then the others.
+    """
+    found = stand_out([head for row in kinds for head in row if head is not None])
+    first = [] if opened is None else [opened]
+    for head, _ in found:
+        first += [place for place, row in enumerate(kinds) if any(one is head for one in row)]
+    return [place for place in dict.fromkeys((*first, *wanted)) if place in wanted]
+
+
 class _Choice(NamedTuple):
-    """The layers of a recording, among which those are chosen that the page holds completely.
+    """The layers of a recording, among which those are chosen that the page holds.
 
     Attributes:
         layers: what the page is told of each.
@@ -258,44 +297,48 @@ class _Choice(NamedTuple):
     matrices: list[AttentionMatrix]
     sinks: list[tuple[int, ...]]
 
-    def complete_layers(self, wanted: Sequence[int], limit: int) -> dict[int, CompleteLayer]:
+    def stored_layers(
+        self, order: Sequence[int], limit: int
+    ) -> dict[int, CompleteLayer | SummarisedLayer]:
+        """Return complete layers while they fit, and then block means while these fit."""
+        complete = self._complete_layers(order, limit)
+        room = limit - sum(layer.size for layer in complete.values())
+        stored: dict[int, CompleteLayer | SummarisedLayer] = {**complete}
+        for place in order:
+            if place not in stored and (most := most_bytes(self.matrices[place].shape)) <= room:
+                stored[place] = SummarisedLayer(self.layers[place], self.matrices[place])
+                room -= most
+        return stored
+
+    def _complete_layers(self, order: Sequence[int], limit: int) -> dict[int, CompleteLayer]:
         """Return all layers in the most bits that fit, or some in 16 bits."""
-        able = [place for place in wanted if not fits_never(self.matrices[place])]
+        able = [place for place in order if not fits_never(self.matrices[place])]
         most: dict[Stored, float] = {
             "float32": FULL_PRECISION,
             "float24": NEARLY_FULL_PRECISION,
-            "float16": math.inf,
         }
         for stored, bytes_ in most.items():
-            complete = self._embedded(able, min(limit, bytes_), stored, {})
+            complete = self._embedded(able, min(limit, bytes_), stored, needs_all=True)
             if len(complete) == len(able):
                 return complete
-        return self._embedded(able, limit, "float16", self.that_fit(wanted, limit))
-
-    def that_fit(self, places: Sequence[int], room: int) -> dict[int, int]:
-        """Return the layers whose block means fit, and the most bytes that they take."""
-        fitting: dict[int, int] = {}
-        for place in places:
-            most = most_bytes(self.matrices[place].shape)
-            if most <= room:
-                fitting[place] = most
-                room -= most
-        return fitting
+        return self._embedded(able, limit, "float16")
 
     def _embedded(
-        self, places: Sequence[int], limit: float, stored: Stored, reserved: dict[int, int]
+        self, places: Sequence[int], room: float, stored: Stored, *, needs_all: bool = False
     ) -> dict[int, CompleteLayer]:
-        """Return complete layers, while they fit beside what is reserved for the others."""
+        """Return complete layers while they fit; some of them where all are needed and do not."""
         complete: dict[int, CompleteLayer] = {}
-        room = limit - sum(reserved.values())
+        too_large: dict[torch.Size, float] = {}
         for place in places:
-            most = room + reserved.get(place, 0)
-            if least_size(self.matrices[place], stored) > most:
-                continue
-            layer = CompleteLayer(
-                self.layers[place], self.matrices[place], stored, self.sinks[place]
-            )
-            if layer.size <= most:
-                room = most - layer.size
+            matrix, layer = self.matrices[place], None
+            least = max(least_size(matrix, stored), too_large.get(matrix.shape, 0.0))
+            if least <= room:
+                layer = CompleteLayer(self.layers[place], matrix, stored, self.sinks[place])
+            if layer is not None and layer.size <= room:
+                room -= layer.size
                 complete[place] = layer
+            elif needs_all:
+                break
+            elif layer is not None:  # one of the same shape is hardly smaller, and takes a while
+                too_large[matrix.shape] = 0.9 * layer.size
         return complete

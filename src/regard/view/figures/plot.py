@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from regard.analysis.head_classes import Trial, classify
+from regard.analysis.head_classes import Trial, classify, trials_of
 from regard.analysis.head_kinds import KINDS, Head
 from regard.analysis.span_shares import Shares
 from regard.errors import check_path, kind_text
@@ -138,7 +138,8 @@ def heads(
     if score is None:
         found, side, picture = (), _MAP_OF_A_HEAD, _small_maps(seen.layers, grid)
     else:
-        found = classify(seen.layers, seen.query_tokens, seen.key_tokens, trials=trials)
+        every = (*trials_of(seen), *trials)
+        found = classify(seen.layers, seen.query_tokens, seen.key_tokens, trials=every)
         side, picture = _SCORE_OF_A_HEAD, _scores(found, score, grid)
     ax = style.axes_of(ax, max(_LEAST, side * columns) + _BESIDE, max(_LEAST, side * rows) + 0.5)
     style.draw_cells(ax, picture)

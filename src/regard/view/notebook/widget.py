@@ -6,7 +6,6 @@ sentence. Answers are computed on threads beside the kernel's own, so that a cel
 questions reach them between cells.
 """
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,13 +13,14 @@ from typing import Any
 import anywidget
 import traitlets
 
+from regard.errors import RegardError
 from regard.recording.recording import Recording
 from regard.view.export.page_template import bundled, filled_template, json_block
 from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed
 from regard.view.tiles.manifest import first_sequence, live_layers, manifest, small_map
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone, Wanted
-from regard.view.tiles.page_questions import QUESTIONS, WRONG, Threads
+from regard.view.tiles.page_questions import QUESTIONS, Threads
 
 __all__ = ["PageWidget", "reply", "view"]
 
@@ -95,22 +95,17 @@ def reply(
     if not isinstance(kind, str) or kind not in QUESTIONS:
         return {**name, "error": f"kind is {kind!r}; nothing of that kind is known."}, []
     parameters = {
-        str(key): _text(value) for key, value in question.items() if key not in ("id", "kind")
+        str(key): int(value) if isinstance(value, bool) else value
+        for key, value in question.items()
+        if key not in ("id", "kind")
     }
     try:
         answer = QUESTIONS[kind].answer(answers, parameters, wanted)
     except Gone:
         return None
-    except WRONG as error:
+    except RegardError as error:
         return {**name, "error": str(error).partition("\n")[0]}, []
     return {**name, **answer.content}, [memory(array) for array in answer.arrays]
-
-
-def _text(value: object) -> str:
-    """Return a value of a message as text in an address."""
-    if isinstance(value, bool):
-        return str(int(value))
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _pages(seen: Recording, title: str) -> tuple[str, str | None]:

@@ -1,11 +1,14 @@
-"""The pages of recordings over HTTP, for this machine alone, computed as they are looked at.
+"""The page of a recording over HTTP, for this machine alone, computed as it is looked at.
 
-``/`` is the page of one recording; of several it lists them, and each has its page under its
-number, ``/1/``. A page asks ``/api/row``, ``/api/column``, ``/api/tile``, ``/api/progress``,
-``/api/steps``, ``/api/segments`` and ``/api/heads``. Numbers come as little-endian float32, what
-has a structure as JSON, and what is wrong as one sentence of text.
+``/`` is the page. It asks ``/api/row``, ``/api/column``, ``/api/tile``, ``/api/progress``,
+``/api/steps``, ``/api/segments``, ``/api/overview`` and ``/api/heads``. Numbers come as
+little-endian float32, what has a structure as JSON, and what is wrong as one sentence of text.
 
-If the server has the model, a page can also post another text to ``/api/text``.
+If the server has the model, the page can also post another text to ``/api/text``.
+
+A web page from elsewhere can send requests to this machine, under any name that its DNS gives it
+(rebinding) or as an image's address. Starlette checks the name, and ``_Guard`` the rest: only the
+page itself is answered, with the cookie that it got for the token in its address.
 """
 
 import asyncio
@@ -14,42 +17,67 @@ import os
 import socket
 import threading
 import webbrowser
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from errno import EADDRINUSE
 from functools import partial
 from hmac import compare_digest
-from html import escape
 from pathlib import Path
+from secrets import token_urlsafe
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.errors import RegardError
 from regard.models.pretrained import check_text
 from regard.recording.file_reader import load
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
-from regard.view.export.page_template import digest, filled_template, json_block
-from regard.view.server.access_guard import Guard
-from regard.view.server.connection_limits import LimitedProtocol
-from regard.view.server.launch_file import LaunchFile
-from regard.view.tiles.manifest import PageLayer, add_other, head_records, live_layers, manifest
+from regard.view.export.page_template import filled_template, json_block
+from regard.view.tiles.head_tiles import WrongQuestionError
+from regard.view.tiles.manifest import PageLayer, head_records, live_layers, manifest
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
-from regard.view.tiles.page_questions import QUESTIONS, WRONG, Answer, Question, Threads
+from regard.view.tiles.page_questions import QUESTIONS, Answer, Question, Threads
 
 __all__ = ["Read", "application", "serve", "serve_text"]
 
 _AT_ONCE = 2**24  # weights whose kinds of heads take a moment
 _LEFT = 499  # what nginx calls a client that has closed its request
 _MOST_BYTES = 16 * 2**20  # of a posted text
+_MOST_CONNECTIONS = 4096  # a browser has six to one server
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_LAUNCH = """<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={address}">
+<title>regard</title>
+<p>This file opens the page of regard serve. <a href="{address}">Open it</a></p>
+"""
 
 Read = Callable[[str, Callable[[int, int | None], None]], Recording]
 """Runs a model on a text; reports the layers that have run, and the layers in all if known."""
@@ -68,7 +96,7 @@ def application(
 
     Args:
         recording: what was seen; each of its layers with query and key.
-        token: the first request brings it, as ``/?token=...``; a cookie lets later ones in.
+        token: a first request brings it, as ``/?token=...``; a cookie lets later ones in.
         title: what stands at the top of the page.
         changed: whether the recording is another one by now; nothing is answered then.
         text: that the model read.
@@ -78,31 +106,78 @@ def application(
         RegardError: a layer has answers only.
     """
     served = _Served(recording, title, changed, text, read)
-    return _application([served], lambda given: compare_digest(given.encode(), token.encode()))
 
-
-def _application(served: Sequence["_Served"], accepts: Callable[[str], bool]) -> Starlette:
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         try:
             yield
         finally:
-            for one in served:
-                await one.close()
+            await served.close()
 
-    if len(served) == 1:
-        routes: list[BaseRoute] = list(served[0].routes)
-    else:
-        routes = [Route("/", _list(served), methods=["GET"])]
-        routes += [
-            Mount(f"/{number}", routes=one.routes) for number, one in enumerate(served, start=1)
-        ]
+    hosts = ["127.0.0.1", "localhost"]
     return Starlette(
-        routes=routes,
-        middleware=[Middleware(Guard, accepts=accepts)],
+        routes=served.routes,
+        middleware=[
+            Middleware(_Guard, token=token),
+            Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+        ],
         exception_handlers={HTTPException: _no_such_thing, Exception: _went_wrong},
         lifespan=lifespan,
     )
+
+
+class _Guard:
+    """An ASGI application before another one, which it asks for its own page alone."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._secret = token_urlsafe(32)  # what the cookie remembers, never the token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request: refused, or handed on, with the same headers either way."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        refusal = self._refusal(Request(scope))
+        await (refusal or self._app)(scope, receive, guarded)
+
+    def _refusal(self, request: Request) -> Response | None:
+        host = request.headers.get("host", "")
+        # A browser names the origin of every POST.
+        is_stranger = request.method != "GET" and "origin" not in request.headers
+        if is_stranger or not _is_own_page(request.headers, host):
+            return PlainTextResponse(
+                "another page asks; this server answers its own page only.", 403
+            )
+        # Two servers on one machine share their cookies.
+        cookie = f"regard-{host.rpartition(':')[2] if ':' in host else 80}"
+        given = request.query_params.get("token", "").encode()
+        if request.url.path == "/" and compare_digest(given, self._token):
+            answer = RedirectResponse("/", status_code=303)
+            # Not "strict": the launch file is another site, and the redirect would lack the cookie.
+            answer.set_cookie(cookie, self._secret, path="/", httponly=True, samesite="lax")
+            return answer
+        if not compare_digest(request.cookies.get(cookie, "").encode(), self._secret.encode()):
+            return PlainTextResponse(
+                "the token is missing or wrong; open the address that was printed.", 403
+            )
+        return None
+
+
+def _is_own_page(headers: Headers, host: str) -> bool:
+    """Return True if the request comes from the page itself, or from no browser."""
+    origin = headers.get("origin")
+    if origin is not None and origin != f"http://{host}":
+        return False
+    site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
+    return site in (None, "none", "same-origin") or mode == "navigate"
 
 
 class _Served:
@@ -114,21 +189,18 @@ class _Served:
         changed: whether the recording is another one by now.
         text: that the model read.
         read: runs the model on another text.
-        beside: a second recording, which the page shows side by side with this one.
     """
 
     def __init__(
         self,
         recording: Recording,
         title: str,
-        changed: Callable[[], bool] = lambda: False,
-        text: str = "",
-        read: Read | None = None,
-        beside: "_Served | None" = None,
+        changed: Callable[[], bool],
+        text: str,
+        read: Read | None,
     ) -> None:
-        self.title = title
-        self.is_changed = changed
-        self._beside = beside
+        self._title = title
+        self._is_changed = changed
         self._read = read
         self._threads = Threads()
         self._runs = 0
@@ -147,26 +219,12 @@ class _Served:
             ]
 
     def _show(self, recording: Recording, text: str) -> None:
-        both = [recording] if self._beside is None else [recording, self._beside.recording]
-        answers = Answers(*both)
-        layers = _known_at_once(both, answers)
-        first = manifest(recording, layers[: len(recording)], title=self.title)
-        if self._beside is not None:
-            more = layers[len(recording) :]
-            add_other(first, manifest(self._beside.recording, more, title=self._beside.title))
+        answers = Answers(recording)
+        first = manifest(recording, _known_at_once(recording, answers), title=self._title)
         if self._read is not None:
             first |= {"text": text, "run": self._runs}
         self._page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
-        self.recording, self._answers = recording, answers
-
-    def about(self) -> str:
-        """Return what stands beside its title in a list."""
-        if self._beside is not None:
-            return f"side by side with {self._beside.title}"
-        shape = next(iter(self.recording.shapes.values()))
-        heads = shape[-3] if len(shape) > 2 else 1
-        size = f"{shape[-1]:,} tokens · {len(self.recording.shapes)} layers × {heads} heads"
-        return f"{visible(self.recording.model)} · {size}"
+        self._answers = answers
 
     async def close(self) -> None:
         self._closed = True
@@ -183,11 +241,10 @@ class _Served:
                 "the text was edited in another window; reload this page.", 409
             )
         # The answers of this run: the text may be edited before a thread is free.
-        answers, threads = self._answers, self._threads
-        return self._refusal() or await _answer(question, answers, threads, request)
+        return self._refusal() or await _answer(question, self._answers, self._threads, request)
 
     def _refusal(self) -> Response | None:
-        if not (self.is_changed() or (self._beside is not None and self._beside.is_changed())):
+        if not self._is_changed():
             return None
         return PlainTextResponse(
             "the recording has changed on disk; start regard serve again.", 409
@@ -208,8 +265,8 @@ class _Served:
                 await asyncio.to_thread(self._run, text)
             finally:
                 self._running = False
-        except WRONG as error:
-            return PlainTextResponse(str(error).partition("\n")[0], 400)
+        except RegardError as error:
+            return _sentence(error)
         except Gone:
             return Response(status_code=_LEFT)
         return JSONResponse({"run": self._runs})
@@ -231,24 +288,29 @@ async def _posted_text(request: Request) -> str:
     """Return the text of a request, ``{"text": "Life is short"}``.
 
     Raises:
-        ValueError: it is something else, or longer than any model reads.
+        WrongQuestionError: it is something else, or longer than any model reads.
     """
     length = request.headers.get("content-length", "")
     if not length.isascii() or not length.isdigit() or int(length) > _MOST_BYTES:
-        raise ValueError(f"the text is too long; it must have less than {_MOST_BYTES >> 20} MiB.")
+        raise WrongQuestionError(
+            f"the text is too long; it must have less than {_MOST_BYTES >> 20} MiB."
+        )
     is_json = request.headers.get("content-type", "").partition(";")[0] == "application/json"
     try:
         text = json.loads(await request.body())["text"] if is_json else None
     except (ValueError, TypeError, LookupError, RecursionError):
         text = None
     if not isinstance(text, str):
-        raise ValueError("the request has no text; it must be JSON with a text.")
-    return check_text(text)
+        raise WrongQuestionError("the request has no text; it must be JSON with a text.")
+    try:
+        return check_text(text)
+    except ValueError as error:
+        raise WrongQuestionError(str(error)) from error
 
 
-def _known_at_once(recordings: Sequence[Recording], answers: Answers) -> list[PageLayer]:
-    """Return the layers; of short recordings with what opens the page on the right head."""
-    layers = [layer for recording in recordings for layer in live_layers(recording)]
+def _known_at_once(recording: Recording, answers: Answers) -> list[PageLayer]:
+    """Return the layers; of a short recording with what opens the page on the right head."""
+    layers = live_layers(recording)
     if sum(layer.num_heads * layer.q_len * layer.kv_len for layer in layers) > _AT_ONCE:
         return layers
     kinds = head_records(answers.heads())
@@ -258,61 +320,38 @@ def _known_at_once(recordings: Sequence[Recording], answers: Answers) -> list[Pa
     return layers
 
 
-def _list(served: Sequence[_Served]) -> Response:
-    """Return the page that lists several recordings."""
-    rows = "".join(
-        f'<li><a href="/{number}/">{escape(one.title)}</a> {escape(one.about())}</li>'
-        for number, one in enumerate(served, start=1)
-    )
-    return HTMLResponse(_LIST.format(digest=digest(_LIST_STYLE), style=_LIST_STYLE, rows=rows))
-
-
-_LIST_STYLE = (
-    ":root{color-scheme:light dark}"
-    "body{max-width:70ch;margin:3rem auto;padding:0 1rem;font:16px/1.6 system-ui,sans-serif}"
-    "ol{padding:0;list-style:none}li{padding:.6rem 0;opacity:.85}a{font-weight:600}"
-)
-_LIST = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Recordings · regard</title>
-<style>{style}</style>
-<h1>Recordings</h1>
-<ol>{rows}</ol>
-</html>
-"""
-
-
 def serve(
-    paths: Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str],
     *,
     port: int | None = None,
     open_browser: bool = True,
     tell: Callable[[str], object] = print,
 ) -> None:
-    """Serve the pages of recordings until Ctrl-C.
+    """Serve the page of a recording until Ctrl-C.
 
     Args:
-        paths: of the recordings.
+        path: of the recording.
         port: where to listen; any free one for None.
         open_browser: whether to open the page.
-        tell: called with the place of the file that opens the page, and the server's address.
+        tell: called with the address, which has the token.
 
     Raises:
         FileNotFoundError: there is no such file.
         RegardError: it is no recording, or has answers only.
-        ValueError: there is no path, or the port is in use or none that this user may have.
+        ValueError: the port is in use or none that this user may have.
     """
-    if not paths:
-        raise ValueError("paths is empty; there must be one recording at least.")
-    served = [_opened(Path(path), several=len(paths) > 1) for path in paths]
-    if len(served) == 2:
-        one, two = served
-        served.append(_Served(one.recording, one.title, one.is_changed, beside=two))
-    _serve(served, port, open_browser, tell)
+    file = Path(path)
+    seen = load(file)
+    state = _identity(file)
+    whole = seen.part([layer.name for layer in seen.layers if layer.matrix is not None])
+    if not whole:
+        raise RegardError(
+            f"{file} has answers only; the page needs query and key.\n"
+            "    Record query and key, or ask it with regard heads."
+        )
+    title = visible(seen.model) or file.name
+    changed = partial(_is_another, file, state)
+    _serve(partial(application, whole, title=title, changed=changed), port, open_browser, tell)
 
 
 def serve_text(
@@ -335,46 +374,61 @@ def serve_text(
         tell: called with the address.
     """
     title = visible(recording.model) or "Attention"
-    _serve([_Served(recording, title, text=text, read=read)], port, open_browser, tell)
+    made = partial(application, recording, title=title, text=text, read=read)
+    _serve(made, port, open_browser, tell)
 
 
 def _serve(
-    served: Sequence[_Served],
+    made: Callable[[str], Starlette],
     port: int | None,
     open_browser: bool,
     tell: Callable[[str], object],
 ) -> None:
+    token = token_urlsafe(32)
     with _listening(port) as listener:
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        with LaunchFile(address) as launch:
-            tell(f"{launch.path}   opens {address} in a browser")
-            if open_browser:
-                webbrowser.open(launch.path.as_uri())
-            config = uvicorn.Config(
-                _application(served, launch.accepts),
-                http=LimitedProtocol,
-                access_log=False,
-                log_config=None,
-                log_level="critical",  # Ctrl-C in the middle of an answer is no error
-                server_header=False,
-                timeout_graceful_shutdown=1,
-                ws="none",
-            )
-            with suppress(KeyboardInterrupt):  # that is how it is ended
-                uvicorn.Server(config).run(sockets=[listener])
-
-
-def _opened(path: Path, *, several: bool) -> _Served:
-    seen = load(path)
-    found = _identity(path)
-    whole = seen.part([layer.name for layer in seen.layers if layer.matrix is not None])
-    if not whole:
-        raise RegardError(
-            f"{path} has answers only; the page needs query and key.\n"
-            "    Record query and key, or ask it with regard heads."
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={token}"
+        _allow_files(2 * _MOST_CONNECTIONS)
+        config = uvicorn.Config(
+            made(token),
+            access_log=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            log_config=None,
+            log_level="critical",  # Ctrl-C in the middle of an answer is no error
+            server_header=False,
+            timeout_graceful_shutdown=1,
+            ws="none",
         )
-    title = path.name if several else visible(seen.model) or path.name
-    return _Served(whole, title, partial(_is_another, path, found))
+        tell(address)
+        with _launch_file(address) as launch, suppress(KeyboardInterrupt):  # that ends it
+            if open_browser:
+                webbrowser.open(launch.as_uri())
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def _launch_file(address: str) -> Generator[Path]:
+    """Yield an HTML file that leads to an address.
+
+    Other users of this machine can read the arguments of a browser, but not this file.
+    """
+    with TemporaryDirectory(prefix="regard-serve-") as folder:  # of mode 700
+        path = Path(folder) / "open.html"
+        path.write_text(_LAUNCH.format(address=address), encoding="utf-8")
+        path.chmod(0o600)
+        yield path
+
+
+def _allow_files(count: int) -> None:
+    """Allow so many open files, as far as the system lets this process have them.
+
+    Idle connections then cannot keep others from being accepted.
+    """
+    with suppress(ImportError, ValueError, OSError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _listening(port: int | None) -> socket.socket:
@@ -425,8 +479,8 @@ async def _answer(
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         return answering.result() if answering.done() else Response(status_code=_LEFT)
-    except WRONG as error:
-        return PlainTextResponse(str(error).partition("\n")[0], 400)
+    except RegardError as error:
+        return _sentence(error)
     except (Gone, asyncio.CancelledError):
         return Response(status_code=_LEFT)
     finally:
@@ -438,6 +492,10 @@ async def _answer(
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _sentence(error: Exception) -> Response:
+    return PlainTextResponse(str(error).partition("\n")[0], 400)
 
 
 async def _no_such_thing(_: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.analysis.head_classes import Trial, classify
+from regard.analysis.head_classes import classify, trials_of
 from regard.analysis.head_kinds import Head
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Layer, recorded_indices
@@ -106,7 +106,6 @@ def summarise(
     *,
     selection: Selection | None = None,
     top: int = 3,
-    trials: Sequence[Trial] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
     """Summarise what each token attends to most, and the kind of each head.
@@ -115,7 +114,6 @@ def summarise(
         recording: of self-attention, one text, with tokens.
         selection: the layer and head to show; the mean over all heads when left out.
         top: how many tokens to name for each; all of them in a shorter text.
-        trials: what the model does where there is something to repeat or to find, for the kinds.
         progress: called with the steps done and the steps in all.
 
     Raises:
@@ -132,7 +130,12 @@ def summarise(
         if progress is not None:
             progress(done, steps)
 
-    heads = classify(recording.layers, tokens, trials=trials, progress=lambda done, _: tell(done))
+    heads = classify(
+        recording.layers,
+        tokens,
+        trials=trials_of(recording),
+        progress=lambda done, _: tell(done),
+    )
     sinks = _sinks(tokens, heads)
     rows: list[Row] = []
     for block in _mean_rows(matrices):

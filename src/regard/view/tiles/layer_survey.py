@@ -1,4 +1,4 @@
-"""One pass over each layer: what the page asks of it and what tells the kinds of its heads."""
+"""Passes over the layers of a recording: their progress, and the kinds of their heads."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -9,18 +9,16 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from regard.analysis.head_classes import classify, survey_of
+from regard.analysis.head_classes import classify, survey_of, trials_of
 from regard.analysis.head_kinds import Head
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.layers import Answers, InMemory, Layer
+from regard.recording.layers import Answers
 from regard.recording.recording import Recording
 from regard.reductions.block import RowStatistics
 from regard.reductions.reduction import Contribution, Reduction
-from regard.text.tokens import Token
-from regard.view.tiles.manifest import head_records
 
-__all__ = ["EachBlock", "Sweeps", "answered", "known_kinds"]
+__all__ = ["EachBlock", "RowCount", "kinds_of", "layer_kinds", "reduced"]
 
 
 @final
@@ -59,88 +57,66 @@ class EachBlock(Reduction):
         return None
 
 
-def answered(layer: Layer, reductions: Sequence[Reduction], call: Callable[[int], object]) -> Layer:
-    """Return a layer that holds the answers to some reductions."""
-    missing = [reduction for reduction in reductions if reduction not in layer.answers]
-    if not missing:
-        return layer
-    found = layer.whole().reduce(*missing, EachBlock(call))
-    pairs = zip(missing, found[:-1], strict=True)
-    return replace(layer, answers=Answers(pairs).before(layer.answers))
-
-
-def known_kinds(
-    layer: Layer,
-    place: int,
-    query_tokens: Sequence[Token] | None,
-    key_tokens: Sequence[Token] | None,
-) -> list[Head | None]:
-    """Every head of one layer with its kind; None for each where the layer has a NaN."""
-    try:
-        heads = classify([layer], query_tokens, key_tokens)
-    except RegardError:
-        return [None] * (layer.shape[-3] if len(layer.shape) > 2 else 1)
-    return [replace(head, layer=layer.place(place)) for head in heads]
-
-
-class Sweeps:
-    """The passes over the layers of a recording: one for each layer, or two for a batch.
+class RowCount:
+    """The progress of the passes over some recordings, counted in rows of all heads.
 
     Args:
-        recording: what was seen.
-        ask_kinds: whether the same passes tell the kinds of the heads.
-        progress: called with the rows done and the rows in all, those of every head.
-
-    Attributes:
-        kinds: of each layer that was passed, its heads with their kinds, as the page expects them.
+        recordings: those that are passed, each once for its page and once for the kinds of heads.
+        heads: the kinds, if they are known.
+        progress: called with the rows done and the rows in all.
     """
 
     def __init__(
         self,
-        recording: Recording,
-        *,
-        ask_kinds: bool,
+        recordings: Sequence[Recording],
+        heads: Sequence[Head] | None,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        self.kinds: dict[int, list[dict[str, Any] | None]] = {}
-        self._recording = recording
-        self._ask_kinds = ask_kinds
         self._progress = progress
         self._alone = threading.Lock()
-        self._done = 0
-        self._rows = sum(
-            prod(layer.shape[-3:-1]) + (prod(layer.shape[:-1]) if self._is_batch(layer) else 0)
-            for layer in recording.layers
-        )
+        self._done = self._rows = 0
+        for recording in recordings:
+            for layer in recording.layers:
+                self._rows += prod(layer.shape[-3:-1])
+                self._rows += prod(layer.shape[:-1]) if heads is None else 0
 
-    def over(
-        self, place: int, matrix: AttentionMatrix, questions: Sequence[Reduction]
-    ) -> list[Any]:
-        """Return a layer's answers to some reductions.
-
-        Args:
-            place: of the layer in the recording.
-            matrix: its first sequence as it is shown, (num_heads, q_len, kv_len). Of a recording of
-                one sequence the kinds are told of these numbers too.
-            questions: the reductions.
-        """
-        layer = self._recording.layers[place]
-        shown = replace(layer, shape=matrix.shape, matrix=InMemory(matrix), answers=Answers())
-        whole = layer if self._is_batch(layer) else shown
-        tokens = self._recording.query_tokens, self._recording.key_tokens
-        of_kinds = survey_of(whole, *tokens).reductions if self._ask_kinds else ()
-        shown = answered(shown, [*questions, *(of_kinds if whole is shown else ())], self._count)
-        if self._ask_kinds:
-            whole = shown if whole is not layer else answered(layer, of_kinds, self._count)
-            self.kinds[place] = head_records(known_kinds(whole, place, *tokens))
-        return [shown.answers[question] for question in questions]
-
-    def _is_batch(self, layer: Layer) -> bool:
-        """Return True if the kinds need a pass of their own, over all sequences of a batch."""
-        return self._ask_kinds and prod(layer.shape[:-3]) > 1
-
-    def _count(self, rows: int) -> None:
+    def add(self, rows: int) -> None:
+        """Report more rows as done."""
         with self._alone:  # several threads count
             self._done += rows
             if self._progress is not None:
                 self._progress(self._done, self._rows)
+
+
+def reduced(
+    matrix: AttentionMatrix, reductions: Sequence[Reduction], call: Callable[[int], object]
+) -> tuple[Any, ...]:
+    """Return a matrix's answers to some reductions; ``call`` gets the rows of each block."""
+    return matrix.reduce(*reductions, EachBlock(call))[:-1]
+
+
+def kinds_of(recording: Recording, call: Callable[[int], object]) -> list[list[Head | None]]:
+    """Return the heads of each layer with their kinds; None for each where a layer has a NaN.
+
+    Args:
+        recording: what was seen.
+        call: called with the rows of each block.
+    """
+    return [layer_kinds(recording, place, call) for place in range(len(recording.layers))]
+
+
+def layer_kinds(
+    recording: Recording, place: int, call: Callable[[int], object]
+) -> list[Head | None]:
+    """Return the heads of one layer with their kinds, as ``kinds_of`` does."""
+    layer, tokens = recording.layers[place], (recording.query_tokens, recording.key_tokens)
+    asked = survey_of(layer, *tokens).reductions
+    missing = [reduction for reduction in asked if reduction not in layer.answers]
+    if missing:
+        found = zip(missing, reduced(layer.whole(), missing, call), strict=True)
+        layer = replace(layer, answers=Answers(found).before(layer.answers))
+    try:
+        heads = classify([layer], *tokens, trials=trials_of(recording))
+    except RegardError:
+        return [None] * (layer.shape[-3] if len(layer.shape) > 2 else 1)
+    return [replace(head, layer=layer.place(place)) for head in heads]

@@ -14,25 +14,24 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.analysis.head_classes import survey_of
 from regard.analysis.head_kinds import Head
 from regard.analysis.span_shares import checked_parts
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Layer
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
-from regard.view.tiles.layer_survey import EachBlock, answered, known_kinds
-from regard.view.tiles.manifest import SMALL, first_sequence, first_value, sink_keys, small_numbers
-from regard.view.tiles.pyramid import (
-    HeadScores,
+from regard.view.tiles.head_tiles import (
+    HeadTiles,
     Pause,
     Place,
-    Pyramid,
     Spans,
     Tile,
+    WrongQuestionError,
     check_place,
     checked,
 )
+from regard.view.tiles.layer_survey import layer_kinds, reduced
+from regard.view.tiles.manifest import SMALL, first_sequence, first_value, sink_keys, small_numbers
 from regard.view.tiles.query_steps import query_steps
 
 __all__ = ["Answers", "Gone", "Progress", "RowOfWeights", "Wanted", "Which", "is_wanted"]
@@ -96,25 +95,23 @@ def is_wanted() -> bool:
 
 
 class Answers:
-    """The numbers of recordings, as the page asks for them. Of a batch the first sequence.
+    """The numbers of a recording, as the page asks for them. Of a batch the first sequence.
 
     Every method may be called on any thread. ``close`` ends what runs in the background; as a
-    context manager it closes itself. A method raises an IndexError for a layer, head or token that
-    there is not, a RegardError for a layer that has answers only, and ``Gone`` once ``wanted``,
-    which is called now and then, returns False.
+    context manager it closes itself. A method raises a WrongQuestionError for a layer, head or
+    token that there is not, a RegardError for a layer that has answers only, and ``Gone`` once
+    ``wanted``, which is called now and then, returns False.
 
     Args:
-        recordings: what was seen. The layers of a second one follow those of the first.
+        recording: what was seen.
         limit: about how many bytes may be held for heads that were looked at.
     """
 
-    def __init__(self, *recordings: Recording, limit: int = 512 * MIB) -> None:
-        self._layers = [
-            (seen, place, layer) for seen in recordings for place, layer in enumerate(seen.layers)
-        ]
+    def __init__(self, recording: Recording, *, limit: int = 512 * MIB) -> None:
+        self._recording = recording
         self._limit = limit
-        self._pyramids: OrderedDict[Which, Pyramid] = OrderedDict()
-        self._unfinished: OrderedDict[Which, Pyramid] = OrderedDict()
+        self._tiles: OrderedDict[Which, HeadTiles] = OrderedDict()
+        self._unfinished: OrderedDict[Which, HeadTiles] = OrderedDict()
         self._changed = threading.Condition()
         self._working: threading.Thread | None = None
         self._failures: dict[Which, Exception] = {}
@@ -131,7 +128,7 @@ class Answers:
     @property
     def nbytes(self) -> int:
         """Return the number of bytes that are cached, or will be, for heads."""
-        return sum(pyramid.nbytes for pyramid in self._pyramids.values())
+        return sum(tiles.nbytes for tiles in self._tiles.values())
 
     def close(self) -> None:
         """Stop the background work."""
@@ -143,43 +140,44 @@ class Answers:
 
     def row(self, which: Which, query: int, *, wanted: Wanted = is_wanted) -> RowOfWeights:
         """Return the weights of one query."""
-        pyramid = self._pyramid(which)
-        place = checked("query", query, pyramid.head.shape[0])
+        tiles = self._head(which)
+        place = checked("query", query, tiles.shape[0])
         with self._first(wanted) as pause:
-            return RowOfWeights(pyramid.row(place, pause), pyramid.allowed(place))
+            return RowOfWeights(tiles.row(place, pause), tiles.allowed(place))
 
     def column(self, which: Which, key: int, *, wanted: Wanted = is_wanted) -> Tensor:
         """Return the weights on one key, (q_len,); for a long head, wait for its pass."""
-        pyramid = self._pyramid(which)
-        place = checked("key", key, pyramid.head.shape[1])
-        self._wait_for(which, pyramid, wanted)
+        tiles = self._head(which)
+        place = checked("key", key, tiles.shape[1])
+        self._wait_for(which, tiles, wanted)
         with self._first(wanted) as pause:
-            return pyramid.column(place, pause)
+            return tiles.column(place, pause)
 
     def tile(self, which: Which, place: Place, *, wanted: Wanted = is_wanted) -> Tile:
         """Return a part of the head as a picture, from a sample if exact numbers take longer."""
-        pyramid = self._pyramid(which)
-        check_place(place, pyramid.head.shape)
+        tiles = self._head(which)
+        check_place(place, tiles.shape)
         with self._first(wanted) as pause:
-            tile = pyramid.tile(place, pause)
+            tile = tiles.tile(place, pause)
         if not tile.exact:
-            self._ask_for(which, pyramid)
+            self._ask_for(which, tiles)
         return tile
 
     def progress(self, which: Which) -> Progress:
         """Return the progress of the exact picture of a head, and start it if necessary.
 
         Raises:
-            Exception: what ended the work on it.
+            Exception: what ended the work on it. The next call tries again.
         """
-        pyramid = self._pyramid(which)
-        if which in self._failures:
-            raise self._failures[which]
-        if pyramid.is_small or pyramid.is_done:
+        tiles = self._head(which)
+        failure = self._failures.pop(which, None)
+        if failure is not None:
+            raise failure
+        if tiles.is_small or tiles.is_done:
             return Progress(1.0, 0.0)
-        self._ask_for(which, pyramid)
-        done = pyramid.done
-        return Progress(done, pyramid.seconds * (1 - done) / done if done else None)
+        self._ask_for(which, tiles)
+        done = tiles.done
+        return Progress(done, tiles.seconds * (1 - done) / done if done else None)
 
     def steps(
         self, which: Which, query: int, by: Literal["weight", "position"], start: int, count: int
@@ -187,13 +185,13 @@ class Answers:
         """Return the steps of one query, for some of its keys; see ``query_steps``.
 
         Raises:
-            ValueError: the weights are not numbers.
+            WrongQuestionError: the weights are not numbers.
         """
-        head = self._pyramid(which).head
+        head = self._head(which)
         place = checked("query", query, head.shape[0])
-        steps = query_steps(head, place, by, start, count, self._value(which))
+        steps = query_steps(head.matrix, place, by, start, count, self._value(which))
         if isnan(steps["total"]):
-            raise ValueError(
+            raise WrongQuestionError(
                 f"query is {query}, whose weights are not numbers (NaN); it has no steps to show."
             )
         return steps
@@ -203,8 +201,6 @@ class Answers:
     ) -> Tensor:
         """Return the share of each key part in each query part, (query parts, key parts).
 
-        Of a long head it waits for the pass.
-
         Args:
             which: the head.
             queries: of each part its first token, and the one past the last.
@@ -212,16 +208,17 @@ class Answers:
             wanted: as everywhere.
 
         Raises:
-            ValueError: a part is empty, reaches beyond the text or overlaps another.
+            WrongQuestionError: a part is empty, reaches beyond the text or overlaps another.
         """
-        pyramid = self._pyramid(which)
-        q_len, kv_len = pyramid.head.shape
-        query_parts = checked_parts("queries", _named(queries), "q_len", q_len)
-        key_parts = checked_parts("keys", _named(keys), "kv_len", kv_len)
-        self._wait_for(which, pyramid, wanted)
-        with self._first(wanted) as pause:
-            pyramid.finish(pause)
-            return pyramid.shares([*query_parts.values()], [*key_parts.values()], pause)
+        tiles = self._head(which)
+        q_len, kv_len = tiles.shape
+        try:
+            query_parts = checked_parts("queries", _named(queries), "q_len", q_len)
+            key_parts = checked_parts("keys", _named(keys), "kv_len", kv_len)
+        except ValueError as error:
+            raise WrongQuestionError(str(error)) from error
+        pause = self._polite(wanted)
+        return tiles.shares([*query_parts.values()], [*key_parts.values()], pause)
 
     def overview(self, layer: int, *, wanted: Wanted = is_wanted) -> dict[str, Any]:
         """Return a small map of each head of a layer, as ``manifest.small_map`` gives it.
@@ -233,8 +230,7 @@ class Answers:
         heads, q_len, kv_len = matrix.shape
         pause = self._until_gone(wanted)
         if q_len * kv_len <= _MOST_CELLS:
-            found = matrix.reduce(Pool(SMALL, SMALL), EachBlock(lambda _: pause()))
-            return small_numbers(found[0])
+            return small_numbers(reduced(matrix, [Pool(SMALL, SMALL)], lambda _: pause())[0])
         step = max(1, q_len // _SAMPLED_ROWS)
         rows = range(step // 2, q_len, step)
         maps = [_sampled(matrix[head], rows, pause) for head in range(heads)]
@@ -248,25 +244,20 @@ class Answers:
         It takes as long as a pass over each layer, and lets those that somebody waits for go first.
         What is known of a layer is kept, also when the answer is not wanted any more.
         """
-        gone = self._until_gone(wanted)
+        gone, pause = self._until_gone(wanted), self._polite(wanted)
         with self._changed:
             while self._unfinished:
                 gone()
                 self._changed.wait(_LOOK_AGAIN)
-
-        def pause(_: int) -> None:
-            gone()
-            self._give_way()
-
-        for at, (seen, place, layer) in enumerate(self._layers):
-            if at not in self._heads:
-                tokens = seen.query_tokens, seen.key_tokens
-                asked = survey_of(layer, *tokens).reductions
-                self._heads[at] = known_kinds(answered(layer, asked, pause), place, *tokens)
-        return tuple(head for at in range(len(self._layers)) for head in self._heads[at])
+        places = range(len(self._recording.layers))
+        for place in places:
+            if place not in self._heads:
+                self._heads[place] = layer_kinds(self._recording, place, lambda _: pause())
+        return tuple(head for place in places for head in self._heads[place])
 
     def _layer(self, layer: int) -> Layer:
-        return self._layers[checked("layer", layer, len(self._layers))][2]
+        layers = self._recording.layers
+        return layers[checked("layer", layer, len(layers))]
 
     def _matrix(self, layer: int) -> AttentionMatrix:
         """Return the matrix of a layer, (num_heads, q_len, kv_len), with its sinks."""
@@ -280,22 +271,22 @@ class Answers:
         heads = first_value(layer.whole_value())
         return heads[which.head * len(heads) // self._matrix(which.layer).shape[0]]
 
-    def _pyramid(self, which: Which) -> Pyramid:
+    def _head(self, which: Which) -> HeadTiles:
         with self._changed:
-            pyramid = self._pyramids.get(which)
-            if pyramid is not None:
-                self._pyramids.move_to_end(which)
-                return pyramid
+            tiles = self._tiles.get(which)
+            if tiles is not None:
+                self._tiles.move_to_end(which)
+                return tiles
         matrix = self._matrix(which.layer)
         one = matrix[checked("head", which.head, matrix.shape[0])]
-        seen, _, _ = self._layers[which.layer]
-        made = Pyramid(HeadScores.of(one, sink_keys(seen, one.shape[1]) if which.hidden else ()))
+        aside = sink_keys(self._recording, one.shape[1]) if which.hidden else ()
+        made = HeadTiles(one, aside)
         with self._changed:
-            pyramid = self._pyramids.setdefault(which, made)
-            while self.nbytes > self._limit and len(self._pyramids) > 1:
-                oldest, _ = self._pyramids.popitem(last=False)
+            tiles = self._tiles.setdefault(which, made)
+            while self.nbytes > self._limit and len(self._tiles) > 1:
+                oldest, _ = self._tiles.popitem(last=False)
                 self._unfinished.pop(oldest, None)
-            return pyramid
+            return tiles
 
     # Who works when
 
@@ -305,6 +296,16 @@ class Answers:
         def pause() -> None:
             if self._closed or not wanted():
                 raise Gone
+
+        return pause
+
+    def _polite(self, wanted: Wanted) -> Pause:
+        """Return a pause that also lets quicker requests go first."""
+        gone = self._until_gone(wanted)
+
+        def pause() -> None:
+            gone()
+            self._give_way()
 
         return pause
 
@@ -320,29 +321,30 @@ class Answers:
                 self._in_front -= 1
                 self._changed.notify_all()
 
-    def _ask_for(self, which: Which, pyramid: Pyramid) -> None:
+    def _ask_for(self, which: Which, tiles: HeadTiles) -> None:
         with self._changed:
-            if self._closed or pyramid.is_done or which in self._failures:
+            if self._closed or tiles.is_done:
                 return
-            self._unfinished[which] = pyramid
+            self._unfinished[which] = tiles
             self._unfinished.move_to_end(which)
             if self._working is None:
                 self._working = threading.Thread(target=self._work, name="regard", daemon=True)
                 self._working.start()
             self._changed.notify_all()
 
-    def _wait_for(self, which: Which, pyramid: Pyramid, wanted: Wanted) -> None:
+    def _wait_for(self, which: Which, tiles: HeadTiles, wanted: Wanted) -> None:
         """Wait until the pass over a long head is finished."""
-        if pyramid.is_small:
+        if tiles.is_small:
             return
         with self._changed:
-            while not pyramid.is_done:
+            self._failures.pop(which, None)  # what failed before is tried again
+            while not tiles.is_done:
                 if self._closed or not wanted():
                     raise Gone
                 if which in self._failures:
                     raise self._failures[which]
                 if which not in self._unfinished:  # not yet, or dropped for others
-                    self._ask_for(which, pyramid)
+                    self._ask_for(which, tiles)
                 self._changed.wait(_LOOK_AGAIN)
 
     def _work(self) -> None:
@@ -351,15 +353,15 @@ class Answers:
                 self._changed.wait_for(lambda: self._closed or self._unfinished)
                 if self._closed:
                     return
-                which, pyramid = next(reversed(self._unfinished.items()))
+                which, tiles = next(reversed(self._unfinished.items()))
             try:
-                pyramid.advance(self._give_way)
+                tiles.advance(self._give_way)
             except Gone:
                 return
             except Exception as error:  # noqa: BLE001 - it is told to whoever waits
                 self._failures[which] = error
             with self._changed:
-                if pyramid.is_done or which in self._failures:
+                if tiles.is_done or which in self._failures:
                     self._unfinished.pop(which, None)
                 self._changed.notify_all()
 

@@ -1,34 +1,29 @@
-"""The questions of the page, for a server or a notebook."""
+"""The questions of the page, for a server or a notebook: msgspec checks what each must have."""
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
+import msgspec
 import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.view.tiles.head_tiles import Place, WrongQuestionError
 from regard.view.tiles.manifest import head_records
 from regard.view.tiles.page_answers import Answers, Wanted, Which
-from regard.view.tiles.pyramid import Place
 
-__all__ = ["QUESTIONS", "WRONG", "Answer", "Question", "Threads"]
+__all__ = ["QUESTIONS", "Answer", "Question", "Threads"]
 
-_WHOLE = re.compile(r"\d+", re.ASCII)
-_MOST_DIGITS = 9
-_MOST_SPANS = 200
-_MOST_KEYS = 1000
 # Threads of each kind: a long answer never holds up a quick one, and some only wait for a pass.
 _THREADS = {"quick": 2, "long": 2, "waiting": 32}
 
 Result = TypeVar("Result")
-Word = TypeVar("Word", bound=str)
-
-WRONG = (ValueError, IndexError, RegardError)
-"""What a question raises that asks for what is not there; its first line is the sentence."""
+Whole = Annotated[int, Meta(ge=0, le=999_999_999)]
+Flag = Annotated[int, Meta(ge=0, le=1)]
+Spans = Annotated[list[tuple[Whole, Whole]], Meta(min_length=1, max_length=200)]
 
 
 @dataclass(frozen=True)
@@ -44,59 +39,82 @@ class Answer:
     arrays: tuple[Tensor, ...] = ()
 
 
-class _Request:
-    """The parameters of a request; each method raises a ValueError for what it cannot read."""
+class _Head(Struct, forbid_unknown_fields=True):
+    """A question about one head."""
 
-    def __init__(self, parameters: Mapping[str, str]) -> None:
-        self._parameters = parameters
+    layer: Whole
+    head: Whole
+    hidden: Flag = 0
 
     @property
     def which(self) -> Which:
-        """The head that is asked for."""
-        return Which(self.whole("layer"), self.whole("head"), self.flag("hidden"))
-
-    def whole(self, name: str, *, most: int | None = None) -> int:
-        """Return a whole number of at least 0."""
-        text = self._parameters.get(name)
-        if text is None or not _WHOLE.fullmatch(text):
-            raise ValueError(f"{name} is {_shown(text)}; it must be a whole number.")
-        if len(text) > _MOST_DIGITS:
-            raise ValueError(f"{name} is {_shown(text)}; that is too large.")
-        if most is not None and int(text) > most:
-            raise ValueError(f"{name} is {text}; it must be at most {most}.")
-        return int(text)
-
-    def flag(self, name: str) -> bool:
-        """Return True for 1, and False for 0 or nothing."""
-        return self.one_of(name, ("0", "1"), "0") == "1"
-
-    def one_of(self, name: str, words: Sequence[Word], default: Word | None = None) -> Word:
-        """Return one of some words."""
-        text = self._parameters.get(name, default)
-        for word in words:
-            if word == text:
-                return word
-        raise ValueError(f"{name} is {_shown(text)}; it must be {' or '.join(words)}.")
-
-    def spans(self, name: str) -> list[tuple[int, int]]:
-        """Return parts of a text, ``[[0, 12], [12, 40]]``: first token, and one past the last."""
-        try:
-            given = cast("list[list[Any]]", json.loads(self._parameters.get(name, "")))
-            spans = [(start, stop) for start, stop in given]
-        except (ValueError, TypeError, RecursionError):
-            spans = []
-        are_whole = all(type(start) is type(stop) is int for start, stop in spans)
-        if not (are_whole and 0 < len(spans) <= _MOST_SPANS):
-            raise ValueError(
-                f"{name} must be 1 to {_MOST_SPANS} parts, each [first token, one past the last]."
-            )
-        return spans
+        return Which(self.layer, self.head, bool(self.hidden))
 
 
-def _shown(text: str | None) -> str:
-    if text is None:
-        return "missing"
-    return ascii(text if len(text) <= 40 else f"{text[:40]} ...")
+class _Row(_Head, kw_only=True):
+    query: Whole
+
+    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
+        row = answers.row(self.which, self.query, wanted=wanted)
+        return Answer(arrays=(row.values.float(), row.mask.to(torch.uint8)))
+
+
+class _Column(_Head, kw_only=True):
+    key: Whole
+
+    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
+        return Answer(arrays=(answers.column(self.which, self.key, wanted=wanted).float(),))
+
+
+class _Tile(_Head, kw_only=True):
+    level: Whole
+    row: Whole
+    column: Whole
+    by_row: Annotated[int, Meta(ge=0, le=0)] = 0  # pages have no scale by row any more
+
+    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
+        tile = answers.tile(self.which, Place(self.level, self.row, self.column), wanted=wanted)
+        height, width = tile.values.shape
+        content = {"height": height, "width": width, "exact": tile.exact, "sampled": tile.sampled}
+        return Answer(content, (tile.values.float(),))
+
+
+class _Progress(_Head, kw_only=True):
+    by_row: Annotated[int, Meta(ge=0, le=0)] = 0
+
+    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
+        return Answer(answers.progress(self.which)._asdict())
+
+
+class _Steps(_Head, kw_only=True):
+    query: Whole
+    by: Literal["weight", "position"]
+    start: Whole
+    count: Annotated[int, Meta(ge=0, le=1000)]
+
+    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
+        return Answer(answers.steps(self.which, self.query, self.by, self.start, self.count))
+
+
+class _Segments(_Head, kw_only=True):
+    queries: Spans
+    keys: Spans
+
+    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
+        shares = answers.segments(self.which, self.queries, self.keys, wanted=wanted)
+        return Answer(arrays=(shares.float(),))
+
+
+class _Overview(Struct, forbid_unknown_fields=True):
+    layer: Whole
+
+    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
+        return Answer({"overview": answers.overview(self.layer, wanted=wanted)})
+
+
+class _Heads(Struct, forbid_unknown_fields=True):
+    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
+        return Answer({"heads": head_records(answers.heads(wanted=wanted))})
 
 
 @dataclass(frozen=True)
@@ -104,82 +122,53 @@ class Question:
     """A kind of question.
 
     Attributes:
-        parameters: the names of what it must or may have.
-        work: computes the answer from the answers, the request, and as for ``Answers.row``, wanted.
+        asked: the type of its requests; it has a field for each parameter, and computes the answer.
         threads: which threads compute it.
     """
 
-    parameters: tuple[str, ...]
-    work: Callable[[Answers, _Request, Wanted], Answer]
+    asked: Any
     threads: Literal["quick", "long", "waiting"] = "quick"
 
-    def answer(self, answers: Answers, parameters: Mapping[str, str], wanted: Wanted) -> Answer:
+    def answer(self, answers: Answers, parameters: Mapping[str, Any], wanted: Wanted) -> Answer:
         """Return the answer to one request.
 
         Raises:
-            ValueError, IndexError, RegardError: it asks for what is not there; see ``WRONG``.
+            RegardError: it asks for what is not there, which its first line says.
             Gone: it is not wanted any more.
         """
-        for name in parameters:
-            if name not in self.parameters:
-                asks = ", ".join(self.parameters) or "nothing"
-                raise ValueError(f"{_shown(name)} is no parameter of this question; it has {asks}.")
-        return self.work(answers, _Request(parameters), wanted)
+        given = {name: _value(name, each) for name, each in parameters.items()}
+        try:
+            request = msgspec.convert(given, self.asked, strict=False)
+        except msgspec.ValidationError as error:
+            raise WrongQuestionError(_said(error)) from error
+        return cast(Answer, request.answer(answers, wanted))
 
 
-def _row(answers: Answers, request: _Request, wanted: Wanted) -> Answer:
-    row = answers.row(request.which, request.whole("query"), wanted=wanted)
-    return Answer(arrays=(row.values.float(), row.mask.to(torch.uint8)))
+def _value(name: str, given: Any) -> Any:
+    """Return a parameter of an address as what it says; lists are JSON there."""
+    if name not in ("queries", "keys") or not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError):
+        return given
 
 
-def _column(answers: Answers, request: _Request, wanted: Wanted) -> Answer:
-    values = answers.column(request.which, request.whole("key"), wanted=wanted)
-    return Answer(arrays=(values.float(),))
+def _said(error: msgspec.ValidationError) -> str:
+    """Return what is wrong with a request, in ASCII."""
+    text = str(error).replace("`", "'")
+    return f"the question cannot be read: {ascii(text)[1:-1][:200]}."
 
 
-def _tile(answers: Answers, request: _Request, wanted: Wanted) -> Answer:
-    level, row, column = (request.whole(name) for name in ("level", "row", "column"))
-    place = Place(level, row, column, request.flag("by_row"))
-    tile = answers.tile(request.which, place, wanted=wanted)
-    height, width = tile.values.shape
-    content = {"height": height, "width": width, "exact": tile.exact, "sampled": tile.sampled}
-    return Answer(content, (tile.values.float(),))
-
-
-def _progress(answers: Answers, request: _Request, _: Wanted) -> Answer:
-    request.flag("by_row")  # one pass serves both
-    return Answer(answers.progress(request.which)._asdict())
-
-
-def _steps(answers: Answers, request: _Request, _: Wanted) -> Answer:
-    by = request.one_of("by", ("weight", "position"))
-    start, count = request.whole("start"), request.whole("count", most=_MOST_KEYS)
-    return Answer(answers.steps(request.which, request.whole("query"), by, start, count))
-
-
-def _segments(answers: Answers, request: _Request, wanted: Wanted) -> Answer:
-    which, queries, keys = request.which, request.spans("queries"), request.spans("keys")
-    return Answer(arrays=(answers.segments(which, queries, keys, wanted=wanted).float(),))
-
-
-def _overview(answers: Answers, request: _Request, wanted: Wanted) -> Answer:
-    return Answer({"overview": answers.overview(request.whole("layer"), wanted=wanted)})
-
-
-def _heads(answers: Answers, _: _Request, wanted: Wanted) -> Answer:
-    return Answer({"heads": head_records(answers.heads(wanted=wanted))})
-
-
-_HEAD = ("layer", "head", "hidden")
 QUESTIONS = {
-    "row": Question((*_HEAD, "query"), _row),
-    "column": Question((*_HEAD, "key"), _column, "waiting"),
-    "tile": Question((*_HEAD, "level", "row", "column", "by_row"), _tile),
-    "progress": Question((*_HEAD, "by_row"), _progress),
-    "steps": Question((*_HEAD, "query", "by", "start", "count"), _steps),
-    "segments": Question((*_HEAD, "queries", "keys"), _segments, "waiting"),
-    "overview": Question(("layer",), _overview, "long"),
-    "heads": Question((), _heads, "long"),
+    "row": Question(_Row),
+    "column": Question(_Column, "waiting"),
+    "tile": Question(_Tile),
+    "progress": Question(_Progress),
+    "steps": Question(_Steps),
+    "segments": Question(_Segments, "waiting"),
+    "overview": Question(_Overview, "long"),
+    "heads": Question(_Heads, "long"),
 }
 """Every question by its name."""
 

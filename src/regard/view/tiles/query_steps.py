@@ -6,12 +6,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.masked_product import masked_product
 from regard.scores.box import Box, cut_whole
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 from regard.view.row_steps import RowScores, parts_of
-from regard.view.tiles.pyramid import HeadScores
 
 __all__ = ["query_steps"]
 
@@ -19,7 +19,7 @@ _STEPS = {"dot": "query·key", **{name: name for name in ("scaled", "biased", "m
 
 
 def query_steps(
-    head: HeadScores,
+    matrix: AttentionMatrix,
     query: int,
     by: Literal["weight", "position"],
     start: int,
@@ -32,7 +32,7 @@ def query_steps(
     which JSON cannot write.
 
     Args:
-        head: whose query it is; keys that are set aside count as masked.
+        matrix: the head, (q_len, kv_len); keys that are set aside count as masked.
         query: which row.
         by: the order of the keys. "weight": the strongest first, equal ones as in the text;
             "position": as in the text.
@@ -40,8 +40,9 @@ def query_steps(
         count: how many keys are returned.
         value: of every key, (kv_len, value_dim).
     """
-    source, keys, place = head.source, slice(0, head.shape[1]), slice(query, query + 1)
-    row = RowScores(head.window(place, keys)[0], None if head.sink is None else head.sink[0])
+    source, keys, place = matrix.source, slice(0, matrix.shape[1]), slice(query, query + 1)
+    sink = source.sink(Box((), place, keys), cut_whole)
+    row = RowScores(matrix.scores[query], None if sink is None else sink.flatten()[0])
     weight, allowed = row.weight(row.score), row.score != -torch.inf
     order = torch.arange(keys.stop, device=weight.device)
     if by == "weight":

@@ -1,78 +1,87 @@
-"""The two numbers of each row that turn its scores into weights, for a page that is a file."""
+"""The two numbers of each row that turn its scores into weights."""
 
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from regard.reductions.block import Block
+from regard.masks import Keep
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.reductions.block import RowStatistics
+from regard.reductions.products import intersect
 from regard.reductions.reduction import Contribution, Reduction
-from regard.scores.box import int_tensor
+from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["RowNormalizers"]
-
-_LEAST = 1e-30  # a sum of weights in float32 is exact down to 1e-38
+__all__ = ["RowNormalizers", "without_keys"]
 
 
 @final
 @dataclass(frozen=True)
 class RowNormalizers(Reduction):
-    """The maximum and the log-normalizer of each row, with all keys and without some of them.
+    """The maximum and the log-normalizer of each row.
 
     weight = exp((score - maximum) - log_normalizer), where the maximum is the largest score of the
     row, and the log-normalizer the log of the sum of exp(score - maximum). Where scores are large,
     their sum, the logsumexp, would round the log-normalizer away.
 
-    The answer has shape (..., num_heads, q_len, 4): both numbers, then both of the row without the
-    keys set aside. A row without keys has -inf and 0. It is float32, or float64 of such inputs.
+    The answer has shape (..., num_heads, rows, 2). A row without keys has -inf and 0. It is
+    float32, or float64 of such inputs.
 
     Args:
-        aside: positions of the keys that are set aside.
+        at_rows: the queries, in rising order; all of them when left out.
 
     Example:
         >>> import torch, regard
         >>> from regard.view.tiles.row_normalizers import RowNormalizers
         >>> A = regard.AttentionMatrix.from_scores(torch.tensor([[3.0, 2.0, 2.0]]))
-        >>> A.reduce(RowNormalizers((0,)))  # two equal keys are left
-        tensor([[3.0000, 0.5514, 2.0000, 0.6931]])
+        >>> A.reduce(RowNormalizers())
+        tensor([[3.0000, 0.5514]])
     """
 
     thread_safe = True
+    reads_statistics = True
 
-    aside: tuple[int, ...]
+    at_rows: range | None = None
+
+    def rows(self, q_len: int) -> range:
+        return range(q_len) if self.at_rows is None else self.at_rows
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
-        return (torch.zeros(*shape[:-1], 4, dtype=dtype, device=device),)
+        size = (*shape[:-2], len(self.rows(shape[-2])), 2)
+        return (torch.zeros(size, dtype=dtype, device=device),)
 
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        maximum, log_normalizer = block.maximum.squeeze(-1), block.log_normalizer
-        first, stop = block.box.columns.start, block.box.columns.stop
-        inside = [key - first for key in self.aside if first <= key < stop]
-        kept = _without(block.weights, inside, 0.0)
-        mass, largest = kept.sum(-1), kept.amax(-1)
-        maximum_of_rest = maximum + (largest.log() + log_normalizer)
-        log_of_rest = (mass / largest).log()
-        far = (mass < _LEAST) & (maximum > -torch.inf)
-        if bool(far.any()):
-            scores = _without(block.scores[far], inside, -torch.inf)
-            maximum_of_rest[far] = scores.amax(-1)
-            log_of_rest[far] = (scores - scores.amax(-1, keepdim=True)).logsumexp(-1)
-        log_of_rest = log_of_rest.masked_fill(maximum_of_rest == -torch.inf, 0)
-        numbers = (maximum, log_normalizer, maximum_of_rest, log_of_rest)
-        return (Contribution(block.box.at_rows, torch.stack(numbers, -1)),)
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
+        rows, in_block = intersect(self.rows(block.shape[-2]), block.box.rows)
+        numbers = torch.stack((block.maximum.squeeze(-1), block.log_normalizer), -1)
+        return (Contribution((*block.box.leading, rows), numbers[..., in_block, :]),)
 
-    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Any:
         return buffers[0]
 
 
-def _without(values: Tensor, places: list[int], nothing: float) -> Tensor:
-    """Return the values with `nothing` in some of their columns; leading ones are cut off."""
-    cut = 0
-    while cut < min(len(places), values.shape[-1] - 1) and places[cut] == cut:
-        cut += 1
-    rest = [place - cut for place in places[cut:]]
-    values = values[..., cut:]
-    return values.index_fill(-1, int_tensor(rest, values.device), nothing) if rest else values
+def without_keys(matrix: AttentionMatrix, aside: tuple[int, ...]) -> AttentionMatrix:
+    """Return a matrix in which some keys count as masked, so that what is left sums to 1.
+
+    Args:
+        matrix: of any shape; its logit in the denominator counts as set aside too.
+        aside: positions of the keys.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.row_normalizers import without_keys
+        >>> A = regard.AttentionMatrix.from_scores(torch.tensor([[3.0, 2.0, 2.0]]))
+        >>> without_keys(A, (0,)).to_dense()
+        tensor([[0.0000, 0.5000, 0.5000]])
+    """
+    if not aside:
+        return matrix
+    source = matrix.source
+    if isinstance(source, QueryKeyScores):
+        source = replace(source, sink_bias=None)
+    kept = torch.ones(1, matrix.shape[-1], dtype=torch.bool, device=matrix.device)
+    kept[:, list(aside)] = False
+    keep = Keep(kept).bind(matrix.shape, matrix.device)
+    return AttentionMatrix(source, keep if matrix.mask is None else matrix.mask & keep)
