@@ -88,7 +88,10 @@ def test_no_file_is_a_symbolic_link() -> None:
 
 def test_the_wheel_brings_the_lessons() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    assert build["targets"]["wheel"]["force-include"] == {"docs/lessons": "regard/lessons/text"}
+    assert build["targets"]["wheel"]["force-include"] == {
+        "docs/lessons": "regard/lessons/text",
+        "src/regard_command.py": "regard_command.py",
+    }
     assert "/docs" in build["targets"]["sdist"]["include"]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 import regard
 from pages import Blocks, blocks_of, layers_of, numbers_of, unpacked
 from regard.view.export import complete_layer as whole
+from regard.view.export.complete_layer import CompleteLayer
 from regard.view.export.page_file import write_page
 from regard.view.export.summarised_layer import (
     SummarisedLayer,
@@ -200,6 +201,40 @@ def layers_in(folder: Path, seen: regard.Recording, **options: Any) -> list[dict
 def test_what_fits_is_stored(options: dict[str, Any], kinds: list[str], tmp_path: Path) -> None:
     layers = layers_in(tmp_path, recording(), **options)
     assert [layer["kind"] for layer in layers] == kinds
+
+
+def test_layers_of_heads_that_stand_out_are_exact_before_the_others(tmp_path: Path) -> None:
+    """Layer 0 has heads of no kind; layer 1 looks at the token before, layer 2 at itself."""
+    seen = recording()
+    x = torch.eye(150, 1024)[None] * 100
+    before = regard.attend(x, x.roll(-1, 1), scale=1.0)
+    assert regard.heads(regard.Recording({"layer": before}))["kind"] == ("previous token",)
+    noise = seen[0].source.key
+    layers = {"mixed": seen[0], "before": before, "other": regard.attend(noise, noise * 0.1)}
+    told = layers_in(tmp_path, regard.Recording(layers), limit=850_000)
+    assert [layer["kind"] for layer in told][:2] == ["pyramid", "query-key"]
+    told = layers_in(tmp_path, regard.Recording(layers), limit=850_000, opened=(0, 0))
+    assert told[0]["kind"] == "query-key"
+
+
+def test_the_deviation_is_the_largest_of_all_rows(tmp_path: Path) -> None:
+    """One row of 200 is rounded the most, and no sample of rows would hit it."""
+    torch.manual_seed(3)
+    query, key = torch.randn(1, 200, 64) * 0.01, torch.randn(1, 200, 64)
+    query[0, 101] *= 3000
+    matrix = regard.attend(query, key)
+    stored = CompleteLayer(PageLayer("layer", *matrix.shape), matrix, "float16", ())
+    stored.finished([stored.shown.reduce(*stored.questions)], 10**9)
+    worst = (matrix.to_dense() - stored.shown.to_dense()).abs().max()
+    assert stored.layer.deviation == pytest.approx(float(worst), rel=1e-3)
+
+
+def test_numbers_that_16_bits_hold_exactly_deviate_by_nothing(tmp_path: Path) -> None:
+    x = torch.randn(1, 50, 16).bfloat16()
+    matrix = regard.attend(x, x)
+    stored = CompleteLayer(PageLayer("layer", *matrix.shape), matrix, "float16", ())
+    stored.finished([stored.shown.reduce(*stored.questions)], 10**9)
+    assert stored.layer.deviation < 1e-6
 
 
 def test_layers_that_never_fit_in_full_take_no_precision_from_the_others(

@@ -94,10 +94,15 @@ def check(
         troubles = found.troubles
         write_json({"reports": reports, "troubles": troubles, "exit_code": found.exit_code})
     else:
-        parts = [*(str(report["text"]) for report in found.reports), *found.troubles]
-        lines = "\n\n".join(parts).splitlines()
-        sys.stdout.write("\n".join(map(visible, lines)) + "\n")
+        _write_text([*(str(report["text"]) for report in found.reports), *found.troubles])
     raise typer.Exit(found.exit_code)
+
+
+def _write_text(parts: Sequence[str]) -> None:
+    from regard.text.escaping import visible
+
+    lines = "\n\n".join(parts).splitlines()
+    sys.stdout.write("\n".join(map(visible, lines)) + "\n")
 
 
 def explanation(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -15,7 +15,6 @@ from regard.cli.options import (
     ModelOptions,
     Open,
     Output,
-    limit_bytes,
     open_recording,
     read_input,
     with_options,
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from regard.recording.recording import Recording
-    from regard.view.tiles.manifest import PageLayer
 
 __all__ = ["compare"]
 
@@ -55,22 +53,13 @@ def compare(
     alike, 100 % if they share no token. It needs the same number of tokens. A page of -o shows
     other texts, too, side by side.
     """
-    from regard.cli.output_files import check_output, page_lines, show_page, write_json
+    from regard.cli.output_files import check_output, show_page, write_json, write_page
     from regard.cli.progress import progress
-    from regard.text.escaping import visible
-    from regard.view.export.page_file import save_page
 
     page = output or (Path("attention.html") if open_page else None)
-    held: list[PageLayer] = []
     if page is not None:
         check_output(page)
-    given = [read_input(each) for each in inputs or ()]
-    if len(given) != 2 or len({isinstance(each, Path) for each in given}) != 1:
-        raise ValueError(
-            "compare needs two recordings or two texts.\n"
-            "    Run for example: regard compare run.safetensors other.safetensors\n"
-            '                 or: regard compare "Life is short" "Life is long"'
-        )
+    given, line = _two_inputs(inputs or ()), ""
     with progress() as report:
         one, two, names = _both(options, given, report)
         report("comparing every layer")
@@ -80,16 +69,15 @@ def compare(
         elif page is None:
             raise ValueError(_shape_mismatch(one, two, names))
         if page is not None:
-            held = save_page(
-                one,
-                page,
-                title=visible(names[0]),
-                opened=max(found, key=lambda place: found[place], default=(None, None)),
-                limit=limit_bytes(limit),
-                other=two,
-                other_title=visible(names[1]),
-                progress=partial(report, f"writing {page}"),
-            )
+            most = max(found, key=lambda place: found[place], default=(None, None))
+            title, other = names
+            more: dict[str, Any] = {
+                "other": two,
+                "other_title": other,
+                "opened": most,
+                "limit": limit,
+            }
+            line = f"\n{write_page(one, page, report, title=title, **more)}\n"
     heads = [
         {"layer": layer.place(place), "head": layer.head(head), "difference": share}
         for (place, head), share in found.items()
@@ -99,10 +87,21 @@ def compare(
         mean = fmean(found.values()) if found else None
         write_json({"models": [one.model, two.model], "mean": mean, "heads": heads})
     else:
-        line = "" if page is None else f"\n{page_lines(page, held)}\n"
         sys.stdout.write(_as_text(one, two, names, heads, top) + line)
     if open_page and page is not None:
         show_page(page)
+
+
+def _two_inputs(inputs: Sequence[str]) -> list[str | Path]:
+    """Return the texts, or the paths of recordings, that two arguments mean."""
+    given = [read_input(each) for each in inputs]
+    if len(given) != 2 or len({isinstance(each, Path) for each in given}) != 1:
+        raise ValueError(
+            "compare needs two recordings or two texts.\n"
+            "    Run for example: regard compare run.safetensors other.safetensors\n"
+            '                 or: regard compare "Life is short" "Life is long"'
+        )
+    return given
 
 
 def _both(

@@ -12,7 +12,6 @@ from regard.cli.options import (
     Open,
     Run,
     Strict,
-    limit_bytes,
     open_recording,
     parse_positions,
 )
@@ -50,27 +49,25 @@ def page(
     strict: Strict = False,
 ) -> None:
     """Write a recording as a page: one file for any browser."""
-    from regard.cli.output_files import check_output, page_lines, show_page
+    from regard.cli.output_files import check_output, show_page, write_page
     from regard.cli.progress import progress
     from regard.recording.layers import recorded_indices
-    from regard.text.escaping import visible
-    from regard.view.export.page_file import save_page
 
     check_output(output)
     chosen = parse_positions("layers", layers)
     seen = open_recording(run, strict=strict)
     with progress() as report:
         places = [recorded_indices(seen.layers, place, None)[0] or 0 for place in chosen or ()]
-        held = save_page(
+        lines = write_page(
             seen,
             output,
-            title=visible(seen.model),
+            report,
+            title=seen.model,
             opened=recorded_indices(seen.layers, layer, head),
             layers=None if chosen is None else places,
-            limit=limit_bytes(limit),
-            progress=partial(report, f"writing {output}"),
+            limit=limit,
         )
-    sys.stdout.write(f"{page_lines(output, held)}\n")
+    sys.stdout.write(f"{lines}\n")
     if open_page:
         show_page(output)
 

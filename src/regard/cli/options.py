@@ -30,7 +30,6 @@ __all__ = [
     "Run",
     "Strict",
     "TextOptions",
-    "limit_bytes",
     "open_recording",
     "parse_named",
     "parse_positions",
@@ -221,11 +220,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     expanded.__annotations__ = {each.name: each.annotation for each in parameters}
     expanded.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     return expanded
-
-
-def limit_bytes(limit: int) -> int:
-    """Return what the numbers of a page may take, given its size in MiB."""
-    return limit * 2**20 * 63 // 64  # a 64th is for the page's own code
 
 
 def read_input(given: str | None) -> str | Path:

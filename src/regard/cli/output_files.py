@@ -5,7 +5,8 @@ import math
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +14,10 @@ from regard.errors import RegardError, count_text
 from regard.recording.layers import Refusal
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
-from regard.view.export.page_file import MIB
+from regard.view.export.page_file import MIB, save_page
 from regard.view.tiles.manifest import PageLayer
 
-__all__ = ["check_output", "page_lines", "report_refused", "show_page", "write_json"]
+__all__ = ["check_output", "report_refused", "show_page", "write_json", "write_page"]
 
 _MOST_NAMES = 3
 
@@ -42,6 +43,39 @@ def check_output(path: Path) -> None:
             f"output is {str(path)!r}, which cannot be written: {reason}.\n"
             "    Choose a file in a folder that exists and is writable."
         )
+
+
+def write_page(
+    seen: Recording,
+    page: Path,
+    report: Callable[..., None],
+    *,
+    title: str,
+    limit: int,
+    other_title: str = "",
+    **options: Any,
+) -> str:
+    """Write a recording as a page, and return the lines about it for the terminal.
+
+    Args:
+        seen: the recording.
+        page: the file.
+        report: reports progress.
+        title: what stands at the top.
+        limit: the size of the page at most, in MiB.
+        other_title: what stands over the maps of a second recording.
+        options: more of those of ``regard.page``.
+    """
+    held = save_page(
+        seen,
+        page,
+        title=visible(title),
+        limit=limit * MIB * 63 // 64,  # a 64th is for the page's own code
+        other_title=visible(other_title),
+        progress=partial(report, f"writing {page}"),
+        **options,
+    )
+    return page_lines(page, held)
 
 
 def page_lines(page: Path, held: Sequence[PageLayer]) -> str:

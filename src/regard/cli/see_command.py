@@ -13,7 +13,6 @@ from regard.cli.options import (
     Limit,
     Open,
     RecordOptions,
-    limit_bytes,
     open_recording,
     read_input,
     with_options,
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from regard.recording.recording import Recording
     from regard.view.terminal.summary import Summary
-    from regard.view.tiles.manifest import PageLayer
 
 __all__ = ["see"]
 
@@ -67,11 +65,9 @@ def see(
     """Show what a model attends to when it reads a text."""
     from rich.console import Console
 
-    from regard.cli.output_files import check_output, page_lines, show_page, write_json
+    from regard.cli.output_files import check_output, show_page, write_json, write_page
     from regard.cli.progress import progress
     from regard.recording.layers import recorded_indices
-    from regard.text.escaping import visible
-    from regard.view.export.page_file import save_page
     from regard.view.terminal.summary import Selection, summarise
     from regard.view.terminal.terminal_view import TerminalView
 
@@ -83,29 +79,26 @@ def see(
         page = Path("attention.html")
     if page is not None:
         check_output(page)
-    words = read_input(text)
-    held: list[PageLayer] = []
+    words, lines = read_input(text), ""
     with progress() as report:
         seen, title = _seen(options, words, report)
-        asking = partial(report, "asking every head")
-        summary = summarise(seen, selection=selection, top=top, progress=asking)
+        summary = summarise(seen, selection, top, partial(report, "asking every head"))
         if page is not None:
-            held = save_page(
+            lines = "\n" + write_page(
                 seen,
                 page,
-                title=visible(shorten(title, 60, placeholder=" …")),
+                report,
+                title=shorten(title, 60, placeholder=" …"),
                 opened=recorded_indices(seen.layers, layer, head),
                 heads=summary.heads,
-                limit=limit_bytes(limit),
-                progress=partial(report, f"writing {page}"),
+                limit=limit,
             )
     if as_json:
         write_json(_as_json(seen, summary, page))
     else:
         console = Console(highlight=False, markup=False, emoji=False)
         console.print(TerminalView(summary))
-        if page is not None:
-            console.print(f"\n{page_lines(page, held)}")
+        console.print(lines, end="\n" if lines else "")
     if open_page and page is not None:
         show_page(page)
 

@@ -285,11 +285,9 @@ class Pretrained:
         model = self.writer if generate else self.model
         num_layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
         total = None if num_layers is None else num_layers * max(1, generate)
-
-        def step(done: int) -> None:
-            if progress is not None:
-                progress(done, total)
-
+        step: Callable[[int], None] | None = (
+            None if progress is None else lambda done: progress(done, total)
+        )
         watching = observe(
             model,
             layers=layers,
@@ -308,8 +306,7 @@ class Pretrained:
                     query_tokens = key_tokens = (*key_tokens, *written)
                 else:
                     model(**inputs)
-            seen.model = self._title
-            seen.trials = [trial.scores for trial in trials]
+            seen.model, seen.trials = self._title, [trial.scores for trial in trials]
             seen.query_tokens, seen.key_tokens = query_tokens, key_tokens  # for the file
         return seen.with_tokens(query_tokens, key_tokens)
 

@@ -103,7 +103,6 @@ class Summary:
 @torch.no_grad()
 def summarise(
     recording: Recording,
-    *,
     selection: Selection | None = None,
     top: int = 3,
     progress: Callable[[int, int], None] | None = None,
