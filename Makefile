@@ -32,8 +32,8 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
 
-demo: .venv/.installed-all ## look at a real model's attention, in the terminal and in attention.html
-	$(BIN)/regard see "Life is short, eat dessert first"
+demo: .venv/.installed-all ## how a real model finds the subject of two sentences: attention.html
+	$(BIN)/regard compare "The keys to the cabinet are on the table" "The key to the cabinets is on the table" -o attention.html
 
 test: lint pytest ## lint, types and tests: what has to pass before a commit
 

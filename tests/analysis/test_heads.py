@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from regard.analysis.head_classes import Trial, classify, head_table
-from regard.analysis.head_kinds import KINDS, Head, stand_out
+from regard.analysis.head_kinds import KINDS, Head, opening_head, stand_out
 from regard.analysis.head_survey import Survey
 from regard.recording.layers import Queries
 
@@ -394,3 +394,21 @@ def test_the_best_head_of_each_kind_stands_out_with_its_reason() -> None:
 
 def test_letters_tell_the_kinds_apart() -> None:
     assert len({kind.letter.upper() for kind in KINDS}) == len({kind.name for kind in KINDS}) == 11
+
+
+def test_a_page_opens_on_a_head_of_words_before_one_of_positions() -> None:
+    positions = {"previous token": 0.95, "uniform": 0.05}
+    words = {"previous token": 0.2, "first-token sink": 0.3, "uniform": 0.4}
+    heads = [Head(0, at, "mixed", 0.5, scores) for at, scores in enumerate((positions, words))]
+    assert opening_head(heads) is heads[1]
+    assert opening_head(heads[:1]) is None
+    assert opening_head([]) is None
+
+
+def test_a_kind_of_a_trial_says_what_the_head_does_here() -> None:
+    scores = {"induction": 0.8, "first-token sink": 0.89, "uniform": 0.1}
+    head = Head(3, 1, "induction", 0.8, scores)
+    assert stand_out([head])[0][1] == (
+        "puts 80 % on what came after the same token before in a trial; here it puts 89 % of its "
+        "attention on the first token"
+    )

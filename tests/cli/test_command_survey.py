@@ -35,11 +35,12 @@ def test_a_survey_says_where_its_rows_are(run: Run, bert: str, working_folder: P
 
 
 def test_mistakes_end_in_one_sentence(run: Run, bert: str, working_folder: Path) -> None:
-    (working_folder / "bad.txt").write_text("eat\n\nfirst\n")
-    assert run("survey", "bad.txt", "out", "-m", bert) == (
+    (working_folder / "bad.txt").write_text("eat\n\nfirst\n")  # a blank line is none
+    (working_folder / "bad.jsonl").write_text('{"text": ""}\n')
+    assert run("survey", "bad.jsonl", "out", "-m", bert) == (
         2,
         "",
-        "regard: bad.txt, line 2: text is empty; attention needs at least one token.\n"
+        "regard: bad.jsonl, line 1: text is empty; attention needs at least one token.\n"
         "    Give some words.\n",
     )
     code, _, err = run("survey", "bad.txt", "out", "-m", bert, "--part", "x")

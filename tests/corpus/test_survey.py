@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import regard
+from regard.corpus import text_files
 from regard.corpus.text_scores import TextScores
 from regard.models.pretrained import Pretrained
 
@@ -242,7 +243,11 @@ def test_a_part_of_another_run_is_refused_by_name(
 
 
 BROKEN = {
-    "empty": ("txt", b"one\n\nthree\n", "c.txt, line 2: text is empty; attention needs at least"),
+    "empty": (
+        "jsonl",
+        b'{"text": " "}\n',
+        "c.jsonl, line 1: text is empty; attention needs at least",
+    ),
     "encoding": (
         "txt",
         b"one\n\xff\xfe\n",
@@ -339,3 +344,11 @@ def test_killed_at_any_moment_it_goes_on_and_gives_the_same_bytes(tmp_path: Path
     assert len(list(out.glob("*.parquet"))) < len(whole)
     subprocess.run([*command, str(out)], env=environment, check=True, timeout=300)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == whole
+
+
+def test_blank_lines_of_plain_text_are_skipped(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("one\n\n \nfour\n")
+    [block] = text_files.blocks_of(corpus, "text", 8)
+    assert [text.text for text in block] == ["one", "four"]
+    assert [text.place.rpartition(" ")[2] for text in block] == ["1", "4"]

@@ -27,6 +27,30 @@ def tokens(*texts: str) -> list[regard.Token]:
 # A mapping
 
 
+def test_many_equal_layers_are_printed_in_one_line() -> None:
+    x = torch.zeros(2, 3, 4)
+    layers = {f"layers.{place}": regard.attend(x, x) for place in range(30)}
+    lines = repr(regard.Recording(layers, model="Tiny")).splitlines()
+    assert lines[0] == "Recording of Tiny, 30 layers"
+    assert lines[1].startswith("  0 to 29  layers.0 to layers.29  AttentionMatrix(")
+    assert len(lines) == 2
+
+
+def test_trials_are_saved_with_a_recording_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    x = torch.zeros(2, 3, 4)
+    seen = regard.Recording({"layer": regard.attend(x, x)})
+    seen.trials = [{"layer": {"induction": [0.9, 0.25]}}]
+    seen.save(tmp_path / "run.safetensors")
+    again = regard.load(tmp_path / "run.safetensors")
+    assert again.trials == seen.trials
+    assert regard.heads(again)["kind"][0] == "induction"
+    assert again.part(["layer"]).trials == seen.trials
+    seen.trials = [{"layer": {"induction": [7.0]}}]
+    seen.save(tmp_path / "bad.safetensors")
+    with pytest.raises(regard.RegardError, match="damaged"):
+        regard.load(tmp_path / "bad.safetensors")
+
+
 def test_a_layer_is_found_by_its_name_and_by_its_place() -> None:
     layers = {"a": matrix(), "b": matrix()}
     seen = regard.Recording(layers)

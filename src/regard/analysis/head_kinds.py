@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "TRIAL_KINDS", "Head", "Kind", "kind_of", "stand_out"]
+__all__ = ["KINDS", "TRIAL_KINDS", "Head", "Kind", "kind_of", "opening_head", "stand_out"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,24 @@ def kind_of(scores: Mapping[str, float]) -> tuple[Kind, float]:
         return MIXED, max(shares, default=0.0)
     kind = min(reached, key=lambda kind: (kind.rank, -scores[kind.name]))
     return kind, scores[kind.name]
+
+
+_POSITIONAL = (PREVIOUS.name, NEXT.name, SELF.name, FIRST.name, SEPARATOR.name)
+
+
+def opening_head(heads: Sequence[Head]) -> Head | None:
+    """Return the head whose attention says most about the words of the text.
+
+    That is the head that attends most sharply to tokens that are neither sinks nor neighbours; our
+    measure. None if no head gives at least a tenth of its attention to such tokens.
+    """
+
+    def meaning(head: Head) -> float:
+        elsewhere = 1 - sum(head.scores.get(name, 0.0) for name in _POSITIONAL)
+        return (1 - head.scores.get(UNIFORM.name, 1.0)) * max(0.0, elsewhere)
+
+    best = max(heads, key=meaning, default=None)
+    return best if best is not None and meaning(best) >= 0.1 else None
 
 
 def stand_out(heads: Sequence[Head]) -> tuple[tuple[Head, str], ...]:

@@ -52,6 +52,7 @@ def page(
     from regard.cli.output_files import check_output, show_page, write_page
     from regard.cli.progress import progress
     from regard.recording.layers import recorded_indices
+    from regard.view.tiles.manifest import title_of
 
     check_output(output)
     chosen = parse_positions("layers", layers)
@@ -62,7 +63,7 @@ def page(
             seen,
             output,
             report,
-            title=seen.model,
+            title=title_of(seen),
             opened=recorded_indices(seen.layers, layer, head),
             layers=None if chosen is None else places,
             limit=limit,

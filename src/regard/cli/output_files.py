@@ -73,6 +73,7 @@ def write_page(
         limit=limit * MIB * 63 // 64,  # a 64th is for the page's own code
         other_title=visible(other_title),
         progress=partial(report, f"writing {page}"),
+        prefers_words=True,
         **options,
     )
     return page_lines(page, held)

@@ -107,10 +107,12 @@ def _seen(
     options: RecordOptions, words: str | Path, report: "Callable[..., None]"
 ) -> tuple["Recording", str]:
     """Return the attention of a text, with trials, or of a file; and its title."""
+    from regard.view.tiles.manifest import title_of
+
     if isinstance(words, Path):
         options.check_alone(words)
         seen = open_recording(words, strict=options.strict)
-        return seen, "".join(token.text for token in seen.key_tokens or () if not token.special)
+        return seen, title_of(seen)
     report(f"loading and running {options.name}")
     pretrained, words = options.load_for(words)
     return options.observe(pretrained, words), words

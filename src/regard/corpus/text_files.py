@@ -54,7 +54,7 @@ def blocks_of(corpus: Path, column: str, size: int) -> Iterator[tuple[Text, ...]
 
     Args:
         corpus: a Parquet file (.parquet), JSON lines (.jsonl, .ndjson), or plain text with one text
-            per line.
+            per line, where blank lines are skipped.
         column: the name of the texts in JSON lines and Parquet.
         size: the number of texts in a block.
 
@@ -102,7 +102,7 @@ _Reader = Callable[[Path, str], Iterator[tuple[str, object]]]
 
 
 def _plain(corpus: Path, _column: str) -> Iterator[tuple[str, object]]:
-    return _lines(corpus)
+    return ((place, line) for place, line in _lines(corpus) if line.strip())
 
 
 def _lines(corpus: Path) -> Iterator[tuple[str, str]]:

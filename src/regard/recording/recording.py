@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NoReturn, cast
 
 import torch
@@ -34,6 +35,9 @@ from regard.text.escaping import visible
 from regard.text.tokens import Token, as_tokens
 
 __all__ = ["Recording", "Refusal", "merged"]
+
+
+_MOST_EQUAL = 4  # layers that are listed one by one although they look alike
 
 
 class Recording(Mapping[str, AttentionMatrix]):
@@ -106,10 +110,15 @@ class Recording(Mapping[str, AttentionMatrix]):
         return sum(1 for _ in self)
 
     def __repr__(self) -> str:
-        """Return the name of the model, and one line for each layer."""
-        layers = enumerate(self._layers.values())
-        lines = [f"  {place}  {visible(layer.name)}  {layer!r}" for place, layer in layers]
-        count = f"{len(lines)} layer{'s' * (len(lines) != 1)}"
+        """Return the name of the model, and a line for each layer, or for a run of equal ones."""
+        lines: list[str] = []
+        for text, group in groupby(enumerate(self._layers.values()), lambda pair: repr(pair[1])):
+            run = [(place, visible(layer.name)) for place, layer in group]
+            if len(run) > _MOST_EQUAL:
+                (first, one), (last, other) = run[0], run[-1]
+                run = [(f"{first} to {last}", f"{one} to {other}")]
+            lines += [f"  {place}  {name}  {text}" for place, name in run]
+        count = f"{len(self._layers)} layer{'s' * (len(self._layers) != 1)}"
         return "\n".join([f"Recording of {visible(self.model) or 'a model'}, {count}", *lines])
 
     _repr_mimebundle_ = notebook_bundle

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.analysis.head_kinds import Head, stand_out
+from regard.analysis.head_kinds import Head, opening_head, stand_out
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import layer_at
@@ -142,8 +142,12 @@ def save_page(
     progress: Callable[[int, int], None] | None = None,
     other: Recording | None = None,
     other_title: str = "Other",
+    prefers_words: bool = False,
 ) -> list[PageLayer]:
-    """Write a page as ``write_page`` does, and return what it has of each layer."""
+    """Write a page as ``write_page`` does, and return what it has of each layer.
+
+    With ``prefers_words`` the page opens on ``opening_head``, if nothing else is asked for.
+    """
     for name, each in (("recording", recording), ("other", other)):
         if each is not None and not each.layers:
             raise RegardError(f"{name} has no layers; a page needs at least one.")
@@ -158,10 +162,14 @@ def save_page(
         with temporary.open("w", encoding="ascii", newline="\n") as file:
             share = limit if other is None else limit // 2
             counted = RowCount([each for each in (recording, other) if each], heads, progress)
-            held, blocks = _blocks(recording, wanted, opened[0], heads, share, counted)
+            kinds = _kinds(recording, heads, counted)
+            if prefers_words and opened == (None, None):
+                opened = _opening(kinds)
+            held, blocks = _blocks(recording, wanted, opened[0], kinds, share, counted)
             first = manifest(recording, held, title=title, opened=opened)
             if other is not None:
-                more, others = _blocks(other, range(len(other)), None, None, share, counted)
+                kinds = _kinds(other, None, counted)
+                more, others = _blocks(other, range(len(other)), None, kinds, share, counted)
                 blocks |= {place + len(held): block for place, block in others.items()}
                 add_other(first, manifest(other, more, title=other_title))
                 held += more
@@ -181,7 +189,8 @@ def save_page(
 def page_text(recording: Recording, *, title: str, is_small: bool = False) -> str:
     """Return a recording as the text of a page."""
     counted = RowCount([recording], None, None)
-    layers, blocks = _blocks(recording, range(len(recording)), None, None, LIMIT, counted)
+    kinds = _kinds(recording, None, counted)
+    layers, blocks = _blocks(recording, range(len(recording)), None, kinds, LIMIT, counted)
     return "".join(_page(manifest(recording, layers, title=title), blocks, is_small=is_small))
 
 
@@ -216,24 +225,39 @@ def _page(first: dict[str, Any], blocks: dict[int, Block], *, is_small: bool = F
     return filled_template(data, is_small=is_small)
 
 
+def _kinds(
+    recording: Recording, heads: Sequence[Head] | None, counted: RowCount
+) -> list[Sequence[Head | None]]:
+    """Return the heads of each layer with their kinds, which may be known."""
+    if heads is None:
+        return [*kinds_of(recording, counted.add)]
+    counts = [layer.shape[-3] if len(layer.shape) > 2 else 1 for layer in recording.layers]
+    return [heads[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
+
+
+def _opening(kinds: Sequence[Sequence[Head | None]]) -> tuple[int | None, int | None]:
+    """Return the indices of the layer and the head that say most about the words."""
+    best = opening_head([head for row in kinds for head in row if head is not None])
+    places = (
+        (layer, head)
+        for layer, row in enumerate(kinds)
+        for head, each in enumerate(row)
+        if each is best and best is not None
+    )
+    return next(places, (None, None))
+
+
 def _blocks(
     recording: Recording,
     wanted: Sequence[int],
     opened: int | None,
-    heads: Sequence[Head] | None,
+    kinds: Sequence[Sequence[Head | None]],
     limit: int,
     counted: RowCount,
 ) -> tuple[list[PageLayer], dict[int, Block]]:
     """Return the layers, and the numbers that the page holds of each."""
     matrices = [first_sequence(recording[name]) for name in recording]
     layers = [replace(layer, kind="map") for layer in live_layers(recording)]
-    if heads is None:
-        kinds = kinds_of(recording, counted.add)
-    else:
-        ends = list(accumulate(layer.num_heads for layer in layers))
-        kinds = [
-            heads[end - layer.num_heads : end] for end, layer in zip(ends, layers, strict=True)
-        ]
     sinks = [sink_keys(recording, layer.kv_len) for layer in layers]
     order = _exact_first(wanted, opened, kinds)
     stored = _Choice(layers, matrices, sinks).stored_layers(order, limit)

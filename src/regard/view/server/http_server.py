@@ -51,7 +51,7 @@ from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.export.page_template import filled_template, json_block
 from regard.view.tiles.head_tiles import WrongQuestionError
-from regard.view.tiles.manifest import PageLayer, head_records, live_layers, manifest
+from regard.view.tiles.manifest import PageLayer, head_records, live_layers, manifest, title_of
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
 from regard.view.tiles.page_questions import QUESTIONS, Answer, Question, Threads
@@ -349,7 +349,7 @@ def serve(
             f"{file} has answers only; the page needs query and key.\n"
             "    Record query and key, or ask it with regard heads."
         )
-    title = visible(seen.model) or file.name
+    title = title_of(seen) if seen.key_tokens else visible(seen.model) or file.name
     changed = partial(_is_another, file, state)
     _serve(partial(application, whole, title=title, changed=changed), port, open_browser, tell)
 
@@ -373,8 +373,7 @@ def serve_text(
         open_browser: whether to open the page.
         tell: called with the address.
     """
-    title = visible(recording.model) or "Attention"
-    made = partial(application, recording, title=title, text=text, read=read)
+    made = partial(application, recording, title=title_of(recording), text=text, read=read)
     _serve(made, port, open_browser, tell)
 
 

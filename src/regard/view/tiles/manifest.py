@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from textwrap import shorten
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from regard.analysis.head_kinds import Head
 from regard.masks import Mask
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.recording import Recording
+from regard.text.escaping import visible
 from regard.text.tokens import Token
 from regard.view.tiles.packing import base64_text, memory
 
@@ -27,6 +29,7 @@ __all__ = [
     "sink_keys",
     "small_map",
     "small_numbers",
+    "title_of",
 ]
 
 SMALL = 32
@@ -119,6 +122,21 @@ def manifest(
         "layers": [asdict(layer) for layer in layers],
         "refused": [refusal._asdict() for refusal in recording.refused],
     }
+
+
+def title_of(recording: Recording) -> str:
+    """Return the beginning of the text as a title, or the name of the model.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.manifest import title_of
+        >>> A = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
+        >>> title_of(regard.Recording({"layer": A}, query_tokens=["Life", " is"]))
+        'Life is'
+    """
+    tokens = recording.key_tokens or ()
+    text = "".join(token.text for token in tokens[:200] if not token.special)
+    return visible(shorten(text, 60, placeholder=" …") or recording.model) or "Attention"
 
 
 def add_other(first: dict[str, Any], second: dict[str, Any]) -> None:
