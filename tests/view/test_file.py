@@ -445,3 +445,22 @@ def test_progress_of_a_batch_counts_the_kinds_of_every_sequence(tmp_path: Path) 
 def test_the_page_says_how_to_build_what_is_missing() -> None:
     with pytest.raises(regard.RegardError, match="the page is not built; run `make page`"):
         template.bundled("missing.js")
+
+
+def test_the_page_states_the_largest_deviation_of_its_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
+    monkeypatch.setattr(page_file, "NEARLY_FULL_PRECISION", 10)
+    blocks = blocks_of(recorded(layers=3, tokens=40, dim=16), tmp_path)
+    told = json.loads(blocks.scripts["recording"])
+    assert told["deviation"] == max(layer["deviation"] for layer in told["layers"]) > 0
+
+
+def test_a_head_with_the_kind_of_a_trial_says_what_it_does_here(tmp_path: Path) -> None:
+    recording = recorded(heads=2, kv_heads=2, mask=regard.Causal())
+    recording.trials = [{"layer.0": {"induction": [0.9, 0.1]}}]
+    first, second = layers_of(blocks_of(recording, tmp_path))[0]["heads"]
+    assert first["kind"] == "induction"
+    assert first["here"]["kind"] == regard.heads(recorded(mask=regard.Causal()))["kind"][0]
+    assert "here" not in second

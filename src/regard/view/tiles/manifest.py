@@ -71,6 +71,7 @@ class PageLayer:
 def head_records(heads: Iterable[Head | None]) -> list[dict[str, Any] | None]:
     """Heads as the page has them: kind, score, entropy as a share of even attention's, sinks.
 
+    A head whose kind comes from a trial also has ``here``, the kind and score on this text itself.
     None for a head without a kind.
 
     Example:
@@ -86,9 +87,17 @@ def head_records(heads: Iterable[Head | None]) -> list[dict[str, Any] | None]:
             "score": round(head.score, 4),
             "entropy": round(head.scores.get("uniform", 0.0), 4),
             "sink": round(sum(head.scores.get(name, 0) for name in _SINKS), 4),
+            **_here(head),
         }
         for head in heads
     ]
+
+
+def _here(head: Head) -> dict[str, Any]:
+    if head.here is None:
+        return {}
+    kind, score = head.here
+    return {"here": {"kind": kind.name, "score": round(score, 4)}}
 
 
 def live_layers(recording: Recording) -> list[PageLayer]:
@@ -120,6 +129,8 @@ def manifest(
         "query_tokens": _token_lists(recording.query_tokens),
         "key_tokens": _token_lists(recording.key_tokens),
         "layers": [asdict(layer) for layer in layers],
+        # The largest difference of a weight that storing query and key has caused.
+        "deviation": max((layer.deviation for layer in layers), default=0.0),
         "refused": [refusal._asdict() for refusal in recording.refused],
     }
 
