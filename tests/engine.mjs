@@ -21,7 +21,7 @@ void ask({ id: -1, kind: "load", layer: 0, info: layer, raw: bytes, sinks });
 function answered(question, id) {
   return new Promise((resolve) => {
     waiting.set(id, resolve);
-    void ask({ id, layer: 0, head: 0, hidden: false, by_row: false, ...question });
+    void ask({ id, layer: 0, head: 0, hidden: false, ...question });
   });
 }
 

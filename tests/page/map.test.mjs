@@ -1,11 +1,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Axes } from "../../src/regard/view/web/map/axes";
-import { ceilingOf, ceilingOfAll } from "../../src/regard/view/web/map/ceiling";
-import { chosenHeads, headline, shown, shownName, withHead } from "../../src/regard/view/web/map/compare";
-import { paletteOf, partOf, placesOf } from "../../src/regard/view/web/map/mosaic";
-import { smallMap, smallShares } from "../../src/regard/view/web/map/small";
-import { layer, recording, tokens, WORDS } from "./recordings.mjs";
+import { chosenHeads, headline, shown, shownName, withHead } from "../../src/regard/view/web/data/compare";
+import { paletteOf } from "../../src/regard/view/web/look";
+import { partOf, placesOf } from "../../src/regard/view/web/map/mosaic";
+import { ceilingOf, ceilingOfAll, smallMap, smallShares } from "../../src/regard/view/web/data/small";
+import { layer, tokens, WORDS } from "./recordings.mjs";
 
 globalThis.devicePixelRatio = 1;
 globalThis.document = { body: {} };
@@ -112,9 +112,8 @@ test("a palette has one name for one look", () => {
     ["linear", 9, true, 1],
   ];
   assert.equal(new Set(names.map((asked) => paletteOf(look, ...asked).name)).size, 5);
-  assert.equal(paletteOf(look, "row", 9, false, 0.5).name, paletteOf(look, "linear", 9, false, 0.4).name);
   assert.equal(paletteOf(look, "linear", 9, true, 1).at(-1), 0);
-  assert.equal(paletteOf(look, "row", 9, false, 1).at(1), 255);
+  assert.equal(paletteOf(look, "linear", 9, false, 1).at(1), 255);
 });
 
 // Several heads
@@ -143,10 +142,6 @@ test("heads on the stage have a name", () => {
   assert.equal(name({ heads: "0.0_1.2" }), "mean of 2 heads");
   assert.equal(name({ compare: "difference", with: "1.2" }), "layer 0 head 0 less layer 1 head 2");
   assert.equal(headline({ layer: 1, head: 2, hidden: true }, LAYERS), "Layer 1 head 2, without sinks");
-  const two = [layer({ of: "short" }), layer({ of: "\u202elong", label: "0′" })];
-  assert.equal(shownName({ layer: 1, head: 0 }, two), "layer 0′ head 0 (‹RLO›long)");
-  const terms = [0, 1].map((head) => ({ layer: 1, head, factor: 0.5 }));
-  assert.equal(shownName({ layer: 1, head: 0, terms }, two), "mean of the 2 heads of layer 0′");
 });
 
 test("Shift and a click add a head or take it away", () => {
@@ -174,7 +169,7 @@ function mapped(rows, more = {}) {
 
 function paged(...layers) {
   const text = tokens(Array.from({ length: layers[0].kv_len }, () => "word"));
-  return { recording: recording(layers), maps: layers.map(smallMap), axes: () => ({ queries: text, keys: text }) };
+  return { layers, maps: layers.map(smallMap), axes: () => ({ queries: text, keys: text }) };
 }
 
 test("a small map of blocks holds what a block of keys receives", () => {
@@ -214,9 +209,9 @@ test("shares of several heads are added with their factors", () => {
     { layer: 0, head: 0, factor: 1 },
     { layer: 1, head: 0, factor: -1 },
   ];
-  assert.deepEqual([...smallShares(page, { layer: 0, head: 0, terms }, false)], [1, -1, 0, 0]);
-  page.recording.layers[1].overview = null;
-  assert.equal(smallShares(page, { layer: 0, head: 0, terms }, false), null);
+  assert.deepEqual([...smallShares(page, { layer: 0, head: 0, terms })], [1, -1, 0, 0]);
+  page.layers[1].overview = null;
+  assert.equal(smallShares(page, { layer: 0, head: 0, terms }), null);
 });
 
 test("the fitted scale leaves sinks aside and is a round number", () => {
@@ -225,7 +220,22 @@ test("the fitted scale leaves sinks aside and is a round number", () => {
   );
   const page = paged(mapped(rows));
   assert.equal(ceilingOf(page, { layer: 0, head: 0, hidden: false }), 0.08);
-  assert.equal(ceilingOfAll(page), 0.08);
+  assert.equal(ceilingOfAll(page, false), 0.08);
   assert.ok(ceilingOf(page, { layer: 0, head: 0, hidden: true }) > 0.08);
   assert.equal(ceilingOf(paged(layer()), { layer: 0, head: 0, hidden: false }), 1);
+});
+
+test("small maps without sinks leave their columns empty, and the rest of each row adds up to 1", () => {
+  const page = paged(
+    mapped([
+      [0.75, 0.25, 0],
+      [1, 0, 0],
+      [0.5, 0.25, 0.25],
+    ]),
+  );
+  const shares = smallShares(page, { layer: 0, head: 0, hidden: true });
+  assert.deepEqual(
+    Array.from(shares, (share) => Number(share.toFixed(2))),
+    [0, 1, 0, 0, 0, 0, 0, 0.5, 0.5],
+  );
 });

@@ -6,7 +6,8 @@ import * as blocks from "../../src/regard/view/web/maths/blocks";
 import * as colours from "../../src/regard/view/web/maths/colours";
 import * as numbers from "../../src/regard/view/web/maths/numbers";
 import { columnsOf, totalOf } from "../../src/regard/view/web/maths/sums";
-import { rankOf, strongest, top } from "../../src/regard/view/web/views/reading";
+import { inCell } from "../../src/regard/view/web/map/map";
+import { rankOf, strongest, top } from "../../src/regard/view/web/maths/weights";
 import { tokens } from "./recordings.mjs";
 
 const thin = (text) => text.replaceAll("\u202f", " ");
@@ -74,12 +75,12 @@ test("a weight has its place on each scale", () => {
   const floor = colours.logFloor(2048);
   assert.equal(floor, 1e-4);
   assert.equal(colours.logFloor(9), 0.01);
-  const places = (weight) => ["linear", "log", "row", "fit"].map((scale) => colours.level(weight, scale, floor, 0.5));
-  assert.deepEqual(places(0), [0, 0, 0, 0]);
-  assert.deepEqual(places(0.5), [128, 236, 255, 255]);
-  assert.deepEqual(places(0.01), [3, 128, 5, 5]);
-  assert.deepEqual(places(1), [255, 255, 255, 255]);
-  assert.deepEqual(places(NaN), [NaN, NaN, NaN, NaN]);
+  const places = (weight) => ["linear", "log", "fit"].map((scale) => colours.level(weight, scale, floor, 0.5));
+  assert.deepEqual(places(0), [0, 0, 0]);
+  assert.deepEqual(places(0.5), [128, 236, 255]);
+  assert.deepEqual(places(0.01), [3, 128, 5]);
+  assert.deepEqual(places(1), [255, 255, 255]);
+  assert.deepEqual(places(NaN), [NaN, NaN, NaN]);
   assert.equal(colours.level(1e-9, "log", floor, 1), 0);
   assert.equal(colours.level(0.5, "fit", floor, 0), 0);
 });
@@ -104,16 +105,14 @@ test("the legend says its unit and its scale", () => {
   const said = (scale, ...more) => thin(legendOf(scale, 9, "share", ...more).text);
   assert.equal(said("linear", ramp, 1), "share, linear");
   assert.equal(said("log", ramp, 1), "share, log");
-  assert.equal(said("row", ramp, 1), "share, by row: each row’s highest is full");
   assert.equal(said("fit", ramp, 0.08), "share, darkest = 8 % or more");
   assert.equal(said("fit", differences, 1), "share, darkest = 100 points");
   const marked = (scale) => legendOf(scale, 2048, "", differences, 0.5).marks.map(({ text }) => text);
   assert.deepEqual(
-    [marked("linear"), marked("fit"), marked("row")],
+    [marked("linear"), marked("fit")],
     [
       ["−100", "0", "+100"],
       ["−50", "0", "+50"],
-      ["−1", "0", "+1"],
     ],
   );
   assert.deepEqual(marked("log"), ["−100", "0", "+100", "−1", "+1"]);
@@ -122,7 +121,6 @@ test("the legend says its unit and its scale", () => {
 test("the marks under the scale say what it is", () => {
   const texts = (...asked) => marks(...asked).map(({ text }) => thin(text));
   assert.deepEqual(texts("linear", 9, 1), ["0", "25", "50", "75", "100 %"]);
-  assert.deepEqual(texts("row", 9, 1), ["0", "half", "row’s highest"]);
   assert.deepEqual(texts("fit", 9, 0.08), ["0", "4", "≥ 8 %"]);
   assert.deepEqual(texts("fit", 9, 1), ["0", "50", "100 %"]);
   assert.deepEqual(texts("log", 9, 1), ["≤ 1", "10", "100 %"]);
@@ -292,10 +290,14 @@ test("of many products the largest are told, and what the others add", () => {
 });
 
 test("large scores are shifted so that their exponential can be read", () => {
-  const found = steps();
-  found.maximum += 30;
-  found.rows.forEach((row) => (row.score += 30));
-  assert.ok(columnsOf(found).some(({ name }) => name === "exp(score − 39)"));
+  const shift = (maximum) => {
+    const found = { ...steps(), maximum };
+    return columnsOf(found).find(({ name }) => name.startsWith("exp")).name;
+  };
+  // The largest score as it is shown: whoever subtracts what is seen gets what is shown.
+  assert.equal(shift(27.1469), "exp(score − 27.1)");
+  assert.equal(shift(-1234.6), "exp(score + 1235)");
+  assert.equal(shift(9), "exp(score)");
 });
 
 test("values and the output are told as vectors", () => {
@@ -307,4 +309,16 @@ test("values and the output are told as vectors", () => {
   assert.equal(said["weight × value"], "weight × value = 50.0 % × (4, −1) = (2, −0.500)");
   const total = totalOf(found, "weight × value");
   assert.equal(total.sum, "output = the sum of weight × value over all 3 keys = (3, −0.500)");
+});
+
+test("numbers in cells have one decimal, and a tiny weight leaves its cell empty", () => {
+  const said = (weight, isDifference = false) => inCell(weight, isDifference);
+  assert.deepEqual(
+    [0, 1e-6, 0.0004, 0.0006, 0.031, 0.5689, 0.9999, NaN].map((weight) => said(weight)),
+    ["", "", "", "0.1", "3.1", "56.9", "100", "NaN"],
+  );
+  assert.deepEqual(
+    [0.0001, 0.25, -0.25].map((weight) => said(weight, true)),
+    ["", "+25.0", "−25.0"],
+  );
 });

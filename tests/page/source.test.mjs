@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Source } from "../../src/regard/view/web/data/source";
 import { Latest, Waiting } from "../../src/regard/view/web/data/waiting";
-import { Reader } from "../../src/regard/view/web/views/reading";
+import { Reader } from "../../src/regard/view/web/data/reading";
 import { layer } from "./recordings.mjs";
 
 /** Weights of three heads: of query q on key k, 0.1 for each of head, q and k. */
@@ -51,7 +51,7 @@ test("an answer about several heads is the sum of their own", async () => {
 });
 
 test("a tile of several heads is exact where all of them are", async () => {
-  const place = { level: 0, row: 0, column: 0, byRow: false };
+  const place = { level: 0, row: 0, column: 0 };
   const tile = await new Source(LAYERS, host()).tile(MEAN, place, new AbortController().signal);
   assert.deepEqual([tile.exact, tile.sampled, ...tile.values], [false, 4, 1]);
 });
@@ -80,11 +80,14 @@ test("a newer question takes the place of an older, whose answer and error nobod
 
 test("an answer finds who asked, and nobody waits for what was given up", async () => {
   const posted = [];
-  const waiting = new Waiting((message) => posted.push(message), { kind: "drop" });
+  const waiting = new Waiting(
+    (message) => posted.push(message),
+    (id) => ({ kind: "drop", id }),
+  );
   const stop = new AbortController();
   const [one, two] = [
-    waiting.ask({ kind: "row" }, new AbortController().signal),
-    waiting.ask({ kind: "row" }, stop.signal),
+    waiting.ask((id) => ({ kind: "row", id }), new AbortController().signal),
+    waiting.ask((id) => ({ kind: "row", id }), stop.signal),
   ];
   stop.abort();
   await assert.rejects(two, { name: "AbortError" });
@@ -111,7 +114,7 @@ async function readings(more, isOneText = true) {
     () => isOneText,
   );
   const state = { ...STATE, query: 1, key: 0, ...more };
-  reader.update(state, new Set(["query"]));
+  reader.read(state);
   while (!found.at(-1)?.column) await new Promise((resolve) => setTimeout(resolve));
   return found;
 }

@@ -1,19 +1,22 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fitted } from "../../src/regard/view/web/bounds";
-import { freshState, Store } from "../../src/regard/view/web/state";
-import { bindingsOf, moving } from "../../src/regard/view/web/views/keys";
-import { pinsOf, written } from "../../src/regard/view/web/views/pins";
+import { effect } from "@preact/signals-core";
+import { fitted } from "../../src/regard/view/web/data/bounds";
+import { pinsOf, written } from "../../src/regard/view/web/data/pinned";
+import { moving } from "../../src/regard/view/web/dom";
+import { freshState, Store, WORDS as STATES } from "../../src/regard/view/web/state";
+import { ofSeveral } from "../../src/regard/view/web/views/head_keys";
+import { bindingsOf } from "../../src/regard/view/web/views/keys";
 import { layer, recording, tokens, WORDS } from "./recordings.mjs";
 
 globalThis.requestAnimationFrame = (draw) => frames.push(draw);
 let frames = [];
 
-function store(from = recording(), onChange = () => {}) {
+function store(from = recording()) {
   frames = [];
   const open = { layer: 0, head: 0, query: 4, key: 3 };
   const fresh = freshState({ ...open, compare: "alone", parts: "sentences" }, from.layers[0].kv_len);
-  return new Store(fresh, (state) => fitted(state, from), onChange);
+  return new Store(fresh, (state) => fitted(state, from));
 }
 
 /** The state that an address gives, beside that of a fresh page. */
@@ -38,7 +41,7 @@ test("every part of the state comes back from its address", () => {
   page.set({ layer: 1, head: 1, query: 2, key: 5, view: "text", hidden: true, zoom: 2, row: 1.5, column: 2.25 });
   page.set({ side: "looked", sort: "kind", compare: "difference" });
   page.set({ with: "0.1", heads: "0.0_1.1", pins: written([{ layer: 0, head: 1, query: 2, key: 3, note: "a & b" }]) });
-  page.set({ folded: true, theme: "dark", parts: "lines", per: "token" });
+  page.set({ folded: true, theme: "dark", parts: "lines" });
   const again = store();
   again.go(page.address());
   assert.deepEqual(again.state, page.state);
@@ -49,7 +52,7 @@ for (const wrong of [
   "#%00=&&=&query=x",
   "#zoom=-3&row=99999&column=-1",
   "#constructor=1&__proto__=x&toString=x",
-  "#parts=pattern&per=A<b>&heads=1.1_&with=x&pins=%00",
+  "#parts=pattern&scale=row&heads=1.1_&with=x&pins=%00",
 ])
   test(`a wrong address opens what there is: ${wrong}`, () => {
     const page = store();
@@ -98,15 +101,18 @@ test("more steps are asked for again at each query", () => {
   assert.equal(page.state.steps, 32);
 });
 
-test("views are told once a frame of all that changed", () => {
-  const told = [];
-  const page = store(recording(), (_, changed) => told.push([...changed].sort()));
+test("what is drawn follows once a frame, and only what has read a change is drawn again", () => {
+  const [page, told] = [store(), []];
+  effect(() => void told.push(`head ${page.drawn.head} query ${page.drawn.query}`));
+  effect(() => void told.push(`scale ${page.drawn.scale}`));
+  told.length = 0;
   page.set({ head: 1 });
   page.set({ query: 5, hover: null });
   page.set({ query: 5 });
   assert.equal(frames.length, 1);
+  assert.deepEqual([told, page.isPending(), page.isPending(["scale"])], [[], true, false]);
   frames[0]();
-  assert.deepEqual(told, [["head", "query"]]);
+  assert.deepEqual([told, page.isPending()], [["head 1 query 5"], false]);
 });
 
 for (const wrong of ["with=9.9", "with=x", "heads=7.7", "heads=<b>", "with=0.1_0.2"])
@@ -125,7 +131,7 @@ test("heads of layers of another shape are no mean and no comparison", () => {
 
 test("of two recordings the same head is compared, and without a difference where their lengths differ", () => {
   const same = recording([layer(), layer(), layer(), layer()], { other: { first: 2 } });
-  assert.deepEqual(differences("#layer=1&key=3&compare=difference&with=0.0", same), {
+  assert.deepEqual(differences("#layer=3&key=3&compare=difference&with=0.0", same), {
     layer: 1,
     compare: "difference",
     with: "3.0",
@@ -157,14 +163,13 @@ test("a pin keeps its cell and 120 letters of its note; 12 are kept", () => {
 
 function page() {
   const kept = store();
-  return {
+  const session = {
     store: kept,
     axes: () => ({ queries: tokens(WORDS), keys: tokens(WORDS) }),
     cell: () => ({ query: kept.state.query, key: kept.state.key }),
-    map: { frame: null },
-    views: { now: () => undefined, has: () => true },
-    panes: {},
+    choose: (cell) => kept.set({ ...cell, hover: null }),
   };
+  return { session, map: { session, frame: null }, views: STATES.view, more: ofSeveral(() => {}) };
 }
 
 function pressed(key, shiftKey = false) {
@@ -172,7 +177,8 @@ function pressed(key, shiftKey = false) {
   bindingsOf(one)
     .find(({ keys }) => keys.includes(key))
     .run(one, key, { shiftKey });
-  return Object.fromEntries(Object.entries(one.store.state).filter(([name, value]) => value !== one.store.fresh[name]));
+  const { state, fresh } = one.session.store;
+  return Object.fromEntries(Object.entries(state).filter(([name, value]) => value !== fresh[name]));
 }
 
 const PRESSED = {
@@ -205,11 +211,12 @@ test("Shift and an arrow go ten cells, to the end of the text", () => {
 
 test("a key that is a sink goes with the sinks", () => {
   const one = page();
-  one.store.set({ key: 0 });
+  const { store } = one.session;
+  store.set({ key: 0 });
   bindingsOf(one)
     .find(({ keys }) => keys.includes("s"))
     .run(one, "s", {});
-  assert.deepEqual([one.store.state.hidden, one.store.state.key], [true, null]);
+  assert.deepEqual([store.state.hidden, store.state.key], [true, null]);
 });
 
 test("keys that move inside a part of the page move there alone, and only without Control", () => {
@@ -237,7 +244,7 @@ test("no key does two things", () => {
 });
 
 test("a page of one head has no keys for other heads and views", () => {
-  const small = bindingsOf({ panes: null, views: { has: (view) => ["map", "steps"].includes(view) } });
+  const small = bindingsOf({ more: [], views: ["map", "steps"] });
   const keys = small.flatMap((binding) => binding.keys);
   assert.deepEqual(
     ["[", "}", "m", "c", "p", "1", "3", "5"].filter((key) => keys.includes(key)),

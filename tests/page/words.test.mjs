@@ -1,12 +1,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { endsSentence } from "../../src/regard/view/web/text/flow";
-import { joinedIn, parted, secondText } from "../../src/regard/view/web/text/parts";
-import { blockSentence, meanValue } from "../../src/regard/view/web/text/block_words";
-import { find, tintText } from "../../src/regard/view/web/text/prose";
+import { forAxis, sinksOf } from "../../src/regard/view/web/data/axes";
+import { inBlocks } from "../../src/regard/view/web/data/reading";
+import { endsSentence, joinedIn, parted, secondText } from "../../src/regard/view/web/text/parts";
+import { blockSentence } from "../../src/regard/view/web/text/block_words";
+import { find, titleOf } from "../../src/regard/view/web/views/controls";
+import { tintText } from "../../src/regard/view/web/views/prose";
 import { quoted, sentence, textSentence } from "../../src/regard/view/web/text/sentence";
-import { linesText } from "../../src/regard/view/web/text/text";
-import { restText } from "../../src/regard/view/web/views/segments";
+import { linesText } from "../../src/regard/view/web/views/text_view";
+import { restText } from "../../src/regard/view/web/views/segments_view";
 import * as words from "../../src/regard/view/web/text/tokens";
 import { layer, tokens, WORDS } from "./recordings.mjs";
 
@@ -53,16 +55,16 @@ test("a name written from right to left stays apart from its sentence", () => {
 
 test("sinks are the first and the special tokens, by name", () => {
   const story = tokens(["[CLS]", "Life", "[SEP]", " eat", "[SEP]"]);
-  assert.deepEqual(words.sinksOf(story), [0, 2, 4]);
+  assert.deepEqual(sinksOf(story), [0, 2, 4]);
   assert.equal(words.sinkNames(story), "[CLS], [SEP]");
   assert.equal(words.sinkNames(tokens(["Life", " is"])), "the first token");
   assert.equal(words.sinkNames(tokens(["[A]", "[B]", "[C]", "[D]"])), "[A], [B] …");
 });
 
 test("positions stand where no text was recorded", () => {
-  assert.deepEqual(words.forAxis(null, 2), tokens([" 0", " 1"]));
+  assert.deepEqual(forAxis(null, 2), tokens([" 0", " 1"]));
   const two = tokens(["a", "b"]);
-  assert.equal(words.forAxis(two, 2), two);
+  assert.equal(forAxis(two, 2), two);
 });
 
 // Words, sentences, parts
@@ -199,16 +201,7 @@ test("a repeated token says its position, and one from right to left turns nothi
 test("of block means a sentence names both blocks and how exact they are", () => {
   const large = [layer(), layer({ kind: "pyramid", block: 4, octaves: 24 })];
   const mask = new Uint8Array(9).fill(1);
-  const reading = {
-    layer: 1,
-    head: 0,
-    hidden: false,
-    query: 6,
-    key: 1,
-    row: EVEN.map(() => 0.125),
-    mask,
-    column: null,
-  };
+  const reading = { layer: 1, head: 0, hidden: false, query: 6, key: 1, row: EVEN.map(() => 0.5), mask, column: null };
   const said = (more) => thin(sentence({ ...reading, ...more }, axes, large, true));
   assert.match(
     said({}),
@@ -225,14 +218,13 @@ test("of block means a sentence names both blocks and how exact they are", () =>
     said({ query: 6, key: 2, row: EVEN.map(() => NaN) }),
     /are not numbers \(NaN\) \(means of blocks of 4 × 4/,
   );
-  assert.match(thin(meanValue(reading, large[1])), /^mean weight of the block 0\.125, ± 3\.34 % of each$/);
 });
 
 test("a tint says its strongest weight, and what is not a number", () => {
   const said = (weights, ...more) => thin(tintText(Float32Array.from(weights), ...more));
-  assert.equal(said([0.5, 0], 0.5, true, ""), "Full tint: 50.0 %, the strongest");
-  assert.equal(said([0.5, NaN], 1, false, "; means"), "Full tint: 100 %; means; grey: not numbers (NaN)");
-  assert.equal(said([NaN], NaN, true, ""), "Not numbers (NaN)");
+  assert.equal(said([0.5, 0], 0.5, true), "Full tint: 50.0 %, the strongest");
+  assert.equal(said([0.5, NaN], 1, false), "Full tint: 100 %; grey: not numbers (NaN)");
+  assert.equal(said([NaN], NaN, true), "Not numbers (NaN)");
 });
 
 test("lines of more heads than colours, and of too many tokens, say that they are a mean or not there", () => {
@@ -252,9 +244,28 @@ test("a phrase is found after a token, then from the start, over several tokens"
 test("of a small map a sentence names blocks", () => {
   const map = { rows: 2, columns: 2, shares: Float32Array.from([1, 0, 0.25, 0.75]) };
   const info = layer({ num_heads: 1, q_len: 4, kv_len: 4 });
-  const said = blockSentence(map, info, { layer: 1, head: 0 }, { query: 3, key: 0 }).replaceAll("\u202f", " ");
+  const said = blockSentence(map, [info, info], { layer: 1, head: 0 }, { query: 3, key: 0 }).replaceAll("\u202f", " ");
   assert.equal(
     said,
     "Of tokens 2 to 3, about 25.0 % of the attention goes to tokens 0 to 1 (small map), layer 1 head 0.",
   );
+});
+
+test("where only means of blocks are known, one number says what a block gets", () => {
+  const large = [layer({ kind: "pyramid", block: 4, octaves: 24 })];
+  const row = Float32Array.from([0.125, 0.125, 0.125, 0.125, 0.0625, 0.0625, 0.0625, 0.0625, 0.25]);
+  const reading = { layer: 0, head: 0, query: 6, key: 8, row, column: row };
+  const shares = inBlocks(reading, large);
+  assert.deepEqual([...shares.row], [0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25]);
+  assert.deepEqual([...shares.column], [...row]); // the last block has one key
+  assert.equal(inBlocks(reading, [layer()]), reading);
+});
+
+test("a page that nobody gave a title has the beginning of its text", () => {
+  const untitled = { title: "Attention", query_tokens: tokens(["[CLS]", "Life", " is\n", " short"]) };
+  assert.equal(titleOf(untitled), "Life is short");
+  assert.equal(titleOf({ ...untitled, title: "mine" }), "mine");
+  assert.equal(titleOf({ ...untitled, query_tokens: null }), "Attention");
+  const long = titleOf({ ...untitled, query_tokens: tokens(Array(50).fill(" word")) });
+  assert.ok(long.length === 60 && long.endsWith("…"));
 });

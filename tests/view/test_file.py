@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ def test_twelve_heads_of_256_tokens_take_about_a_megabyte(tmp_path: Path) -> Non
     recording = recorded(heads=12, kv_heads=12, tokens=256, dim=32)
     path = write_page(recording, tmp_path / "page.html")
     assert path.stat().st_size < 1_000_000
-    assert layers_of(Blocks(path.read_text()))[0]["dtype"] == "float24"
+    assert layers_of(Blocks(path.read_text()))[0]["dtype"] == "float32"
 
 
 @pytest.mark.parametrize(
@@ -194,12 +193,6 @@ def test_of_a_batch_the_first_sequence_is_shown_and_the_page_is_told(tmp_path: P
     assert unpacked(block["spans"], torch.int32).tolist() == [0, 4] * 5
 
 
-def bits_24(text: str) -> torch.Tensor:
-    planes = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
-    kept = planes.reshape(3, -1).T
-    return torch.cat((torch.zeros_like(kept[:, :1]), kept), 1).view(torch.float32).flatten()
-
-
 def bits_16(text: str) -> torch.Tensor:
     return unpacked(text, torch.float16)
 
@@ -207,14 +200,7 @@ def bits_16(text: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("dtype", "limits", "read", "most"),
     [
-        pytest.param("float24", {"FULL_PRECISION": 10}, bits_24, 1e-4, id="24 bits"),
-        pytest.param(
-            "float16",
-            {"FULL_PRECISION": 10, "NEARLY_FULL_PRECISION": 10},
-            bits_16,
-            0.01,
-            id="16 bits",
-        ),
+        pytest.param("float16", {"FULL_PRECISION": 10}, bits_16, 0.01, id="16 bits"),
     ],
 )
 def test_numbers_of_fewer_bits_say_how_far_weights_may_be_off(
@@ -244,8 +230,7 @@ def test_numbers_of_fewer_bits_say_how_far_weights_may_be_off(
 def test_fewer_bits_neither_overflow_nor_underflow(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
-    monkeypatch.setattr(page_file, "NEARLY_FULL_PRECISION", limit)
+    monkeypatch.setattr(page_file, "FULL_PRECISION", limit)
     query, key = torch.randn(2, 9, 4) * 1e6, torch.randn(2, 9, 4) * 1e-7
     recording = regard.Recording({"layer": regard.attend(query, key, scale=10.0)})
     (layer,) = layers_of(blocks_of(recording, tmp_path))
@@ -323,7 +308,6 @@ def test_the_kinds_of_numbers_of_16_bits_are_within_a_thousandth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
-    monkeypatch.setattr(page_file, "NEARLY_FULL_PRECISION", 10)
     recording = recorded(heads=3, kv_heads=3, tokens=40, mask=regard.Causal())
     (layer,) = layers_of(blocks_of(recording, tmp_path))
     shown = [head["entropy"] for head in layer["heads"]]
@@ -451,7 +435,6 @@ def test_the_page_states_the_largest_deviation_of_its_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
-    monkeypatch.setattr(page_file, "NEARLY_FULL_PRECISION", 10)
     blocks = blocks_of(recorded(layers=3, tokens=40, dim=16), tmp_path)
     told = json.loads(blocks.scripts["recording"])
     assert told["deviation"] == max(layer["deviation"] for layer in told["layers"]) > 0

@@ -119,14 +119,14 @@ def then_phrases_help_and_pointing(page: Page, recording: regard.Recording) -> N
 def test_one_moves_by_address_keyboard_and_pointer(show: Open) -> None:
     recording = recorded()
     page = show(
-        recording, "#layer=0&head=1&query=4&key=3&scale=row&side=looked&theme=dark&folded=1"
+        recording, "#layer=0&head=1&query=4&key=3&scale=log&side=looked&theme=dark&folded=1"
     )
     blocks = page.locator("script[id^=layer-]")
     there = "blocks => blocks.filter(({ text }) => text).map(({ id }) => id).sort()"
     with step("an address reopens what it names"):
         page.wait_for_selector('body[data-read="0,1,4,3,0"]')
         assert (page.input_value("#layer"), page.input_value("#head")) == ("0", "1")
-        for pressed in ("scale=row", "side=looked"):
+        for pressed in ("scale=log", "side=looked"):
             assert page.get_attribute(f'[data-set="{pressed}"]', "aria-pressed") == "true"
         assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
         assert not page.is_visible("#prose")

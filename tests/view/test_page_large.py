@@ -74,15 +74,6 @@ def test_a_finer_tile_repeats_its_blocks(tmp_path: Path) -> None:
     near(tile_of(answer), repeated[512:600, 256:512])
 
 
-def test_by_row_each_row_of_blocks_is_over_its_highest(tmp_path: Path) -> None:
-    recording = recorded(mask=regard.Causal())
-    (answer,) = asked(recording, [place(1) | {"by_row": True}], tmp_path)
-    means = pooled(recording[0][0].to_dense(), 1)
-    torch.testing.assert_close(
-        tile_of(answer), (means / means.amax(-1, keepdim=True))[:256, :256], rtol=0.1, atol=1e-6
-    )
-
-
 def test_a_row_is_the_means_of_its_blocks_where_it_may_attend(tmp_path: Path) -> None:
     recording = recorded(mask=regard.Causal())
     (answer,) = asked(recording, [{"kind": "row", "query": 400, "head": 1}], tmp_path)
@@ -107,6 +98,22 @@ def test_what_needs_every_weight_is_refused(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
+def test_a_block_has_one_number(show: Open, tmp_path: Path) -> None:
+    recording = recorded(mask=regard.Causal())
+    block = 2 * int(recording[1][1, 400:402].to_dense().view(2, 300, 2).sum((0, 2)).argmax())
+    page = show(write_page(recording, tmp_path / "large.html", limit=BOTH))
+    go(page, 1, 1, 400, block)
+    rows = page.locator("#looks-table tr").all_inner_texts()
+    texts = [" ".join(row.replace("\u202f", " ").split()) for row in rows]
+    assert len(set(texts)) == len(texts)
+    place, _, share = texts[0].rpartition(f"{block + 1} ")
+    assert place == f"{block} to "
+    assert f"about {share} of the attention goes to tokens {block} to" in sentence(page)
+    assert "means" not in page.inner_text("#text")  # the sentence says so, once
+    assert page.inner_text("#value") == ""
+
+
+@pytest.mark.browser
 @pytest.mark.full
 def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
     show: Open, tmp_path: Path
@@ -120,7 +127,6 @@ def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
     assert "it has means of blocks of 2 × 2 tokens, ± " in notes
     assert "regard serve, or write the file with layers=[1] or a larger limit" in notes
     assert "Sinks cannot be set aside here" in notes
-    assert "means of blocks of 2 × 2 tokens" in page.inner_text("#looked-table caption")
     said, _, rest = sentence(page).partition("about ")
     assert said == "Of tokens 400 to 401, "
     mean = float(recording[1][1, 400:402, 300:302].mean())

@@ -94,14 +94,12 @@ def test_a_cell_has_one_weight_however_far_its_scores_are_from_0(
         weights /= weights.sum(-1, keepdim=True)
     questions = [
         place(0),
-        place(0) | {"by_row": True},
         *({"kind": kind, name: 4} for kind, name in (("row", "query"), ("column", "key"))),
     ]
     questions = [question | {"hidden": hidden} for question in questions]
     answers = asked(regard.Recording({"layer": matrix}), questions, tmp_path)
     found = [torch.tensor(answer["values"]).double() for answer in answers]
-    of_highest = weights / weights.amax(-1, keepdim=True)
-    expected = [weights.flatten(), of_highest.flatten(), weights[4], weights[:, 4]]
+    expected = [weights.flatten(), weights[4], weights[:, 4]]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=0)
 
@@ -116,14 +114,6 @@ def test_tiles_lie_side_by_side(tmp_path: Path) -> None:
         torch.testing.assert_close(tile_of(answer), part, atol=1e-6, rtol=1e-5)
 
 
-def test_by_row_each_row_is_over_its_highest_weight_before_the_mean(tmp_path: Path) -> None:
-    recording = recorded(mask=regard.Causal())
-    (answer,) = asked(recording, [place(1) | {"by_row": True}], tmp_path)
-    weights = recording[0][0, 0].to_dense()
-    expected = pooled(weights / weights.amax(-1, keepdim=True), 1)
-    torch.testing.assert_close(tile_of(answer), expected, atol=1e-6, rtol=1e-5)
-
-
 def test_without_sinks_rows_of_a_tile_are_renormalised(tmp_path: Path) -> None:
     recording = recorded()
     (answer,) = asked(recording, [place(0) | {"hidden": True}], tmp_path)
@@ -133,15 +123,12 @@ def test_without_sinks_rows_of_a_tile_are_renormalised(tmp_path: Path) -> None:
     torch.testing.assert_close(tile_of(answer), expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("by_row", [False, True], ids=["shares", "by row"])
-def test_a_large_tile_is_a_sample_until_the_pass_is_through(by_row: bool, tmp_path: Path) -> None:
+def test_a_large_tile_is_a_sample_until_the_pass_is_through(tmp_path: Path) -> None:
     recording = recorded(tokens=37, mask=regard.Causal())
-    question = place(2) | {"by_row": by_row}
-    until = {"kind": "progress", "until": 1, "by_row": by_row}
+    question = place(2)
+    until = {"kind": "progress", "until": 1}
     sample, progress, exact = asked(recording, [question, until, question], tmp_path, direct=100)
     weights = recording[0][0, 0].to_dense().double()
-    if by_row:
-        weights = weights / weights.amax(-1, keepdim=True)
     middles = [start + (min(start + 4, 37) - start) // 2 for start in range(0, 37, 4)]
     torch.testing.assert_close(
         tile_of(sample), pooled(weights[middles].repeat_interleave(4, 0), 2), atol=1e-6, rtol=1e-5
@@ -214,17 +201,13 @@ def test_a_cell_is_one_product_whatever_else_the_row_holds(
     options: dict[str, Any], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     recording = recorded(**options)
-    ways = [
-        {"hidden": hidden, "by_row": by_row} for hidden in (False, True) for by_row in (False, True)
-    ]
+    ways = [{"hidden": hidden} for hidden in (False, True)]
     answers = asked(recording, [place(0) | {"head": 1} | way for way in ways], tmp_path)
     for way, answer in zip(ways, answers, strict=True):
         weights = recording[0][0, 1].to_dense().clone().double()
         if way["hidden"]:
             weights[:, 0] = 0
             weights = (weights / weights.sum(-1, keepdim=True)).nan_to_num(0.0)
-        if way["by_row"]:
-            weights = (weights / weights.amax(-1, keepdim=True)).nan_to_num(0.0)
         with subtests.test(**way):
             torch.testing.assert_close(tile_of(answer), weights, atol=1e-6, rtol=1e-5)
 
@@ -260,7 +243,7 @@ def shown(page: Page) -> list[int]:
     return [int(n) for n in (page.get_attribute(".map", "data-ready") or "").split(",")[-5:]]
 
 
-def then_dragging_and_the_minimap(page: Page) -> None:
+def then_dragging(page: Page) -> None:
     with step("dragging moves the map with the pointer"):
         visit(page, "#zoom=8&row=40&column=40&query=50&key=50")
         page.wait_for_selector('body[data-read="0,0,50,50,0"]')
@@ -273,31 +256,16 @@ def then_dragging_and_the_minimap(page: Page) -> None:
         page.mouse.move(2, 2)
         said = address(page, lambda said: said.get("row", "40") != "40")
         assert (float(said["row"]), float(said["column"])) == pytest.approx((37, 42), abs=0.05)
-    with step("the minimap is hidden while the whole is seen, and moves a part"):
-        visit(page, "#query=3&key=3")
-        mini = page.locator(".map .mini").first
-        mini.wait_for(state="hidden")
-        page.keyboard.press("+")
-        page.keyboard.press("+")
-        mini.wait_for(state="visible")
-        small = mini.bounding_box()
-        assert small is not None
-        mini.click(position={"x": small["width"] / 2, "y": small["height"] - 5})
-        page.mouse.move(2, 2)
-        said = address(page, lambda said: float(said.get("row", 0)) > 130)
-        assert float(said["row"]) + 200 / 4 == pytest.approx(200, abs=1)
-        assert 20 < float(said["column"]) < 110
 
 
 @pytest.mark.browser
-def test_the_map_moves_by_drag_wheel_double_click_and_minimap(show: Open) -> None:
+def test_the_map_moves_by_drag_wheel_and_double_click(show: Open) -> None:
     page = show(recorded(tokens=200), "#query=3&key=3")
     ready(page)
     token = (121.5, 83.5)
     for how, factor in (("wheel", 2), ("Control and wheel", 4), ("double click", 2)):
         with step(f"{how} zooms and keeps the token under the pointer"):
             visit(page, "#query=3&key=3")
-            page.locator(".map .mini").first.wait_for(state="hidden")
             left, top, width, height = settled(page)
             at = (left + token[1] * width, top + token[0] * height)
             page.mouse.move(*at)
@@ -316,7 +284,7 @@ def test_the_map_moves_by_drag_wheel_double_click_and_minimap(show: Open) -> Non
             x = left + (token[1] - float(said["column"])) * width
             y = top + (token[0] - float(said["row"])) * height
             assert (x, y) == pytest.approx(at, abs=2.5)  # the pointer is told in whole pixels
-    then_dragging_and_the_minimap(page)
+    then_dragging(page)
 
 
 @pytest.mark.browser

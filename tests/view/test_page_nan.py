@@ -77,7 +77,7 @@ def check_views(page: Page, recording: regard.Recording, layer: int) -> None:
     with step("shares of parts"):
         visit(page, f"#view=segments&layer={layer}&head=0")
         expect(page.locator("#view-segments .line")).to_contain_text(f"layer {layer} head 0.")
-        assert "not a number" in page.inner_text("#view-segments table")
+        assert "NaN" in page.inner_text("#view-segments table")
     with step("a small map"):
         visit(page, "#view=overview")
         page.wait_for_selector("#view-overview button canvas")

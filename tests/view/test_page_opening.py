@@ -176,12 +176,16 @@ def test_on_a_phone_the_map_is_first_fingers_zoom_and_thumbs_have_room(show: Ope
         fingers("touchEnd", 0)
         zoom = float(address(page, lambda said: "zoom" in said)["zoom"])
         assert zoom == pytest.approx(3, rel=0.1)
-    with step("the small map in the corner is small and lets fingers pass"):
-        mini = page.locator(".map .mini").first
-        corner = mini.bounding_box()
-        assert corner is not None
-        assert corner["width"] <= box["width"] / 4
-        assert mini.evaluate("(one) => getComputedStyle(one).pointerEvents") == "none"
+    with step("no empty band stands between the map and its legend"):
+        visit(page, "#query=3&key=2")
+        ready(page)
+        frame = (page.get_attribute(".map", "data-frame") or "").split(",")
+        top, height = float(frame[1]), float(frame[3])
+        end = page.locator(".map").first.bounding_box()
+        legend = page.locator("#legend").bounding_box()
+        assert end
+        assert legend
+        assert legend["y"] - (end["y"] + top + 128 * height) < 24
     for view in ("overview", "map", "text", "steps", "segments"):
         with step(f"what a thumb presses in {view} has 44 pixels and nothing sticks out"):
             visit(page, f"#view={view}&query=3&key=2")

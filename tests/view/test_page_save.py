@@ -175,7 +175,7 @@ def test_pictures_are_sharp_and_have_their_words(show: Open, tmp_path: Path) -> 
         assert [words.count(name) >= 2 for name in NAMES] == [True] * 9
         assert words[0] == page.inner_text("#title")
         assert words[1].startswith("Layer 1 head 1 · a model · 9 tokens")
-        assert "share of a query\u2019s attention, log" in words
+        assert "share of attention, log" in words
         assert words[3:6] == page.locator("#legend .ticks span").all_inner_texts()
     then_pictures_of_parts(show, tmp_path)
 
@@ -194,7 +194,7 @@ def then_paper_and_frames(show: Open, tmp_path: Path, browser: Browser) -> None:
         assert page.eval_on_selector("#view-text [data-share]", content) == f'"{share}"'
         exact = "getComputedStyle(document.documentElement).printColorAdjust"
         assert page.evaluate(exact) == "exact"
-    with step("the frame of a notebook may not print; the menu says how"):
+    with step("the frame of a notebook may not print"):
         inner = write_page(recorded(), tmp_path / "page.html").read_text()
         host = tmp_path / "host.html"
         host.write_text(f"<!doctype html>{framed(inner, 'attention')}")
@@ -204,11 +204,7 @@ def then_paper_and_frames(show: Open, tmp_path: Path, browser: Browser) -> None:
         frame.wait_for_selector("body.ready")
         frame.click("button[data-set='view=text']")
         frame.click("#save summary")
-        assert frame.inner_text("#save div").split("\n\n") == [
-            "Numbers, CSV",
-            "Words have no picture. To print them, write the page to a file: "
-            "regard.page(recording, path).",
-        ]
+        assert frame.inner_text("#save div").split("\n") == ["Picture, PNG", "Numbers, CSV"]
         page.close()
 
 
@@ -226,15 +222,12 @@ def test_the_menu_offers_what_a_view_has_and_paper_shows_the_whole(
         ]
     page.click("#save summary")
     for view in ("text", "steps"):
-        with step(f"{view} has no picture and is printed"):
+        with step(f"{view} is a picture, too, and is printed"):
             visit(page, f"#view={view}&query=5&key=5")
             page.wait_for_selector(f'body[data-view="{view}"]')
             page.evaluate("delete document.documentElement.dataset.printed")
             page.click("#save summary")
-            assert page.inner_text("#save div").split("\n\n")[-1] == (
-                "Words have no picture: print the view, or save it as PDF."
-            )
-            assert not page.is_visible("[data-save=png]")
+            assert page.is_visible("[data-save=png]")
             page.click("[data-save=print]")
             page.wait_for_selector("[data-printed=yes]")
     scrolls = """all => all.filter(e => e.checkVisibility() && e.clientHeight > 0
@@ -266,7 +259,7 @@ def test_the_cells_that_are_seen_are_saved_as_a_table(show: Open, tmp_path: Path
     ready(page)
     with step("one map"):
         head, *rows = table(page, tmp_path)
-        assert head[:3] == ["share of a query\u2019s attention", "query", "token"]
+        assert head[:3] == ["share of attention", "query", "token"]
         assert head[3:] == [f"{at} {name}" for at, name in enumerate(NAMES)]
         assert [row[:3] for row in rows] == [
             ["layer 1 head 1", str(at), name] for at, name in enumerate(NAMES)
@@ -286,7 +279,7 @@ def test_the_cells_that_are_seen_are_saved_as_a_table(show: Open, tmp_path: Path
         page = show(recording)
         ready(page)
         head, *rows = table(page, tmp_path)
-        assert head[0] == "share for each 4 keys"
+        assert head[0] == "share of attention per 4 keys"
         assert (head[3][:4], rows[-1][1]) == ("0–3 ", "1028–1030")
         cells = recording[0][0, 0].to_dense().split(4)
         expected = [[part.sum(-1).mean() for part in rows.split(4, -1)] for rows in cells]

@@ -201,7 +201,6 @@ def test_sinks_means_weights_alone_and_half_precision(
         assert page.inner_text("#view-steps .note").startswith("Of this layer only the weights")
     with step("half precision"):
         monkeypatch.setattr(file, "FULL_PRECISION", 0)
-        monkeypatch.setattr(file, "NEARLY_FULL_PRECISION", 0)
         large = torch.randn(1, 2, 7, 8, generator=torch.Generator().manual_seed(1)) * 40
         halves = regard.Recording({"layer": regard.attend(large, large / 900)})
         page = opened(show(write_page(halves, tmp_path / "half.html"), "#view=steps&query=2"))

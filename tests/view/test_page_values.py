@@ -84,12 +84,10 @@ def test_weights_times_values_and_the_output_are_the_librarys(
     address = "#view=steps&layer=1&head=4&query=5&order=position"
     recording = with_values(dim=4)
     value, weights = recording.value(1)[0, 1], recording[1][0, 4, 5]
-    for precision in ("32 bits", "24 bits", "16 bits"):
+    for precision in ("32 bits", "16 bits"):
         with step(precision):
-            if precision == "24 bits":
-                monkeypatch.setattr(file, "FULL_PRECISION", 0)
             if precision == "16 bits":
-                monkeypatch.setattr(file, "NEARLY_FULL_PRECISION", 0)
+                monkeypatch.setattr(file, "FULL_PRECISION", 0)
             page = opened(show(write_page(recording, tmp_path / "page.html"), address))
             near = {"rel": 0.0051, "abs": 1e-6 if precision == "32 bits" else 2e-3}
             shown = torch.tensor(vectors(page, "tbody", "value"))

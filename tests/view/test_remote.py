@@ -74,7 +74,7 @@ def test_a_column_is_what_every_query_gives(server: pages.Serving, answers: Answ
 
 
 def test_a_tile_comes_with_its_size(server: pages.Serving, answers: Answers) -> None:
-    got = told(server, f"remote.tile({HEAD}, {{ level: 0, row: 0, column: 0, byRow: false }})")
+    got = told(server, f"remote.tile({HEAD}, {{ level: 0, row: 0, column: 0 }})")
     values = answers.tile(WHICH, Place(0, 0, 0)).values
     assert got["values"] == values.flatten().tolist()
     assert (got["height"], got["width"], got["exact"]) == (9, 9, True)
@@ -82,7 +82,7 @@ def test_a_tile_comes_with_its_size(server: pages.Serving, answers: Answers) -> 
 
 
 def test_progress_is_told(server: pages.Serving) -> None:
-    assert told(server, f"remote.progress({HEAD}, false)") == {"done": 1, "seconds": 0}
+    assert told(server, f"remote.progress({HEAD})") == {"done": 1, "seconds": 0}
 
 
 def test_steps_are_told(server: pages.Serving, answers: Answers) -> None:

@@ -361,7 +361,7 @@ def test_the_frame_gets_numbers_or_a_sentence(framed: Any) -> None:
         column = framed.evaluate(f"source.column({ONE}, 2).then((values) => [...values])")
         torch.testing.assert_close(torch.tensor(column), weights()[:, 2])
         tile = framed.evaluate(
-            f"source.tile({ONE}, {{ level: 0, row: 0, column: 0, byRow: false }})"
+            f"source.tile({ONE}, {{ level: 0, row: 0, column: 0 }})"
             ".then(({ values, height, width, exact }) => [[...values], height, width, exact])"
         )
         torch.testing.assert_close(torch.tensor(tile[0]).reshape(7, 7), weights())

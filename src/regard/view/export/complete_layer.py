@@ -31,10 +31,10 @@ MEANS = 64
 Block: TypeAlias = dict[str, str]
 """Numbers of a layer by their names, as the page's JSON has them."""
 
-Stored: TypeAlias = Literal["float32", "float24", "float16"]
-"""How numbers are stored; float24 is float32 without its last byte."""
+Stored: TypeAlias = Literal["float32", "float16"]
+"""How numbers are stored."""
 
-BYTES: dict[Stored, int] = {"float32": 4, "float24": 3, "float16": 2}
+BYTES: dict[Stored, int] = {"float32": 4, "float16": 2}
 
 
 class CompleteLayer:
@@ -77,7 +77,7 @@ class CompleteLayer:
         else:  # the page sums each row itself
             self.shown = matrix
             self.layer.kind = "weights"
-            self.layer.deviation = {"float32": 0.0, "float24": 2**-17, "float16": 2**-12}[stored]
+            self.layer.deviation = {"float32": 0.0, "float16": 2**-12}[stored]
             weights = _rounded(_all_weights(matrix), stored)
             self.block["weights"] = packed(weights, zlib.Z_DEFAULT_STRATEGY, BYTES[stored])
 
@@ -115,8 +115,8 @@ class CompleteLayer:
             apart = without_keys(self.shown, self._aside).reduce(RowNormalizers())
             block["rows"] = _packed_rows(torch.cat((answers[0], apart), -1))
         if len(answers) > 1:
-            means = _rounded(block_means(cast(Segments, self.questions[1]), answers[1]), "float24")
-            text = packed(means, zlib.Z_DEFAULT_STRATEGY, BYTES["float24"])
+            means = block_means(cast(Segments, self.questions[1]), answers[1]).float()
+            text = packed(means, zlib.Z_DEFAULT_STRATEGY)
             if size_of(block) + len(text) <= room:
                 self.layer.block = MEANS
                 block["means"] = text
@@ -205,14 +205,7 @@ def _in_units(tensor: Tensor, stored: Stored) -> tuple[Tensor, float]:
 
 
 def _rounded(tensor: Tensor, stored: Stored) -> Tensor:
-    if stored == "float16":
-        return tensor.half()
-    single = tensor.float()
-    if stored == "float32":
-        return single
-    # Half of the byte that is left out, so that what stays is the nearest.
-    nearest = (single.view(torch.int32) + 0x80) & ~0xFF
-    return torch.where(single.isfinite(), nearest.view(torch.float32), single)
+    return tensor.half() if stored == "float16" else tensor.float()
 
 
 def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix) -> float:

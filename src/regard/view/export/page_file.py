@@ -48,8 +48,7 @@ __all__ = ["LIMIT", "count_exact", "page_text", "save_page", "write_page"]
 
 MIB = 2**20
 LIMIT = 63 * MIB  # with the page's own code a file is below 64 MiB
-FULL_PRECISION = MIB // 2
-NEARLY_FULL_PRECISION = 8 * MIB
+FULL_PRECISION = 8 * MIB
 
 
 @torch.no_grad()
@@ -337,14 +336,9 @@ class _Choice(NamedTuple):
     def _complete_layers(self, order: Sequence[int], limit: int) -> dict[int, CompleteLayer]:
         """Return all layers in the most bits that fit, or some in 16 bits."""
         able = [place for place in order if not fits_never(self.matrices[place])]
-        most: dict[Stored, float] = {
-            "float32": FULL_PRECISION,
-            "float24": NEARLY_FULL_PRECISION,
-        }
-        for stored, bytes_ in most.items():
-            complete = self._embedded(able, min(limit, bytes_), stored, needs_all=True)
-            if len(complete) == len(able):
-                return complete
+        complete = self._embedded(able, min(limit, FULL_PRECISION), "float32", needs_all=True)
+        if len(complete) == len(able):
+            return complete
         return self._embedded(able, limit, "float16")
 
     def _embedded(

@@ -57,7 +57,7 @@ class PageLayer:
     scale: float = 1.0
     query_unit: float = 1.0
     key_unit: float = 1.0
-    dtype: Literal["float32", "float24", "float16"] = "float32"
+    dtype: Literal["float32", "float16"] = "float32"
     deviation: float = 0.0
     span_heads: int = 0
     block: int = 1

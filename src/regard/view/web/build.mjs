@@ -6,6 +6,9 @@ import { build } from "esbuild";
 
 const from = (name) => join(import.meta.dirname, name);
 const to = (name) => join(process.argv[2] ?? from("bundle"), name);
+// The page's own code has no notice; that of the signals asks for its own to go with every copy.
+const licence = readFileSync(from("../../../../node_modules/@preact/signals-core/LICENSE"), "utf8");
+const notice = `/*! @preact/signals-core. ${licence.trim().replace(/\s+/g, " ")} */`;
 const options = { bundle: true, minify: true, charset: "ascii", target: "es2022", logLevel: "warning" };
 const template = readFileSync(from("index.html"), "utf8");
 const pages = {
@@ -13,7 +16,7 @@ const pages = {
   small: template.replace(/<!-- full -->[^]*?<!-- \/full -->/g, ""),
 };
 // In the small page small_page.ts stands in the place of these modules.
-const absent = /\/(full_page|block_answers|block_words|minimap)$/;
+const absent = /\/(full_page|block_answers|block_words|saving|pass|pinned)$/;
 const small = {
   name: "small",
   setup: (page) => page.onResolve({ filter: absent }, () => ({ path: from("small_page.ts") })),
@@ -22,7 +25,14 @@ const small = {
 mkdirSync(to("."), { recursive: true });
 for (const [name, html] of Object.entries(pages)) {
   const plugins = name === "small" ? [small] : [];
-  await build({ ...options, plugins, entryPoints: [from("main.ts")], format: "iife", outfile: to(`${name}.js`) });
+  await build({
+    ...options,
+    plugins,
+    entryPoints: [from("main.ts")],
+    banner: { js: notice },
+    format: "iife",
+    outfile: to(`${name}.js`),
+  });
   await build({ ...options, entryPoints: [from(`${name}.css`)], outfile: to(`${name}.css`) });
   writeFileSync(to(`${name}.html`), html.replace(/^\s+/gm, ""));
   // The script stands inside an element of a page in ASCII. esbuild leaves regular expressions as they are.

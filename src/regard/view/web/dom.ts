@@ -1,7 +1,4 @@
-/**
- * Elements: found by their id, or made. They are not lit-html's: the segments, whose view is mostly a
- * table, took 319 lines with its templates instead of 305, and every page would be 7 kB larger.
- */
+/** Elements: found by their id, or made; and canvases. */
 
 /** @returns one that index.html has */
 export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
@@ -22,6 +19,27 @@ export function element<Tag extends keyof HTMLElementTagNameMap>(
   }
   made.append(...children);
   return made;
+}
+
+/** Rows and columns of a step. */
+export const ARROWS: Record<string, [number, number]> = {
+  ArrowUp: [-1, 0],
+  ArrowDown: [1, 0],
+  ArrowLeft: [0, -1],
+  ArrowRight: [0, 1],
+};
+
+/**
+ * A listener for keys that move inside a part of the page, and there alone.
+ * @param moves rows and columns of each key
+ */
+export function moving(move: (down: number, right: number) => void, moves = ARROWS) {
+  return (event: KeyboardEvent) => {
+    const step = moves[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault(); // the page's own keys leave it alone then
+    move(...step);
+  };
 }
 
 /** Gives a list so many numbers to choose from, from 0. */
@@ -62,6 +80,20 @@ export function moreColumns(scroller: HTMLElement): { line: HTMLElement; look: (
   };
   scroller.addEventListener("scroll", look);
   return { line, look };
+}
+
+/**
+ * Cut with "…" where there is no room for all of it.
+ * @param width pixels
+ */
+export function fittedText(pen: CanvasRenderingContext2D, text: string, width: number): string {
+  const letters = [...text];
+  let fit = text;
+  while (letters.length > 1 && pen.measureText(fit).width > width) {
+    letters.pop();
+    fit = `${letters.join("")}…`;
+  }
+  return fit;
 }
 
 export function context2d(canvas: HTMLCanvasElement): CanvasRenderingContext2D {

@@ -3,75 +3,77 @@
  * one head of a short text, build.mjs puts small_page.ts in the place of this module.
  */
 
+import { effect } from "@preact/signals-core";
 import { Framed } from "./data/framed";
 import { Remote } from "./data/remote";
-import type { HeadKind, SmallNumbers } from "./data/payload";
-import type { Host, Source } from "./data/source";
-import { byId } from "./dom";
-import { SaveMenu } from "./export/save";
-import type { Page } from "./main";
-import { Overview } from "./map/overview";
-import { TextView } from "./text/text";
+import type { Host } from "./data/source";
+import type { Recording } from "./protocol/recording";
+import type { Session } from "./session";
+import type { State } from "./state";
 import { Edit } from "./views/edit";
+import { ofSeveral } from "./views/head_keys";
 import { HeadsView } from "./views/heads_view";
+import type { Binding } from "./views/keys";
 import { NotableHeads } from "./views/notable_heads";
+import { Overview } from "./views/overview";
 import { Pins } from "./views/pins";
-import { SegmentsView } from "./views/segments";
-import type { Views } from "./views/views";
+import { SaveMenu } from "./views/save";
+import { SegmentsView } from "./views/segments_view";
+import { TextView } from "./views/text_view";
+import type { View } from "./view";
 
-/** What stands beside the stage. */
-export interface Panes {
-  overview: Overview;
-  notable: NotableHeads;
-  pins: Pins;
+/** To add a view: a file in views/, a line here, a tab and a section in index.html, its name in state.ts. */
+export const MORE_VIEWS: Partial<Record<State["view"], (session: Session) => View>> = {
+  overview: (session) => new HeadsView(session),
+  text: (session) => new TextView(session),
+  segments: (session) => new SegmentsView(session),
+};
+
+/** @returns the keys that act upon them */
+export function panes(session: Session): Binding[] {
+  const [overview, notable, pins] = [new Overview(session), new NotableHeads(session), new Pins(session)];
+  effect(() => notable.list());
+  effect(() => notable.show());
+  effect(() => {
+    if (session.store.drawn.view !== "overview") overview.draw();
+  });
+  effect(() => overview.name());
+  effect(() => overview.outline());
+  effect(() => pins.draw());
+  return ofSeveral(() => pins.toggle());
 }
 
-export function panes(page: Page): Panes | null {
-  const overview = new Overview(byId("overview"), page);
-  return { overview, notable: new NotableHeads(page), pins: new Pins(page) };
-}
-
-export function moreViews(page: Page): Views["views"] {
-  return {
-    overview: new HeadsView(byId("view-overview"), page),
-    text: new TextView(byId("view-text"), page),
-    segments: new SegmentsView(byId("view-segments"), page),
-  };
-}
-
-export function menus(page: Page) {
-  new SaveMenu(page);
-  new Edit(page);
+/** @param reload opens the page again, at an address */
+export function menus(session: Session, reload: (address: string) => void) {
+  new SaveMenu(session);
+  new Edit(session, reload);
 }
 
 /** What answers for the heads of a recording that is not in the file. */
-export function liveHost({ recording: { layers, run } }: Page): Host {
+export function liveHost({ layers, run }: Recording): Host {
   // A notebook's frame has no address of its own.
   return location.protocol === "about:" ? new Framed() : new Remote(layers, run);
 }
 
-/** What a live host finds after the page is there. */
-export interface Listener {
-  onMap: (layer: number, overview: SmallNumbers) => void;
-  onKinds: (kinds: (HeadKind | null)[]) => void; // of every head, layer by layer
-}
-
-/**
- * Asks a live host for the small maps and the kinds of all heads.
- * @param open the layer whose small maps come first
- * @returns when all is there, or the host answers no more
- */
-export async function gather(source: Source, open: number, { onMap, onKinds }: Listener): Promise<void> {
-  const nearest = source.layers.map((_, at) => at).sort((a, b) => Math.abs(a - open) - Math.abs(b - open));
+/** Asks a live host for the small maps and the kinds of all heads, those of the open layer first. */
+export async function gather(session: Session): Promise<void> {
+  const { layers, source, store } = session;
+  const open = store.state.layer;
+  const nearest = layers.map((_, at) => at).sort((a, b) => Math.abs(a - open) - Math.abs(b - open));
   /** Asks for one layer after the other. */
   async function ask(): Promise<void> {
-    for (let at = nearest.shift(); at !== undefined; at = nearest.shift()) onMap(at, await source.overview(at));
+    for (let at = nearest.shift(); at !== undefined; at = nearest.shift()) {
+      layers[at].overview = await source.overview(at);
+      session.gathered([at]);
+    }
   }
   try {
     // Two at a time: a host has more than one core.
     await Promise.all([ask(), ask()]);
-    onKinds(await source.heads());
+    const kinds = await source.heads();
+    for (const layer of layers) layer.heads = kinds.splice(0, layer.num_heads);
   } catch {
     // The map and the sentence say that a host is lost; without kinds the maps stand in layers.
   }
+  session.gathered([], true);
 }

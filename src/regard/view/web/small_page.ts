@@ -5,26 +5,31 @@
 
 import type * as Answers from "./data/block_answers";
 import type * as Full from "./full_page";
-import type * as Minimap from "./map/minimap";
+import type * as Passes from "./data/pass";
+import type * as Pinned from "./data/pinned";
+import type * as Saving from "./views/saving";
 import type * as Words from "./text/block_words";
 
 function absent(): never {
   throw new Error("a page of one head has no such part.");
 }
 
-export const panes: typeof Full.panes = () => null;
-export const moreViews: typeof Full.moreViews = () => ({});
+export const MORE_VIEWS: typeof Full.MORE_VIEWS = {};
+export const panes: typeof Full.panes = () => [];
 export const menus: typeof Full.menus = () => {};
 export const liveHost: typeof Full.liveHost = absent;
 export const gather: typeof Full.gather = absent;
-export const drawMinimap: typeof Minimap.drawMinimap = () => {};
-export const followMinimap: typeof Minimap.followMinimap = () => {};
 export const blockAnswer: typeof Answers.blockAnswer = absent;
-export const meansAside: typeof Words.meansAside = () => "";
+export const pinsOf: typeof Pinned.pinsOf = () => [];
+export const written: typeof Pinned.written = () => "";
+export const isStored: typeof Passes.isStored = () => false;
+export const blockSize: typeof Passes.blockSize = () => 1;
+export const Pass = Object as unknown as typeof Passes.Pass; // a short text is never so much work
+export const mapSaving: typeof Saving.mapSaving = () => ({});
+export const stepsTable: typeof Saving.stepsTable = () => [];
 export const meansNotes: typeof Words.meansNotes = absent;
 export const meanSentence: typeof Words.meanSentence = absent;
-export const meanValue: typeof Words.meanValue = absent;
-export const blockRows: typeof Words.blockRows = absent;
+export const strongestBlocks: typeof Words.strongestBlocks = absent;
 export const blockAt: typeof Words.blockAt = absent;
 export const blockSentence: typeof Words.blockSentence = absent;
 export const errorName: typeof Words.errorName = absent;

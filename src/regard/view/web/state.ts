@@ -1,18 +1,20 @@
 /**
- * The one state that all views share, and its address. Every change goes through `set`; once a
- * frame the views learn which parts changed.
+ * The one state that all views share, and its address. Every change goes through `set`. What draws
+ * reads it from `drawn`, whose parts are signals: they follow once a frame, and whatever has read
+ * one is drawn again when that one changes.
  */
+
+import { batch, signal, type Signal } from "@preact/signals-core";
 
 /** The words that a part of the state may be. */
 export const WORDS = {
   view: ["overview", "map", "text", "steps", "segments"],
-  scale: ["fit", "linear", "log", "row"],
+  scale: ["fit", "linear", "log"],
   side: ["looks", "looked"], // where the token looks, or who looks at it
   order: ["weight", "position"], // of the keys in the steps
   theme: ["auto", "light", "dark"],
-  sort: ["place", "kind", "score", "entropy", "sink"], // of the heads in the overview
+  sort: ["place", "kind", "score", "entropy"], // of the heads in the overview
   parts: ["sentences", "words", "lines"], // of the text, in the segments
-  per: ["part", "token"], // what a share of the segments goes to
   compare: ["alone", "beside", "difference"], // the open head with another
 } as const;
 
@@ -36,7 +38,7 @@ export interface State extends Words {
   column: number; // first key on the map
   heads: string; // "one", "mean" of the open layer, or some as layer.head_layer.head
   with: string; // which other is compared, as layer.head
-  pins: string; // cells that are kept with a note, as pins.ts writes them
+  pins: string; // cells that are kept with a note, as pinned.ts writes them
   folded: boolean; // the text is put away
 }
 
@@ -60,7 +62,6 @@ export function freshState(
     hidden: false,
     side: "looks",
     steps: FEWEST_STEPS,
-    per: "part",
     sort: "place",
     zoom: 1,
     heads: "one",
@@ -83,41 +84,51 @@ const COUNTS = [...ALWAYS, "steps", "zoom", "row", "column"];
 const FLAGS = ["hidden", "folded"];
 
 export class Store {
-  fresh: State;
+  /** What was asked for last. */
   state: State;
-  changed = new Set<string>();
+  /** What is drawn. */
+  readonly drawn: Readonly<State>;
+  private readonly parts: { [Name in keyof State]: Signal<State[Name]> };
+  private isWaiting = false; // for the next frame
 
   /**
-   * @param state the state of a fresh page
+   * @param fresh the state of a fresh page
    * @param fitted keeps every number inside the recording
-   * @param onChange is told once a frame what changed
    */
   constructor(
-    state: State,
+    readonly fresh: State,
     private readonly fitted: (state: State) => State,
-    private readonly onChange: (state: State, changed: Set<string>) => void,
   ) {
-    this.fresh = state;
-    this.state = fitted(state);
+    this.state = fitted(fresh);
+    const parts = Object.entries(this.state).map(([name, value]) => [name, signal(value)] as const);
+    this.parts = Object.fromEntries(parts) as typeof this.parts;
+    const getters = parts.map(([name, part]) => [name, { get: () => part.value, enumerable: true }]);
+    this.drawn = Object.defineProperties({}, Object.fromEntries(getters)) as State;
   }
 
+  /** Is a change still to be drawn? */
+  isPending(names: (keyof State)[] = Object.keys(this.state) as (keyof State)[]): boolean {
+    return names.some((name) => this.parts[name].peek() !== this.state[name]);
+  }
+
+  /** A head or a query that is opened starts with few steps. */
   set(patch: Partial<State>) {
     const before = this.state;
     const next = { ...before, ...patch };
-    const isOther = ["layer", "head", "query"].some((name) => next[name as "head"] !== before[name as "head"]);
+    const isOther = (["layer", "head", "query"] as const).some((name) => next[name] !== before[name]);
     if (isOther && !("steps" in patch)) next.steps = this.fresh.steps;
     this.state = this.fitted(next);
-    const waits = this.changed.size > 0;
-    for (const name of Object.keys(this.state) as (keyof State)[]) {
-      if (this.state[name] !== before[name]) this.changed.add(name);
-    }
-    if (!waits && this.changed.size > 0) requestAnimationFrame(() => this.notify());
+    if (this.isWaiting || !this.isPending()) return;
+    this.isWaiting = true;
+    requestAnimationFrame(() => this.draw());
   }
 
-  private notify() {
-    const changed = this.changed;
-    this.changed = new Set();
-    this.onChange(this.state, changed);
+  /** What was asked for becomes what is drawn. */
+  draw() {
+    this.isWaiting = false;
+    batch(() => {
+      for (const [name, part] of Object.entries(this.parts)) part.value = this.state[name as keyof State];
+    });
   }
 
   /** @returns what must be remembered to come back here */

@@ -2,10 +2,10 @@
 
 import { extent, tileOfBlocks } from "../maths/blocks";
 import { allowed, type Layer } from "../maths/softmax";
-import { blocksOf, meansOf } from "./block_means";
-import type { Answer, Question } from "./engine";
+import { blocksOf, meansOf } from "../maths/block_means";
+import type { Question, RowQuestion, TileQuestion } from "../protocol/questions";
 
-export function blockAnswer(layer: Layer, question: Question): Omit<Answer, "id"> {
+export function blockAnswer(layer: Layer, question: Question) {
   if (question.kind === "row") return blockRow(layer, question);
   if (question.kind === "column") {
     const meanAt = meansIn(layer, question.head);
@@ -24,7 +24,7 @@ function meansIn({ info, levels }: Layer, head: number): (query: number, key: nu
   return (query, key) => means[blocks[Math.floor(query / info.block) * columns + Math.floor(key / info.block)]];
 }
 
-function blockRow(layer: Layer, { head, query }: Question) {
+function blockRow(layer: Layer, { head, query }: RowQuestion) {
   const values = new Float32Array(layer.info.kv_len);
   const mask = new Uint8Array(layer.info.kv_len);
   const [start, stop] = allowed(layer, head, query);
@@ -33,19 +33,13 @@ function blockRow(layer: Layer, { head, query }: Question) {
   return { values, mask };
 }
 
-function blockTile(layer: Layer, { head, by_row, ...place }: Question) {
-  const { kv_len, block } = layer.info;
+function blockTile(layer: Layer, { head, ...place }: TileQuestion) {
+  const { block } = layer.info;
   const part = extent(place, layer.info);
   const { size, height, width } = part;
   const meanAt = meansIn(layer, head);
-  // The largest mean of a row of blocks stands for the highest weights of its rows.
-  const highest = Array.from({ length: by_row ? blocksOf(layer.info).rows : 0 }, (_, row) => {
-    let most = 0;
-    for (let key = 0; key < kv_len; key += block) most = Math.max(most, meanAt(row * block, key) || 0);
-    return most;
-  });
   const values = tileOfBlocks(part, Math.min(size, block), (query, key, down, across) => {
-    return (meanAt(query, key) * down * across) / (highest[Math.floor(query / block)] || 1);
+    return meanAt(query, key) * down * across;
   });
   return { values, height, width, exact: true };
 }

@@ -3,26 +3,30 @@
  * layer the first time it is needed, and turns answers into promises.
  */
 
-import { engine, type Answer } from "./engine";
-import { Damaged, layerName, type LayerInfo } from "./payload";
-import type { Host, Question } from "./source";
+import type { Answers, Question } from "../protocol/questions";
+import { layerName, type LayerInfo } from "../protocol/recording";
+import { engine, type Message, type Reply } from "./engine";
+import type { Host } from "./source";
+import { Damaged } from "./unpack";
 import { Waiting } from "./waiting";
 
 export class Client implements Host {
   private loaded = new Set<number>();
   private taken = new Set<number>(); // layers whose numbers a page took out before it was saved
-  private post: (question: any) => void;
-  private waiting: Waiting;
+  private post: (message: Message) => void;
+  private waiting: Waiting<Message, Reply>;
 
   constructor(
     private readonly layers: LayerInfo[],
     private readonly sinksOf: (layer: number) => number[],
   ) {
     this.post = connect((answer) => this.waiting.settle(answer.id, answer));
-    this.waiting = new Waiting(this.post, { kind: "drop" });
+    this.waiting = new Waiting<Message, Reply>(this.post, (id) => ({ kind: "drop", id }));
   }
 
-  async ask(question: Question, signal: AbortSignal) {
+  async ask<Q extends Question>(question: Q, signal: AbortSignal): Promise<Answers[Q["kind"]]> {
+    if (question.kind === "overview" || question.kind === "heads")
+      throw new Error("a file knows these from the start.");
     const { layer } = question;
     const name = layerName(this.layers, layer);
     this.load(layer);
@@ -30,8 +34,8 @@ export class Client implements Host {
       throw new Damaged(
         `Layer ${name} is not in this copy: a browser saved it from an open page. Open the file itself to see the whole.`,
       );
-    const answer = await this.waiting.ask(question, signal);
-    if (answer.damage === undefined) return answer;
+    const answer = await this.waiting.ask((id) => ({ ...question, id }), signal);
+    if (!("damage" in answer)) return answer as object as Answers[Q["kind"]];
     throw new Damaged(`Layer ${name} of this file is damaged: ${answer.damage} Write the file again to see the whole.`);
   }
 
@@ -52,7 +56,7 @@ export class Client implements Host {
  * The text of an element, which then has none: a layer is too large to be there twice.
  * @returns ASCII
  */
-function taken(element: Element): Uint8Array<ArrayBuffer> {
+function taken(element: Element): Uint8Array {
   // A long text has many nodes; together they would be one more copy.
   const nodes = [...element.childNodes] as Text[];
   const bytes = new Uint8Array(nodes.reduce((length, { data }) => length + data.length, 0));
@@ -64,11 +68,11 @@ function taken(element: Element): Uint8Array<ArrayBuffer> {
 }
 
 /** A worker; where the page's host forbids it, the same engine beside the page: it works in slices. */
-function connect(onAnswer: (answer: Answer) => void): (question: any) => void {
+function connect(onAnswer: (reply: Reply) => void): (message: Message) => void {
   const source = document.getElementById("code")?.textContent ?? "";
   const here = engine(onAnswer);
-  const early: any[] = []; // until it is known who answers
-  let post = (question: any): void => void early.push(question);
+  const early: Message[] = []; // until it is known who answers
+  let post = (message: Message): void => void early.push(message);
   const postTo = (one: typeof post) => {
     post = one;
     early.splice(0).forEach(one);
@@ -77,15 +81,15 @@ function connect(onAnswer: (answer: Answer) => void): (question: any) => void {
     const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
     worker.onmessage = () => {
       worker.onmessage = (event) => onAnswer(event.data);
-      postTo((question) => {
+      postTo((message) => {
         // Handed over, not copied.
-        const numbers = Object.values<Uint8Array<ArrayBuffer>>(question.raw ?? {}).map(({ buffer }) => buffer);
-        worker.postMessage(question, numbers);
+        const numbers = message.kind === "load" ? Object.values(message.raw).map(({ buffer }) => buffer) : [];
+        worker.postMessage(message, numbers as ArrayBuffer[]);
       });
     };
     worker.onerror = () => postTo(here);
   } catch {
     postTo(here);
   }
-  return (question) => post(question);
+  return (message) => post(message);
 }

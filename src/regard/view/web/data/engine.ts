@@ -4,62 +4,34 @@
  */
 
 import { addRow, extent, middle, type Extent } from "../maths/blocks";
-import { rowSteps, type Steps } from "../maths/row_steps";
-import {
-  allowed,
-  highestOf,
-  maskOf,
-  readLayer,
-  rowOf,
-  rowWeights,
-  weightsOf,
-  type Layer,
-  type Which,
-} from "../maths/softmax";
+import { rowSteps } from "../maths/row_steps";
+import { allowed, maskOf, rowWeights, weightsOf, type Layer, type Which } from "../maths/softmax";
+import type {
+  Answers,
+  ColumnQuestion,
+  HeadsQuestion,
+  OverviewQuestion,
+  Question,
+  RowQuestion,
+  SegmentsQuestion,
+  TileAnswer,
+  TileQuestion,
+} from "../protocol/questions";
+import type { LayerInfo } from "../protocol/recording";
 import { blockAnswer } from "./block_answers";
+import { readLayer } from "./layer";
 import { blockSize, isStored, Pass } from "./pass";
-import type { LayerInfo } from "./payload";
 
-/** First token, and the one past the last. */
-export type Span = [number, number];
+/** What a host answers about one head. */
+type HeadQuestion = Exclude<Question, OverviewQuestion | HeadsQuestion>;
 
-/** Of a text. */
-export type Parts = { queries: Span[]; keys: Span[] };
+export type Message =
+  | ({ id: number } & HeadQuestion)
+  | { id: number; kind: "drop" } // nobody waits for that answer any more
+  | { id: number; kind: "load"; layer: number; info: LayerInfo; raw: Record<string, Uint8Array>; sinks: number[] };
 
-export interface Question extends Parts {
-  id: number;
-  kind: "load" | "drop" | "row" | "column" | "tile" | "progress" | "steps" | "segments";
-  layer: number;
-  head: number;
-  hidden: boolean; // sinks set aside
-  query: number; // of a row or of its steps
-  key: number; // of a column
-  level: number; // of a tile
-  row: number; // of a tile
-  column: number; // of a tile
-  by_row: boolean; // each row divided by its highest weight
-  by: "weight" | "position"; // with "steps", as `start` and `count`; see row_steps.ts
-  start: number;
-  count: number;
-  info: LayerInfo; // with "load"
-  raw: Record<string, Uint8Array<ArrayBuffer>>; // numbers in base64, with "load"
-  sinks: number[]; // with "load"
-}
-
-export type Answer = Partial<Steps> & Found;
-
-export interface Found {
-  id: number;
-  values?: Float32Array;
-  mask?: Uint8Array;
-  height?: number; // cells of a tile
-  width?: number;
-  exact?: boolean; // a tile that is no sample
-  sampled?: number; // one query in so many was asked
-  done?: number; // of a pass, from 0 to 1
-  seconds?: number | null; // left of a pass
-  damage?: string;
-}
+/** An answer, or why there is none. */
+export type Reply = { id: number } & (Answers[HeadQuestion["kind"]] | { damage: string });
 
 const SLICE = 8; // milliseconds of work between two looks at what else was asked
 const PASSES = 12; // that are kept, 16 MB each
@@ -69,7 +41,7 @@ const DIRECT = 3e9; // products: a second or three
  * @param direct products of a tile that is computed at once; a larger one of blocks that
  * a pass sums up is a sample until it is through
  */
-export function engine(answer: (answer: Answer) => void, direct = DIRECT): (question: Question) => Promise<void> {
+export function engine(answer: (reply: Reply) => void, direct = DIRECT): (message: Message) => Promise<void> {
   const layers = new Map<number, Promise<Layer>>();
   const wanted = new Set<number>();
   const urgent = new Set<number>(); // those that a pass waits for
@@ -84,23 +56,32 @@ export function engine(answer: (answer: Answer) => void, direct = DIRECT): (ques
   }
 
   /** @returns still wanted? */
-  async function goesOn({ id }: Question): Promise<boolean> {
+  async function goesOn({ id }: { id: number }): Promise<boolean> {
     await turn();
     return wanted.has(id);
   }
 
-  const answers: Record<string, (question: Question, layer: Layer) => Promise<Omit<Answer, "id"> | null>> = {
-    row: async (question, layer) => rowAnswer(question, layer),
-    column: (question, layer) => columnAnswer(question, layer, () => goesOn(question)),
-    tile: (question, layer) => tile(question, layer),
-    steps: async (question, layer) => rowSteps(layer, question, question.query, question),
-    segments: (question, layer) => shares(layer, question, question, () => goesOn(question)),
-    progress: async (question) => {
-      return passes.get(passName(question))?.progress() ?? { done: 1, seconds: 0 };
-    },
-  };
+  /** @returns null: nobody waits */
+  async function answerTo(question: { id: number } & HeadQuestion, layer: Layer) {
+    if (layer.levels) return blockAnswer(layer, question);
+    const still = () => goesOn(question);
+    switch (question.kind) {
+      case "row":
+        return rowAnswer(question, layer);
+      case "column":
+        return columnAnswer(question, layer, still);
+      case "tile":
+        return tile(question, layer);
+      case "steps":
+        return rowSteps(layer, question, question.query, question);
+      case "segments":
+        return shares(layer, question, question, still);
+      case "progress":
+        return passes.get(passName(question))?.progress() ?? { done: 1, seconds: 0 };
+    }
+  }
 
-  async function tile(question: Question, layer: Layer) {
+  async function tile(question: { id: number } & TileQuestion, layer: Layer): Promise<TileAnswer | null> {
     const part = extent(question, layer.info);
     const { height, width, size } = part;
     const pass = passes.get(passName(question)) ?? (isStored(layer, question) ? begin(question, layer) : null);
@@ -112,7 +93,7 @@ export function engine(answer: (answer: Answer) => void, direct = DIRECT): (ques
   }
 
   /** A pass begins, or goes on before all others. */
-  function begin(question: Question, layer: Layer) {
+  function begin(question: OfHead, layer: Layer) {
     const name = passName(question);
     const pass = passes.get(name) ?? new Pass(layer, question);
     passes.delete(name);
@@ -137,16 +118,20 @@ export function engine(answer: (answer: Answer) => void, direct = DIRECT): (ques
     return [...passes.values()].findLast((pass) => pass.done < pass.layer.info.q_len);
   }
 
-  return async (question) => {
-    const { id, kind } = question;
-    if (kind === "drop") return void wanted.delete(id);
+  return async (message) => {
+    const { id } = message;
+    if (message.kind === "drop") return void wanted.delete(id);
+    if (message.kind === "load") {
+      const reading = readLayer(message.info, message.raw, message.sinks);
+      reading.catch(() => {}); // whoever asks about the layer is told
+      return void layers.set(message.layer, reading);
+    }
     wanted.add(id);
-    if (kind !== "segments") urgent.add(id);
+    if (message.kind !== "segments") urgent.add(id);
     try {
-      if (kind === "load") layers.set(question.layer, readLayer(question.info, question.raw, question.sinks));
-      const layer = await layers.get(question.layer);
-      if (!layer || kind === "load" || !wanted.has(id)) return;
-      const found = layer.levels ? blockAnswer(layer, question) : await answers[kind](question, layer);
+      const layer = await layers.get(message.layer);
+      if (!layer || !wanted.has(id)) return;
+      const found = await answerTo(message, layer);
       if (found && wanted.has(id)) answer({ id, ...found });
     } catch (error) {
       answer({ id, damage: error instanceof Error ? error.message : String(error) });
@@ -157,17 +142,19 @@ export function engine(answer: (answer: Answer) => void, direct = DIRECT): (ques
   };
 }
 
-function passName({ layer, head, hidden, by_row }: Question): string {
-  return `${layer} ${head} ${hidden} ${by_row}`;
+type OfHead = { layer: number } & Which;
+
+function passName({ layer, head, hidden }: OfHead): string {
+  return `${layer} ${head} ${hidden}`;
 }
 
-function rowAnswer(question: Question, layer: Layer) {
+function rowAnswer(question: RowQuestion, layer: Layer) {
   const row = new Float64Array(layer.info.kv_len);
   rowWeights(layer, question, question.query, row);
   return { values: Float32Array.from(row), mask: maskOf(layer, question, question.query, row) };
 }
 
-async function columnAnswer(question: Question, layer: Layer, goesOn: () => Promise<boolean>) {
+async function columnAnswer(question: ColumnQuestion, layer: Layer, goesOn: () => Promise<boolean>) {
   const { q_len, kv_len } = layer.info;
   const row = new Float64Array(kv_len);
   const values = new Float32Array(q_len);
@@ -187,7 +174,7 @@ async function columnAnswer(question: Question, layer: Layer, goesOn: () => Prom
 async function shares(
   layer: Layer,
   which: Which,
-  { queries, keys }: Parts,
+  { queries, keys }: Pick<SegmentsQuestion, "queries" | "keys">,
   goesOn: () => Promise<boolean>,
 ): Promise<{ values: Float32Array } | null> {
   const row = new Float64Array(layer.info.kv_len);
@@ -214,7 +201,7 @@ async function shares(
 }
 
 /** How much work an exact tile is. */
-function products(layer: Layer, question: Question, { first, end, from, to }: Extent) {
+function products(layer: Layer, question: Which, { first, end, from, to }: Extent) {
   let numbers = 0;
   for (let query = first; query < end; query++) {
     const [start, stop] = allowed(layer, question.head, query);
@@ -225,7 +212,7 @@ function products(layer: Layer, question: Question, { first, end, from, to }: Ex
 
 /** @param exact all queries; else the middle one of each block */
 async function tileValues(
-  question: Question,
+  question: Which,
   layer: Layer,
   part: Extent,
   exact: boolean,
@@ -239,8 +226,7 @@ async function tileValues(
     const stop = exact ? Math.min(end, start + size) : start + 1;
     for (let query = start; query < stop; query++) {
       weightsOf(layer, question, query, from, to, row);
-      const highest = question.by_row ? highestOf(rowOf(layer, question, query)) || 1 : 1;
-      addRow(row, from, to, size, values, cell * width, highest * (stop - start));
+      addRow(row, from, to, size, values, cell * width, stop - start);
       if (!(await goesOn())) return null;
     }
   }

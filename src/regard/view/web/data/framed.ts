@@ -1,10 +1,19 @@
 /** A host for a page in a frame: whoever frames it is asked by messages. `widget.ts` is the other side. */
 
-import type { Host, Question } from "./source";
+import type { Answers, Question } from "../protocol/questions";
+import type { Host } from "./source";
 import { Waiting } from "./waiting";
 
+export type Message = { id: number } & (Question | { kind: "forget" });
+
+/** What an answer has besides numbers stands beside them; an error is one sentence. */
+export type Reply = { id: number; error?: string; buffers?: ArrayBuffer[] };
+
 export class Framed implements Host {
-  private waiting = new Waiting((question) => window.parent.postMessage({ regard: question }, "*"), { kind: "forget" });
+  private waiting = new Waiting<Message, Reply>(
+    (message) => window.parent.postMessage({ regard: message }, "*"),
+    (id) => ({ kind: "forget", id }),
+  );
 
   constructor() {
     // To anyone: the page does not know where it stands, and asks for nothing secret.
@@ -13,12 +22,14 @@ export class Framed implements Host {
     });
   }
 
-  async ask(question: Question, signal: AbortSignal) {
-    const { error, buffers = [], ...answer } = await this.waiting.ask(question, signal);
+  async ask<Q extends Question>(question: Q, signal: AbortSignal): Promise<Answers[Q["kind"]]> {
+    const { id: _, error, buffers = [], ...answer } = await this.waiting.ask((id) => ({ ...question, id }), signal);
     if (error !== undefined) throw new Error(error);
     const [values, mask] = buffers;
-    if (values) answer.values = new Float32Array(values);
-    if (mask) answer.mask = new Uint8Array(mask);
-    return answer;
+    const numbers = {
+      ...(values && { values: new Float32Array(values) }),
+      ...(mask && { mask: new Uint8Array(mask) }),
+    };
+    return { ...answer, ...numbers } as Answers[Q["kind"]];
   }
 }

@@ -5,17 +5,17 @@
  */
 
 import { addRow, tileOfBlocks, type Extent } from "../maths/blocks";
-import { allowed, highestOf, rowOf, weightsOf, type Layer, type Which } from "../maths/softmax";
+import { allowed, weightsOf, type Layer, type Which } from "../maths/softmax";
 
 const MOST = 2048; // blocks a side that are kept: at most 16 MB
 
 /** @returns is it in the file? */
-export function isStored({ sums }: Layer, { hidden, by_row }: Which & { by_row: boolean }): boolean {
-  return sums !== null && !hidden && !by_row;
+export function isStored({ sums }: Layer, { hidden }: Which): boolean {
+  return sums !== null && !hidden;
 }
 
 /** @returns tokens of a block, each way */
-export function blockSize(layer: Layer, which: Which & { by_row: boolean }): number {
+export function blockSize(layer: Layer, which: Which): number {
   const { q_len, kv_len, block } = layer.info;
   if (isStored(layer, which)) return block;
   return 2 ** Math.max(0, Math.ceil(Math.log2(Math.max(q_len, kv_len) / MOST)));
@@ -34,7 +34,7 @@ export class Pass {
 
   constructor(
     readonly layer: Layer,
-    private readonly which: Which & { by_row: boolean },
+    private readonly which: Which,
   ) {
     const { q_len } = layer.info;
     this.sums = isStored(layer, which) ? this.stored() : new Float32Array(this.blocks);
@@ -63,9 +63,8 @@ export class Pass {
     const start = performance.now();
     const { layer, which, row, done } = this;
     weightsOf(layer, which, done, 0, row.length, row);
-    const divisor = this.which.by_row ? highestOf(rowOf(layer, which, done)) || 1 : 1;
     const at = Math.floor(done / this.size) * this.columns;
-    addRow(row, 0, row.length, this.size, this.sums, at, divisor);
+    addRow(row, 0, row.length, this.size, this.sums, at, 1);
     this.numbers += this.cost(done);
     this.done += 1;
     this.spent += performance.now() - start;

@@ -3,8 +3,9 @@
  * `http_server.py` documents them.
  */
 
-import type { LayerInfo } from "./payload";
-import type { Host, Question } from "./source";
+import type { Answers, Question } from "../protocol/questions";
+import type { LayerInfo } from "../protocol/recording";
+import type { Host } from "./source";
 
 const GONE = "The server does not answer any more. Start regard serve again, and open the file that it names.";
 
@@ -17,7 +18,12 @@ export class Remote implements Host {
     private readonly run?: number,
   ) {}
 
-  async ask({ kind, ...parameters }: Question, signal: AbortSignal) {
+  async ask<Q extends Question>(question: Q, signal: AbortSignal): Promise<Answers[Q["kind"]]> {
+    return (await this.answer(question, signal)) as Answers[Q["kind"]];
+  }
+
+  private async answer(question: Question, signal: AbortSignal): Promise<Answers[Question["kind"]]> {
+    const { kind, ...parameters } = question;
     const texts = Object.entries(parameters).map(([name, value]) => [
       name,
       JSON.stringify(typeof value === "boolean" ? Number(value) : value).replace(/^"(.*)"$/, "$1"),
@@ -26,8 +32,8 @@ export class Remote implements Host {
     if (answer.headers.get("Content-Type")?.startsWith("application/json")) return answer.json();
     const bytes = await answer.arrayBuffer();
     const header = (name: string) => Number(answer.headers.get(name) ?? 0);
-    if (kind === "row") {
-      const { kv_len } = this.layers[parameters.layer];
+    if (question.kind === "row") {
+      const { kv_len } = this.layers[question.layer];
       return { values: new Float32Array(bytes, 0, kv_len), mask: new Uint8Array(bytes, 4 * kv_len) };
     }
     const values = new Float32Array(bytes);

@@ -5,38 +5,30 @@
  */
 
 import type { Place } from "../maths/blocks";
-import type { Part, Steps } from "../maths/row_steps";
-import type { Parts } from "./engine";
-import type { HeadKind, LayerInfo, SmallNumbers } from "./payload";
+import type { Part } from "../maths/row_steps";
+import type {
+  Answers,
+  HeadKind,
+  ProgressAnswer,
+  Question,
+  RowAnswer,
+  SegmentsQuestion,
+  SmallNumbers,
+  StepsAnswer,
+  TileAnswer,
+} from "../protocol/questions";
+import type { Head, LayerInfo } from "../protocol/recording";
 
-/** Hidden: sinks are set aside. */
-export type Head = { layer: number; head: number; hidden: boolean };
+export type Term = Head & { factor: number };
 
-export type Term = { layer: number; head: number; factor: number };
-
-/** One head, or a sum of several. */
-export type Which = Head & { terms?: Term[] };
-
-/** As page_questions.py names its parameters. */
-export type Question = { kind: string } & Record<string, any>;
+/** One head, or a sum of several; hidden: sinks are set aside. */
+export type Which = Head & { hidden: boolean; terms?: Term[] };
 
 export interface Host {
-  ask: (question: Question, signal: AbortSignal) => Promise<any>;
+  ask: <Q extends Question>(question: Q, signal: AbortSignal) => Promise<Answers[Q["kind"]]>;
 }
 
-export interface Row {
-  values: Float32Array; // one weight for each key
-  mask: Uint8Array;
-}
-
-/** Of a tile. */
-export interface Numbers {
-  values: Float32Array; // (height, width)
-  height: number;
-  width: number;
-  exact: boolean;
-  sampled?: number; // if not exact: one query in so many was asked
-}
+export type Parts = Pick<SegmentsQuestion, "queries" | "keys">;
 
 const NEVER = new AbortController().signal; // of questions that nobody gives up
 
@@ -47,25 +39,28 @@ export class Source {
   ) {}
 
   /** The answers of every head. */
-  private each(kind: string, which: Which, parameters: object, signal: AbortSignal): Promise<any[]> {
-    const { terms = [which], hidden } = which;
-    return Promise.all(
-      terms.map(({ layer, head }) => this.host.ask({ kind, layer, head, hidden, ...parameters }, signal)),
-    );
+  private each<Q extends Question>(
+    { layer, head, hidden, terms }: Which,
+    more: Omit<Q, "layer" | "head" | "hidden">,
+    signal: AbortSignal,
+  ) {
+    const heads = terms ?? [{ layer, head }];
+    const questions = heads.map((at) => ({ layer: at.layer, head: at.head, hidden, ...more }) as unknown as Q);
+    return Promise.all(questions.map((question) => this.host.ask(question, signal)));
   }
 
   /** The weights of one query, and which keys it may attend to. */
-  async row(which: Which, query: number, signal: AbortSignal = NEVER): Promise<Row> {
-    const rows = await this.each("row", which, { query }, signal);
+  async row(which: Which, query: number, signal: AbortSignal = NEVER): Promise<RowAnswer> {
+    const rows = await this.each<Question & { kind: "row" }>(which, { kind: "row", query }, signal);
     if (!which.terms) return rows[0];
     const mask = new Uint8Array(rows[0].mask.length);
-    for (const row of rows) row.mask.forEach((may: number, key: number) => (mask[key] |= may));
+    for (const row of rows) row.mask.forEach((may, key) => (mask[key] |= may));
     return { values: added(which.terms, rows), mask };
   }
 
   /** What every query gives to one key. */
   async column(which: Which, key: number, signal: AbortSignal = NEVER): Promise<Float32Array> {
-    const columns = await this.each("column", which, { key }, signal);
+    const columns = await this.each<Question & { kind: "column" }>(which, { kind: "column", key }, signal);
     return which.terms ? added(which.terms, columns) : columns[0].values;
   }
 
@@ -73,12 +68,9 @@ export class Source {
    * A tile of the matrix; many may be asked at once.
    * @param signal ends the work on it
    */
-  async tile(
-    which: Which,
-    { level, row, column, byRow }: Place & { byRow: boolean },
-    signal: AbortSignal = NEVER,
-  ): Promise<Numbers> {
-    const tiles = await this.each("tile", which, { level, row, column, by_row: byRow }, signal);
+  async tile(which: Which, { level, row, column }: Place, signal: AbortSignal = NEVER): Promise<TileAnswer> {
+    const place = { kind: "tile", level, row, column } as const;
+    const tiles = await this.each<Question & { kind: "tile" }>(which, place, signal);
     if (!which.terms) return tiles[0];
     const exact = tiles.every((tile) => tile.exact);
     const sampled = Math.max(...tiles.map((tile) => tile.sampled ?? 1));
@@ -86,20 +78,16 @@ export class Source {
   }
 
   /** How far the exact numbers of large heads are. */
-  async progress(
-    which: Which,
-    byRow: boolean,
-    signal: AbortSignal = NEVER,
-  ): Promise<{ done: number; seconds: number | null }> {
-    const all = await this.each("progress", which, { by_row: byRow }, signal);
+  async progress(which: Which, signal: AbortSignal = NEVER): Promise<ProgressAnswer> {
+    const all = await this.each<Question & { kind: "progress" }>(which, { kind: "progress" }, signal);
     const done = all.reduce((sum, one) => sum + one.done / all.length, 0);
     const isKnown = all.every(({ seconds }) => seconds !== null);
-    return { done, seconds: isKnown ? all.reduce((sum, one) => sum + one.seconds, 0) : null };
+    return { done, seconds: isKnown ? all.reduce((sum, one) => sum + Number(one.seconds), 0) : null };
   }
 
   /** How one query comes to its weights, for some of its keys. */
-  steps(head: Head, query: number, keys: Part, signal: AbortSignal = NEVER): Promise<Steps> {
-    return this.host.ask({ kind: "steps", ...head, query, ...keys }, signal);
+  steps({ layer, head, hidden }: Which, query: number, keys: Part, signal: AbortSignal = NEVER): Promise<StepsAnswer> {
+    return this.host.ask({ kind: "steps", layer, head, hidden, query, ...keys }, signal);
   }
 
   /**

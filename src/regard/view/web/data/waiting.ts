@@ -1,25 +1,25 @@
 /** Who waits for which answer. */
 
 /** Questions are sent away with a number, and answers come back with it. */
-export class Waiting {
-  private waiting = new Map<number, (answer: any) => void>();
+export class Waiting<Sent, Got> {
+  private waiting = new Map<number, (answer: Got) => void>();
   private id = 0;
 
   /**
    * @param post sends a question to the other side
-   * @param forget says to the other side, with a number, that nobody waits any more
+   * @param forget what is sent when nobody waits for an answer any more
    */
   constructor(
-    private readonly post: (message: any) => void,
-    private readonly forget: object,
+    private readonly post: (message: Sent) => void,
+    private readonly forget: (id: number) => Sent,
   ) {}
 
-  ask(question: object, signal: AbortSignal): Promise<any> {
+  ask(question: (id: number) => Sent, signal: AbortSignal): Promise<Got> {
     const id = ++this.id;
     return new Promise((resolve, reject) => {
       if (signal.aborted) return reject(signal.reason);
       const abort = () => {
-        if (this.waiting.delete(id)) this.post({ ...this.forget, id });
+        if (this.waiting.delete(id)) this.post(this.forget(id));
         reject(signal.reason);
       };
       signal.addEventListener("abort", abort, { once: true });
@@ -28,11 +28,11 @@ export class Waiting {
         signal.removeEventListener("abort", abort);
         resolve(answer);
       });
-      this.post({ ...question, id });
+      this.post(question(id));
     });
   }
 
-  settle(id: number, answer: any) {
+  settle(id: number, answer: Got) {
     this.waiting.get(id)?.(answer);
   }
 }

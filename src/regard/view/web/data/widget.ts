@@ -3,11 +3,17 @@
  * and whose answers come back from there. anywidget runs this module; nothing else imports it.
  */
 
+import type { Message, Reply } from "./framed";
+
+/** What the kernel sends: the id of a question has the view that asked in front. */
+type Content = Omit<Reply, "id"> & { id: [view: string, id: number] };
+type Listener = (content: Content | null, buffers: DataView<ArrayBuffer>[]) => void;
+
 export interface Model {
-  get: (name: string) => any;
+  get: (name: string) => string;
   send: (content: object) => void; // throws where the kernel has ended
-  on: (event: string, listener: (content: any, buffers: DataView[]) => void) => void;
-  off: (event: string, listener: (content: any, buffers: DataView[]) => void) => void;
+  on: (event: string, listener: Listener) => void;
+  off: (event: string, listener: Listener) => void;
 }
 
 const GONE = "The kernel of this notebook does not answer any more. Run the cell again.";
@@ -48,7 +54,7 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     send(data.regard);
   }
 
-  function send(question: { id: number; kind: string }) {
+  function send(question: Message | { id: number; kind: "listens" }) {
     try {
       model.send({ ...question, id: [view, question.id] });
     } catch {
@@ -56,7 +62,7 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     }
   }
 
-  function receive(content: any, buffers: DataView[]) {
+  function receive(content: Content | null, buffers: DataView<ArrayBuffer>[]) {
     if (content?.id?.[0] !== view) return;
     heard = Date.now();
     look();
@@ -64,7 +70,7 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     answer({ ...content, id: content.id[1], buffers: copies });
   }
 
-  function answer(content: { id: number; error?: string; buffers: ArrayBuffer[] }) {
+  function answer(content: Reply) {
     waiting.delete(content.id);
     frame.contentWindow?.postMessage(content, "*");
   }

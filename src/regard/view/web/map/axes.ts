@@ -1,13 +1,11 @@
 /** Where the map lies on its canvas and what stands beside it: tokens on both axes, at any zoom. */
 
-import { fitted, type Pen } from "../export/picture";
-import { named, type Token } from "../text/tokens";
-
-/** Colours of the style sheet. */
-export const INKS = ["ground", "ink", "grey", "faint", "line", "accent"] as const;
-export type Ink = Record<(typeof INKS)[number], string>;
-
-export type Axis = "query" | "key";
+import type { Axis } from "../data/axes";
+import { fittedText } from "../dom";
+import type { Ink } from "../look";
+import type { Token } from "../protocol/recording";
+import { named } from "../text/tokens";
+import type { Pen } from "../view";
 
 export interface Frame {
   left: number; // CSS pixels from the canvas's edge to the map
@@ -61,7 +59,7 @@ export class Axes {
     let label = this.labels.get(token);
     if (!label) {
       setType(this.context, token, this.family);
-      const text = fitted(this.context, written(token), this.limit);
+      const text = fittedText(this.context, written(token), this.limit);
       label = { text, width: this.context.measureText(text).width };
       this.labels.set(token, label);
     }

@@ -3,8 +3,9 @@
  * two beside each other.
  */
 
-import { named, type Token } from "../text/tokens";
-import type { Table } from "../views/views";
+import type { Token } from "../protocol/recording";
+import { named } from "../text/tokens";
+import type { Table } from "../view";
 
 /** First and last token of a cell. */
 export type Range = [number, number];

@@ -1,15 +1,12 @@
-/** The scale, always in sight: its colours, its units, and whether it is linear, log or by row. */
+/** The scale, always in sight: its colours, its units, and whether it is linear or log. */
 
-import { element, pixelated } from "../dom";
-import { fitted, type Pen } from "../export/picture";
+import { element, fittedText, pixelated } from "../dom";
+import type { Ink } from "../look";
 import { logFloor, type Ramp, type Scale } from "../maths/colours";
 import { plain } from "../maths/numbers";
-import type { Ink } from "./axes";
+import type { Legend, Mark, Pen } from "../view";
 
 const WIDTH = 260; // pixels of the scale in a picture
-
-/** At: from 0 to 1. */
-export type Mark = { at: number; text: string };
 
 /**
  * The marks under the scale.
@@ -17,12 +14,6 @@ export type Mark = { at: number; text: string };
  * @param ceiling of the fitted scale
  */
 export function marks(scale: Scale, blocks: number, ceiling: number): Mark[] {
-  if (scale === "row")
-    return [
-      { at: 0, text: "0" },
-      { at: 0.5, text: "half" },
-      { at: 1, text: "row’s highest" },
-    ];
   if (scale === "fit")
     return [
       { at: 0, text: "0" },
@@ -44,7 +35,7 @@ export function marks(scale: Scale, blocks: number, ceiling: number): Mark[] {
 
 /** The marks of a difference: 0 in the middle, less on the left. */
 function differenceMarks(scale: Scale, blocks: number, ceiling: number): Mark[] {
-  const end = scale === "row" ? "1" : scale === "fit" ? plain(ceiling * 100) : "100";
+  const end = scale === "fit" ? plain(ceiling * 100) : "100";
   const found = [
     { at: 0, text: `\u2212${end}` },
     { at: 0.5, text: "0" },
@@ -63,14 +54,6 @@ export function darkest(ceiling: number, isDifference: boolean = false): string 
   return `${isDark ? "brightest" : "darkest"} = ${plain(ceiling * 100)}\u202f${unit}${ceiling < 1 ? " or more" : ""}`;
 }
 
-const KINDS = { linear: "linear", log: "log", row: "by row: each row’s highest is full" };
-
-export interface Legend {
-  ramp: Ramp;
-  marks: Mark[];
-  text: string; // its unit, and what its darkest colour is
-}
-
 /**
  * @param blocks of keys
  * @param unit what a cell of the map is
@@ -82,7 +65,7 @@ export function legendOf(scale: Scale, blocks: number, unit: string, ramp: Ramp,
   return {
     ramp,
     marks: (isDifference ? differenceMarks : marks)(scale, blocks, ceiling),
-    text: `${unit}, ${scale === "fit" ? darkest(ceiling, isDifference) : KINDS[scale]}`,
+    text: `${unit}, ${scale === "fit" ? darkest(ceiling, isDifference) : scale}`,
   };
 }
 
@@ -100,7 +83,7 @@ export function showLegend(pane: HTMLElement, { ramp, marks: all, text }: Legend
 /** The same in a picture, in the font of its heading. */
 export function drawLegend(pen: Pen, { ramp, marks: all, text }: Legend, ink: Ink, width: number) {
   pen.fillStyle = ink.faint;
-  pen.fillText(fitted(pen, text, width), 0, 0);
+  pen.fillText(fittedText(pen, text, width), 0, 0);
   pen.imageSmoothingEnabled = false;
   pen.drawImage(pixelated(ramp.packed.length, 1, ramp.packed), 0, 20, WIDTH, 9);
   pen.strokeStyle = ink.line;

@@ -1,134 +1,130 @@
 /** The large map: exact weights in tiles, coarse first, with a crosshair over it. */
 
-import { coarsest } from "../data/block_means";
-import type { LayerInfo } from "../data/payload";
+import { signal } from "@preact/signals-core";
+import { coarsest, isDifference } from "../data/compare";
+import { pinsOf } from "../data/pinned";
 import type { Which } from "../data/source";
 import { context2d, resize } from "../dom";
-import type { Pen, Picture } from "../export/picture";
-import type { Page as Whole, Shared } from "../main";
-import { edge, TILE, type Place } from "../maths/blocks";
-import { tintOf, type Ramp } from "../maths/colours";
-import { digits, lasting, points } from "../maths/numbers";
+import { paletteOf, type Palette } from "../look";
+import { TILE, type Place } from "../maths/blocks";
+import { tintOf } from "../maths/colours";
+import { lasting } from "../maths/numbers";
+import type { LayerInfo, Token } from "../protocol/recording";
+import type { Session } from "../session";
 import type { State } from "../state";
-import type { Token } from "../text/tokens";
-import { pinsOf } from "../views/pins";
-import { Axes, type Frame, type Ink } from "./axes";
-import { rangesOf, type Grid } from "./cells";
-import { isDifference, shownName } from "./compare";
-import { drawMinimap } from "./minimap";
-import { Mosaic, paletteOf, partOf, placesOf, type Palette, type Part } from "./mosaic";
-import { smallPicture, smallShares } from "./small";
+import type { Pen } from "../view";
+import { Axes, type Frame } from "./axes";
+import { Mosaic, partOf, placesOf, type Part } from "./mosaic";
+import { smallPicture } from "./small_picture";
 import { owner, placeName, Tiles } from "./tiles";
-
-type Page = Shared & Pick<Whole, "ceiling" | "panes">;
-
-/** What the theme gives. */
-export interface Look {
-  name: string;
-  ramp: Ramp;
-  differences: Ramp;
-  ink: Ink;
-}
 
 const NUMBERS = 34; // pixels of a cell that holds a number
 const QUIET = 400; // milliseconds until waiting is spoken of
-const REDRAWN = [
-  ...["layer", "head", "heads", "with", "compare", "hidden", "scale"],
-  ...["zoom", "row", "column", "theme", "folded", "size", "maps", "pins"],
-];
+const LEAST = 0.0005; // a smaller weight is 0.0 % and leaves its cell empty
 
-export class MapView {
+export class HeadMap {
   private status = this.holder.querySelector(".progress") as HTMLElement;
   private canvases = [...this.holder.querySelectorAll("canvas")] as HTMLCanvasElement[];
   private base = this.canvases[0];
   readonly over = this.canvases[1];
-  readonly mini = this.canvases[2];
   private context = context2d(this.base);
   private overContext = context2d(this.over);
-  private axes = new Axes(this.context);
+  readonly axes = new Axes(this.context);
   private overAxes = new Axes(this.overContext);
-  which = this.pick(this.page.store.state);
+  which = this.pick(this.session.store.state);
+  private size = signal(0); // changes with that of the holder
+  private news = signal(0); // tiles came, or are to be painted
+  private arranged = signal<{ frame: Frame; part: Part } | null>(null);
   private tiles = new Tiles(
-    this.page.source,
-    () => this.refresh(),
+    this.session.source,
+    () => this.news.value++,
     (error) => {
-      this.giveUp();
-      this.page.damaged(error, this);
+      this.isLost = true;
+      this.holder.dataset.ready = "damaged";
+      this.session.damaged(error, this);
     },
   );
   private mosaic = new Mosaic((place) => this.tiles.find(this.tileName(place)));
-  frame: Frame | null = null;
-  part: Part | null = null;
   private since = 0;
   private isLost = false; // some of what is wanted cannot be had
   private onStage = 0; // of the tiles that are wanted, the first so many
   private queries: Token[] | undefined;
   private keys: Token[] | undefined;
 
-  /** @param pick what it shows */
+  readonly draws = [() => this.arrange(), () => this.draw(), () => this.point()];
+
+  /**
+   * @param pick what it shows
+   * @param ceiling the weight of the darkest colour on the fitted scale
+   */
   constructor(
     readonly holder: HTMLElement,
-    private readonly page: Page,
-    private readonly pick: (state: State) => Which,
+    readonly session: Session,
+    private readonly pick: (state: Readonly<State>) => Which,
+    private readonly ceiling: () => number,
   ) {
-    new ResizeObserver(() => this.update(page.store.state, new Set(["size"]))).observe(holder);
+    new ResizeObserver(() => this.size.value++).observe(holder);
   }
 
-  update(state: State, changed: Set<string>) {
-    if (!REDRAWN.some((name) => changed.has(name)) || this.holder.clientWidth === 0) return;
-    this.which = this.pick(state);
-    this.arrange(state);
-    this.ask(state);
-    this.draw();
+  get frame(): Frame | null {
+    return this.arranged.value?.frame ?? null;
   }
 
-  /** The part of the matrix that is shown, and where. */
-  private arrange(state: State) {
-    const { queries, keys } = this.page.axes(this.which.layer);
+  get part(): Part | null {
+    return this.arranged.value?.part ?? null;
+  }
+
+  /** The part of the matrix that is shown, and where; asks for the tiles that are not there. */
+  private arrange() {
+    const { drawn } = this.session.store;
+    const { zoom, row, column } = drawn;
+    this.which = this.pick(drawn);
+    const { queries, keys } = this.session.axes(this.which.layer);
+    [this.queries, this.keys] = [queries, keys];
+    const asks = [this.size.value, this.session.again.value, this.session.maps];
+    const { clientWidth, clientHeight } = this.holder;
+    if (clientWidth === 0 || asks.length === 0) return;
     for (const canvas of [this.base, this.over]) {
-      const { clientWidth, clientHeight } = this.holder;
       resize(canvas, Math.round(clientWidth * devicePixelRatio), Math.round(clientHeight * devicePixelRatio));
       context2d(canvas).setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
     }
-    this.queries = queries;
-    this.keys = keys;
-    this.frame = this.framed(state);
+    const frame = this.framed({ zoom, row, column });
     this.overAxes.setLimit(this.axes.limit);
-    this.part = partOf(this.frame);
-    const { left, top, height, cellWidth, cellHeight } = this.frame;
+    const { left, top, height, cellWidth, cellHeight } = frame;
     // The whole map scrolls with what the page stands in; a part of it is moved by the finger.
-    this.over.style.touchAction = state.zoom > 1 ? "none" : "";
+    this.over.style.touchAction = zoom > 1 ? "none" : "";
     this.holder.dataset.frame = [left, top, cellWidth, cellHeight].join();
     this.holder.style.setProperty("--used", `${top + height + 2}px`);
+    const part = partOf(frame);
+    this.arranged.value = { frame, part };
+    this.ask(part);
   }
 
   /** @returns what would be shown */
   framed(at: { zoom: number; row: number; column: number }): Frame {
-    const { queries, keys } = this.page.axes(this.which.layer);
+    const { queries, keys } = this.session.axes(this.which.layer);
     const size = { width: this.holder.clientWidth, height: this.holder.clientHeight };
     return this.axes.frame(size, queries, keys, at);
   }
 
   private tileName(place: Place): string {
-    return `${owner(this.which, this.page.store.state.scale === "row")} ${placeName(place)}`;
+    return `${owner(this.which)} ${placeName(place)}`;
   }
 
   info(): LayerInfo {
-    return this.page.recording.layers[this.which.layer];
+    return this.session.layers[this.which.layer];
   }
 
-  /** @param state asks for the tiles that are not there */
-  private ask({ scale }: State) {
+  private ask(part: Part) {
     if (this.info().kind === "map") return this.tiles.want([]);
     const { which } = this;
-    const byRow = scale === "row";
-    const places = placesOf(this.part as Part);
+    const places = placesOf(part);
     this.onStage = places.length;
-    // A host that knows no small map is asked for the whole, to stand in and for the minimap.
+    // A host that knows no small map is asked for the whole, to stand in.
     if (!this.info().overview) places.push(this.whole());
     this.since = performance.now();
     this.isLost = false;
-    this.tiles.want(places.map((place) => ({ name: this.tileName(place), which, place, byRow })));
+    this.tiles.want(places.map((place) => ({ name: this.tileName(place), which, place })));
     setTimeout(() => this.showProgress(), QUIET);
   }
 
@@ -136,11 +132,6 @@ export class MapView {
   private whole(): Place {
     const { q_len, kv_len } = this.info();
     return { level: Math.max(0, Math.ceil(Math.log2(Math.max(q_len, kv_len) / TILE))), row: 0, column: 0 };
-  }
-
-  /** A tile came. */
-  private refresh() {
-    if (this.frame && this.holder.clientWidth > 0) this.draw();
   }
 
   /** What is still on its way, and how long it will take. */
@@ -167,50 +158,34 @@ export class MapView {
   }
 
   private draw() {
+    const isArranged = this.frame && this.news.value >= 0 && this.holder.clientWidth > 0;
+    if (!isArranged) return;
     this.context.clearRect(0, 0, this.base.width, this.base.height);
-    const { isWhole, all } = this.drawMap(this.context, this.axes);
-    drawMinimap(this.mini, all, this.frame as Frame, this.info(), this.page.look.ink);
-    this.point();
+    const isWhole = this.drawMap(this.context, this.axes);
     this.showProgress();
     this.mark(isWhole);
-    if (this.mosaic.unfinished) requestAnimationFrame(() => this.refresh());
-  }
-
-  /** The map with its words and its crosshair. */
-  picture(): Picture {
-    const { top, height } = this.frame as Frame;
-    return {
-      width: this.holder.clientWidth,
-      height: top + height + 2,
-      draw: (pen) => {
-        const axes = new Axes(pen);
-        axes.setLimit(this.axes.limit);
-        this.drawMap(pen, axes);
-        this.drawCross(pen, axes);
-      },
-    };
+    if (this.mosaic.unfinished) requestAnimationFrame(() => this.news.value++);
   }
 
   /**
    * @param axes on it
-   * @returns is it there in full, and a picture of the whole
+   * @returns is it there in full?
    */
-  private drawMap(context: Pen, axes: Axes): { isWhole: boolean; all: HTMLCanvasElement | null } {
+  drawMap(context: Pen, axes: Axes): boolean {
     const frame = this.frame as Frame;
     const part = this.part as Part;
-    const { state } = this.page.store;
-    const { look } = this.page;
+    const { look, layers, store } = this.session;
+    const { scale } = store.drawn;
     context.save();
     context.beginPath();
     context.rect(frame.left, frame.top, frame.width, frame.height);
     context.clip();
-    const ceiling = this.page.ceiling(state);
-    const palette = (blocks: number) => paletteOf(look, state.scale, blocks, isDifference(this.which), ceiling);
-    const small = smallPicture(this.page, this.which, state.scale === "row", palette);
+    const ceiling = this.ceiling();
+    const palette = (blocks: number) => paletteOf(look, scale, blocks, isDifference(this.which), ceiling);
+    const small = smallPicture(this.session, this.which, palette);
     const isWhole = this.mosaic.draw(context, frame, part, palette, small, this.info());
-    const all = small ?? this.mosaic.painted(this.whole());
     // A mean of a block in each of its cells would look like their weights.
-    const isFine = (coarsest(this.which, this.page.recording.layers)?.block ?? 1) === 1;
+    const isFine = (coarsest(this.which, layers)?.block ?? 1) === 1;
     if (isWhole && isFine && part.level === 0 && frame.cellWidth >= NUMBERS)
       this.drawNumbers(context, palette(this.info().kv_len));
     this.drawPins(context, frame);
@@ -219,15 +194,14 @@ export class MapView {
     context.lineWidth = 1;
     context.strokeRect(frame.left - 0.5, frame.top - 0.5, frame.width + 1, frame.height + 1);
     axes.draw(frame, this.queries as Token[], this.keys as Token[], look.ink);
-    return { isWhole, all };
+    return isWhole;
   }
 
   /** A dot in the corner of each pinned cell of the head on the stage. */
   private drawPins(context: Pen, frame: Frame) {
     const { layer, head, terms } = this.which;
-    context.fillStyle = this.page.look.ink.accent;
-    const { panes, store, recording } = this.page;
-    for (const pin of terms || !panes ? [] : pinsOf(store.state.pins, recording.layers)) {
+    context.fillStyle = this.session.look.ink.accent;
+    for (const pin of terms ? [] : pinsOf(this.session.store.drawn.pins, this.session.layers)) {
       if (pin.layer !== layer || pin.head !== head) continue;
       const x = frame.left + (pin.key + 1 - frame.column) * frame.cellWidth;
       const y = frame.top + (pin.query - frame.row) * frame.cellHeight;
@@ -240,15 +214,10 @@ export class MapView {
   private mark(isWhole: boolean) {
     const { level, top, bottom, left, right } = this.part as Part;
     const numbers = [level, top, left, bottom - top, right - left];
-    const name = [owner(this.which, this.page.store.state.scale === "row"), ...numbers].join();
+    const name = [owner(this.which), ...numbers].join();
     if (this.info().kind === "map") this.holder.dataset.ready = "small map";
     else this.holder.dataset.ready = isWhole && !this.mosaic.unfinished ? name : "";
-    if (isWhole && this.sampled() === 1) this.page.mended(this);
-  }
-
-  private giveUp() {
-    this.isLost = true;
-    this.holder.dataset.ready = "damaged";
+    if (isWhole && this.sampled() === 1) this.session.mended(this);
   }
 
   /** @returns is all that is wanted on the stage, or cannot be had? */
@@ -258,16 +227,15 @@ export class MapView {
 
   /** Shares in percent inside cells that are large enough. */
   private drawNumbers(context: Pen, { ramp, at }: Palette) {
-    if (this.page.store.state.scale === "row") return;
     const frame = this.frame as Frame;
     const { top, bottom, left, right } = this.part as Part;
-    context.font = `${frame.cellWidth < 40 ? 10 : frame.cellWidth < 50 ? 11 : 12}px ${getComputedStyle(document.body).getPropertyValue("--mono")}`;
+    context.font = `${frame.cellWidth < 40 ? 10 : frame.cellWidth < 50 ? 11 : 12}px ${this.session.look.mono}`;
     context.textAlign = "center";
     context.textBaseline = "middle";
     for (let query = top; query < bottom; query++) {
       for (let key = left; key < right; key++) {
         const weight = this.cellAt(query, key) ?? NaN;
-        context.fillStyle = weight === 0 ? this.page.look.ink.line : tintOf(ramp, at(weight)).onTop;
+        context.fillStyle = tintOf(ramp, at(weight)).onTop;
         const x = frame.left + (key + 0.5 - frame.column) * frame.cellWidth;
         const y = frame.top + (query + 0.5 - frame.row) * frame.cellHeight;
         context.fillText(inCell(weight, isDifference(this.which)), x, y, frame.cellWidth - 4);
@@ -279,37 +247,13 @@ export class MapView {
    * What a cell of the level on the stage shows: of its queries the mean share that its keys get together.
    * @returns null: not there yet
    */
-  private cellAt(down: number, right: number): number | null {
+  cellAt(down: number, right: number): number | null {
     const { level, size } = this.part as Part;
     const [row, column] = [Math.floor(down / TILE), Math.floor(right / TILE)];
     const tile = this.tiles.find(this.tileName({ level, row, column }));
     if (!tile) return null;
     const mean = tile.values[(down - row * TILE) * tile.width + right - column * TILE];
     return mean * Math.min(size, this.info().kv_len - right * size);
-  }
-
-  /** The cells on the stage. */
-  grid(): Grid {
-    const { layer } = this.which;
-    const { q_len, kv_len, kind } = this.info();
-    const grid = { name: shownName(this.which, this.page.recording.layers), ...this.page.axes(layer) };
-    if (kind === "map") {
-      const { rows, columns } = this.page.maps[layer];
-      const shares = smallShares(this.page, this.which, this.page.store.state.scale === "row");
-      return {
-        ...grid,
-        rows: rangesOf(0, rows, (at) => edge(at, q_len, rows)),
-        columns: rangesOf(0, columns, (at) => edge(at, kv_len, columns)),
-        at: (row, column) => shares?.[row * columns + column] ?? null,
-      };
-    }
-    const { size, top, bottom, left, right } = this.part as Part;
-    return {
-      ...grid,
-      rows: rangesOf(top, bottom, (at) => Math.min(q_len, at * size)),
-      columns: rangesOf(left, right, (at) => Math.min(kv_len, at * size)),
-      at: (row, column) => this.cellAt(top + row, left + column),
-    };
   }
 
   /** @returns of how many queries one was asked; 1: the numbers are exact */
@@ -319,7 +263,7 @@ export class MapView {
     return Math.max(1, ...samples.map((tile) => (tile?.exact === false ? (tile.sampled ?? 1) : 1)));
   }
 
-  point() {
+  private point() {
     if (!this.frame) return;
     this.overContext.clearRect(0, 0, this.over.width, this.over.height);
     this.drawCross(this.overContext, this.overAxes);
@@ -329,10 +273,10 @@ export class MapView {
    * The crosshair over the pointed or chosen cell, its two tokens named.
    * @param axes on it
    */
-  private drawCross(context: Pen, axes: Axes) {
+  drawCross(context: Pen, axes: Axes) {
     const frame = this.frame as Frame;
-    const { ink } = this.page.look;
-    const { query, key } = this.page.cell();
+    const { ink } = this.session.look;
+    const { query, key } = this.session.cell(this.session.store.drawn);
     const { left, top, width, height, cellWidth, cellHeight } = frame;
     const [x, y] = [left + (key - frame.column) * cellWidth, top + (query - frame.row) * cellHeight];
     const onMap = {
@@ -378,12 +322,13 @@ export class MapView {
   }
 }
 
-/** @returns in percent; a difference with its sign */
-function inCell(weight: number, isDifference: boolean): string {
+/** @returns in percent with one decimal, so that the numbers of a map line up; a difference with its sign */
+export function inCell(weight: number, isDifference: boolean): string {
   if (Number.isNaN(weight)) return "NaN";
   const size = Math.abs(weight);
-  if (size > 0 && size < 0.00001) return "<0.001";
-  return isDifference ? points(weight) : digits(weight * 100);
+  if (size < LEAST) return "";
+  const text = size > 0.9995 ? "100" : (size * 100).toFixed(1);
+  return isDifference ? `${weight < 0 ? "\u2212" : "+"}${text}` : text;
 }
 
 function lineTo(context: Pen, fromX: number, fromY: number, toX: number, toY: number) {

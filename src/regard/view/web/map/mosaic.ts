@@ -4,19 +4,14 @@
  */
 
 import { context2d, element, pixelated, resize } from "../dom";
-import type { Pen } from "../export/picture";
+import type { Palette } from "../look";
 import { TILE, type Place } from "../maths/blocks";
-import { differenceLevel, level, logFloor, pixelOf, type Ramp, type Scale } from "../maths/colours";
+import { pixelOf } from "../maths/colours";
+import type { Pen } from "../view";
 import type { Frame } from "./axes";
-import type { Look } from "./map";
-import type { Shape } from "./minimap";
 import type { Tile } from "./tiles";
 
-export interface Palette {
-  name: string;
-  ramp: Ramp;
-  at: (share: number) => number; // which of the colours a share has
-}
+type Shape = { q_len: number; kv_len: number };
 
 /** The cells that are on the stage. */
 export interface Part {
@@ -56,23 +51,6 @@ export function placesOf({ level, top, bottom, left, right }: Part): Place[] {
   const middle = [(top + bottom) / 2 / TILE - 0.5, (left + right) / 2 / TILE - 0.5];
   const far = ({ row, column }: Place) => Math.hypot(row - middle[0], column - middle[1]);
   return places.sort((one, other) => far(one) - far(other));
-}
-
-/**
- * The colours of a map. The log scale begins at half an even share of the blocks of keys, so it is
- * the same for every head at the same zoom.
- * @param blocks of keys
- * @param ceiling the weight of the darkest colour, on the fitted scale
- */
-export function paletteOf(look: Look, scale: Scale, blocks: number, isDifference: boolean, ceiling: number): Palette {
-  // By row the source has divided each row by its highest weight already.
-  const kind = scale === "row" ? "linear" : scale;
-  const floor = logFloor(blocks);
-  const ramp = isDifference ? look.differences : look.ramp;
-  const at = isDifference
-    ? (share: number) => differenceLevel(share, kind, floor, ceiling)
-    : (share: number) => level(share, kind, floor, ceiling);
-  return { name: [kind, floor, isDifference, look.name, kind === "fit" ? ceiling : 1].join(), ramp, at };
 }
 
 export class Mosaic {

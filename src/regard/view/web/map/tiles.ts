@@ -3,26 +3,26 @@
  * there is room.
  */
 
-import type { Numbers, Source, Which } from "../data/source";
+import type { Source, Which } from "../data/source";
 import type { Place } from "../maths/blocks";
+import type { ProgressAnswer, TileAnswer } from "../protocol/questions";
 
 export interface Wanted {
   name: string; // of the tile
   which: Which;
   place: Place;
-  byRow: boolean;
 }
 
-export type Tile = Numbers & { place: Place; stale: boolean };
+export type Tile = TileAnswer & { place: Place; stale: boolean };
 
 const ROOM = 96 * 2 ** 20; // bytes
 const AT_ONCE = 4;
 const AGAIN = 500; // milliseconds between two looks at whether exact numbers are there
 
 /** @returns whose tiles they are */
-export function owner({ layer, head, hidden, terms }: Which, byRow: boolean): string {
+export function owner({ layer, head, hidden, terms }: Which): string {
   const heads = (terms ?? [{ layer, head, factor: 1 }]).map((term) => Object.values(term).join(" "));
-  return [heads, hidden, byRow].join();
+  return [heads, hidden].join();
 }
 
 export function placeName({ level, row, column }: Place): string {
@@ -33,7 +33,7 @@ export class Tiles {
   kept = new Map<string, Tile>(); // the least used first
   private running = new Map<string, AbortController>();
   wanted: Wanted[] = [];
-  progress: { done: number; seconds: number | null } | null = null;
+  progress: ProgressAnswer | null = null;
   private looking = 0;
 
   /** @param onNews a tile came, or how far the exact numbers are */
@@ -72,11 +72,11 @@ export class Tiles {
     if (this.running.size === 0) this.look();
   }
 
-  private async fetch({ name, which, place, byRow }: Wanted) {
+  private async fetch({ name, which, place }: Wanted) {
     const controller = new AbortController();
     this.running.set(name, controller);
     try {
-      const numbers = await this.source.tile(which, { ...place, byRow }, controller.signal);
+      const numbers = await this.source.tile(which, place, controller.signal);
       this.running.delete(name);
       this.kept.delete(name);
       this.kept.set(name, { ...numbers, place, stale: false });
@@ -117,7 +117,7 @@ export class Tiles {
       const sample = this.sample();
       if (!sample) return;
       try {
-        this.progress = await this.source.progress(sample.which, sample.byRow, new AbortController().signal);
+        this.progress = await this.source.progress(sample.which, new AbortController().signal);
       } catch (error) {
         return this.onTrouble(error as Error);
       }

@@ -7,26 +7,23 @@
  * every page.
  */
 
-import type { Page as Whole, Shared } from "../main";
 import type { Frame } from "./axes";
-import type { MapView } from "./map";
-
-type Page = Shared & Pick<Whole, "map">;
+import type { HeadMap } from "./map";
 
 /**
  * A zoom that keeps the token under the pointer (or the chosen one) where it is.
  * @param point on the map, from its corner
- * @param map on which the point lies
  */
-export function zoomBy(page: Page, factor: number, point?: { x: number; y: number }, map: MapView = page.map) {
+export function zoomBy(map: HeadMap, factor: number, point?: { x: number; y: number }) {
   if (!map.frame) return;
+  const { store } = map.session;
   // Not the frame on the stage: several steps may come between two pictures.
-  const frame = map.framed(page.store.state);
-  const { x, y } = point ?? middle(page, frame);
-  const zoom = Math.max(1, Math.min(frame.most, page.store.state.zoom * factor));
+  const frame = map.framed(store.state);
+  const { x, y } = point ?? middle(map, frame);
+  const zoom = Math.max(1, Math.min(frame.most, store.state.zoom * factor));
   const at = { query: frame.row + y / frame.cellHeight, key: frame.column + x / frame.cellWidth };
   const next = map.framed({ zoom: Math.round(zoom * 1000) / 1000, row: 0, column: 0 });
-  page.store.set({
+  store.set({
     zoom: Math.round(zoom * 1000) / 1000,
     row: at.query - y / next.cellHeight,
     column: at.key - x / next.cellWidth,
@@ -34,19 +31,21 @@ export function zoomBy(page: Page, factor: number, point?: { x: number; y: numbe
 }
 
 /** The chosen cell where it is on the map, else the map's middle. */
-function middle(page: Page, frame: Frame) {
-  const { query, key } = page.cell();
+function middle({ session }: HeadMap, frame: Frame) {
+  const { query, key } = session.cell();
   const x = (key + 0.5 - frame.column) * frame.cellWidth;
   const y = (query + 0.5 - frame.row) * frame.cellHeight;
   return { x: x >= 0 && x <= frame.width ? x : frame.width / 2, y: y >= 0 && y <= frame.height ? y : frame.height / 2 };
 }
 
 /** Moves the shown part so that the chosen cell is on it. */
-export function bringIntoView(page: Page) {
-  if (!page.map.frame || page.store.state.zoom === 1) return;
-  const frame = page.map.framed(page.store.state);
-  const { query, key } = page.cell();
-  page.store.set({ row: seen(frame.row, query, frame.rows), column: seen(frame.column, key, frame.columns) });
+export function bringIntoView(map: HeadMap) {
+  const { session } = map;
+  const { store } = session;
+  if (!map.frame || store.state.zoom === 1) return;
+  const frame = map.framed(store.state);
+  const { query, key } = session.cell();
+  store.set({ row: seen(frame.row, query, frame.rows), column: seen(frame.column, key, frame.columns) });
 }
 
 function seen(first: number, at: number, shown: number) {
@@ -61,8 +60,8 @@ function isAlone(): boolean {
 }
 
 /** One pointer points, chooses and drags; two pinch. */
-export function followPointer(map: MapView, page: Page) {
-  const { over, holder } = map;
+export function followPointer(map: HeadMap) {
+  const { over, holder, session } = map;
   const pointers = new Map<number, { x: number; y: number }>();
   let [moved, pinched] = [false, false];
   const onMap = ({ offsetX, offsetY }: MouseEvent) =>
@@ -76,18 +75,18 @@ export function followPointer(map: MapView, page: Page) {
   });
   over.addEventListener("pointermove", (event) => {
     const before = pointers.get(event.pointerId);
-    if (!before || !map.frame) return page.hover(map.at(event));
+    if (!before || !map.frame) return session.hover(map.at(event));
     const now = { x: event.clientX, y: event.clientY };
     moved ||= Math.hypot(now.x - before.x, now.y - before.y) > 4;
     if (!moved) return;
     const [other] = [...pointers].filter(([id]) => id !== event.pointerId).map(([, point]) => point);
     pointers.set(event.pointerId, now);
-    if (other) pinch(map, page, other, before, now);
-    else drag(map, page, now.x - before.x, now.y - before.y);
+    if (other) pinch(map, other, before, now);
+    else drag(map, now.x - before.x, now.y - before.y);
   });
   over.addEventListener("pointerup", (event) => {
     const cell = map.at(event);
-    if (pointers.delete(event.pointerId) && !moved && !pinched && cell) page.store.set({ ...cell, hover: null });
+    if (pointers.delete(event.pointerId) && !moved && !pinched && cell) session.choose(cell);
     holder.focus({ preventScroll: true });
   });
   over.addEventListener("pointercancel", (event) => pointers.delete(event.pointerId));
@@ -95,30 +94,33 @@ export function followPointer(map: MapView, page: Page) {
   over.addEventListener("touchstart", (event) => event.touches.length > 1 && event.preventDefault(), {
     passive: false,
   });
-  over.addEventListener("pointerleave", () => page.hover(null));
-  over.addEventListener("dblclick", (event) => zoomBy(page, 2, onMap(event), map));
+  over.addEventListener("pointerleave", () => session.hover(null));
+  over.addEventListener("dblclick", (event) => zoomBy(map, 2, onMap(event)));
   over.addEventListener(
     "wheel",
     (event) => {
       // Where something scrolls (a notebook, a phone), a plain wheel does that, and Ctrl or a pinch zooms.
       if (!event.ctrlKey && !event.metaKey && !isAlone()) return;
       event.preventDefault();
-      zoomBy(page, 2 ** (-event.deltaY / 200), onMap(event), map);
+      zoomBy(map, 2 ** (-event.deltaY / 200), onMap(event));
     },
     { passive: false },
   );
 }
 
 /** @param x pixels */
-function drag(map: MapView, page: Page, x: number, y: number) {
-  const frame = map.framed(page.store.state);
-  page.store.set({ row: frame.row - y / frame.cellHeight, column: frame.column - x / frame.cellWidth, hover: null });
+function drag(map: HeadMap, x: number, y: number) {
+  const frame = map.framed(map.session.store.state);
+  map.session.store.set({
+    row: frame.row - y / frame.cellHeight,
+    column: frame.column - x / frame.cellWidth,
+    hover: null,
+  });
 }
 
 /** The part between two fingers follows them. */
 function pinch(
-  map: MapView,
-  page: Page,
+  map: HeadMap,
   still: { x: number; y: number },
   before: { x: number; y: number },
   now: { x: number; y: number },
@@ -127,6 +129,6 @@ function pinch(
   const { left, top } = map.over.getBoundingClientRect();
   const frame = map.frame as Frame;
   const point = { x: (before.x + still.x) / 2 - left - frame.left, y: (before.y + still.y) / 2 - top - frame.top };
-  zoomBy(page, far(now) / far(before), point, map);
-  drag(map, page, (now.x - before.x) / 2, (now.y - before.y) / 2);
+  zoomBy(map, far(now) / far(before), point);
+  drag(map, (now.x - before.x) / 2, (now.y - before.y) / 2);
 }

@@ -7,9 +7,8 @@
  */
 
 import table from "../../colours.json";
-import type { State } from "../state";
 
-export type Scale = State["scale"];
+export type Scale = "fit" | "linear" | "log";
 
 /**
  * @param value 0..255, as a screen is told it
@@ -129,14 +128,14 @@ export function logFloor(keys: number): number {
 /**
  * Where a weight lies on the scale, as a whole number from 0 (ground) to 255; NaN for NaN.
  * @param floor of the log scale
- * @param highest weight, for the fitted scale and the scale by row
+ * @param highest weight, for the fitted scale
  */
 export function level(weight: number, scale: Scale, floor: number, highest: number): number {
   if (Number.isNaN(weight)) return NaN;
   if (weight <= 0) return 0;
   let t = weight;
   if (scale === "log") t = 1 - Math.log(weight) / Math.log(floor);
-  if (scale === "row" || scale === "fit") t = highest > 0 ? weight / highest : 0;
+  if (scale === "fit") t = highest > 0 ? weight / highest : 0;
   return Math.max(0, Math.min(255, Math.round(t * 255)));
 }
 

@@ -1,46 +1,13 @@
 /** One query step by step, as `A.steps(query)` has it in Python: what `source.steps` answers. */
 
+import type { Step, StepsAnswer, StepsQuestion } from "../protocol/questions";
 import { maskOf, rowWeights, type Layer, type Which } from "./softmax";
 
 /** Which keys are asked for; a row of 100,000 keys is never sent whole. */
-export interface Part {
-  by: "weight" | "position"; // strongest first (ties to the lowest position), or as in the text
-  start: number; // the first place of that order
-  count: number;
-}
-
-/** One key; a step that does nothing is null for every key. */
-export interface Step {
-  key: number;
-  vector: ArrayLike<number> | null; // of the key (head_dim)
-  dot: number | null; // query · key
-  scaled: number | null; // times scale; null where scale is 1
-  biased: number | null; // plus the bias
-  modified: number | null; // by a score_mod
-  capped: number | null; // by a softcap
-  allowed: boolean; // may the query attend to this key?
-  score: number | null; // what the softmax is given; null: -infinity, or not known
-  weight: number;
-  value: ArrayLike<number> | null; // of the key (value_dim)
-}
-
-export interface Steps {
-  vector: ArrayLike<number> | null; // of the query; null: only the weights are known
-  scale: number;
-  masked: boolean; // is there a mask?
-  maximum: number | null; // the largest score; null: -infinity, or not known
-  /** log of the sum of exp(score - maximum), the sink's included; null where the maximum is */
-  log_normalizer: number | null;
-  sink: number | null; // the logit in the denominator that belongs to no key
-  keys: number; // how many there are
-  allowed: number; // how many of them the query may attend to
-  total: number; // of the weights
-  rows: Step[]; // the keys asked for
-  output: ArrayLike<number> | null; // the weights times the values, over all keys (value_dim)
-}
+export type Part = Pick<StepsQuestion, "by" | "start" | "count">;
 
 /** The steps of one query of a layer that is embedded in the page. */
-export function rowSteps(layer: Layer, which: Which, query: number, part: Part): Steps {
+export function rowSteps(layer: Layer, which: Which, query: number, part: Part): StepsAnswer {
   const { kv_len, scale, query_unit, key_unit } = layer.info;
   const weights = new Float64Array(kv_len);
   const { maximum, log_normalizer } = rowWeights(layer, which, query, weights);

@@ -7,8 +7,7 @@
  * first asked for. Sums run in double precision. A row without an allowed key has weights 0.
  */
 
-import { blocksOf } from "../data/block_means";
-import { unpack, unpackBytes, type LayerInfo } from "../data/payload";
+import type { LayerInfo } from "../protocol/recording";
 
 const LARGE = 256; // scores computed in float32 move each weight by less than 2e-5 up to here
 
@@ -35,57 +34,6 @@ export interface Layer {
 export interface Which {
   head: number;
   hidden: boolean; // sinks are set aside and the rows renormalised
-}
-
-/** @param raw its numbers in base64; emptied, since both are large */
-export async function readLayer(info: LayerInfo, raw: Record<string, Uint8Array>, sinks: number[]): Promise<Layer> {
-  const { num_heads, num_kv_heads, q_len, kv_len, head_dim, value_heads, value_dim, span_heads, dtype } = info;
-  const numbers = async (name: string, dtype: LayerInfo["dtype"] | "int32", length: number) => {
-    const text = raw[name];
-    delete raw[name];
-    return (await unpack(text, dtype, length)) as Float32Array;
-  };
-  const layer: Layer = {
-    info,
-    query: null,
-    key: null,
-    value: null,
-    weights: null,
-    levels: null,
-    spans: null,
-    sinks: new Uint8Array(kv_len),
-    rows: null,
-    summed: new Map(),
-    sums: null,
-  };
-  for (const position of sinks) layer.sinks[position] = 1;
-  const { rows, columns } = blocksOf(info);
-  if (info.kind === "pyramid") {
-    layer.levels = await unpackBytes(raw.levels, num_heads * rows * columns);
-  } else if (info.kind === "weights") {
-    layer.weights = await numbers("weights", dtype, num_heads * q_len * kv_len);
-  } else {
-    layer.query = await numbers("query", dtype, num_heads * q_len * head_dim);
-    layer.key = await numbers("key", dtype, num_kv_heads * kv_len * head_dim);
-    layer.rows = await numbers("rows", "float32", 4 * num_heads * q_len);
-    if (info.block > 1) layer.sums = summedRows(info, await numbers("means", "float24", num_heads * rows * columns));
-  }
-  if (value_heads > 0) layer.value = await numbers("value", dtype, value_heads * kv_len * value_dim);
-  if (span_heads > 0) layer.spans = (await unpack(raw.spans, "int32", span_heads * q_len * 2)) as Int32Array;
-  return layer;
-}
-
-/**
- * Means of blocks as a pass sums them: over the rows of a block, the means over its keys.
- * @param means (num_heads, rows, columns), overwritten
- */
-function summedRows(info: LayerInfo, means: Float32Array) {
-  const { rows, columns } = blocksOf(info);
-  for (let i = 0; i < means.length; i++) {
-    const first = (Math.floor(i / columns) % rows) * info.block;
-    means[i] *= Math.min(info.q_len, first + info.block) - first;
-  }
-  return means;
 }
 
 export function rowOf(layer: Layer, which: Which, query: number): Row {
@@ -115,11 +63,6 @@ function summed(layer: Layer, which: Which, query: number): Row {
   let sum = 0;
   for (let key = start; key < stop; key++) sum += Math.exp(row[key] - maximum);
   return { maximum, log_normalizer: Math.log(sum) };
-}
-
-/** @returns its largest weight */
-export function highestOf({ maximum, log_normalizer }: Row): number {
-  return maximum === -Infinity ? 0 : Math.exp(-log_normalizer);
 }
 
 /** The allowed keys of a query, as the first and the one past the last. */

@@ -1,7 +1,7 @@
 /** The sum that made a number, in words and signs: "query·key = 0.2×1.1 + (−0.5)×0.3 + … = 12.3". */
 
 import { digits, grouped, share } from "./numbers";
-import type { Step, Steps } from "./row_steps";
+import type { Step, StepsAnswer as Steps } from "../protocol/questions";
 
 /** A step, as a column of the table. */
 export interface Column {
@@ -46,9 +46,10 @@ function dotSum(query: ArrayLike<number>, key: ArrayLike<number>, dot: number): 
   );
 }
 
-/** The number to subtract from every score, so that its exponential stays readable. */
+/** The number to subtract from every score, so that its exponential stays readable: the largest, as it is shown. */
 function shiftOf({ maximum }: Steps): number {
-  return maximum === null || Math.abs(maximum) < READABLE ? 0 : Math.round(maximum);
+  if (maximum === null || Math.abs(maximum) < READABLE) return 0;
+  return Math.abs(maximum) < 1000 ? Number(maximum.toPrecision(3)) : Math.round(maximum);
 }
 
 /** @returns the sum of exp(score - shift) */
@@ -60,7 +61,7 @@ function sumOfExponentials(steps: Steps): number {
 
 function shifted(shift: number): string {
   if (shift === 0) return "";
-  return shift < 0 ? ` + ${-shift}` : ` − ${shift}`;
+  return shift < 0 ? ` + ${written(-shift)}` : ` − ${written(shift)}`;
 }
 
 /** The steps of this query, those that do nothing left out. */

@@ -5,7 +5,9 @@
 
 import { element } from "../dom";
 import { level, tintOf, type Ramp } from "../maths/colours";
-import { inProse, type Token } from "./tokens";
+import type { Token } from "../protocol/recording";
+import { breaksBetween, endsSentence } from "./parts";
+import { inProse } from "./tokens";
 
 export interface Block {
   first: number;
@@ -22,18 +24,6 @@ const NEAR = 800; // pixels around the screen that are built
 const FAR = 120; // pixels out of sight that are no mere step
 const MARGIN = 40; // pixels kept between a token and the edge
 const CHARACTERS = 60; // of a line, for the height of a block that is not built yet
-const SENTENCE_END = /[.!?\u2026]["'\u201d\u2019)\]]*\s*$/;
-
-/** Does a sentence end with this token? */
-export function endsSentence(tokens: Token[], at: number): boolean {
-  const { text, special } = tokens[at];
-  const next = tokens[at + 1];
-  return special || !next || SENTENCE_END.test(text) || breaksBetween(text, next.text);
-}
-
-function breaksBetween(text: string, next: string): boolean {
-  return /\n\s*$/.test(text) || /^\s*\n/.test(next);
-}
 
 /** @returns where blocks begin */
 function cuts(tokens: Token[], first: number, end: number): number[] {
@@ -53,8 +43,6 @@ export class Flow {
   private ramp: Ramp | null = null;
   private marks = new Map<string, number>(); // classes of tokens
   private labels = new Map<number, string>();
-  private twin: Flow | null = null; // the same text beside it, built as this one is
-  private observer: IntersectionObserver | null = null; // null: all is built
   private blocks: Block[];
 
   /** @param scroller what scrolls the text; the text is added to it */
@@ -75,16 +63,35 @@ export class Flow {
     }));
     holder.append(...this.blocks.map(({ paragraph }) => paragraph));
     scroller.append(holder);
+    if (scroller.childElementCount === 1) {
+      scroller.addEventListener("scroll", () => this.trim(), { passive: true });
+      new ResizeObserver(() => this.trim()).observe(holder);
+      new ResizeObserver(() => this.trim()).observe(scroller);
+    }
     if (this.blocks.length === 1) this.build(this.blocks[0]);
     else this.buildNear();
   }
 
+  /** Leaves out a line that an edge of the scroller would cut through its letters. */
+  private trim() {
+    const { scroller } = this;
+    const line = Number.parseFloat(getComputedStyle(scroller).lineHeight);
+    const { top } = scroller.getBoundingClientRect();
+    const bottom = top + scroller.clientHeight;
+    const cutAt = (edge: number) => {
+      const boxes = this.blocks.map(({ paragraph }) => paragraph.getBoundingClientRect());
+      const box = boxes.find((one) => one.top <= edge && one.bottom > edge + 1);
+      return box ? (edge - box.top) % line : 0;
+    };
+    const [above, below] = [cutAt(top), cutAt(bottom)];
+    scroller.style.clipPath = `inset(${above > 1 ? line - above : 0}px 0 ${below}px)`;
+  }
+
   /** Blocks come and go as they are scrolled. */
   private buildNear() {
-    // A browser that holds the text itself does so once for each of two that scroll together.
-    this.scroller.style.overflowAnchor = "none";
+    this.scroller.style.overflowAnchor = "none"; // `holding` does it
     const byElement = new Map(this.blocks.map((block) => [block.paragraph, block]));
-    const observer = (this.observer = new IntersectionObserver(
+    const observer = new IntersectionObserver(
       (entries) =>
         this.holding(() => {
           for (const { target, isIntersecting } of entries) {
@@ -94,7 +101,7 @@ export class Flow {
           }
         }),
       { root: this.scroller, rootMargin: `${NEAR}px 0px` },
-    ));
+    );
     for (const { paragraph, first, end } of this.blocks) {
       let characters = 0;
       for (let at = first; at < end; at++) characters += this.tokens[at].text.length;
@@ -111,16 +118,6 @@ export class Flow {
     change();
     const moved = (seen?.paragraph.getBoundingClientRect().top ?? 0) - before;
     if (moved !== 0) this.scroller.scrollTop += moved;
-  }
-
-  /** The same text, scrolled with this one, comes and goes with it. */
-  lead(twin: Flow) {
-    this.twin = twin;
-    twin.observer?.disconnect();
-  }
-
-  private inTwin(block: Block, change: (twin: Flow, block: Block) => void) {
-    if (this.twin) change(this.twin, this.twin.blocks[this.blocks.indexOf(block)]);
   }
 
   private build(block: Block) {
@@ -143,7 +140,6 @@ export class Flow {
     });
     paragraph.replaceChildren(...parts);
     block.spans.forEach((span, i) => this.dress(span, first + i));
-    this.inTwin(block, (twin, same) => twin.build(same));
   }
 
   /** @param block that is far from the screen */
@@ -152,7 +148,6 @@ export class Flow {
     block.paragraph.style.minHeight = `${block.paragraph.offsetHeight}px`;
     block.paragraph.replaceChildren();
     block.spans = null;
-    this.inTwin(block, (twin, same) => twin.drop(same));
   }
 
   /** @returns null where it is not built */
@@ -182,7 +177,7 @@ export class Flow {
     this.ramp = ramp;
     for (const { first, end, spans } of this.blocks) {
       for (let at = first; at < end; at++) {
-        const tint = weights ? level(weights[at], "row", 0, highest) : 0;
+        const tint = weights ? level(weights[at], "fit", 0, highest) : 0;
         if (Object.is(tint, this.tints[at]) && !again) continue;
         this.tints[at] = tint;
         if (spans) this.dress(spans[at - first], at);
@@ -218,8 +213,11 @@ export class Flow {
   private dress(span: HTMLSpanElement, at: number) {
     const tint = this.tints[at];
     const colours = tint === 0 || !this.ramp ? { css: "", onTop: "" } : tintOf(this.ramp, tint);
-    span.style.backgroundColor = colours.css;
-    span.style.color = colours.onTop;
+    // A space would be a bar: it has a line under it.
+    const isBlank = !this.tokens[at].special && this.tokens[at].text.trim() === "";
+    span.style.backgroundColor = isBlank ? "" : colours.css;
+    span.style.boxShadow = isBlank && colours.css ? `0 2px ${colours.css}` : "";
+    span.style.color = isBlank ? "" : colours.onTop;
     for (const name of ["chosen", "other"]) span.classList.toggle(name, this.marks.get(name) === at);
     const label = this.labels.get(at);
     if (label) span.dataset.share = label;
@@ -238,6 +236,11 @@ export class Flow {
     this.marks.clear();
     this.labels.clear();
     for (const { first, spans } of this.blocks) spans?.forEach((span, i) => this.dress(span, first + i));
+  }
+
+  /** @returns is there more than is seen at once? */
+  isLong(): boolean {
+    return this.scroller.scrollHeight > this.scroller.clientHeight + 1;
   }
 
   /** Scrolls a token into sight: no further than it must, or with some text around it. */

@@ -2,8 +2,9 @@
 
 import { element, svgElement } from "../dom";
 import { counted, share } from "../maths/numbers";
-import type { Axis } from "../map/axes";
-import { named, type Token, type TwoAxes } from "./tokens";
+import type { Axis, TwoAxes } from "../data/axes";
+import type { Token } from "../protocol/recording";
+import { named } from "./tokens";
 
 /** Weights (q_len, kv_len). */
 export type Matrix = { weights: Float32Array; colour: string };

@@ -1,8 +1,10 @@
 /** A text in parts: its sentences, its words or its lines; and the two texts of a pair. */
 
-import type { Span } from "../data/engine";
-import { endsSentence } from "./flow";
-import { visible, type Token } from "./tokens";
+import type { Token } from "../protocol/recording";
+import { visible } from "./tokens";
+
+/** First token, and the one past the last. */
+type Span = [number, number];
 
 export interface Part {
   name: string; // its first words
@@ -14,6 +16,7 @@ const NAME = 64; // characters of a name
 const BEGINS_IN_WORD = /^[\p{L}\p{N}\p{M}]/u;
 const ENDS_IN_WORD = /[\p{L}\p{N}\p{M}]$/u;
 const LETTER = /[\p{L}\p{N}]/u;
+const SENTENCE_END = /[.!?\u2026]["'\u201d\u2019)\]]*\s*$/;
 const ENDS = {
   sentences: endsSentence,
   words: (tokens: Token[], at: number) => !continues(tokens, at + 1),
@@ -21,6 +24,17 @@ const ENDS = {
 };
 
 type Way = keyof typeof ENDS;
+
+/** Does a sentence end with this token? */
+export function endsSentence(tokens: Token[], at: number): boolean {
+  const { text, special } = tokens[at];
+  const next = tokens[at + 1];
+  return special || !next || SENTENCE_END.test(text) || breaksBetween(text, next.text);
+}
+
+export function breaksBetween(text: string, next: string): boolean {
+  return /\n\s*$/.test(text) || /^\s*\n/.test(next);
+}
 
 /** Special tokens are in none, and punctuation is no word. */
 function spansOf(tokens: Token[], by: Way): Span[] {

@@ -1,25 +1,22 @@
-/** The cell as a sentence, and the readable twin of the map: the strongest of its row and column. */
+/** The cell that is read, as a sentence. */
 
-import { coarsest } from "../data/block_means";
-import type { LayerInfo } from "../data/payload";
-import { byId, element } from "../dom";
-import type { Shared as Page } from "../main";
-import type { Axis } from "../map/axes";
-import { headsName, isDifference, lessName } from "../map/compare";
-import { counted, digits, full, points, share } from "../maths/numbers";
-import { isMaskKnown } from "../maths/softmax";
-import { rankOf, strongest, top, type Reading } from "../views/reading";
-import { blockAt, blockRows, meansName, meanSentence, meanValue } from "./block_words";
-import { isolated, isShortened, named, sinksOf, visible, type Token, type TwoAxes } from "./tokens";
+import type { TwoAxes } from "../data/axes";
+import { sinksOf } from "../data/axes";
+import { coarsest, headsName, isDifference, lessName } from "../data/compare";
+import type { Reading } from "../data/reading";
+import { digits, share } from "../maths/numbers";
+import { rankOf, strongest } from "../maths/weights";
+import type { LayerInfo, Token } from "../protocol/recording";
+import { blockAt, meansName, meanSentence } from "./block_words";
+import { isolated, named } from "./tokens";
 
-export const LISTED = 8;
 const NOT_NUMBERS = "its weights are not numbers (NaN)";
 
 /** How often each token stands in a text. */
 const counts = new WeakMap<Token[], Map<string, number>>();
 
 /** Does the same token stand elsewhere too? */
-function isRepeated(tokens: Token[], at: number): boolean {
+export function isRepeated(tokens: Token[], at: number): boolean {
   let count = counts.get(tokens);
   if (!count) {
     count = new Map();
@@ -85,101 +82,4 @@ export function sentence(reading: Reading, { queries, keys }: TwoAxes, layers: L
   }
   if (blocks) return meanSentence(reading, blocks, where);
   return `${from} gives ${share(row[key])} of its attention to ${to} (rank ${rank} of ${of}), ${where}${aside}.`;
-}
-
-export class ReadingView {
-  private line = byId("sentence");
-  private value = byId("value");
-  private whole = byId("whole-token");
-  private looks = byId("looks-table");
-  private looked = byId("looked-table");
-  private written: (weight: number) => string = share; // shares; of a difference points
-
-  constructor(readonly page: Page) {}
-
-  /**
-   * Nothing can be read here.
-   * @param text what is said instead
-   */
-  clear(text: string = "") {
-    this.line.textContent = text;
-    this.value.textContent = "";
-    this.whole.hidden = true;
-    this.looks.replaceChildren();
-    this.looked.replaceChildren();
-  }
-
-  say(text: string) {
-    if (this.line.textContent !== text) this.line.textContent = text;
-  }
-
-  /** @param text what is read, where a cell alone does not say it */
-  read(reading: Reading, text?: string) {
-    const axes = this.page.axes(reading.layer);
-    const inText = this.page.store.state.view === "text";
-    const isKnown = isMaskKnown(this.page.recording.layers[reading.layer]);
-    const { layers } = this.page.recording;
-    this.say(text ?? sentence(reading, axes, layers, isKnown));
-    const what = isDifference(reading) ? "difference" : reading.terms ? "mean weight" : "weight";
-    const blocks = coarsest(reading, layers);
-    const value = blocks ? meanValue(reading, blocks) : `${what} ${full(reading.row[reading.key])}`;
-    this.value.textContent = inText ? "" : value;
-    this.written = isDifference(reading) ? points : share;
-    const looks = `${quoted(axes.queries, reading.query)} looks at`;
-    const looked = `${quoted(axes.keys, reading.key)} is looked at by`;
-    this.list(this.looks, looks, reading.row, axes.keys, "key", blocks);
-    if (reading.column) this.list(this.looked, looked, reading.column, axes.queries, "query", blocks);
-    this.spell(axes, reading);
-  }
-
-  /** @param blocks the layer whose means these are, if they are means */
-  private list(
-    table: HTMLElement,
-    caption: string,
-    weights: Float32Array,
-    tokens: Token[],
-    axis: Axis,
-    blocks: LayerInfo | null,
-  ) {
-    const rows = blocks ? blockRows(weights, blocks, this.written) : this.rows(weights, tokens, axis);
-    if (rows.length === 0) rows.push(note(weights.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
-    const about = blocks ? ` (${meansName(blocks)})` : this.written === share ? "" : ", in points";
-    table.replaceChildren(element("caption", {}, caption + about), element("tbody", {}, ...rows));
-  }
-
-  private rows(weights: Float32Array, tokens: Token[], axis: Axis): HTMLElement[] {
-    const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
-    const rows = best.map((at) => this.row(at, weights[at], tokens, axis));
-    const sum = (total: number, weight: number) => total + weight;
-    const rest = weights.reduce(sum, 0) - best.map((at) => weights[at]).reduce(sum, 0);
-    const others = weights.length - best.length;
-    if (axis === "key" && others > 0 && best.length >= LISTED)
-      rows.push(note(counted(others, "other"), this.written(this.written === share ? Math.max(0, rest) : rest)));
-    return rows;
-  }
-
-  private row(at: number, weight: number, tokens: Token[], axis: Axis) {
-    const className = tokens[at].special ? "special" : "";
-    const onclick = () => this.page.store.set({ [axis]: at, hover: null });
-    const button = element("button", { className, onclick }, named(tokens[at], 22));
-    const position = element("span", { className: "position" }, isRepeated(tokens, at) ? String(at) : "");
-    const token = element("th", { scope: "row" }, element("span", {}, button, position));
-    return element("tr", {}, token, element("td", { title: full(weight) }, this.written(weight)));
-  }
-
-  /** The whole text of a token that is too long to show. */
-  private spell({ queries, keys }: TwoAxes, { query, key }: Reading) {
-    const token = [queries[query], keys[key]].find(isShortened);
-    this.whole.hidden = !token;
-    if (!token || this.whole.dataset.text === token.text) return;
-    this.whole.dataset.text = token.text;
-    const [summary, body] = this.whole.children;
-    summary.textContent = `All ${counted(token.text.length, "character")} of “${isolated(named(token))}”`;
-    body.textContent = visible(token.text, "\n\t");
-  }
-}
-
-/** A row that is of no token. */
-export function note(text: string, value: string = ""): HTMLTableRowElement {
-  return element("tr", { className: "note" }, element("th", { scope: "row" }, text), element("td", {}, value));
 }

@@ -3,16 +3,8 @@
  * the text around them are drawn as visible symbols, and nothing here is ever parsed as HTML.
  */
 
-export interface Token {
-  text: string; // exactly as in the source, leading space included
-  special: boolean; // [CLS], <s>, padding …
-}
-
-/** The tokens of a layer; the same list where its queries and keys are one text. */
-export interface TwoAxes {
-  queries: Token[];
-  keys: Token[];
-}
+import { sinksOf } from "../data/axes";
+import type { Token } from "../protocol/recording";
 
 const LONG = 120; // characters of one token that flow with the prose
 const MARKS = new Map(
@@ -102,21 +94,6 @@ function cut(text: string, length: number): string {
 /** Is more of the token there than its name shows? */
 export function isShortened(token: Token): boolean {
   return token.text.length > LONG;
-}
-
-/** The tokens of an axis; positions where no token text was recorded. */
-export function forAxis(tokens: Token[] | null, length: number): Token[] {
-  if (tokens && tokens.length === length) return tokens;
-  return Array.from({ length }, (_, i) => ({ text: ` ${i}`, special: false }));
-}
-
-const sinks = new WeakMap<Token[], number[]>();
-
-/** The positions that are set aside as sinks: the first token and the special ones. */
-export function sinksOf(tokens: Token[]): number[] {
-  let found = sinks.get(tokens);
-  if (!found) sinks.set(tokens, (found = tokens.flatMap((token, i) => (i === 0 || token.special ? [i] : []))));
-  return found;
 }
 
 /** @returns the sinks by name: "[CLS], [SEP]"; at most three */

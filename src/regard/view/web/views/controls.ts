@@ -1,54 +1,52 @@
 /** The bar and the stage's head: words to press, each showing the state it changes. */
 
-import { headNumber, layerName } from "../data/payload";
+import { areSeveral } from "../data/compare";
 import { byId, offerNumbers } from "../dom";
-import type { Page as Whole, Shared } from "../main";
-import { areSeveral } from "../map/compare";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";
-import type { State } from "../state";
-import { find } from "../text/prose";
+import { headNumber, layerName, ownLayers, type Recording, type Token } from "../protocol/recording";
 import { sinkNames, visible } from "../text/tokens";
-import { press, writeHelp } from "./keys";
+import { press, type Hands } from "./keys";
 import { countRefused } from "./notes";
 
-type Page = Shared & Pick<Whole, "map" | "panes" | "redraw" | "views">;
-
 const HINT = "regard-hint";
+const UNTITLED = "Attention"; // what a page is called that nobody gave a title
+const LONGEST = 60; // characters of a title
+
+type Titled = Pick<Recording, "title" | "query_tokens" | "text">;
 
 export class Controls {
   private layer = byId<HTMLSelectElement>("layer");
   private head = byId<HTMLSelectElement>("head");
 
-  constructor(readonly page: Page) {
+  private session = this.hands.session;
+
+  constructor(private readonly hands: Hands) {
+    const { recording, store } = this.session;
+    const layers = ownLayers(recording);
     this.describe();
-    this.hint();
-    offerNumbers(this.layer, page.recording.layers.length, (at) => layerName(page.recording.layers, at));
-    this.layer.addEventListener("change", () => page.store.set({ layer: Number(this.layer.value) }));
-    this.head.addEventListener("change", () => page.store.set({ head: Number(this.head.value) }));
+    byId("hint").hidden = remembered(HINT) !== null;
+    offerNumbers(this.layer, layers.length, (at) => layerName(layers, at));
+    this.layer.addEventListener("change", () => store.set({ layer: Number(this.layer.value) }));
+    this.head.addEventListener("change", () => store.set({ head: Number(this.head.value) }));
     document.addEventListener("click", (event) => this.press(event));
     this.search();
-    writeHelp(byId("keys"), page);
   }
 
   /** What this is, at the top. */
   private describe() {
-    const { layers, other } = this.page.recording;
-    const refused = countRefused(this.page.recording);
-    const [title, model] = [visible(this.page.recording.title), visible(this.page.recording.model)];
+    const { recording } = this.session;
+    const layers = ownLayers(recording);
+    const refused = countRefused(recording);
+    const [title, model] = [titleOf(recording), visible(recording.model)];
     document.title = `${title} · regard`;
     byId("title").textContent = title;
     const heads = Math.max(...layers.map((info) => info.num_heads));
     const { q_len, kv_len } = layers[0];
     const tokens = q_len === kv_len ? counted(q_len, "token") : `${grouped(q_len)} × ${counted(kv_len, "token")}`;
-    byId("about").textContent = [
-      model,
-      tokens,
-      `${counted(other?.first ?? layers.length, "layer")} × ${counted(heads, "head")}`,
-      refused && `${counted(refused, "layer")} refused`,
-    ]
-      .filter(Boolean)
-      .join(" · ");
+    const size = `${counted(layers.length, "layer")} × ${counted(heads, "head")}`;
+    const about = [model, tokens, size, refused && `${counted(refused, "layer")} refused`];
+    byId("about").textContent = about.filter(Boolean).join(" · ");
   }
 
   /** @param event any button with data-set="name=value" or data-key="a key" */
@@ -56,21 +54,18 @@ export class Controls {
     const button = (event.target as HTMLElement).closest?.("button");
     if (!button) return;
     const [name, value] = (button.dataset.set ?? "").split("=");
-    if (name) this.page.store.set({ [name]: value });
+    const { store } = this.session;
+    if (name) store.set({ [name]: value });
     const { key } = button.dataset;
-    if (key) press(this.page, key, event);
+    if (key) press(this.hands, key, event);
     if (button.id === "understood") this.understand();
-    const { state } = this.page.store;
-    if (button.id === "several" && !areSeveral(state)) this.page.store.set({ heads: `${state.layer}.${state.head}` });
-    if (button.id === "theme") this.turnTheme();
+    const { state } = store;
+    if (button.id === "several" && !areSeveral(state)) store.set({ heads: `${state.layer}.${state.head}` });
+    if (button.id === "theme") store.set({ theme: this.session.look.name === "dark" ? "light" : "dark" });
     if (button.id === "close") byId<HTMLDialogElement>("help").close();
   }
 
-  /** The line that explains rows and columns, until it is dismissed; a browser may keep that. */
-  private hint() {
-    byId("hint").hidden = remembered(HINT) !== null;
-  }
-
+  /** The line that explains rows and columns is dismissed; a browser may keep that. */
   private understand() {
     byId("hint").hidden = true;
     try {
@@ -78,26 +73,21 @@ export class Controls {
     } catch {
       // A frame of a notebook keeps nothing; the line comes back with the next page.
     }
-    this.page.redraw();
-  }
-
-  private turnTheme() {
-    this.page.store.set({ theme: isDark() ? "light" : "dark" });
   }
 
   private search() {
     const input = byId<HTMLInputElement>("find");
     input.form?.addEventListener("submit", (event) => {
       event.preventDefault();
-      const { layer, side } = this.page.store.state;
-      const { query, key } = this.page.cell();
-      const axes = this.page.axes(layer);
+      const { layer, side } = this.session.store.state;
+      const { query, key } = this.session.cell();
+      const axes = this.session.axes(layer);
       const looks = side === "looks";
       const at = find(looks ? axes.queries : axes.keys, input.value, looks ? query : key);
       byId("found").textContent = at === null && input.value.trim() ? "not in this text" : "";
       if (at === null) return;
-      this.page.choose(looks ? { query: at, key: null } : { query: null, key: at });
-      bringIntoView(this.page);
+      this.session.choose(looks ? { query: at, key: null } : { query: null, key: at });
+      bringIntoView(this.hands.map);
     });
     input.addEventListener("keydown", (event) => {
       if (event.key === "Escape") input.blur();
@@ -107,8 +97,10 @@ export class Controls {
     });
   }
 
-  show(state: State) {
-    const { layers } = this.page.recording;
+  /** What each control shows of the state. */
+  show() {
+    const { layers, store, look } = this.session;
+    const state = store.drawn;
     const info = layers[state.layer];
     offerNumbers(this.head, info.num_heads, (head) => String(headNumber(layers, { layer: state.layer, head })));
     this.layer.value = String(state.layer);
@@ -119,13 +111,43 @@ export class Controls {
       button.setAttribute("aria-pressed", String(String(state[name as "scale"]) === value));
     }
     byId("several")?.setAttribute("aria-pressed", String(areSeveral(state)));
-    byId("theme").textContent = isDark() ? "Light" : "Dark";
+    byId("theme").textContent = look.name === "dark" ? "Light" : "Dark";
     byId("sinks").setAttribute("aria-pressed", String(state.hidden));
-    byId("sinks").textContent = `Hide ${sinkNames(this.page.axes(state.layer).keys)}`;
+    byId("sinks").textContent = `Hide ${sinkNames(this.session.axes(state.layer).keys)}`;
     byId("fold").textContent = state.folded ? "Show the text" : "Fold";
+    document.body.classList.toggle("folded", state.folded);
     for (const id of ["whole", "out"]) byId(id).hidden = state.zoom === 1;
     byId("closer").hidden = Math.max(info.q_len, info.kv_len) <= 8;
   }
+}
+
+/**
+ * @param shown writes text that may hold invisible characters
+ * @returns the title somebody gave, or the beginning of the text
+ */
+export function titleOf({ title, query_tokens, text }: Titled, shown = visible): string {
+  if (title !== UNTITLED) return shown(title);
+  const tokens = (query_tokens ?? []).filter(({ special }) => !special);
+  const words = text ?? tokens.map((token) => token.text).join("");
+  const letters = [...shown(words.trim().replace(/\s+/g, " ")).slice(0, 2 * LONGEST)];
+  return letters.length > LONGEST ? `${letters.slice(0, LONGEST - 1).join("")}…` : letters.join("") || title;
+}
+
+/** The next token, after one, at which a phrase begins; the phrase may run over several tokens. */
+export function find(tokens: Token[], phrase: string, after: number): number | null {
+  const wanted = phrase.trim().toLowerCase();
+  if (wanted === "") return null;
+  const starts = [];
+  let text = "";
+  for (const token of tokens) {
+    starts.push(text.length);
+    text += token.text.toLowerCase();
+  }
+  let at = text.indexOf(wanted, starts[after + 1] ?? text.length);
+  if (at < 0) at = text.indexOf(wanted);
+  if (at < 0) return null;
+  const next = starts.findIndex((start) => start > at);
+  return next < 0 ? tokens.length - 1 : next - 1;
 }
 
 function remembered(name: string): string | null {
@@ -134,8 +156,4 @@ function remembered(name: string): string | null {
   } catch {
     return null;
   }
-}
-
-function isDark(): boolean {
-  return getComputedStyle(document.documentElement).colorScheme === "dark";
 }

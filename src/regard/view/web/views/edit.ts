@@ -2,9 +2,7 @@
 
 import { fetched } from "../data/remote";
 import { byId } from "../dom";
-import type { Page as Whole, Shared } from "../main";
-
-type Page = Shared & Pick<Whole, "reload">;
+import type { Session } from "../session";
 
 const ADDRESS = "api/text";
 const LOOK_AGAIN = 400; // milliseconds
@@ -16,8 +14,11 @@ export class Edit {
   private text = this.dialog.querySelector("textarea") as HTMLTextAreaElement;
   private button = byId<HTMLButtonElement>("run");
 
-  constructor(readonly page: Page) {
-    const { text } = page.recording;
+  constructor(
+    private readonly session: Session,
+    private readonly reload: (address: string) => void,
+  ) {
+    const { text } = session.recording;
     if (typeof text !== "string") return;
     this.text.value = text;
     const open = byId("edit-text");
@@ -43,12 +44,12 @@ export class Edit {
         body: JSON.stringify({ text: this.text.value }),
       });
       this.say("The model has read the text.");
-      const kept = this.page.store
+      const kept = this.session.store
         .address()
         .slice(1)
         .split("&")
         .filter((part) => !PLACES.includes(part.split("=")[0]));
-      this.page.reload(`#${kept.join("&")}`);
+      this.reload(`#${kept.join("&")}`);
     } catch (error) {
       this.button.disabled = this.text.readOnly = false;
       this.say(error instanceof Error ? error.message : String(error));

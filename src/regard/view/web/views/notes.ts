@@ -1,7 +1,7 @@
 /** What must be said beside the numbers: rounding, what is left out, what is shown of it. */
 
-import type { Other, Recording, Refusal } from "../data/payload";
 import { counted, digits } from "../maths/numbers";
+import type { Other, Recording, Refusal } from "../protocol/recording";
 import { meansNotes } from "../text/block_words";
 import { visible } from "../text/tokens";
 
@@ -11,8 +11,9 @@ export const NO_KINDS = "The kinds of its heads are not known: some weights of t
 
 export function notes(recording: Recording, layer: number): string[] {
   const info = recording.layers[layer];
-  const found = recording.other ? [bothNote(recording, recording.other)] : [];
-  found.push(...refusedNotes(recording));
+  const { refused, other } = recording;
+  const found = refusedNotes([...refused, ...(other?.refused ?? [])]);
+  if (other) found.push(bothNote(recording, other));
   if (info.kind === "map" && info.overview) {
     found.push(
       `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: regard.page(recording, path, layers=[${layer}]).`,
@@ -21,9 +22,8 @@ export function notes(recording: Recording, layer: number): string[] {
     found.push(...meansNotes(info, layer));
   } else if (info.dtype && info.dtype !== "float32") {
     const stored = info.kind === "weights" ? "Weights are" : "Queries and keys are";
-    const bits = info.dtype === "float16" ? "16" : "24";
     found.push(
-      `${stored} stored in ${bits} bits: weights are within ${digits(info.deviation * 100)} percentage points of the recording, measured on a sample of rows.`,
+      `${stored} stored in 16 bits: weights are within ${digits(info.deviation * 100)} percentage points of the recording, measured on a sample of rows.`,
     );
   }
   if (info.heads?.includes(null)) found.push(NO_KINDS);
@@ -32,22 +32,13 @@ export function notes(recording: Recording, layer: number): string[] {
   return found;
 }
 
-/** @returns the number of layers that observe refused, of both recordings */
+/** @returns the number of layers that observe refused */
 export function countRefused({ refused, other }: Recording): number {
   return namesOf(refused).length + namesOf(other?.refused ?? []).length;
 }
 
 /** Which layers are missing and why; layers with the same reason share one note. */
-function refusedNotes({ title, refused, other }: Recording): string[] {
-  if (!other) return reasonNotes(refused, "");
-  return [
-    ...reasonNotes(refused, ` of “${visible(title)}”`),
-    ...reasonNotes(other.refused, ` of “${visible(other.title)}”`),
-  ];
-}
-
-/** @param of which recording, where there are two */
-function reasonNotes(refused: Refusal[], of: string): string[] {
+function refusedNotes(refused: Refusal[]): string[] {
   const alike = new Map<string, Refusal[]>();
   for (const each of refused) alike.set(each.reason, [...(alike.get(each.reason) ?? []), each]);
   const said = [...alike.values()].slice(0, MOST).map((some) => {
@@ -58,7 +49,7 @@ function reasonNotes(refused: Refusal[], of: string): string[] {
     const [{ line, reason }] = some;
     const at = line && !reason.includes(line) ? ` (${visible(line)})` : "";
     const why = visible(reason.replace(/\s+/g, " "));
-    return `${counted(names.length, "layer")}${of} ${verb} missing: ${listed.join(", ")}${more}. Reason${at}: ${why}`;
+    return `${counted(names.length, "layer")} ${verb} missing: ${listed.join(", ")}${more}. Reason${at}: ${why}`;
   });
   if (alike.size > MOST) said.push(`There are ${alike.size - MOST} more reasons in recording.refused.`);
   return said;
@@ -69,10 +60,10 @@ function namesOf(refused: Refusal[]): string[] {
   return [...new Set(refused.map(({ module }) => module))];
 }
 
-/** Which layers are of which recording, and why two texts have no difference. */
-function bothNote({ title, layers }: Recording, { first, title: second }: Other) {
-  const which = `Layers without a prime are of “${visible(title)}”, those with a prime (0′) of “${visible(second)}”.`;
+/** What stands beside it, and why two texts of different lengths have no difference. */
+function bothNote({ layers }: Recording, { first, title }: Other): string {
   const [one, two] = [layers[0], layers[first]];
+  const which = `Beside each head stands the same one of “${visible(title)}”.`;
   if (one.q_len === two.q_len && one.kv_len === two.kv_len) return which;
-  return `${which} They have ${counted(one.kv_len, "token")} and ${counted(two.kv_len, "token")}, so their cells have no difference; the maps stand side by side.`;
+  return `${which} They have ${counted(one.kv_len, "token")} and ${counted(two.kv_len, "token")}, so their cells have no difference.`;
 }

@@ -4,47 +4,48 @@
  * or of cross-attention face each other; few tokens have lines between them.
  */
 
-import { headNumber, layerName } from "../data/payload";
+import { signal } from "@preact/signals-core";
+import type { Axis } from "../data/axes";
+import { areSeveral, chosenHeads, shown, withHead } from "../data/compare";
+import type { Reading } from "../data/reading";
 import { Latest } from "../data/waiting";
-import { choice, element } from "../dom";
-import type { Page as Whole, Shared } from "../main";
-import type { Axis } from "../map/axes";
-import { areSeveral, chosenHeads, shown, withHead, type Head } from "../map/compare";
+import { byId, choice, element } from "../dom";
 import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
+import { strongest, top } from "../maths/weights";
+import { headNumber, layerName, shortName, type Head, type Token } from "../protocol/recording";
+import type { Session } from "../session";
 import type { Cell, State } from "../state";
-import { strongest, top, type Reading } from "../views/reading";
-import { Flow } from "./flow";
-import { meansAside } from "./block_words";
-import { Lines, MOST_LINED } from "./lines";
-import { secondText } from "./parts";
+import { Flow } from "../text/flow";
+import { Lines, MOST_LINED } from "../text/lines";
+import { secondText } from "../text/parts";
+import { quoted, textSentence } from "../text/sentence";
+import type { Table, View } from "../view";
 import { tintText } from "./prose";
-import { quoted, textSentence } from "./sentence";
-import type { Token } from "./tokens";
-import type { Table } from "../views/views";
-
-type Page = Shared & Pick<Whole, "isReading" | "reading">;
 
 /** One of the two texts. */
-export interface Side {
+interface Side {
   flow: Flow;
   axis: Axis | "both"; // what its tokens are
   shows: "row" | "column" | "side"; // which weights tint it; "side": as the state says
-  name: string;
   range: [number, number]; // its tokens: the first, and the one past the last
   heading: HTMLElement;
   caption: HTMLElement;
+  revealed: string; // what it was scrolled to
 }
 
 // Told apart with any kind of colour sight (Okabe and Ito), on light and on dark ground.
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#8c8c8c"];
 const STROKE = 150; // level of the ramp, of the lines of one head
 const HINT = "Point at a word; click to keep it.";
+const TAP = "Tap a word to see where it looks.";
 const LABELLED = 6; // of the strongest tokens have their number above them
 const LEAST = 0.04; // of the strongest: less is not worth a number
+const STANDS_OUT = 4; // times the even share: less is not worth scrolling to
 const APART = 8; // characters between two numbers that do not touch
 
-export class TextView {
+export class TextView implements View {
+  private pane = byId("view-text");
   private direction = element("p", { className: "direction" });
   private turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
   private facing = element("div", { className: "facing" });
@@ -56,17 +57,15 @@ export class TextView {
   private lines: Lines;
   private sides: Side[] = [];
   private written: Token[][] = [];
-  private isolated: Axis | null = null;
-  private matrix = ""; // what the lines are of
+  private isolated = signal<Axis | null>(null);
+  private matrix = signal(""); // what the lines are of
   private latest = new Latest(); // lines that are asked for
+  readonly draws = [() => this.write(), () => this.read(), () => this.draw(), () => this.connect()];
 
-  constructor(
-    private readonly pane: HTMLElement,
-    private readonly page: Page,
-  ) {
+  constructor(private readonly session: Session) {
     this.turn.className = "pressed";
     const lined = element("div", { className: "lines" }, this.toggles);
-    pane.append(element("div", { className: "tools" }, this.direction, this.turn), this.facing, lined);
+    this.pane.append(element("div", { className: "tools" }, this.direction, this.turn), this.facing, lined);
     this.lines = new Lines(lined, {
       point: (axis, at) => this.point(axis, at),
       choose: (axis, at) => this.choose(axis, at),
@@ -84,28 +83,27 @@ export class TextView {
   }
 
   private choose(axis: Axis, at: number) {
-    if (this.isOneText()) return this.page.store.set({ query: at, hover: null });
-    this.page.store.set({ ...this.cellOf(axis, at), side: axis === "query" ? "looks" : "looked", hover: null });
+    if (this.isOneText()) return this.session.choose({ query: at });
+    this.session.store.set({ ...this.cellOf(axis, at), side: axis === "query" ? "looks" : "looked", hover: null });
   }
 
   /** @param at pointed at; null: no longer */
   private point(axis: Axis, at: number | null) {
-    this.isolated = at === null ? null : axis;
-    this.page.hover(at === null ? null : this.cellOf(axis, at));
-    if (this.page.reading) this.connect(this.page.reading);
+    this.isolated.value = at === null ? null : axis;
+    this.session.hover(at === null ? null : this.cellOf(axis, at));
   }
 
   /** The arrows. */
   move(down: number, right: number) {
-    const { query, key, side } = this.page.store.state;
+    const { query, key, side } = this.session.store.state;
     const axis = !this.isOneText() && side === "looked" ? "key" : "query";
-    const from = (axis === "query" ? query : key) ?? this.page.reading?.[axis] ?? 0;
+    const from = (axis === "query" ? query : key) ?? this.session.reading?.[axis] ?? 0;
     const last = this.written[axis === "query" ? 0 : 1].length - 1;
     const next = down ? (this.sideOf(axis, from)?.flow.beside(from, down) ?? from) : from + right;
     const to = Math.max(0, Math.min(last, next));
     this.choose(axis, to);
     this.sideOf(axis, to)?.flow.reveal(to);
-    this.isolated = axis;
+    this.isolated.value = axis;
   }
 
   /** @returns the side that shows this token */
@@ -115,62 +113,38 @@ export class TextView {
     );
   }
 
-  update(state: State, changed: Set<string>) {
-    const { queries, keys } = this.page.axes(state.layer);
-    if (this.written[0] !== queries || this.written[1] !== keys) this.write(queries, keys);
-    const { reading } = this.page;
-    if (this.page.recording.layers[state.layer].kind === "map") return this.clear();
-    if (reading && ["view", "theme", "side", "scale"].some((name) => changed.has(name))) this.read(reading);
-    this.draw(state);
-  }
-
-  private clear() {
-    for (const { flow, caption } of this.sides) {
-      flow.clear();
-      caption.textContent = "Only the small map of this layer is here; choose a layer that is there in full.";
-    }
-    this.lines.clear();
-    this.matrix = "";
-    this.latest.drop();
-  }
-
   /** Lays the texts out. */
-  private write(queries: Token[], keys: Token[]) {
+  private write() {
+    const { queries, keys } = this.session.axes(this.session.store.drawn.layer);
+    if (this.written[0] === queries && this.written[1] === keys) return;
     this.written = [queries, keys];
     this.facing.replaceChildren();
     const isOne = queries === keys;
     const cut = isOne ? secondText(keys) : null;
+    const { length } = keys;
     if (!isOne)
       this.sides = [
-        this.side(queries, "query", "column", "Queries: the text that looks"),
-        this.side(keys, "key", "row", "Keys: the text that is looked at"),
+        this.side(queries, "query", "column", "Queries: the text that looks", [0, queries.length]),
+        this.side(keys, "key", "row", "Keys: the text that is looked at", [0, length]),
       ];
     else if (cut !== null)
       this.sides = [
-        this.side(keys, "both", "side", "First text", 0, cut),
-        this.side(keys, "both", "side", "Second text", cut),
+        this.side(keys, "both", "side", "First text", [0, cut]),
+        this.side(keys, "both", "side", "Second text", [cut, length]),
       ];
     else
       this.sides = [
-        this.side(keys, "both", "row", "Where it looks"),
-        this.side(keys, "both", "column", "Who looks at it"),
+        this.side(keys, "both", "row", "Where it looks", [0, length]),
+        this.side(keys, "both", "column", "Who looks at it", [0, length]),
       ];
     const twice = isOne && cut === null;
     this.turn.hidden = twice;
     this.direction.className = twice ? "hint pressed" : "direction";
-    if (twice) this.direction.textContent = HINT;
-    this.pane.classList.toggle("few", Math.max(queries.length, keys.length) <= MOST_LINED);
-    if (twice) this.scrollTogether();
+    if (twice) this.direction.textContent = matchMedia("(hover: none)").matches ? TAP : HINT;
+    this.pane.classList.toggle("few", Math.max(queries.length, length) <= MOST_LINED);
   }
 
-  private side(
-    tokens: Token[],
-    axis: Side["axis"],
-    shows: Side["shows"],
-    name: string,
-    first: number = 0,
-    end: number = tokens.length,
-  ): Side {
+  private side(tokens: Token[], axis: Side["axis"], shows: Side["shows"], name: string, range: [number, number]): Side {
     const heading = element("h2", {}, name);
     const caption = element("p", { className: "caption" });
     const pointed: Axis = axis === "both" ? "query" : axis;
@@ -187,50 +161,55 @@ export class TextView {
       },
     });
     this.facing.append(element("div", { className: "side" }, heading, caption, scroller));
-    const flow = new Flow(scroller, tokens, name, first, end);
-    return { flow, axis, shows, name, range: [first, end], heading, caption };
+    const flow = new Flow(scroller, tokens, name, ...range);
+    return { flow, axis, shows, range, heading, caption, revealed: "" };
   }
 
-  /** One text that stands twice scrolls as one. */
-  private scrollTogether() {
-    const [{ flow: one }, { flow: other }] = this.sides;
-    one.lead(other);
-    const [left, right] = [one.scroller, other.scroller];
-    left.addEventListener("scroll", () => (right.scrollTop = left.scrollTop));
-    right.addEventListener("scroll", () => (left.scrollTop = right.scrollTop));
-  }
-
-  read(reading: Reading) {
-    const { side, hover } = this.page.store.state;
+  private read() {
+    const { layers, reading, store } = this.session;
+    const { layer, side, hover } = store.drawn;
+    if (layers[layer].kind === "map")
+      for (const { flow, caption } of this.sides) {
+        flow.clear();
+        caption.textContent = "Only the small map of this layer is here; choose a layer that is there in full.";
+      }
+    if (!reading || reading.layer !== layer || layers[layer].kind === "map") return;
     const [queries, keys] = this.written;
     const titles = {
       row: `Where ${quoted(queries, reading.query)} looks`,
       column: `Who looks at ${quoted(keys, reading.key)}`,
     };
-    const shown = side === "looks" ? "row" : "column";
-    if (!this.turn.hidden) this.direction.textContent = titles[shown];
+    const wanted = side === "looks" ? "row" : "column";
+    if (!this.turn.hidden) this.direction.textContent = titles[wanted];
     for (const each of this.sides) {
-      const shows = each.shows === "side" ? shown : each.shows;
-      const isTinted = this.isOneText() || shows === shown;
-      const weights = isTinted ? reading[shows] : null;
-      this.tint(each, weights, meansAside(reading, this.page.recording.layers));
-      if (isTinted && !weights) each.caption.textContent = "Who looks at it is being added up …";
+      const shows = each.shows === "side" ? wanted : each.shows;
+      const isTinted = this.isOneText() || shows === wanted;
       const mine = each.axis === "both" ? (shows === "row" ? "query" : "key") : each.axis;
       const isChosen = this.isOneText() || mine === (side === "looks" ? "query" : "key");
       each.flow.mark("chosen", isChosen ? reading[mine] : null);
       if (each.shows !== "side" && this.isOneText()) each.heading.textContent = titles[shows];
+      this.tint(each, isTinted ? reading[shows] : null, reading[mine], hover === null);
+      if (isTinted && !reading[shows]) each.caption.textContent = "Who looks at it is being added up …";
     }
-    if (!hover) this.sideOf("query", reading.query)?.flow.reveal(reading.query);
-    this.connect(reading);
   }
 
-  /** @param aside what they are */
-  private tint({ flow, caption, shows, range: [first, end] }: Side, weights: Float32Array | null, aside: string) {
+  /**
+   * @param chosen the token whose weights these are
+   * @param scrolls to the strongest, once for each token that is chosen
+   */
+  private tint(side: Side, weights: Float32Array | null, chosen: number, scrolls: boolean) {
+    const {
+      flow,
+      caption,
+      shows,
+      range: [first, end],
+    } = side;
     const highest = weights ? weights[strongest(weights)] : 0;
-    flow.tint(weights, highest, this.page.look.ramp);
+    flow.tint(weights, highest, this.session.look.ramp);
     if (!weights) {
       flow.label(new Map());
       caption.textContent = "";
+      if (scrolls) flow.reveal(chosen);
       return;
     }
     const part = weights.subarray(first, end);
@@ -238,23 +217,35 @@ export class TextView {
       .filter((at) => part[at] >= LEAST * highest)
       .map((at) => first + at);
     flow.label(numbersAbove(flow.tokens, best, weights));
-    const sum = part.reduce((total, weight) => total + weight, 0);
-    const isPair = shows === "side";
-    const here = isPair && this.page.store.state.side === "looks" ? `Together ${share(sum)}. ` : "";
-    caption.textContent = here + tintText(part, highest, true, aside);
+    const block = this.session.layers[this.session.store.state.layer];
+    const every = block.kind === "pyramid" ? block.block : 1; // each share stands at all tokens of its block
+    const sum = part.reduce((total, weight, i) => ((first + i) % every === 0 ? total + weight : total), 0);
+    const here = shows === "side" && this.session.store.drawn.side === "looks" ? `Together ${share(sum)}. ` : "";
+    caption.replaceChildren(here + tintText(part, highest, true));
+    if (flow.isLong() && best.length > 0) {
+      caption.append(" ", jump(flow, "the strongest", best[0]));
+      if (chosen >= first && chosen < end) caption.append(" ", jump(flow, "the chosen token", chosen));
+    }
+    // Once more when the column has come: by then the text around it is built, and its height is known.
+    const place = [chosen, best[0], this.session.reading?.column !== null].join();
+    if (!scrolls || side.revealed === place) return;
+    side.revealed = place;
+    flow.reveal(chosen);
+    if (best.length > 0 && highest * weights.length > STANDS_OUT) flow.reveal(best[0]);
   }
 
-  /** The lines, and the tints of their names. */
-  private connect({ query, key, row, column }: Reading) {
-    if (this.matrix === "") return;
-    const { ramp } = this.page.look;
-    const axis = this.isolated;
+  /** Only the lines of one token, and the tints of their names. */
+  private connect() {
+    const { reading, look } = this.session;
+    if (this.matrix.value === "" || !reading) return;
+    const { query, key, row, column } = reading;
+    const axis = this.isolated.value;
     this.lines.isolate(axis ?? "query", axis === null ? null : axis === "query" ? query : key);
     const tints = (weights: Float32Array | null) => {
       const highest = weights ? weights[strongest(weights)] : 0;
       return (at: number) => {
-        const tint = weights ? level(weights[at], "row", 0, highest) : 0;
-        return tint === 0 ? null : tintOf(ramp, tint);
+        const tint = weights ? level(weights[at], "fit", 0, highest) : 0;
+        return tint === 0 ? null : tintOf(look.ramp, tint);
       };
     };
     this.lines.tint("key", tints(axis === "key" ? null : row), axis === "key" ? key : null);
@@ -262,47 +253,45 @@ export class TextView {
   }
 
   /** The lines of the open head, or of several in colours, when there are few tokens. */
-  private draw(state: State) {
-    const { layers } = this.page.recording;
+  private draw() {
+    const { layers, store, look, again } = this.session;
+    const { layer, head, heads: chosenWords, hidden } = store.drawn;
     const [queries, keys] = this.written;
-    const few = Math.max(queries.length, keys.length) <= MOST_LINED;
+    const state = { layer, head, heads: chosenWords, hidden, compare: "alone", with: "" } as const;
+    const few = Math.max(queries.length, keys.length) <= MOST_LINED && layers[layer].kind !== "map";
     const heads = chosenHeads(state, layers);
-    const isColoured = this.isColoured(state);
-    const drawn = isColoured
-      ? heads.map((head, i) => ({ which: { ...head, hidden: state.hidden }, colour: COLOURS[i] }))
-      : [{ which: shown({ ...state, compare: "alone" }, layers), colour: this.page.look.ramp.css[STROKE] }];
+    const drawn = this.isColoured(state)
+      ? heads.map((at, i) => ({ which: { ...at, hidden }, colour: COLOURS[i] }))
+      : [{ which: shown(state, layers), colour: look.ramp.css[STROKE] }];
     const chosen = areSeveral(state) ? heads : [];
-    this.toggles.hidden = (!few && chosen.length < 2) || layers[state.layer].num_heads === 1;
+    this.toggles.hidden = (!few && chosen.length < 2) || layers[layer].num_heads === 1;
     this.offer(state, chosen, few);
-    const wanted = few ? JSON.stringify(drawn) : "";
-    if (wanted === this.matrix) return;
-    this.matrix = wanted;
+    const wanted = few && again.value >= 0 ? JSON.stringify(drawn) : "";
+    if (wanted !== "" && wanted === this.matrix.peek()) return;
+    this.matrix.value = "";
     this.latest.drop();
     if (!few) return this.lines.clear();
-    const place = { level: 0, row: 0, column: 0, byRow: false };
+    const place = { level: 0, row: 0, column: 0 };
     void this.latest.ask(
-      (signal) => Promise.all(drawn.map(({ which }) => this.page.source.tile(which, place, signal))),
+      (signal) => Promise.all(drawn.map(({ which }) => this.session.source.tile(which, place, signal))),
       (tiles) => {
-        this.page.mended(this);
+        this.session.mended(this);
         const matrices = tiles.map(({ values }, i) => ({ weights: values, colour: drawn[i].colour }));
         this.lines.draw(matrices, { queries, keys });
-        if (this.page.reading) this.connect(this.page.reading);
+        this.matrix.value = wanted;
       },
-      (error) => {
-        this.matrix = "";
-        this.page.damaged(error, this);
-      },
+      (error) => this.session.damaged(error, this),
     );
   }
 
   /** Has each chosen head a colour of its own? */
-  private isColoured({ heads }: State): boolean {
+  private isColoured({ heads }: Pick<State, "heads">): boolean {
     return heads.includes("_") && heads.split("_").length <= COLOURS.length;
   }
 
   /** A button for every head of the open layer, and for those of others that are chosen. */
-  private offer(state: State, chosen: Head[], few: boolean) {
-    const { layers } = this.page.recording;
+  private offer(state: Pick<State, "layer" | "head" | "heads">, chosen: Head[], few: boolean) {
+    const { layers, store } = this.session;
     const { num_heads } = layers[state.layer];
     const mine = Array.from({ length: num_heads }, (_, head) => ({ layer: state.layer, head }));
     const all = few ? [...mine, ...chosen.filter(({ layer }) => layer !== state.layer)] : [];
@@ -318,9 +307,9 @@ export class TextView {
         type: "button",
         "aria-pressed": place >= 0 || isOpen,
         title: `Layer ${layerName(layers, layer)}, head ${number}: show or hide its lines`,
-        onclick: () => this.page.store.set({ heads: withHead(this.page.store.state, { layer, head }) }),
+        onclick: () => store.set({ heads: withHead(store.state, { layer, head }) }),
       };
-      const name = layer === state.layer ? `H${number}` : `L${layerName(layers, layer)}H${number}`;
+      const name = layer === state.layer ? `H${number}` : shortName(layers, { layer, head });
       return element("button", properties, element("span", { className: "patch", style }), name);
     });
     const label = element("span", { className: "label" }, linesText(chosen.length, few));
@@ -330,21 +319,24 @@ export class TextView {
   }
 
   sentence(reading: Reading): string {
-    const [queries, keys] = this.written;
-    return textSentence(reading, { queries, keys }, this.page.recording.layers);
+    return textSentence(reading, this.session.axes(reading.layer), this.session.layers);
   }
 
   isSettled(): boolean {
-    return !this.latest.isWaiting && !this.page.isReading;
+    return !this.latest.isWaiting && !this.session.isReading;
+  }
+
+  caption(): string {
+    return this.sides.map(({ heading }) => heading.textContent).join(", ");
   }
 
   /** @returns the numbers shown; the first row names the columns */
   table(): Table {
-    const { reading } = this.page;
+    const { reading } = this.session;
     if (!reading) return [];
     const [queries, keys] = this.written;
     if (!this.isOneText()) {
-      const looks = this.page.store.state.side === "looks";
+      const looks = this.session.store.state.side === "looks";
       const [tokens, weights] = looks ? [keys, reading.row] : [queries, reading.column];
       return [
         ["position", "token", looks ? "is looked at" : "looks"],
@@ -356,6 +348,15 @@ export class TextView {
       ...keys.map(({ text }, at) => [at, text, reading.row[at], reading.column?.[at] ?? NaN]),
     ];
   }
+}
+
+/** A button that scrolls a text. */
+function jump(flow: Flow, to: string, at: number): HTMLElement {
+  return element(
+    "button",
+    { type: "button", className: "jump pressed", onclick: () => flow.reveal(at) },
+    `Go to ${to}`,
+  );
 }
 
 /**

@@ -1,32 +1,30 @@
 /** The layers x heads grid of small maps: always there, the way to move. */
 
-import { headNumber, layerName } from "../data/payload";
-import { context2d, element, sharpened } from "../dom";
-import type { Page as Whole, Shared } from "../main";
-import { moving } from "../views/keys";
-import { areSeveral, chosenHeads, withHead } from "./compare";
-import { darkest } from "./legend";
-import { headPicture } from "./small";
-
-type Page = Shared & Pick<Whole, "gridCeiling">;
+import { signal } from "@preact/signals-core";
+import { areSeveral, chosenHeads, withHead } from "../data/compare";
+import { byId, context2d, element, moving, sharpened } from "../dom";
+import { darkest } from "../map/legend";
+import { headPicture } from "../map/small_picture";
+import { headNumber, layerName, ownLayers, type Head } from "../protocol/recording";
+import type { Session } from "../session";
 
 export class Overview {
-  private layers = this.page.recording.layers;
+  private layers = ownLayers(this.session.recording);
   private heads = Math.max(...this.layers.map((info) => info.num_heads));
+  private pane = byId("overview");
   private canvas = this.pane.querySelector("canvas") as HTMLCanvasElement;
   private caption = this.pane.querySelector(".caption") as HTMLElement;
   private left = 24;
   private top = 18;
   private step = 0;
   private gap = 0;
-  private pointed: { layer: number; head: number } | null = null;
-  private picture: HTMLCanvasElement | null = null;
+  private pointed = signal<Head | null>(null);
+  private size = signal(0); // changes with that of the window
+  private picture = signal<HTMLCanvasElement | null>(null);
 
-  constructor(
-    private readonly pane: HTMLElement,
-    private readonly page: Page,
-  ) {
-    const { store } = page;
+  constructor(private readonly session: Session) {
+    const { store } = session;
+    window.addEventListener("resize", () => this.size.value++);
     this.canvas.addEventListener("pointermove", (event) => this.point(this.at(event)));
     this.canvas.addEventListener("pointerleave", () => this.point(null));
     this.canvas.addEventListener("click", (event) => {
@@ -56,31 +54,32 @@ export class Overview {
     return this.layers[layer] && head >= 0 && head < this.layers[layer].num_heads ? { layer, head } : null;
   }
 
-  private point(tile: { layer: number; head: number } | null) {
-    if (tile?.layer === this.pointed?.layer && tile?.head === this.pointed?.head) return;
-    this.pointed = tile;
-    this.canvas.classList.toggle("can-open", tile !== null);
-    this.name();
-    this.outline();
+  private point(tile: Head | null) {
+    const pointed = this.pointed.value;
+    if (tile?.layer !== pointed?.layer || tile?.head !== pointed?.head) this.pointed.value = tile;
   }
 
   /** Says which head is pointed at or open. */
   name() {
-    const { layer, head } = this.pointed ?? this.page.store.state;
-    const { kind } = this.layers[layer];
+    const { drawn } = this.session.store;
+    const at = this.pointed.value ?? drawn;
+    const { kind } = this.layers[at.layer];
     const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
-    const fitted = this.page.store.state.scale === "fit" ? ` · ${darkest(this.page.gridCeiling)}` : "";
-    const adds = areSeveral(this.page.store.state) ? "Press a map to add its head or take it away. " : "";
-    this.caption.textContent = `${adds}${this.pointed ? "Open" : "Open now:"} layer ${layerName(this.layers, layer)}, head ${headNumber(this.layers, { layer, head })}${missing}${fitted}`;
+    const fitted = drawn.scale === "fit" ? ` · ${darkest(this.session.gridCeilings.value)}` : "";
+    const adds = areSeveral(drawn) ? "Press a map to add its head or take it away. " : "";
+    const verb = this.pointed.value ? "Open" : "Open now:";
+    const head = headNumber(this.layers, at);
+    this.caption.textContent = `${adds}${verb} layer ${layerName(this.layers, at.layer)}, head ${head}${missing}${fitted}`;
+    this.canvas.classList.toggle("can-open", this.pointed.value !== null);
     this.canvas.setAttribute("aria-label", `Small maps of every head. ${this.caption.textContent}. Arrow keys move.`);
   }
 
   draw() {
-    this.measure();
+    if (this.size.value >= 0) this.measure();
     const width = this.left + this.heads * this.step + 2;
     const height = this.top + this.layers.length * this.step + 2;
-    this.picture = element("canvas");
-    const context = sharpened(this.picture, width, height);
+    const picture = element("canvas");
+    const context = sharpened(picture, width, height);
     this.canvas.style.width = `${width}px`;
     this.canvas.style.height = `${height}px`;
     this.labels(context);
@@ -88,13 +87,12 @@ export class Overview {
     this.layers.forEach((info, layer) => {
       for (let head = 0; head < info.num_heads; head++) this.tile(context, layer, head);
     });
-    this.name();
-    this.outline();
+    this.picture.value = picture;
   }
 
   private labels(context: CanvasRenderingContext2D) {
-    context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-    context.fillStyle = this.page.look.ink.faint;
+    context.font = `11px ${this.session.look.family}`;
+    context.fillStyle = this.session.look.ink.faint;
     context.textBaseline = "middle";
     const every = this.step >= 18 ? 1 : this.step >= 13 ? 2 : 4;
     context.textAlign = "center";
@@ -117,7 +115,8 @@ export class Overview {
   }
 
   private tile(context: CanvasRenderingContext2D, layer: number, head: number) {
-    const picture = headPicture(this.page, layer, head);
+    const picture = headPicture(this.session, { layer, head });
+    if (!picture) return;
     const side = this.step - this.gap;
     const { width, height } = picture;
     // Fewer pixels than cells: let the browser average. More: keep the cells' edges sharp.
@@ -126,27 +125,27 @@ export class Overview {
     const y = this.top + layer * this.step;
     context.drawImage(picture, 0, 0, width, height, x, y, side, side);
     if (this.gap < 4) return; // so small, frames would be all one sees
-    context.strokeStyle = this.page.look.ink.line;
+    context.strokeStyle = this.session.look.ink.line;
     context.lineWidth = 1;
     context.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
   }
 
   /** The open heads and the one pointed at, over the finished picture. */
   outline() {
-    if (!this.picture) return;
-    const ratio = devicePixelRatio;
-    this.canvas.width = this.picture.width;
-    this.canvas.height = this.picture.height;
+    const picture = this.picture.value;
+    if (!picture) return;
+    [this.canvas.width, this.canvas.height] = [picture.width, picture.height];
     const context = context2d(this.canvas);
-    context.drawImage(this.picture, 0, 0);
-    context.scale(ratio, ratio);
-    context.strokeStyle = this.page.look.ink.accent;
+    context.drawImage(picture, 0, 0);
+    context.scale(devicePixelRatio, devicePixelRatio);
+    context.strokeStyle = this.session.look.ink.accent;
     const side = this.step - this.gap;
-    const { state } = this.page.store;
-    const open = areSeveral(state) ? chosenHeads(state, this.layers) : [state];
-    for (const tile of [this.pointed, ...open]) {
+    const { layer, head, heads } = this.session.store.drawn;
+    const open =
+      heads === "one" || heads === "mean" ? [{ layer, head }] : chosenHeads({ layer, head, heads }, this.layers);
+    for (const tile of [this.pointed.value, ...open]) {
       if (!tile) continue;
-      const width = tile === this.pointed ? 1 : 2;
+      const width = tile === this.pointed.value ? 1 : 2;
       context.lineWidth = width;
       const [x, y] = [this.left + tile.head * this.step, this.top + tile.layer * this.step];
       context.strokeRect(x - width / 2, y - width / 2, side + width, side + width);

@@ -3,22 +3,20 @@
  * for each step. Every number shows the sum that made it, when pointed at or reached by the arrows.
  */
 
-import { isWhole } from "../data/block_means";
+import { signal, untracked } from "@preact/signals-core";
 import { Latest } from "../data/waiting";
-import { choice, element, moreColumns, pixelated } from "../dom";
-import type { Page as Whole, Shared } from "../main";
+import { ARROWS, byId, choice, element, moreColumns, moving, pixelated } from "../dom";
 import type { Ramp } from "../maths/colours";
 import { counted, grouped, share } from "../maths/numbers";
-import type { Step, Steps } from "../maths/row_steps";
 import { columnsOf, PRODUCTS, productsOf, totalOf, weightedValue, written, type Column } from "../maths/sums";
-import type { State } from "../state";
+import type { Step, StepsAnswer as Steps } from "../protocol/questions";
+import { isWhole } from "../protocol/recording";
+import type { Session } from "../session";
 import { missing } from "../text/block_words";
 import { quoted } from "../text/sentence";
 import { named } from "../text/tokens";
-import { ARROWS, moving } from "./keys";
-import type { Table } from "./views";
-
-type Page = Shared & Pick<Whole, "isReading">;
+import type { Table, View } from "../view";
+import { stepsTable } from "./saving";
 
 const MORE = 32; // keys that a press unfolds
 const FEW = 4; // numbers of a vector that are quicker read than seen
@@ -37,7 +35,7 @@ const NO_VECTORS =
 /** Magnitudes that have the full colour. */
 type Highest = { vector: number; value: number; share: number; product: number };
 
-export class StepsView {
+export class StepsView implements View {
   private heading = element("h2");
   private order = choice("Order of the keys", "order", { weight: "By weight", position: "By position" });
   private sum = element("p", { className: "sum", "aria-live": "polite" });
@@ -45,7 +43,7 @@ export class StepsView {
     role: "grid",
     onpointerover: (event: Event) => this.explainNumber(placeOf(event)),
     onpointerleave: () => {
-      this.page.hover(null);
+      this.session.hover(null);
       this.explainNumber(this.active);
     },
     onfocusin: (event: Event) => {
@@ -55,36 +53,34 @@ export class StepsView {
     onclick: (event: Event) => {
       const place = placeOf(event);
       const step = place && this.steps?.rows[place[0]];
-      if (step) this.page.choose({ query: this.query, key: step.key });
+      if (step) this.session.choose({ query: this.query, key: step.key });
     },
     onkeydown: moving((down, right) => this.go(down, right), MOVES),
   });
   private more = element("button", {
     type: "button",
-    onclick: () => this.page.store.set({ steps: this.page.store.state.steps + MORE }),
+    onclick: () => this.session.store.set({ steps: this.session.store.state.steps + MORE }),
   });
   private notes = element("p", { className: "note" });
   private scroller = element("div", { className: "scroller" });
   private overflow = moreColumns(this.scroller);
   private meanings = element("dl");
   private latest = new Latest();
+  private found = signal<{ steps: Steps; query: number; layer: number; asked: string } | null>(null);
   private asked = "";
-  private steps: Steps | null = null;
-  private query = 0;
   private highest: Highest = { vector: 0, value: 0, share: 0, product: 0 };
   private active = [0, 0]; // row and column of the number that the arrows are on
 
-  constructor(
-    pane: HTMLElement,
-    private readonly page: Page,
-  ) {
+  readonly draws = [() => this.ask(), () => this.draw(), () => this.mark()];
+
+  constructor(private readonly session: Session) {
     this.order.className = "choice pressed";
     const summary = element("summary", {}, "What the steps are");
     const open = matchMedia("(min-width: 700px)").matches; // on a phone it would fill the screen
     const explained = element("details", { className: "explained pressed", open }, summary, this.meanings);
     this.scroller.append(explained, this.grid, this.more, this.notes);
     const top = element("div", { className: "top" }, this.heading, this.order);
-    pane.append(top, this.sum, this.overflow.line, this.scroller);
+    byId("view-steps").append(top, this.sum, this.overflow.line, this.scroller);
   }
 
   private go(down: number, right: number) {
@@ -93,40 +89,39 @@ export class StepsView {
     this.cell([clamp(this.active[0] + down, rows), clamp(this.active[1] + right, columns)])?.focus();
   }
 
-  update(state: State, changed: Set<string>) {
-    const asked = [state.layer, state.head, state.hidden, state.order, state.steps, this.page.cell().query].join();
-    if (asked !== this.asked) {
-      this.asked = asked;
-      this.ask();
-    } else if (changed.has("theme")) this.draw();
-    this.mark();
+  private get query(): number {
+    return this.found.value?.query ?? 0;
+  }
+
+  private get steps(): Steps | null {
+    return this.found.value?.steps ?? null;
   }
 
   private ask() {
-    const { layer, head, hidden, order, steps: count } = this.page.store.state;
-    const { query } = this.page.cell();
-    const info = this.page.recording.layers[layer];
-    if (!isWhole(info)) {
-      this.latest.drop();
-      return this.clear(missing(info, layer, "a row step by step"));
-    }
+    const { layers, store, again, source } = this.session;
+    const { layer, head, hidden, order, steps: count } = store.drawn;
+    const { query } = this.session.cell(store.drawn);
+    const asked = [layer, head, hidden, order, count, query];
+    if (asked.join() + again.value === this.asked) return;
+    this.asked = asked.join() + again.value;
+    this.latest.drop();
+    if (!isWhole(layers[layer])) return this.clear(missing(layers[layer], layer, "a row step by step"));
     void this.latest.ask(
-      (signal) => this.page.source.steps({ layer, head, hidden }, query, { by: order, start: 0, count }, signal),
+      (signal) => source.steps({ layer, head, hidden }, query, { by: order, start: 0, count }, signal),
       (steps) => {
-        [this.steps, this.query] = [steps, query];
-        this.page.mended(this);
-        this.draw();
+        this.session.mended(this);
+        this.found.value = { steps, query, layer, asked: asked.join() };
       },
       (error) => {
         this.clear("");
         this.asked = "";
-        this.page.damaged(error, this);
+        this.session.damaged(error, this);
       },
     );
   }
 
   private clear(reason: string) {
-    this.steps = null;
+    this.found.value = null;
     this.grid.replaceChildren();
     this.heading.textContent = "";
     this.sum.textContent = "";
@@ -135,13 +130,14 @@ export class StepsView {
   }
 
   private draw() {
-    const { steps } = this;
-    if (!steps) return;
-    const { layer, hidden } = this.page.store.state;
-    const axes = this.page.axes(layer);
+    const found = this.found.value;
+    if (!found) return;
+    const { steps, query } = found;
+    const { hidden } = this.session.store.state;
+    const axes = this.axes();
     const hasFocus = this.grid.contains(document.activeElement);
     const unfolded = document.activeElement === this.more ? this.grid.tBodies[0].rows.length : null;
-    const name = quoted(axes.queries, this.query);
+    const name = quoted(axes.queries, query);
     const keys = steps.masked
       ? `the ${grouped(steps.allowed)} of ${counted(steps.keys, "key")} it may attend to`
       : counted(steps.keys, "key");
@@ -174,15 +170,18 @@ export class StepsView {
       coloursText("Their shares and the output", steps.output, this.highest.share),
       steps.vector ? (steps.output ? "" : NO_VALUES) : NO_VECTORS,
     ].join("");
-    const chosen = hasFocus ? -1 : this.placeOfKey();
+    const chosen = hasFocus ? -1 : untracked(() => this.placeOfKey()); // `mark` follows it, without a new table
     const at = chosen < 0 ? clamp(this.active[0], rows.length) : chosen;
     this.activate([at, clamp(this.active[1], columns.length - 1)]);
     if (hasFocus) this.cell(this.active)?.focus({ preventScroll: true });
     // Where nothing is left to unfold, the focus goes on to the first key that was.
     if (unfolded !== null && this.more.hidden) this.cell([unfolded, this.active[1]])?.focus();
-    this.mark();
     this.overflow.look();
-    this.grid.dataset.ready = `${this.asked},${steps.rows.length}`;
+    this.grid.dataset.ready = `${found.asked},${steps.rows.length}`;
+  }
+
+  private axes() {
+    return this.session.axes(this.found.value?.layer ?? this.session.store.state.layer);
   }
 
   /** A sentence for each step, from the vectors to the output. */
@@ -208,7 +207,7 @@ export class StepsView {
   }
 
   private row(step: Step, at: number, columns: Column[]) {
-    const token = this.page.axes(this.page.store.state.layer).keys[step.key];
+    const token = this.axes().keys[step.key];
     const name = element("bdi", { className: token.special ? "special" : "" }, named(token, 18));
     const position = element("span", { className: "position" }, String(step.key));
     const row = element("tr", { "data-row": at, className: step.allowed ? "" : "masked" });
@@ -228,7 +227,7 @@ export class StepsView {
   }
 
   private bar(weight: number) {
-    const colour = this.page.look.ramp.css[BAR_LEVEL];
+    const colour = this.session.look.ramp.css[BAR_LEVEL];
     const [width, rest] = [weight, 1 - weight].map((part) => `calc(var(--widest) * ${part})`);
     const style = `width: ${width}; margin-right: ${rest}; background-color: ${colour}`;
     return element("span", { className: "bar-of-weight", style });
@@ -248,7 +247,7 @@ export class StepsView {
   }
 
   private drawn(vector: ArrayLike<number>, highest: number, name: string) {
-    return vectorPicture(vector, highest, this.page.look.differences, name);
+    return vectorPicture(vector, highest, this.session.look.differences, name);
   }
 
   private cell([row, column]: number[]): HTMLElement | null {
@@ -269,7 +268,7 @@ export class StepsView {
     if (!place || !steps) return;
     const column = columnsOf(steps)[place[1]];
     const step = steps.rows[place[0]];
-    const { queries, keys } = this.page.axes(this.page.store.state.layer);
+    const { queries, keys } = this.axes();
     this.grid.querySelector(".explaining")?.classList.remove("explaining");
     this.cell(place)?.classList.add("explaining");
     if (!step) {
@@ -278,18 +277,18 @@ export class StepsView {
     }
     const names = { query: quoted(queries, this.query), key: quoted(keys, step.key) };
     this.sum.textContent = `${names.key}: ${column.sum(step, names)}`;
-    if (this.grid.matches(":hover")) this.page.hover({ query: this.query, key: step.key });
+    if (this.grid.matches(":hover")) this.session.hover({ query: this.query, key: step.key });
   }
 
   /** @returns the row of the key that is read below; -1 where it is not shown */
   private placeOfKey(): number {
-    const { key } = this.page.cell();
+    const { key } = this.session.cell(this.session.store.drawn);
     return this.steps?.rows.findIndex((step) => step.key === key) ?? -1;
   }
 
   /** The key that is read below, here too: marked, and its sum shown while nobody points at another. */
   private mark() {
-    const { key } = this.page.cell();
+    const { key } = this.session.cell(this.session.store.drawn);
     const at = this.placeOfKey();
     const isElsewhere = this.grid.matches(":hover") || this.grid.contains(document.activeElement);
     if (at >= 0 && at !== this.active[0] && !isElsewhere) this.activate([at, this.active[1]]);
@@ -300,33 +299,12 @@ export class StepsView {
 
   /** @returns are these the steps of the chosen query? Where none is chosen, the reading chooses one. */
   isSettled(): boolean {
-    return !this.latest.isWaiting && (this.page.store.state.query !== null || !this.page.isReading);
+    return !this.latest.isWaiting && (this.session.store.state.query !== null || !this.session.isReading);
   }
 
-  /** @returns the numbers shown, those of pictures too; the first row names the columns */
   table(): Table {
-    const { steps } = this;
-    if (!steps) return [];
-    const { queries, keys } = this.page.axes(this.page.store.state.layer);
-    const columns = columnsOf(steps).filter(({ vector }) => !vector);
-    const none = columns.map(() => "");
-    const [vector, output] = [Array.from(steps.vector ?? []), Array.from(steps.output ?? [])];
-    const rows = steps.rows.map((step) => [
-      step.key,
-      keys[step.key].text,
-      ...columns.map(({ of }) => Number(of(step) ?? NaN)),
-      ...Array.from(step.vector ?? []),
-      ...Array.from(step.value ?? []),
-    ]);
-    const places = [...vector.map((_, d) => `vector ${d}`), ...output.map((_, d) => `value ${d}`)];
-    const query = ["query", queries[this.query].text, ...none, ...vector, ...output.map(() => "")];
-    const last = ["output", "", ...none, ...vector.map(() => ""), ...output];
-    return [
-      ["key", "token", ...columns.map(({ name }) => name), ...places],
-      ...rows,
-      ...(vector.length > 0 ? [query] : []),
-      ...(output.length > 0 ? [last] : []),
-    ];
+    const { queries, keys } = this.axes();
+    return this.steps ? stepsTable(this.steps, queries[this.query], keys) : [];
   }
 }
 

@@ -3,10 +3,12 @@
  * of its key. One reading at a time; a newer one replaces an older that is still being computed.
  */
 
-import type { Source, Term } from "../data/source";
-import { Latest } from "../data/waiting";
-import { shown } from "../map/compare";
+import { strongest } from "../maths/weights";
+import type { LayerInfo } from "../protocol/recording";
 import type { State } from "../state";
+import { coarsest, shown } from "./compare";
+import type { Source, Term } from "./source";
+import { Latest } from "./waiting";
 
 export interface Reading {
   layer: number;
@@ -21,8 +23,10 @@ export interface Reading {
   column: Float32Array | null;
 }
 
-/** What changes a reading. */
-const CAUSES = "view layer head heads compare with hidden query key hover".split(" ");
+/** The parts of the state that a reading depends on. */
+export const CAUSES = ["view", "layer", "head", "heads", "compare", "with", "hidden", "query", "key", "hover"] as const;
+type Cause = Pick<State, (typeof CAUSES)[number]>;
+
 /** Views that compare no heads, and those that show one alone. */
 const ONLY: Partial<Record<State["view"], Partial<State>>> = {
   text: { compare: "alone" },
@@ -44,14 +48,14 @@ export class Reader {
     return this.latest.isWaiting;
   }
 
-  update(state: State, changed: Set<string>) {
-    if (!changesReading(changed)) return;
+  read(drawn: Cause) {
+    const state = Object.fromEntries(CAUSES.map((name) => [name, drawn[name]])) as Cause;
     if (this.source.layers[state.layer].kind === "map") return this.latest.drop();
-    void this.latest.ask((signal) => this.read(state, signal), this.onReading, this.onDamage);
+    void this.latest.ask((signal) => this.ask(state, signal), this.onReading, this.onDamage);
   }
 
   /** The row is there at once; the column may take longer and comes in a second reading. */
-  private async read(state: State, signal: AbortSignal): Promise<Reading> {
+  private async ask(state: Cause, signal: AbortSignal): Promise<Reading> {
     const which = shown({ ...state, ...ONLY[state.view] }, this.source.layers);
     let { query, key } = state.hover ?? state;
     // Where a token looks and who looks at it: one token, both ways.
@@ -73,40 +77,15 @@ export class Reader {
   }
 }
 
-/** @param changed parts of the state */
-export function changesReading(changed: Set<string>): boolean {
-  return CAUSES.some((name) => changed.has(name));
-}
-
-/** @returns the lowest index of the largest; where none is above 0, of a NaN */
-export function strongest(weights: Float32Array): number {
-  let best = 0;
-  for (let i = 1; i < weights.length; i++) if (weights[i] > weights[best] || Number.isNaN(weights[best])) best = i;
-  const unknown = weights[best] > 0 ? -1 : weights.findIndex(Number.isNaN);
-  return unknown < 0 ? best : unknown;
-}
-
-/** The rank of one weight among the allowed ones, ties to the lowest index, as topk has it. */
-export function rankOf(weights: Float32Array, mask: Uint8Array, at: number): { rank: number; of: number } {
-  let rank = 1;
-  let of = 0;
-  for (let i = 0; i < weights.length; i++) {
-    of += mask[i];
-    if (weights[i] > weights[at] || (weights[i] === weights[at] && i < at && mask[i])) rank++;
-  }
-  return { rank, of };
-}
-
-/** The positions of the largest weights above 0, in falling order. */
-export function top(weights: Float32Array, count: number): number[] {
-  const best: number[] = [];
-  for (let i = 0; i < weights.length; i++) {
-    if (!(weights[i] > 0)) continue;
-    if (best.length === count && weights[i] <= weights[best[count - 1]]) continue;
-    let at = best.length;
-    while (at > 0 && weights[best[at - 1]] < weights[i]) at--;
-    best.splice(at, 0, i);
-    if (best.length > count) best.pop();
-  }
-  return best;
+/**
+ * Where only block means are known, what is read is the share that each block of keys gets: one
+ * number in the sentence, the tables and the text.
+ */
+export function inBlocks(reading: Reading, layers: LayerInfo[]): Reading {
+  const info = coarsest(reading, layers);
+  if (!info) return reading;
+  const { block, kv_len } = info;
+  const keysAt = (key: number) => Math.min(block, kv_len - key + (key % block));
+  const row = reading.row.map((mean, key) => mean * keysAt(key));
+  return { ...reading, row, column: reading.column?.map((mean) => mean * keysAt(reading.key)) ?? null };
 }

@@ -3,8 +3,7 @@
  * summarised_layer.py stores them.
  */
 
-import type { LayerInfo } from "./payload";
-import type { Which } from "./source";
+import type { LayerInfo } from "../protocol/recording";
 
 export const NO_NUMBER = 255; // the level of a mean that is not a number
 
@@ -22,15 +21,4 @@ export function meansOf({ maximum, octaves }: LayerInfo): Float32Array {
 /** How far a stored mean may be from the real one, as a part of it. */
 export function errorOf({ octaves }: LayerInfo): number {
   return 2 ** (octaves / 506) - 1;
-}
-
-/** Is every weight of the layer known? */
-export function isWhole({ kind }: LayerInfo): boolean {
-  return kind !== "map" && kind !== "pyramid";
-}
-
-/** Of what is shown, the layer whose block means are the largest; null where every weight is known. */
-export function coarsest({ layer, terms }: Which, layers: LayerInfo[]): LayerInfo | null {
-  const infos = (terms ?? [{ layer }]).map((term) => layers[term.layer]);
-  return infos.filter(({ kind }) => kind === "pyramid").sort((one, other) => other.block - one.block)[0] ?? null;
 }

@@ -1,91 +1,6 @@
 /** What page_file.py put into the page, read back. Every damage is found here and said in one sentence. */
 
-import type { Token } from "../text/tokens";
-
-/** What docs/heads.md defines, of one head. */
-export interface HeadKind {
-  kind: string;
-  score: number;
-  entropy: number; // as a share of that of even attention
-  sink: number; // what it gives to the first token and to separators
-}
-
-/** The small maps of a layer, a byte for each block. */
-export interface SmallNumbers {
-  rows: number;
-  columns: number;
-  maximum: number;
-  levels: string;
-  sampled?: number; // one query in so many was asked; exact without it
-}
-
-export interface LayerInfo {
-  name: string;
-  place?: number; // the index of the layer in the model
-  head_numbers?: number[] | null; // the index in the model of each head; null: all heads were recorded
-  // Where the page has two recordings: the title of its own, and its number there, with a prime in the second.
-  of?: string;
-  label?: string;
-  num_heads: number;
-  q_len: number;
-  kv_len: number;
-  /**
-   * what is in this file besides the small map; pyramid: block means, see block_means.ts; live: nothing, the page's
-   * host is asked
-   */
-  kind: "query-key" | "weights" | "pyramid" | "map" | "live";
-  num_kv_heads: number;
-  head_dim: number;
-  scale: number;
-  query_unit: number; // the stored query is over this power of two, which scale makes up for
-  key_unit: number;
-  dtype: "float32" | "float24" | "float16"; // float24: float32 without its last byte
-  deviation: number; // largest difference of a weight, measured, that dtype brings
-  span_heads: number; // 0: no mask; 1: one mask for all heads; num_heads: one each
-  /** tokens of a block of a pyramid, each way; 64 where a layer with query and key holds means of blocks too */
-  block: number;
-  maximum: number; // of its means
-  octaves: number; // below it that its 255 levels span
-  value_heads: number; // 0: there are no values
-  value_dim: number;
-  value_unit: number; // the stored value is over this power of two
-  overview: SmallNumbers | null; // null: not known yet, or not here
-  /** null: not known, or not yet; of a layer with weights that are not numbers no head has a kind */
-  heads: (HeadKind | null)[] | null;
-}
-
-/** An attention that ran and was not recorded; see Recording.refused. */
-export interface Refusal {
-  module: string;
-  line: string | null; // file:line
-  reason: string; // with a remedy
-}
-
-/** What the page knows of a second recording. */
-export interface Other {
-  first: number; // its first layer
-  title: string;
-  query_tokens: Token[] | null;
-  key_tokens: Token[] | null;
-  one_text: boolean;
-  refused: Refusal[];
-}
-
-export interface Recording {
-  version: number;
-  title: string;
-  model: string;
-  batch: number; // entries in the recording; the page shows the first
-  query_tokens: Token[] | null;
-  key_tokens: Token[] | null;
-  one_text: boolean; // the keys are the queries' own tokens
-  opened: (number | null)[]; // layer and head of a fresh page; null: the first one here
-  layers: LayerInfo[];
-  refused: Refusal[];
-  other?: Other; // a second recording, whose layers follow those of the first
-  text?: string; // that the model read, where a server can run it on another one
-  run?: number; // of the model
-}
+import type { LayerInfo, Recording, Token } from "../protocol/recording";
 
 const PIECE = 2 ** 18; // characters of base64 that are read at once, a multiple of 4
 
@@ -109,32 +24,23 @@ export function readRecording(text: string | null | undefined): Recording {
   const places = Array.isArray(raw.opened) ? raw.opened : [];
   const opened = [0, 1].map((i) => (Number.isInteger(places[i]) ? places[i] : null));
   if (!raw.other) return { ...raw, opened, ...readTexts(raw) };
-  const { first, title } = raw.other;
-  for (const [i, layer] of raw.layers.entries())
-    Object.assign(layer, i < first ? { of: raw.title } : { of: title }, { label: layerLabel(layer, i, first) });
+  for (const [i, layer] of raw.layers.entries()) layer.of = i < raw.other.first ? raw.title : raw.other.title;
   return { ...raw, opened, ...readTexts(raw), other: { ...raw.other, ...readTexts(raw.other) } };
 }
 
-function layerLabel({ place }: LayerInfo, index: number, first: number): string {
-  return index < first ? `${place ?? index}` : `${place ?? index - first}′`;
-}
+/** Tokens as the page's JSON block has them. */
+type Texts = { texts: string[]; special: number[] } | null;
 
-/** @returns the number of a layer in the model; of the second recording with a prime */
-export function layerName(layers: LayerInfo[], layer: number): string {
-  return layers[layer].label ?? String(layers[layer].place ?? layer);
-}
-
-/** @returns the number of a head in the model */
-export function headNumber(layers: LayerInfo[], { layer, head }: { layer: number; head: number }): number {
-  return layers[layer].head_numbers?.[head] ?? head;
-}
-
-function readTexts(raw: any): Pick<Recording, "query_tokens" | "key_tokens"> {
+function readTexts(raw: {
+  query_tokens: Texts;
+  key_tokens: Texts;
+  one_text: boolean;
+}): Pick<Recording, "query_tokens" | "key_tokens"> {
   const query = readTokens(raw.query_tokens);
   return { query_tokens: query, key_tokens: raw.one_text ? query : readTokens(raw.key_tokens) };
 }
 
-function readTokens(tokens: { texts: string[]; special: number[] } | null): Token[] | null {
+function readTokens(tokens: Texts): Token[] | null {
   if (!tokens) return null;
   const special = new Set(tokens.special);
   return tokens.texts.map((text, i) => ({ text: String(text), special: special.has(i) }));
@@ -162,10 +68,10 @@ export async function unpack(
   dtype: LayerInfo["dtype"] | "int32",
   length: number,
 ): Promise<Float32Array | Int32Array> {
-  const width = { float16: 2, float24: 3, float32: 4, int32: 4 }[dtype];
+  const width = dtype === "float16" ? 2 : 4;
   const joined = new Uint8Array(4 * length);
   // The bits of a half number stand low until the table says what they mean.
-  let to = width === 2 ? 0 : 4 - width;
+  let to = 0;
   await inflate(text, length * width, (piece) => {
     for (const byte of piece) {
       joined[to] = byte;

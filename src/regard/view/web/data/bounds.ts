@@ -1,17 +1,16 @@
 /** The state inside the recording: no number, head or pin of an address names what is not there. */
 
-import { coarsest } from "./data/block_means";
-import type { LayerInfo, Recording } from "./data/payload";
-import { beside, fittedHeads, shown } from "./map/compare";
-import { FEWEST_STEPS, type State } from "./state";
-import { pinsOf, written } from "./views/pins";
+import type { LayerInfo, Recording } from "../protocol/recording";
+import { FEWEST_STEPS, type State } from "../state";
+import { pinsOf, written } from "./pinned";
+import { beside, coarsest, fittedHeads, shown } from "./compare";
 
 const MOST_STEPS = 1000; // that a server sends at once
 
 /** @returns every number inside the recording */
-export function fitted(state: State, recording: Recording): State {
-  const { layers } = recording;
-  const layer = within(state.layer, layers.length);
+export function fitted(state: State, recording: Pick<Recording, "layers" | "other">): State {
+  const { layers, other } = recording;
+  const layer = within(state.layer, other?.first ?? layers.length);
   const { num_heads, q_len, kv_len } = layers[layer];
   const zoom = Math.max(1, state.zoom);
   const head = within(state.head, num_heads);

@@ -1,53 +1,32 @@
 /** Where a fresh page opens: the head that stands out most, at a word that shows what the head does. */
 
-import type { HeadKind, LayerInfo } from "../data/payload";
-import type { SmallMap } from "../map/small";
-import { sinksOf, type Token, type TwoAxes } from "../text/tokens";
-import { strongest } from "./reading";
-
-interface Kind {
-  does: string;
-  score?: string; // what the number is, if not MEAN
-  key?: (tokens: Token[], query: number) => number; // the key that such a head attends to
-}
+import { strongest } from "../maths/weights";
+import type { HeadKind } from "../protocol/questions";
+import type { LayerInfo, Token } from "../protocol/recording";
+import { sinksOf, type TwoAxes } from "./axes";
+import type { SmallMap } from "./small";
 
 export type NotableHead = { layer: number; head: number; kind: HeadKind };
 
-const TRIAL = "in a trial made to show it";
-const MEAN = "of its attention on average";
 const LETTERS = /\p{L}/gu;
 const CONTENT = 4; // letters of a word that is probably no article or preposition
 const UNKNOWN = 0.5; // the share of a cell whose weight is not known yet
 const SEEN = 0.1; // the share from which a cell shows a pattern
 const MOST_WORDS = 4000; // that are weighed to find the clearest one
 
-/** Every kind but mixed, as docs/heads.md defines them; the first one there is opens the page. */
-const KINDS: Record<string, Kind> = {
-  induction: {
-    does: "each token attends to the token after its previous occurrence",
-    score: TRIAL,
-    key: (tokens, query) => earlier(tokens, query) + 1,
-  },
-  "duplicate token": { does: "each token attends to the same token earlier", score: TRIAL, key: earlier },
-  retrieval: {
-    does: "it attends to the token that the model copies next, far away",
-    score: TRIAL,
-    key: (tokens, query) => (query + 1 < tokens.length ? earlier(tokens, query + 1) : -1),
-  },
-  "previous token": { does: "each token attends to the one before it", key: (_, query) => query - 1 },
-  "next token": { does: "each token attends to the one after it", key: (_, query) => query + 1 },
-  self: { does: "each token attends to itself", key: (_, query) => query },
-  local: { does: "each token attends to the 4 tokens on either side" },
-  "separator sink": { does: "most attention rests on special tokens such as [SEP], whatever the query" },
-  "first-token sink": { does: "most attention rests on the first token, whatever the query", key: () => 0 },
-  uniform: { does: "it spreads its attention almost evenly", score: "of the entropy of even attention" },
+/** Every kind but mixed, the first one there is opens the page: the key that such a head attends to, where one says it. */
+const KINDS: Record<string, ((tokens: Token[], query: number) => number) | null> = {
+  induction: (tokens, query) => earlier(tokens, query) + 1,
+  "duplicate token": (tokens, query) => earlier(tokens, query),
+  retrieval: (tokens, query) => (query + 1 < tokens.length ? earlier(tokens, query + 1) : -1),
+  "previous token": (_, query) => query - 1,
+  "next token": (_, query) => query + 1,
+  self: (_, query) => query,
+  local: null,
+  "separator sink": null,
+  "first-token sink": () => 0,
+  uniform: null,
 };
-
-/** @returns "an induction head", "a previous-token head", "a first-token sink" */
-function named(kind: string): string {
-  const name = kind.endsWith("sink") ? kind : `${kind.replace(" ", "-")} head`;
-  return `${/^[aeio]/.test(name) ? "an" : "a"} ${name}`;
-}
 
 /** The last earlier place of each token of a text; -2 without one, so that the place after it is none either. */
 const earliers = new WeakMap<Token[], Int32Array>();
@@ -75,18 +54,6 @@ export function notableHeads(layers: LayerInfo[]): NotableHead[] {
     }),
   );
   return Object.keys(KINDS).flatMap((name) => best.get(name) ?? []);
-}
-
-/** @returns what such a head does, without its number */
-export function doing({ kind }: HeadKind): string {
-  return KINDS[kind]?.does ?? "no simple pattern takes half of its attention";
-}
-
-/** @returns one sentence that says what is seen */
-export function introduced({ layer, head, kind }: { layer: string; head: number; kind: HeadKind }): string {
-  const known = KINDS[kind.kind];
-  const name = `Layer ${layer}, head ${head} is ${named(kind.kind)}: ${doing(kind)}`;
-  return known ? `${name} (${Math.round(100 * kind.score)}\u202f% ${known.score ?? MEAN}).` : `${name}.`;
 }
 
 /**
@@ -126,7 +93,7 @@ export function openingCells(
   rowOf: RowOf,
   among = [...queries.keys()].filter((at) => at % Math.ceil(queries.length / MOST_WORDS) === 0),
 ): { query: number; key: number | null }[] {
-  const known = kind && KINDS[kind.kind]?.key;
+  const known = kind && KINDS[kind.kind];
   const isSink = kind?.kind.endsWith("sink");
   const sinks = new Set(sinksOf(keys));
   const keyOf = (query: number, row: Float32Array | null): number | null => {

@@ -1,16 +1,15 @@
 /**
- * What the map shows when it is more than one head: the mean of some heads, or two side by side, or
- * their difference. The state keeps it as words: heads=mean or heads=0.1_3.7 (layer.head), with=3.8,
- * compare=beside or compare=difference. On a page of two recordings the other head is always the same
- * one of the other recording.
+ * What is shown when it is more than one head: the mean of some heads, or two side by side, or their
+ * difference. The state keeps it as words: heads=mean or heads=0.1_3.7 (layer.head), with=3.8,
+ * compare=beside or compare=difference.
  */
 
-import { headNumber, layerName, type LayerInfo, type Recording } from "../data/payload";
-import type { Which } from "../data/source";
+import { headNumber, layerName, type Head, type LayerInfo, type Recording } from "../protocol/recording";
 import type { State } from "../state";
-import { visible } from "../text/tokens";
+import type { Which } from "./source";
 
-export type Head = { layer: number; head: number };
+/** The parts of the state that say which heads are shown. */
+export type Chosen = Pick<State, "layer" | "head" | "heads" | "with" | "compare" | "hidden">;
 
 function pairs(text: string): Head[] {
   return text.split("_").map((pair) => {
@@ -29,7 +28,7 @@ function word({ layer, head }: Head): string {
  */
 export function fittedHeads(
   state: Pick<State, "layer" | "head" | "heads" | "with" | "compare">,
-  { layers, other }: Recording,
+  { layers, other }: Pick<Recording, "layers" | "other">,
 ): Pick<State, "heads" | "with" | "compare"> {
   const open = layers[state.layer];
   const isThere = ({ layer, head }: Head) =>
@@ -39,7 +38,9 @@ export function fittedHeads(
   const { compare } = state;
   if (compare === "alone") return { heads, with: state.with, compare };
   if (other) {
-    const at = twin(state, layers, other.first);
+    // The same head of the other recording, whose text may be longer or shorter.
+    const layer = Math.min(layers.length - 1, state.layer + other.first);
+    const at = { layer, head: Math.min(state.head, layers[layer].num_heads - 1) };
     return { heads, with: word(at), compare: isThere(at) ? compare : "beside" };
   }
   const next = { layer: state.layer, head: (state.head + 1) % open.num_heads };
@@ -47,21 +48,18 @@ export function fittedHeads(
   return { heads, with: isFit ? state.with : word(next), compare };
 }
 
-/** The same head of the other recording. */
-function twin({ layer, head }: Head, layers: LayerInfo[], first: number): Head {
-  const other = layer < first ? Math.min(layers.length - 1, layer + first) : Math.min(first - 1, layer - first);
-  return { layer: other, head: Math.min(head, layers[other].num_heads - 1) };
-}
-
 /** @returns the heads of the mean, or the one */
-export function chosenHeads({ layer, head, heads }: State, layers: LayerInfo[]): Head[] {
+export function chosenHeads(
+  { layer, head, heads }: Pick<State, "layer" | "head" | "heads">,
+  layers: LayerInfo[],
+): Head[] {
   if (heads === "one") return [{ layer, head }];
   if (heads !== "mean") return pairs(heads);
   return Array.from({ length: layers[layer].num_heads }, (_, i) => ({ layer, head: i }));
 }
 
 /** What the map shows. */
-export function shown(state: State, layers: LayerInfo[]): Which {
+export function shown(state: Chosen, layers: LayerInfo[]): Which {
   const { layer, head, hidden } = state;
   const mine = chosenHeads(state, layers);
   const terms = mine.map((at) => ({ ...at, factor: 1 / mine.length }));
@@ -70,19 +68,19 @@ export function shown(state: State, layers: LayerInfo[]): Which {
 }
 
 /** @returns are heads chosen one by one? */
-export function areSeveral({ heads }: State): boolean {
+export function areSeveral({ heads }: Pick<State, "heads">): boolean {
   return heads !== "one" && heads !== "mean";
 }
 
 /** The chosen heads with one more, or without it if it was one of them. */
-export function withHead(state: State, head: Head): string {
+export function withHead(state: Pick<State, "layer" | "head" | "heads">, head: Head): string {
   const words = { one: [word(state)], mean: [] }[state.heads] ?? state.heads.split("_");
   const rest = words.filter((one) => one !== word(head));
   return (rest.length < words.length ? rest : [...rest, word(head)]).join("_") || "one";
 }
 
 /** What stands beside it. */
-export function beside({ with: other, hidden }: State): Which {
+export function beside({ with: other, hidden }: Pick<State, "with" | "hidden">): Which {
   return { ...pairs(other)[0], hidden };
 }
 
@@ -110,10 +108,9 @@ export function headline(which: Which, layers: LayerInfo[]): string {
   return `${name[0].toUpperCase()}${name.slice(1)}${which.hidden ? ", without sinks" : ""}`;
 }
 
-/** @returns with its recording, where there are two */
 function headName(one: Head, layers: LayerInfo[]): string {
   const { of } = layers[one.layer];
-  return `layer ${layerName(layers, one.layer)} head ${headNumber(layers, one)}${of === undefined ? "" : ` (${visible(of)})`}`;
+  return `layer ${layerName(layers, one.layer)} head ${headNumber(layers, one)}${of === undefined ? "" : ` (${of})`}`;
 }
 
 /**
@@ -123,4 +120,10 @@ function headName(one: Head, layers: LayerInfo[]): string {
 export function lessName({ terms }: Which, layers: LayerInfo[]): string {
   const less = terms?.find(({ factor }) => factor < 0);
   return less ? headName(less, layers) : "";
+}
+
+/** Of what is shown, the layer whose block means are the largest; null where every weight is known. */
+export function coarsest({ layer, terms }: Pick<Which, "layer" | "terms">, layers: LayerInfo[]): LayerInfo | null {
+  const infos = (terms ?? [{ layer }]).map((term) => layers[term.layer]);
+  return infos.filter(({ kind }) => kind === "pyramid").sort((one, other) => other.block - one.block)[0] ?? null;
 }

@@ -1,0 +1,101 @@
+/** What page_file.py puts into the page: a recording, its tokens and its layers. */
+
+import type { HeadKind, SmallNumbers } from "./questions";
+
+export interface Token {
+  text: string; // exactly as in the source, leading space included
+  special: boolean; // [CLS], <s>, padding …
+}
+
+export interface LayerInfo {
+  name: string;
+  place?: number; // the index of the layer in the model
+  head_numbers?: number[] | null; // the index in the model of each head; null: all heads were recorded
+  of?: string; // the title of its recording, where the page has two
+  num_heads: number;
+  q_len: number;
+  kv_len: number;
+  /**
+   * what is in this file besides the small map; pyramid: block means, see block_means.ts; live: nothing, the page's
+   * host is asked
+   */
+  kind: "query-key" | "weights" | "pyramid" | "map" | "live";
+  num_kv_heads: number;
+  head_dim: number;
+  scale: number;
+  query_unit: number; // the stored query is over this power of two, which scale makes up for
+  key_unit: number;
+  dtype: "float32" | "float16";
+  deviation: number; // largest difference of a weight, measured, that dtype brings
+  span_heads: number; // 0: no mask; 1: one mask for all heads; num_heads: one each
+  /** tokens of a block of a pyramid, each way; 64 where a layer with query and key holds means of blocks too */
+  block: number;
+  maximum: number; // of its means
+  octaves: number; // below it that its 255 levels span
+  value_heads: number; // 0: there are no values
+  value_dim: number;
+  value_unit: number; // the stored value is over this power of two
+  overview: SmallNumbers | null; // null: not known yet, or not here
+  /** null: not known, or not yet; of a layer with weights that are not numbers no head has a kind */
+  heads: (HeadKind | null)[] | null;
+}
+
+/** An attention that ran and was not recorded; see Recording.refused. */
+export interface Refusal {
+  module: string;
+  line: string | null; // file:line
+  reason: string; // with a remedy
+}
+
+/** A second recording: its layers stand after those of the first, and each is seen beside the same one of that. */
+export interface Other {
+  first: number; // its first layer
+  title: string;
+  query_tokens: Token[] | null;
+  key_tokens: Token[] | null;
+  one_text: boolean;
+  refused: Refusal[];
+}
+
+export interface Recording {
+  version: number;
+  title: string;
+  model: string;
+  batch: number; // entries in the recording; the page shows the first
+  query_tokens: Token[] | null;
+  key_tokens: Token[] | null;
+  one_text: boolean; // the keys are the queries' own tokens
+  opened: (number | null)[]; // layer and head of a fresh page; null: the first one here
+  layers: LayerInfo[];
+  refused: Refusal[];
+  other?: Other;
+  text?: string; // that the model read, where a server can run it on another one
+  run?: number; // of the model
+}
+
+export type Head = { layer: number; head: number };
+
+/** @returns the number of a layer in the model */
+export function layerName(layers: LayerInfo[], layer: number): string {
+  return String(layers[layer].place ?? layer);
+}
+
+/** @returns the number of a head in the model */
+export function headNumber(layers: LayerInfo[], { layer, head }: Head): number {
+  return layers[layer].head_numbers?.[head] ?? head;
+}
+
+/** @returns the layers that can be opened */
+export function ownLayers({ layers, other }: Recording): LayerInfo[] {
+  return layers.slice(0, other?.first);
+}
+
+/** @returns "L18H6" */
+export function shortName(layers: LayerInfo[], at: Head): string {
+  return `L${layerName(layers, at.layer)}H${headNumber(layers, at)}`;
+}
+
+/** Is every weight of the layer known? */
+export function isWhole({ kind }: LayerInfo): boolean {
+  return kind !== "map" && kind !== "pyramid";
+}

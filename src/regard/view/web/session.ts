@@ -1,0 +1,247 @@
+/**
+ * What all views share: the recording, the one state, the numbers, and what is read off. Its parts
+ * that change are signals: a drawing that has read one is run again when that one changes.
+ */
+
+import { batch, computed, effect, signal } from "@preact/signals-core";
+import { forAxis, sinksOf, type TwoAxes } from "./data/axes";
+import { fitted } from "./data/bounds";
+import { Client } from "./data/client";
+import { lastWord, openingCells, openingHead, smallRows } from "./data/opening";
+import { CAUSES, inBlocks, Reader, type Reading } from "./data/reading";
+import { ceilingOfAll, smallMap, type Maps } from "./data/small";
+import { Source, type Host } from "./data/source";
+import { lookOf, type Look } from "./look";
+import { isWhole, ownLayers, type LayerInfo, type Recording } from "./protocol/recording";
+import { freshState, Store, type Cell, type State } from "./state";
+import type { View } from "./view";
+
+const MOST_READ = 48; // queries whose weights are asked for, to open at the clearest
+
+export class Session implements Maps {
+  readonly layers: LayerInfo[] = this.recording.layers;
+  readonly isLive = this.layers.some(({ kind }) => kind === "live");
+  private axesOf = new Map<string, TwoAxes>();
+  private readonly small = signal(this.layers.map(smallMap));
+  readonly store: Store;
+  readonly source: Source;
+  private readonly reader: Reader;
+  private readonly darkness = matchMedia("(prefers-color-scheme: dark)");
+  private readonly isDark = signal(this.darkness.matches);
+  private readonly looks = computed(() => (this.isDark.value, lookOf(this.store.drawn.theme)));
+  private readonly read = signal<Reading | null>(null);
+  private readonly troubles = signal<ReadonlyMap<object, Error>>(new Map()); // who has no answer, and why
+  private readonly stage = signal<View | undefined>(undefined);
+  private readonly gathers = signal(this.isLive);
+  private news = new Set<number>(); // layers whose small maps came
+  private redrawing = 0;
+  /** Counts how often an answer came after there had been none: what is on the stage asks again. */
+  readonly again = signal(0);
+  /** Said in place of what is read. */
+  readonly said = signal("");
+  readonly gridCeilings = computed(() => ceilingOfAll(this, this.store.drawn.hidden));
+
+  /**
+   * @param host what answers for one head; null: the file itself
+   * @param partsOf the parts in which a fresh page shows a text
+   */
+  constructor(
+    readonly recording: Recording,
+    host: Host | null,
+    partsOf: (axes: TwoAxes) => State["parts"],
+    hasView: (name: State["view"]) => boolean,
+  ) {
+    const fit = (state: State) => fitted({ ...state, view: hasView(state.view) ? state.view : "map" }, recording);
+    this.store = new Store(this.fresh(partsOf), fit);
+    this.source = new Source(this.layers, host ?? new Client(this.layers, (layer) => sinksOf(this.axes(layer).keys)));
+    this.reader = new Reader(
+      this.source,
+      (reading) => this.onReading(reading),
+      (error) => this.damaged(error, this.reader),
+      (at) => this.axes(at).queries === this.axes(at).keys,
+    );
+    this.darkness.addEventListener("change", ({ matches }) => (this.isDark.value = matches));
+  }
+
+  start() {
+    effect(() => {
+      const { view, layer } = this.store.drawn;
+      if (view && layer >= 0) this.troubles.value = new Map();
+    });
+    effect(() => {
+      if (this.layers[this.store.drawn.layer].kind === "map") this.read.value = null;
+      this.said.value = "";
+      this.reader.read(this.store.drawn);
+    });
+  }
+
+  /** @returns the head that stands out most, at a word that shows what it does */
+  private fresh(partsOf: (axes: TwoAxes) => State["parts"]): State {
+    const layers = ownLayers(this.recording);
+    const { layer, head } = openingHead(
+      layers,
+      this.recording.opened,
+      (one) => this.openingCells(one.layer, one.head).length > 0,
+    );
+    const at = Math.max(0, Math.min(layers.length - 1, layer));
+    const parts = partsOf(this.axes(at));
+    const compare = this.recording.other ? "beside" : "alone";
+    return freshState({ layer: at, head, ...this.openingCell(at, head), compare, parts }, layers[at].kv_len);
+  }
+
+  /** @returns words that show what a head does, as far as its small map says; none: the text does not show it */
+  openingCells(layer: number, head: number) {
+    const axes = this.axes(layer);
+    return openingCells(this.layers[layer].heads?.[head], axes, smallRows(this.maps[layer], axes, head));
+  }
+
+  private openingCell(layer: number, head: number): Cell {
+    return this.openingCells(layer, head)[0] ?? { query: lastWord(this.axes(layer).queries), key: null };
+  }
+
+  /** Opens a head at a word that shows what it does. */
+  openHead(layer: number, head: number) {
+    this.store.set({ layer, head, heads: "one", ...this.openingCell(layer, head), hover: null });
+    void this.clarify();
+  }
+
+  /** Goes on from an opened cell to the clearest of some, once their weights are known, unless somebody moved. */
+  async clarify() {
+    const { layer, head, query, key } = this.store.state;
+    const info = this.layers[layer];
+    const axes = this.axes(layer);
+    if (!info.heads?.[head] || !isWhole(info) || smallRows(this.maps[layer], axes, head)(0)) return;
+    const among = this.openingCells(layer, head).map((cell) => cell.query);
+    among.splice(MOST_READ);
+    try {
+      const rows = await Promise.all(among.map((at) => this.source.row({ layer, head, hidden: false }, at)));
+      const [cell] = openingCells(info.heads[head], axes, (at) => rows[among.indexOf(at)].values, among);
+      const now = this.store.state;
+      const isStill = now.layer === layer && now.head === head && now.query === query && (key ?? now.key) === now.key;
+      if (cell && isStill) this.store.set(cell);
+    } catch {
+      // What is damaged or lost, the map and the sentence say.
+    }
+  }
+
+  get maps() {
+    return this.small.value;
+  }
+
+  /** More is known of the heads of these layers: it is drawn once a frame, however many came. */
+  gathered(layers: number[], isLast = false) {
+    for (const layer of layers) this.news.add(layer);
+    cancelAnimationFrame(this.redrawing);
+    this.redrawing = requestAnimationFrame(() =>
+      batch(() => {
+        this.small.value = this.maps.map((map, layer) =>
+          this.news.delete(layer) ? smallMap(this.layers[layer]) : map,
+        );
+        this.gathers.value &&= !isLast;
+      }),
+    );
+  }
+
+  /** Until the host has answered for every head. */
+  get isGathering() {
+    return this.gathers.value;
+  }
+
+  get look(): Look {
+    return this.looks.value;
+  }
+
+  axes(layer: number): TwoAxes {
+    const { q_len, kv_len } = this.layers[layer];
+    const { other } = this.recording;
+    const read = other && layer >= other.first ? other : this.recording;
+    const name = `${q_len} ${kv_len} ${read === other}`;
+    let axes = this.axesOf.get(name);
+    if (!axes) {
+      const { query_tokens, key_tokens, one_text } = read;
+      const queries = forAxis(query_tokens, q_len);
+      axes = { queries, keys: q_len === kv_len && one_text ? queries : forAxis(key_tokens, kv_len) };
+      this.axesOf.set(name, axes);
+    }
+    return axes;
+  }
+
+  /** What is read off; null: not known yet, or not known at all. */
+  get reading(): Reading | null {
+    return this.read.value;
+  }
+
+  /** Is a cell still being read? */
+  get isReading(): boolean {
+    return this.reader.isReading;
+  }
+
+  private onReading(reading: Reading) {
+    // In the next frame another one is asked for; this one must not fill in the new cell.
+    if (this.store.isPending([...CAUSES])) return;
+    if (reading.column && this.mended(this.reader)) this.again.value++;
+    this.read.value = inBlocks(reading, this.layers);
+    const { hover, query, key } = this.store.state;
+    if (!hover && (query === null || key === null)) this.store.set({ query: reading.query, key: reading.key });
+  }
+
+  /**
+   * @param state what is asked for, or what is drawn
+   * @returns the pointed or chosen cell, as far as it is known
+   */
+  cell(state: Readonly<State> = this.store.state): { query: number; key: number } {
+    const { query, key } = state.hover ?? state;
+    return { query: query ?? this.reading?.query ?? 0, key: key ?? this.reading?.key ?? 0 };
+  }
+
+  hover(cell: Cell | null) {
+    const { hover, layer } = this.store.state;
+    const { q_len, kv_len } = this.layers[layer];
+    // The map beside it may be of a longer text.
+    if (cell && ((cell.query ?? 0) >= q_len || (cell.key ?? 0) >= kv_len)) return;
+    if (cell?.query !== hover?.query || cell?.key !== hover?.key) this.store.set({ hover: cell });
+  }
+
+  /** Keeps a cell; the reading fills in a side that is still unknown. */
+  choose(cell: Partial<Cell>) {
+    this.store.set({ ...cell, hover: null });
+  }
+
+  /** The open view. */
+  get view(): View | undefined {
+    return this.stage.value;
+  }
+
+  set view(view: View | undefined) {
+    this.stage.value = view;
+  }
+
+  /** @param asker who has no answer */
+  damaged(error: Error, asker: object) {
+    const view = this.stage.peek();
+    if (asker !== this.reader && asker !== view && !view?.parts?.().includes(asker)) return;
+    this.troubles.value = new Map(this.troubles.peek()).set(asker, error);
+    if (asker === this.reader) this.read.value = null;
+  }
+
+  /**
+   * @param asker who has its answer
+   * @returns had it none before?
+   */
+  mended(asker: object): boolean {
+    const troubles = new Map(this.troubles.peek());
+    const had = troubles.delete(asker);
+    if (had) this.troubles.value = troubles;
+    return had;
+  }
+
+  /** @returns why something on the stage is not whole, and what stands there instead */
+  get trouble(): string {
+    const parts = this.view?.parts?.() ?? [];
+    const troubles = this.troubles.value;
+    const onStage = [this.reader, this.view, ...parts].flatMap((asker) => (asker && troubles.get(asker)) ?? []);
+    const reasons = new Set(onStage.map(({ message }) => message));
+    const isMap = parts.some((part) => troubles.has(part)) && !this.isLive;
+    return [...reasons, ...(isMap ? ["The small map is shown instead."] : [])].join(" ");
+  }
+}

@@ -1,0 +1,95 @@
+/** The map view: one map, or two side by side, and what chooses their heads. */
+
+import { beside, coarsest, headline, isDifference, shown } from "../data/compare";
+import { ceilingOf } from "../data/small";
+import { byId, offerNumbers } from "../dom";
+import { headNumber, layerName } from "../protocol/recording";
+import type { Session } from "../session";
+import { legendOf } from "../map/legend";
+import { HeadMap } from "../map/map";
+import { followPointer } from "../map/travel";
+import { errorName } from "../text/block_words";
+import type { Legend, View } from "../view";
+import { mapSaving } from "./saving";
+
+export class MapView implements View {
+  private section = byId("view-map");
+  private holders = [...this.section.querySelectorAll(".map")] as HTMLElement[];
+  readonly titles = [...this.section.querySelectorAll(".map-title")] as HTMLElement[];
+  private withLayer = byId<HTMLSelectElement>("with-layer");
+  private withHead = byId<HTMLSelectElement>("with-head");
+  readonly first: HeadMap;
+  private second: HeadMap | null; // null: a page of one head
+  readonly draws: (() => void)[];
+
+  constructor(readonly session: Session) {
+    const { layers, store } = session;
+    const ceiling = () => this.ceiling();
+    this.first = new HeadMap(this.holders[0], session, (state) => shown(state, layers), ceiling);
+    this.second = this.holders[1] ? new HeadMap(this.holders[1], session, beside, ceiling) : null;
+    const second = this.second?.draws.map((draw) => () => this.isBeside() && draw()) ?? [];
+    this.draws = [() => this.name(), ...this.first.draws, ...second];
+    Object.assign(this, mapSaving(this));
+    followPointer(this.first);
+    if (this.second) followPointer(this.second);
+    if (!this.withLayer) return;
+    offerNumbers(this.withLayer, layers.length, (at) => layerName(layers, at));
+    for (const select of [this.withLayer, this.withHead])
+      select.onchange = () => store.set({ with: `${this.withLayer.value}.${this.withHead.value}` });
+  }
+
+  private isBeside(): boolean {
+    return this.session.store.drawn.compare === "beside";
+  }
+
+  /** Which heads are on the stage, in words. */
+  private name() {
+    const { layers, store } = this.session;
+    const { compare, heads, with: other } = store.drawn;
+    document.body.dataset.compare = compare;
+    this.titles[0].textContent = headline({ ...shown(store.drawn, layers), hidden: false }, layers);
+    this.titles[0].hidden = compare === "alone" && heads === "one";
+    if (!this.second) return;
+    (this.second.holder.parentElement as HTMLElement).hidden = compare !== "beside";
+    if (compare === "beside") this.titles[1].textContent = headline({ ...beside(store.drawn), hidden: false }, layers);
+    byId("with").hidden = compare === "alone" || this.session.recording.other !== undefined;
+    if (byId("with").hidden) return;
+    const [layer, head] = other.split(".").map(Number);
+    offerNumbers(this.withHead, layers[layer].num_heads, (at) => String(headNumber(layers, { layer, head: at })));
+    [this.withLayer.value, this.withHead.value] = [String(layer), String(head)];
+  }
+
+  /** @returns those on the stage */
+  parts(): HeadMap[] {
+    return this.second && this.isBeside() ? [this.first, this.second] : [this.first];
+  }
+
+  /** @returns the weight of the darkest colour on the fitted scale, one for all maps on the stage */
+  private ceiling(): number {
+    return Math.max(...this.parts().map(({ which }) => ceilingOf(this.session, which)));
+  }
+
+  isSettled(): boolean {
+    return this.parts().every((map) => map.isSettled());
+  }
+
+  /** @returns what a cell is */
+  unit(): string {
+    const { layers, store } = this.session;
+    const which = shown(store.drawn, layers);
+    if (layers[which.layer].kind === "map") return "share between blocks of tokens";
+    const size = this.first.part?.size ?? 1;
+    const what = isDifference(which) ? "points more or less" : "share of attention";
+    const means = coarsest(which, layers);
+    const fine = !means ? "" : size < means.block ? ", not finer in this file" : `, means ${errorName(means)}`;
+    return `${what}${size > 1 ? ` per ${size} keys` : ""}${fine}`;
+  }
+
+  legend(): Legend {
+    const { store, layers, look } = this.session;
+    const which = shown(store.drawn, layers);
+    const { ramp, differences } = look;
+    const blocks = layers[which.layer].kv_len / (this.first.part?.size ?? 1);
+    return legendOf(store.drawn.scale, blocks, this.unit(), isDifference(which) ? differences : ramp, this.ceiling());
+  }
+}

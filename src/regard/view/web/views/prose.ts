@@ -1,0 +1,87 @@
+/** The text beside the map; the tokens that give or take attention are tinted. */
+
+import type { Axis, TwoAxes } from "../data/axes";
+import type { Reading } from "../data/reading";
+import { byId, element } from "../dom";
+import { share } from "../maths/numbers";
+import { strongest } from "../maths/weights";
+import type { Token } from "../protocol/recording";
+import type { Session } from "../session";
+import type { Cell } from "../state";
+import { Flow } from "../text/flow";
+
+export class Prose {
+  private pane = byId("prose");
+  private caption = byId("tint");
+  private flows: Record<Axis, Flow> | null = null;
+
+  constructor(private readonly session: Session) {
+    this.pane.addEventListener("pointermove", (event) => session.hover(this.cellAt(event)));
+    this.pane.addEventListener("pointerleave", () => session.hover(null));
+    this.pane.addEventListener("click", (event) => {
+      const cell = this.cellAt(event);
+      if (cell) session.choose(cell);
+    });
+  }
+
+  draw() {
+    const { drawn } = this.session.store;
+    const axes = this.session.axes(drawn.layer);
+    if (this.flows?.key.tokens !== axes.keys) this.write(axes);
+    const { reading } = this.session;
+    if (reading && reading.layer === drawn.layer) return this.read(reading);
+    if (reading || this.session.layers[drawn.layer].kind !== "map") return;
+    this.flows?.query.clear();
+    this.flows?.key.clear();
+    this.caption.textContent = "";
+  }
+
+  /** Writes the text, once or twice. */
+  private write({ queries, keys }: TwoAxes) {
+    this.pane.replaceChildren();
+    const text = (tokens: Token[], name: string) => {
+      if (queries !== keys) this.pane.append(element("h3", {}, name));
+      return new Flow(this.pane, tokens, queries === keys ? "The text" : name);
+    };
+    const query = text(queries, "Queries: the text that looks");
+    this.flows = { query, key: queries === keys ? query : text(keys, "Keys: the text that is looked at") };
+  }
+
+  private cellAt(event: Event): Cell | null {
+    const query = this.flows?.query.at(event) ?? null;
+    const key = this.flows?.key.at(event) ?? null;
+    if (query === null && key === null) return null;
+    const asQuery = query !== null && (key === null || this.session.store.state.side === "looks");
+    return asQuery ? { query, key: null } : { query: null, key };
+  }
+
+  private read(reading: Reading) {
+    const { scale, side, hover } = this.session.store.drawn;
+    const looks = side === "looks";
+    const weights = looks ? reading.row : reading.column;
+    if (!weights || !this.flows) return;
+    // A tint points at words; on a log scale nearly every word would have one.
+    const relative = scale !== "linear";
+    const highest = relative ? weights[strongest(weights)] : 1;
+    this.caption.textContent = tintText(weights, highest, relative);
+    const { query, key } = this.flows;
+    const [tinted, other] = looks ? [key, query] : [query, key];
+    if (other !== tinted) other.clear();
+    tinted.tint(weights, highest, this.session.look.ramp);
+    const [chosen, at] = looks ? [reading.query, reading.key] : [reading.key, reading.query];
+    other.mark("chosen", chosen);
+    tinted.mark("other", at === chosen && other === tinted ? null : at);
+    if (!hover) other.reveal(chosen);
+  }
+}
+
+/**
+ * What the tint of a text says.
+ * @param highest the weight of its full tint
+ * @param isStrongest is it the strongest weight?
+ */
+export function tintText(weights: Float32Array, highest: number, isStrongest: boolean): string {
+  if (Number.isNaN(highest)) return "Not numbers (NaN)";
+  const grey = weights.some(Number.isNaN) ? "; grey: not numbers (NaN)" : "";
+  return `Full tint: ${share(highest)}${isStrongest ? ", the strongest" : ""}${grey}`;
+}

@@ -1,0 +1,244 @@
+/** What the parts of a text give to each other, as a table: its sentences, words or lines, for the chosen heads. */
+
+import { signal } from "@preact/signals-core";
+import { headline, headsName, shown } from "../data/compare";
+import { roundedUp } from "../data/small";
+import type { Which } from "../data/source";
+import { Latest } from "../data/waiting";
+import { byId, choice, element, moreColumns, moving } from "../dom";
+import { inCell } from "../map/map";
+import { legendOf } from "../map/legend";
+import { level, tintOf } from "../maths/colours";
+import { counted, lasting, share } from "../maths/numbers";
+import { isWhole } from "../protocol/recording";
+import type { Session } from "../session";
+import { WORDS, type State } from "../state";
+import { missing } from "../text/block_words";
+import { joinedIn, parted, type Part } from "../text/parts";
+import { isolated } from "../text/tokens";
+import type { Legend, Table, View } from "../view";
+
+/** Shares: (queries, keys). */
+type Found = { queries: Part[]; keys: Part[]; shares: Float32Array };
+
+const AGAIN = 500; // milliseconds
+const NUMBERED = 14; // columns that have room for their numbers
+const FIFTH = 5;
+const LEAST = 0.001; // of the attention, that goes to no part, to be worth a sentence
+const NO_PARTS = "There are no parts: the text has special tokens only.";
+
+export class SegmentsView implements View {
+  private line = element("p", { className: "line", role: "status" });
+  private body = element("div", {
+    className: "scroller",
+    onpointerover: ({ target }: Event) => this.say(target),
+    onpointerleave: () => this.sayAll(),
+    onfocusin: ({ target }: Event) => {
+      this.body.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
+      (target as HTMLElement).tabIndex = 0;
+      this.say(target);
+    },
+    onkeydown: moving((down, right) => this.go(down, right)),
+  });
+  private overflow = moreColumns(this.body);
+  private latest = new Latest();
+  private found = signal<Found | null>(null);
+  readonly draws = [() => this.ask(), () => this.show()];
+
+  constructor(private readonly session: Session) {
+    const parts = choice("Parts", "parts", Object.fromEntries(WORDS.parts.map((word) => [word, word])));
+    parts.prepend(element("span", { className: "label" }, "Parts"));
+    const tools = element("div", { className: "tools pressed" }, parts);
+    byId("view-segments").append(tools, this.line, this.overflow.line, this.body);
+  }
+
+  /** @returns the heads of the table: one, or a mean of some */
+  private which(): Which {
+    const { layer, head, heads, hidden } = this.session.store.drawn;
+    return shown({ layer, head, heads, hidden, compare: "alone", with: "" }, this.session.layers);
+  }
+
+  private ask() {
+    const { layers, store, again } = this.session;
+    const axes = this.session.axes(store.drawn.layer);
+    const [queries, keys] = [axes.queries, axes.keys].map((tokens) => parted(tokens, store.drawn.parts));
+    const which = this.which();
+    const terms = which.terms ?? [which];
+    const partial = terms.find(({ layer }) => !isWhole(layers[layer]));
+    this.latest.drop();
+    if (again.value >= 0) this.session.mended(this);
+    this.found.value = null;
+    if (queries.length === 0 || keys.length === 0) return this.fail(NO_PARTS);
+    if (partial) return this.fail(missing(layers[partial.layer], partial.layer, "what parts give to each other"));
+    const asking = `Asking ${counted(terms.length, "head")} …`;
+    this.write(asking);
+    const spans = { queries: queries.map(({ span }) => span), keys: keys.map(({ span }) => span) };
+    void this.latest.ask(
+      (signal) => {
+        const looking = setInterval(() => void this.look(asking, which, signal), AGAIN);
+        return this.session.source.segments(which, spans, signal).finally(() => clearInterval(looking));
+      },
+      (shares) => (this.found.value = { queries, keys, shares }),
+      (error) => {
+        this.fail("");
+        this.session.damaged(error, this);
+      },
+    );
+  }
+
+  /** How far the pass over a long head is, which the sums wait for. */
+  private async look(asking: string, which: Which, signal: AbortSignal) {
+    try {
+      const { done, seconds } = await this.session.source.progress(which, signal);
+      if (done >= 1 || signal.aborted || this.found.peek()) return;
+      const left = seconds === null ? "" : `, ${lasting(seconds)}`;
+      this.write(`${asking} Looking at the whole head: ${Math.floor(100 * done)} %${left}`);
+    } catch {
+      // What is wrong, the sums themselves say.
+    }
+  }
+
+  private fail(text: string) {
+    this.body.replaceChildren();
+    this.write(text);
+  }
+
+  private write(text: string) {
+    this.line.textContent = text;
+  }
+
+  /** The share of the darkest colour. */
+  private darkest(): number {
+    return roundedUp(this.found.value?.shares.reduce((most, value) => (value > most ? value : most), 0) ?? 0);
+  }
+
+  legend(): Legend {
+    return legendOf("fit", 1, "share of the attention of a part", this.session.look.ramp, this.darkest());
+  }
+
+  private show() {
+    const found = this.found.value;
+    if (!found) return; // what was there stays until there is more, or a sentence says why there is not
+    const { row, column } = this.body.contains(document.activeElement)
+      ? (document.activeElement as HTMLElement).dataset
+      : {};
+    this.body.replaceChildren(this.tabled(found));
+    this.overflow.look();
+    this.sayAll();
+    if (row) this.at(row, column)?.focus({ preventScroll: true });
+  }
+
+  private tabled({ queries, keys, shares }: Found): HTMLTableElement {
+    const heads = keys.map((_, at) => this.columnHead(keys, at));
+    const rows = queries.map(({ name }, row) => {
+      const cells = keys.map((_, column) => this.cell(shares[row * keys.length + column], row, column, keys.length));
+      return element("tr", {}, headed("row", `${row + 1} ${isolated(name)}`, "", name), ...cells);
+    });
+    return element(
+      "table",
+      {
+        "aria-label": "What parts give to each other, in percent",
+        className: keys.length > NUMBERED ? "dense" : "",
+        style: `--columns: ${keys.length}`,
+      },
+      element("thead", {}, element("tr", {}, headed("col", "gives to", "corner"), ...heads)),
+      element("tbody", {}, ...rows),
+    );
+  }
+
+  private cell(value: number, row: number, column: number, columns: number): HTMLTableCellElement {
+    const { css, onTop } = tintOf(this.session.look.ramp, level(value, "fit", 0, this.darkest()));
+    const properties = {
+      "data-row": row,
+      "data-column": column,
+      tabIndex: row === 0 && column === 0 ? 0 : -1,
+      "aria-label": share(value),
+      style: `background: ${css}; color: ${onTop}`,
+    };
+    return element("td", properties, columns <= NUMBERED ? inCell(value, false) : "");
+  }
+
+  /** The number of a part, and its name where no row has it; of many parts every fifth number. */
+  private columnHead(keys: Part[], at: number): HTMLTableCellElement {
+    const { queries, keys: tokens } = this.session.axes(this.session.store.drawn.layer);
+    const { name } = keys[at];
+    const isNamed = queries !== tokens;
+    const isTold = isNamed || keys.length <= NUMBERED || (at + 1) % FIFTH === 0;
+    const text = isTold ? `${at + 1}${isNamed ? ` ${isolated(name)}` : ""}` : "";
+    const cell = headed("col", text, isNamed ? "upright" : "", name);
+    cell.setAttribute("aria-label", `${at + 1} ${name}`);
+    return cell;
+  }
+
+  /** @param target a cell */
+  private say(target: EventTarget | null) {
+    const { row, column } = (target as HTMLElement).dataset;
+    const found = this.found.value;
+    if (!found || row === undefined || column === undefined) return this.sayAll();
+    const { queries, keys, shares } = found;
+    const value = shares[Number(row) * keys.length + Number(column)];
+    const [from, to] = [isolated(queries[Number(row)].name), isolated(keys[Number(column)].name)];
+    this.write(`“${from}” gives ${share(value)} of its attention to “${to}”, ${this.over()}.`);
+  }
+
+  private sayAll() {
+    const found = this.found.value;
+    if (!found) return;
+    const { queries, keys, shares } = found;
+    const { layer, parts } = this.session.store.drawn;
+    const same = queries.length === keys.length;
+    const what = same ? counted(keys.length, "part") : `${queries.length} × ${counted(keys.length, "part")}`;
+    const rest = restText(joinedIn(this.session.axes(layer).keys, parts), parts, shares, queries.length);
+    this.write(`${what}, in percent: the mean over the queries of a part, ${this.over()}.${rest}`);
+  }
+
+  private over(): string {
+    const which = this.which();
+    return `${headsName(which, this.session.layers)}${which.hidden ? ", without sinks" : ""}`;
+  }
+
+  /** The arrows go from cell to cell. */
+  private go(down: number, right: number) {
+    const { row, column } = (document.activeElement as HTMLElement).dataset;
+    this.at(Number(row) + down, Number(column) + right)?.focus();
+  }
+
+  private at(row: unknown, column: unknown): HTMLElement | null {
+    return this.body.querySelector(`[data-row="${row}"][data-column="${column}"]`);
+  }
+
+  isSettled(): boolean {
+    return !this.latest.isWaiting;
+  }
+
+  caption(): string {
+    return headline(this.which(), this.session.layers);
+  }
+
+  table(): Table {
+    const found = this.found.value;
+    if (!found) return [];
+    const { queries, keys, shares } = found;
+    const rows = queries.map(({ name }, row) => [name, ...keys.map((_, column) => shares[row * keys.length + column])]);
+    return [["part", ...keys.map(({ name }) => name)], ...rows];
+  }
+}
+
+/**
+ * What the table does not show.
+ * @param joined in each part
+ * @param shares (queries, key parts)
+ */
+export function restText(joined: number, parts: State["parts"], shares: Float32Array, queries: number): string {
+  const rest = 1 - shares.reduce((sum, one) => sum + one, 0) / queries;
+  const others = parts === "words" ? "special tokens and punctuation" : "special tokens";
+  return (
+    (joined > 1 ? ` Each part is of ${joined} ${parts}.` : "") +
+    (rest >= LEAST ? ` On average ${share(rest)} goes to ${others}, which are in no part.` : "")
+  );
+}
+
+/** @param name of a class */
+function headed(scope: "row" | "col", text: string, name: string, title: string = ""): HTMLTableCellElement {
+  return element("th", { scope, className: name, title }, text);
+}
