@@ -1,20 +1,15 @@
 """``regard monitor``: the last state of a training, and its page."""
 
-import csv
 import sys
 from pathlib import Path
-from statistics import fmean
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard.cli.options import AsJson
-from regard.cli.output_files import check_output, page_line, write_json
-from regard.text.escaping import visible
-from regard.text.tables import Table
-from regard.training.alarms import is_dead
-from regard.training.run_table import SHOWN, read_last, read_table
-from regard.view.figures.training_page import write_training_page
+
+if TYPE_CHECKING:
+    from regard.text.tables import Table
 
 __all__ = ["monitor"]
 
@@ -38,6 +33,12 @@ def monitor(
 
     max_score is the largest of all heads, the other numbers are means over the heads.
     """
+    import csv
+
+    from regard.cli.output_files import check_output, page_line, write_json
+    from regard.training.run_table import read_last, read_table
+    from regard.view.figures.training_page import write_training_page
+
     if output is not None:
         check_output(output)
     if as_csv:
@@ -57,8 +58,15 @@ def monitor(
             sys.stdout.write(page_line(output) + "\n")
 
 
-def _by_layer(rows: list[dict[str, Any]]) -> Table:
+def _by_layer(rows: list[dict[str, Any]]) -> "Table":
     """Return a table with one row for each layer."""
+    from statistics import fmean
+
+    from regard.text.escaping import visible
+    from regard.text.tables import Table
+    from regard.training.alarms import is_dead
+    from regard.training.run_table import SHOWN
+
     layers = {row["layer"]: visible(row["name"]) for row in rows}
     columns: dict[str, list[Any]] = {"layer": list(layers), "name": list(layers.values())}
     for statistic in (name for name in _SHORT if any(row["statistic"] == name for row in rows)):

@@ -17,7 +17,7 @@ from regard.text.escaping import visible
 from regard.view.export.page_file import MIB, save_page
 from regard.view.tiles.manifest import PageLayer
 
-__all__ = ["check_output", "report_refused", "show_page", "write_json", "write_page"]
+__all__ = ["check_output", "page_line", "report_refused", "show_page", "write_json", "write_page"]
 
 _MOST_NAMES = 3
 
@@ -87,7 +87,7 @@ def page_lines(page: Path, held: Sequence[PageLayer]) -> str:
         held: what the page has of each layer.
     """
     size = page.stat().st_size
-    lines = [f"{visible(str(page))}   {size / 1000:,.0f} kB, one file, opens in any browser"]
+    lines = [page_line(page)]
     exact = [layer for layer in held if layer.kind in ("query-key", "weights")]
     off = max((layer.deviation for layer in exact), default=0.0)
     within = f", weights to {off:.1g}" if off else ""
@@ -103,6 +103,12 @@ def page_lines(page: Path, held: Sequence[PageLayer]) -> str:
     one = next(layer.place for layer in held if layer not in exact)
     lines.append(f"    to have others exact: --layers {one}, for all {more}; or regard serve")
     return "\n".join(lines)
+
+
+def page_line(page: Path) -> str:
+    """Return where a page is, and how large."""
+    size = page.stat().st_size / 1000
+    return f"{visible(str(page))}   {size:,.0f} kB, one file, opens in any browser"
 
 
 def _layers_text(layers: Sequence[PageLayer]) -> str:
