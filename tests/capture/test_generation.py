@@ -384,9 +384,10 @@ class Shifted(nn.Module):
         self.used: list[Tensor] = []
 
     def forward(self, x: Tensor, first: int) -> Tensor:
+        # Token by token: a longer product rounds earlier tokens in another way on some processors.
+        k, v = (torch.cat([each(t) for t in x.split(1, 1)], 1) for each in (self.k, self.v))
         q, k, v = (
-            part.unflatten(-1, (2, 4)).transpose(1, 2)
-            for part in (self.q(x[:, first:]), self.k(x), self.v(x))
+            part.unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q(x[:, first:]), k, v)
         )
         later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1 + first)
         weights = (q @ k.mT).relu().masked_fill(later, -torch.inf).softmax(-1)

@@ -110,11 +110,9 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
                 break
     if rest is None or (gradients and rest.low is not None):
         return None  # the gradient of a low row is lost in its rounding
-    sink = None
-    if evidence.sink is not None:
-        sink = _same_in_all_rows(evidence, rest, gradients=gradients)
-        if sink is None:
-            return None
+    sink = _same_in_all_rows(evidence, rest, gradients=gradients)
+    if sink is None and evidence.sink is not None:
+        return None
     if isinstance(scale, Tensor):
         query = (query * scale.reshape(*query.shape[:-1], 1)).to(query.dtype)
         scale = 1.0
@@ -134,10 +132,13 @@ def explained(evidence: Evidence, *, gradients: bool) -> AttentionMatrix | None:
         bias = low if bias is None else bias + low
     scale = scale if cap is None else scale * cap
     matrix = attend(query, key, mask=mask, scale=scale, bias=bias, softcap=cap)
-    if sink is None:
-        return matrix
+    return matrix if sink is None else _with_sink(matrix, sink)
+
+
+def _with_sink(matrix: AttentionMatrix, sink: Tensor) -> AttentionMatrix:
+    """Return a matrix with a logit beside the scores, broadcastable to (..., 1, 1)."""
     source = cast(QueryKeyScores, matrix.source)
-    sink = sink.reshape((1,) * (len(shape) - sink.ndim) + sink.shape)
+    sink = sink.reshape((1,) * (len(matrix.shape) - sink.ndim) + sink.shape)
     return AttentionMatrix(replace(source, sink_bias=sink), matrix.mask)
 
 
@@ -488,11 +489,14 @@ def _added(evidence: Evidence, *, gradients: bool) -> _Added | None:
 
 
 def _same_in_all_rows(evidence: Evidence, rest: "_Rest", *, gradients: bool) -> Tensor | None:
-    """Return the logits of a sink, broadcastable to (..., 1, 1); None if they differ by row.
+    """Return the logits of a sink, broadcastable to (..., 1, 1).
 
+    The result is None without a sink, and for one whose logits differ by row.
     Numbers that were added to a whole row were added to its sink, too.
     """
-    column = cast(Tensor, evidence.sink)
+    column = evidence.sink
+    if column is None:
+        return None
     size = column.abs() + 1
     if rest.shift is not None:
         size = size + rest.shift.abs()  # the difference has the rounding of the larger number
