@@ -69,7 +69,7 @@ def test_query_and_key_are_in_the_file_bit_for_bit(tmp_path: Path) -> None:
 def test_twelve_heads_of_256_tokens_take_about_a_megabyte(tmp_path: Path) -> None:
     recording = recorded(heads=12, kv_heads=12, tokens=256, dim=32)
     path = write_page(recording, tmp_path / "page.html")
-    assert path.stat().st_size < 1_000_000
+    assert path.stat().st_size < 1_200_000
     assert layers_of(Blocks(path.read_text()))[0]["dtype"] == "float32"
 
 

@@ -67,13 +67,13 @@ def write_page(
 ) -> Path:
     """Write a recording as a page: one HTML file that needs no network and no server.
 
-    Query and key are stored in float32 while all layers take less than 512 KiB, without its last
-    byte up to 8 MiB, else in float16; the page then says how far weights may be off. Each row also
-    has its largest score and the log of the sum of exp(score - largest), with and without sinks, in
-    float32. With them any weight is one score away. They are those of query and key as stored:
-    in float32 every weight is within 1e-6 of itself, and all views show the same one.
-    Of more than 8,192 tokens the means of blocks of 64 x 64 tokens follow where there is room, so
-    that the whole is exact at once too. Of several sequences in a batch the page shows the first.
+    Query and key are stored in float32 while all layers take less than 8 MiB, else in float16; the
+    page then says how far weights may be off. Each row also has its largest score and the log of
+    the sum of exp(score - largest), with and without sinks, in float32. With them any weight is one
+    score away. They are those of query and key as stored: in float32 every weight is within 1e-6 of
+    itself, and all views show the same one. Of more than 8,192 tokens the means of blocks of 64 x
+    64 tokens follow where there is room, so that the whole is exact at once too. Of several
+    sequences in a batch the page shows the first.
 
     A layer is exact if the page has its query and key. Exact are, in this order and while they fit
     ``limit``: the opened layer, the layers of the heads that stand out, and the other layers. Of

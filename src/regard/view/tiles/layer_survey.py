@@ -1,13 +1,9 @@
 """Passes over the layers of a recording: their progress, and the kinds of their heads."""
 
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from typing import Any, final
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from regard.analysis.head_classes import classify, survey_of, trials_of
 from regard.analysis.head_kinds import Head
@@ -15,46 +11,9 @@ from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Answers
 from regard.recording.recording import Recording
-from regard.reductions.block import RowStatistics
-from regard.reductions.reduction import Contribution, Reduction
+from regard.reductions.reduction import Reduction
 
-__all__ = ["EachBlock", "RowCount", "kinds_of", "layer_kinds", "reduced"]
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class EachBlock(Reduction):
-    """A reduction without an answer that calls a function for each block of a pass.
-
-    Args:
-        call: called with the number of rows of all heads, on several threads; what it raises ends
-            the pass.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.layer_survey import EachBlock
-        >>> even = regard.attend(torch.zeros(2, 1), torch.zeros(2, 1))
-        >>> even.reduce(regard.Pool(1, 1), EachBlock(print))[0]
-        2
-        tensor([[0.5000]])
-    """
-
-    thread_safe = True
-    reads_statistics = True
-
-    call: Callable[[int], object]
-
-    def start(
-        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
-        return ()
-
-    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
-        self.call(prod(part.stop - part.start for part in block.box.at_rows))
-        return ()
-
-    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> None:
-        return None
+__all__ = ["RowCount", "kinds_of", "layer_kinds", "reduced"]
 
 
 class RowCount:
@@ -73,7 +32,6 @@ class RowCount:
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self._progress = progress
-        self._alone = threading.Lock()
         self._done = self._rows = 0
         for recording in recordings:
             for layer in recording.layers:
@@ -82,17 +40,26 @@ class RowCount:
 
     def add(self, rows: int) -> None:
         """Report more rows as done."""
-        with self._alone:  # several threads count
-            self._done += rows
-            if self._progress is not None:
-                self._progress(self._done, self._rows)
+        self._done += rows
+        if self._progress is not None:
+            self._progress(self._done, self._rows)
 
 
 def reduced(
     matrix: AttentionMatrix, reductions: Sequence[Reduction], call: Callable[[int], object]
 ) -> tuple[Any, ...]:
     """Return a matrix's answers to some reductions; ``call`` gets the rows of each block."""
-    return matrix.reduce(*reductions, EachBlock(call))[:-1]
+    rows, done = prod(matrix.shape[:-1]), 0
+
+    def count(finished: int, blocks: int) -> None:
+        nonlocal done
+        new = rows * finished // blocks - done
+        if new > 0:  # a pass that starts again on another backend counts again
+            done += new
+            call(new)
+
+    answers = matrix.reduce(*reductions, progress=count)
+    return answers if len(reductions) > 1 else (answers,)
 
 
 def kinds_of(recording: Recording, call: Callable[[int], object]) -> list[list[Head | None]]:

@@ -4,16 +4,26 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import torch
-from msgspec import Meta, Struct
 from torch import Tensor
 
 from regard.view.tiles.head_tiles import Place, WrongQuestionError
 from regard.view.tiles.manifest import head_records
 from regard.view.tiles.page_answers import Answers, Wanted, Which
+from regard.view.tiles.protocol import (
+    Column,
+    Heads,
+    OfHead,
+    Overview,
+    Progress,
+    Row,
+    Segments,
+    Steps,
+    Tile,
+)
 
 __all__ = ["QUESTIONS", "Answer", "Question", "Threads"]
 
@@ -21,9 +31,6 @@ __all__ = ["QUESTIONS", "Answer", "Question", "Threads"]
 _THREADS = {"quick": 2, "long": 2, "waiting": 32}
 
 Result = TypeVar("Result")
-Whole = Annotated[int, Meta(ge=0, le=999_999_999)]
-Flag = Annotated[int, Meta(ge=0, le=1)]
-Spans = Annotated[list[tuple[Whole, Whole]], Meta(min_length=1, max_length=200)]
 
 
 @dataclass(frozen=True)
@@ -39,82 +46,47 @@ class Answer:
     arrays: tuple[Tensor, ...] = ()
 
 
-class _Head(Struct, forbid_unknown_fields=True):
-    """A question about one head."""
-
-    layer: Whole
-    head: Whole
-    hidden: Flag = 0
-
-    @property
-    def which(self) -> Which:
-        return Which(self.layer, self.head, bool(self.hidden))
+def _which(asked: OfHead) -> Which:
+    return Which(asked.layer, asked.head, asked.hidden)
 
 
-class _Row(_Head, kw_only=True):
-    query: Whole
-
-    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
-        row = answers.row(self.which, self.query, wanted=wanted)
-        return Answer(arrays=(row.values.float(), row.mask.to(torch.uint8)))
+def _row(asked: Row, answers: Answers, wanted: Wanted) -> Answer:
+    row = answers.row(_which(asked), asked.query, wanted=wanted)
+    return Answer(arrays=(row.values.float(), row.mask.to(torch.uint8)))
 
 
-class _Column(_Head, kw_only=True):
-    key: Whole
-
-    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
-        return Answer(arrays=(answers.column(self.which, self.key, wanted=wanted).float(),))
+def _column(asked: Column, answers: Answers, wanted: Wanted) -> Answer:
+    return Answer(arrays=(answers.column(_which(asked), asked.key, wanted=wanted).float(),))
 
 
-class _Tile(_Head, kw_only=True):
-    level: Whole
-    row: Whole
-    column: Whole
-    by_row: Annotated[int, Meta(ge=0, le=0)] = 0  # pages have no scale by row any more
-
-    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
-        tile = answers.tile(self.which, Place(self.level, self.row, self.column), wanted=wanted)
-        height, width = tile.values.shape
-        content = {"height": height, "width": width, "exact": tile.exact, "sampled": tile.sampled}
-        return Answer(content, (tile.values.float(),))
+def _tile(asked: Tile, answers: Answers, wanted: Wanted) -> Answer:
+    place = Place(asked.level, asked.row, asked.column)
+    tile = answers.tile(_which(asked), place, wanted=wanted)
+    height, width = tile.values.shape
+    content = {"height": height, "width": width, "exact": tile.exact, "sampled": tile.sampled}
+    return Answer(content, (tile.values.float(),))
 
 
-class _Progress(_Head, kw_only=True):
-    by_row: Annotated[int, Meta(ge=0, le=0)] = 0
-
-    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
-        return Answer(answers.progress(self.which)._asdict())
+def _progress(asked: Progress, answers: Answers, _: Wanted) -> Answer:
+    return Answer(answers.progress(_which(asked))._asdict())
 
 
-class _Steps(_Head, kw_only=True):
-    query: Whole
-    by: Literal["weight", "position"]
-    start: Whole
-    count: Annotated[int, Meta(ge=0, le=1000)]
-
-    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
-        return Answer(answers.steps(self.which, self.query, self.by, self.start, self.count))
+def _steps(asked: Steps, answers: Answers, _: Wanted) -> Answer:
+    which = _which(asked)
+    return Answer(answers.steps(which, asked.query, asked.by, asked.start, asked.count))
 
 
-class _Segments(_Head, kw_only=True):
-    queries: Spans
-    keys: Spans
-
-    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
-        shares = answers.segments(self.which, self.queries, self.keys, wanted=wanted)
-        return Answer(arrays=(shares.float(),))
+def _segments(asked: Segments, answers: Answers, wanted: Wanted) -> Answer:
+    shares = answers.segments(_which(asked), asked.queries, asked.keys, wanted=wanted)
+    return Answer(arrays=(shares.float(),))
 
 
-class _Overview(Struct, forbid_unknown_fields=True):
-    layer: Whole
-
-    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
-        return Answer({"overview": answers.overview(self.layer, wanted=wanted)})
+def _overview(asked: Overview, answers: Answers, wanted: Wanted) -> Answer:
+    return Answer({"overview": answers.overview(asked.layer, wanted=wanted)})
 
 
-class _Heads(Struct, forbid_unknown_fields=True):
-    def answer(self, answers: Answers, wanted: Wanted) -> Answer:
-        return Answer({"heads": head_records(answers.heads(wanted=wanted))})
+def _heads(_: Heads, answers: Answers, wanted: Wanted) -> Answer:
+    return Answer({"heads": head_records(answers.heads(wanted=wanted))})
 
 
 @dataclass(frozen=True)
@@ -122,11 +94,13 @@ class Question:
     """A kind of question.
 
     Attributes:
-        asked: the type of its requests; it has a field for each parameter, and computes the answer.
+        asked: the type of its requests, as the protocol has it.
+        answers: computes the answer to one.
         threads: which threads compute it.
     """
 
     asked: Any
+    answers: Callable[[Any, Answers, Wanted], Answer]
     threads: Literal["quick", "long", "waiting"] = "quick"
 
     def answer(self, answers: Answers, parameters: Mapping[str, Any], wanted: Wanted) -> Answer:
@@ -141,7 +115,7 @@ class Question:
             request = msgspec.convert(given, self.asked, strict=False)
         except msgspec.ValidationError as error:
             raise WrongQuestionError(_said(error)) from error
-        return cast(Answer, request.answer(answers, wanted))
+        return self.answers(request, answers, wanted)
 
 
 def _value(name: str, given: Any) -> Any:
@@ -161,14 +135,14 @@ def _said(error: msgspec.ValidationError) -> str:
 
 
 QUESTIONS = {
-    "row": Question(_Row),
-    "column": Question(_Column, "waiting"),
-    "tile": Question(_Tile),
-    "progress": Question(_Progress),
-    "steps": Question(_Steps),
-    "segments": Question(_Segments, "waiting"),
-    "overview": Question(_Overview, "long"),
-    "heads": Question(_Heads, "long"),
+    "row": Question(Row, _row),
+    "column": Question(Column, _column, "waiting"),
+    "tile": Question(Tile, _tile),
+    "progress": Question(Progress, _progress),
+    "steps": Question(Steps, _steps),
+    "segments": Question(Segments, _segments, "waiting"),
+    "overview": Question(Overview, _overview, "long"),
+    "heads": Question(Heads, _heads, "long"),
 }
 """Every question by its name."""
 

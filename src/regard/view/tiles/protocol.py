@@ -1,15 +1,32 @@
 """The questions of the page and their answers: one table for Python and for TypeScript.
 
 ``python -m regard.view.tiles.protocol`` writes its TypeScript, ``view/web/protocol/questions.ts``.
-A test compares that file with this table, and the parameters that the server reads with it.
+A test compares that file with this table. The server decodes its questions by the same types.
 """
 
-from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["QUESTIONS", "parameters", "typescript"]
+from msgspec import Meta, Struct
+from msgspec.structs import fields
+
+__all__ = [
+    "QUESTIONS",
+    "Column",
+    "Heads",
+    "OfHead",
+    "Overview",
+    "Progress",
+    "Row",
+    "Segments",
+    "Steps",
+    "Tile",
+    "typescript",
+]
+
+Whole = Annotated[int, Meta(ge=0, le=999_999_999)]
+Spans = Annotated[list[tuple[Whole, Whole]], Meta(min_length=1, max_length=200)]
 
 
 class Floats:
@@ -24,55 +41,48 @@ class Vector:
     """A few numbers, sent as JSON."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfHead:
+class OfHead(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question about one head; hidden: sinks are set aside, and the rows renormalised."""
 
-    layer: int
-    head: int
-    hidden: bool
+    layer: Whole
+    head: Whole
+    hidden: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row(OfHead):
+class Row(OfHead, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The weights of one query, and which keys it may attend to."""
 
-    query: int
+    query: Whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowAnswer:
+class RowAnswer(Struct, frozen=True, kw_only=True):
     """A number for each key; of the mask, 1 where the query may attend to the key."""
 
     values: Floats
     mask: Bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column(OfHead):
+class Column(OfHead, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every query gives to one key."""
 
-    key: int
+    key: Whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class Values:
+class Values(Struct, frozen=True, kw_only=True):
     """Numbers whose shape the question says: a column, or shares (query parts, key parts)."""
 
     values: Floats
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tile(OfHead):
+class Tile(OfHead, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of the matrix: 256 x 256 cells, each the mean of 2^level x 2^level weights."""
 
-    level: int
-    row: int
-    column: int
+    level: Whole
+    row: Whole
+    column: Whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class TileAnswer:
+class TileAnswer(Struct, frozen=True, kw_only=True):
     """The cells (height, width); sampled: one query in so many was asked, if they are not exact."""
 
     values: Floats
@@ -82,31 +92,27 @@ class TileAnswer:
     sampled: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress(OfHead):
+class Progress(OfHead, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The state of the pass over a long head, which its exact tiles wait for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProgressAnswer:
+class ProgressAnswer(Struct, frozen=True, kw_only=True):
     """The part of the pass that is done, from 0 to 1, and the seconds that are left, if known."""
 
     done: float
     seconds: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Steps(OfHead):
+class Steps(OfHead, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one query comes to its weights, for some of its keys: strongest first, or in order."""
 
-    query: int
+    query: Whole
     by: Literal["weight", "position"]
-    start: int
-    count: int
+    start: Whole
+    count: Annotated[int, Meta(ge=0, le=1000)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(Struct, frozen=True, kw_only=True):
     """One key of a query; a step that does nothing is null for every key."""
 
     key: int
@@ -122,8 +128,7 @@ class Step:
     value: Vector | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepsAnswer:
+class StepsAnswer(Struct, frozen=True, kw_only=True):
     """A query step by step, as ``A.steps(query)`` has it.
 
     Of a query of which only the weights are known, the vector, maximum and log_normalizer are null.
@@ -143,23 +148,20 @@ class StepsAnswer:
     output: Vector | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Segments(OfHead):
+class Segments(OfHead, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What parts of a text give to each other; a part is its first token, and one past its last."""
 
-    queries: list[tuple[int, int]]
-    keys: list[tuple[int, int]]
+    queries: Spans
+    keys: Spans
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overview:
+class Overview(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The small maps of a layer, of a live host."""
 
-    layer: int
+    layer: Whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmallNumbers:
+class SmallNumbers(Struct, frozen=True, kw_only=True):
     """The small maps of a layer: a byte for each block, in base64; sampled as in a tile."""
 
     rows: int
@@ -169,20 +171,17 @@ class SmallNumbers:
     sampled: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class OverviewAnswer:
+class OverviewAnswer(Struct, frozen=True, kw_only=True):
     """The small maps of a layer."""
 
     overview: SmallNumbers
 
 
-@dataclass(frozen=True, kw_only=True)
-class Heads:
+class Heads(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The kinds of all heads, of a live host."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadKind:
+class HeadKind(Struct, frozen=True, kw_only=True):
     """What docs/heads.md defines of one head; the entropy as a share of that of even attention."""
 
     kind: str
@@ -191,8 +190,7 @@ class HeadKind:
     sink: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadsAnswer:
+class HeadsAnswer(Struct, frozen=True, kw_only=True):
     """The kind of each head, layer by layer; null where its weights are not numbers."""
 
     heads: list[HeadKind | None]
@@ -222,17 +220,6 @@ _WORDS = {
     Bytes: "Uint8Array",
     Vector: "ArrayLike<number>",
 }
-
-
-def parameters(kind: str) -> tuple[str, ...]:
-    """Return the names of what a question has.
-
-    Example:
-        >>> from regard.view.tiles.protocol import parameters
-        >>> parameters("row")
-        ('layer', 'head', 'hidden', 'query')
-    """
-    return tuple(field.name for field in fields(QUESTIONS[kind][0]))
 
 
 def typescript() -> str:
@@ -276,7 +263,7 @@ def _declare(structure: type, members: list[str], structures: dict[type, str]) -
     for hint in hints.values():
         for used in _structures_in(hint):
             _declare(used, [], structures)
-    optional = {field.name for field in fields(structure) if field.default is not MISSING}
+    optional = {field.name for field in fields(structure) if field.default is None}
     members += [f"{name}{'?' * (name in optional)}: {_word(hint)}" for name, hint in hints.items()]
     first = (structure.__doc__ or "").partition("\n")[0]
     structures[structure] = f"/** {first} */\n{_alias(_name(structure), members)}"
@@ -291,7 +278,7 @@ def _alias(name: str, members: list[str]) -> str:
 
 
 def _structures_in(hint: Any) -> list[type]:
-    if hasattr(hint, "__dataclass_fields__"):
+    if isinstance(hint, type) and issubclass(hint, Struct):
         return [hint]
     return [used for part in get_args(hint) for used in _structures_in(part)]
 
