@@ -96,11 +96,11 @@ def test_the_layers_whose_heads_are_known_are_not_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     in_blocks_of(10, monkeypatch)
-    whole, again, leaves = Leaves(10**6), Leaves(10**6), Leaves(75)
+    whole, again, leaves = Leaves(10**6), Leaves(10**6), Leaves(60)
     with Answers(seen("abc")) as answers:
         kinds = answers.heads(wanted=whole)
     with Answers(seen("abc")) as answers:
         with pytest.raises(Gone):
             answers.heads(wanted=leaves)
         assert answers.heads(wanted=again) == kinds
-    assert again.asked < whole.asked - 50
+    assert again.asked < whole.asked / 2  # two of three layers are known
