@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import regard
@@ -233,6 +234,48 @@ def test_the_table_waits_for_processes_that_a_launcher_starts_later(
         with monitor(0):
             model(torch.randn(1, TOKENS, WIDTH))
     assert (tmp_path / "run" / "step-000000000.parquet").exists()
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.query(x)[:, None]
+        return F.scaled_dot_product_attention(query, x[:, None], x[:, None], dropout_p=0.1)
+
+
+def test_weights_of_nan_fire_an_alarm_though_they_have_no_scores() -> None:
+    model, alerts = Dropped(), list[object]()
+    alarm = regard.alarms.not_finite()
+    with regard.Monitor(model, every=1, alarm=alarm, then=alerts.extend) as monitor:
+        with monitor(0):
+            model(torch.randn(2, TOKENS, WIDTH))
+        assert alerts == []
+        nn.init.constant_(model.query.weight, torch.nan)
+        with monitor(1):
+            model(torch.randn(2, TOKENS, WIDTH))
+    assert len(alerts) == 1
+
+
+def test_a_model_in_float64_has_all_statistics() -> None:
+    model = Model(1).double()
+    with regard.Monitor(model, every=1) as monitor, monitor(0):
+        model(torch.randn(1, TOKENS, WIDTH, dtype=torch.float64))
+    assert {name for _, name in monitor.latest} == {*STATISTICS}
+
+
+def test_a_monitor_without_a_step_warns() -> None:
+    with (
+        pytest.warns(UserWarning, match=r"observed no step.\n    Write with monitor\(step\)"),
+        regard.Monitor(model := Model(1), every=1),
+    ):
+        model(torch.randn(1, TOKENS, WIDTH))
+    with pytest.raises(ValueError, match="step is -1"):
+        regard.Monitor(model)(-1)
+    with pytest.raises(TypeError, match="writers has a str"):
+        regard.Monitor(model, writers=["tensorboard"])
 
 
 def test_two_monitors_share_a_model_but_no_folder(tmp_path: Path) -> None:

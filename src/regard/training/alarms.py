@@ -46,7 +46,10 @@ class Alert(NamedTuple):
 
 @dataclass(frozen=True)
 class Alarm:
-    """A condition on one number of each head, from the step ``after`` on."""
+    """A condition on one number of each head, from the step ``after`` on.
+
+    Without a statistic it is a condition on all of them, and a head fires it once.
+    """
 
     statistic: str
     number: str
@@ -56,15 +59,17 @@ class Alarm:
 
     def alerts(self, step: int, summaries: Mapping[Key, Summary]) -> list[Alert]:
         """Return an alert for each head that fulfils the condition."""
-        layers, found = layer_indices(summaries), list[Alert]()
+        layers, found = layer_indices(summaries), dict[tuple[str, int], Alert]()
         for (name, statistic), summary in summaries.items():
-            if statistic != self.statistic or step < self.after:
+            if self.statistic not in ("", statistic) or step < self.after:
                 continue
             numbers = getattr(summary, self.number)
             for at in cast("list[int]", self.fires(summary).nonzero().flatten().tolist()):
-                place = (step, layers[name], name, summary.heads[at])
-                found.append(Alert(*place, statistic, float(numbers[at]), self.limit))
-        return found
+                head = summary.heads[at]
+                place = (step, layers[name], name, head)
+                alert = Alert(*place, statistic, float(numbers[at]), self.limit)
+                found.setdefault((name, head), alert)
+        return [*found.values()]
 
 
 def max_score(limit: float) -> Alarm:
@@ -102,14 +107,16 @@ def entropy_collapse(limit: float) -> Alarm:
 
 
 def not_finite() -> Alarm:
-    """Return an alarm for heads with a score of NaN or infinity.
+    """Return an alarm for heads with a number that is NaN or infinite.
+
+    Of weights that dropout or the model made NaN there are no scores, but an entropy of NaN.
 
     Example:
         >>> import regard
         >>> regard.alarms.not_finite().limit
         'not finite'
     """
-    return Alarm("max_score", "max", "not finite", _is_not_finite)
+    return Alarm("", "max", "not finite", _is_not_finite)
 
 
 def dead_heads(after: int = 1) -> Alarm:

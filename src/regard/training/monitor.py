@@ -100,7 +100,8 @@ class Monitor:
         self._alarms = _checked_alarms(alarm, self._statistics)
         self._then = _checked_then(then)
         self._save = None if save is None else check_path(save)
-        self._writers, self._failed, self._last = list(writers), set[str](), -1
+        self._writers, self._failed = _checked_writers(writers), set[str]()
+        self._last: int | None = None
         self._path, self._rows = None if path is None else check_path(path), rows
         self._table: RunTable | None = None
         # A launcher such as Lightning's may start the process group after this.
@@ -115,6 +116,7 @@ class Monitor:
 
         Raises:
             TypeError: step is not a whole number.
+            ValueError: step is below 0.
         """
         if not self.is_due(step):
             return nullcontext()
@@ -126,16 +128,25 @@ class Monitor:
 
         Raises:
             TypeError: step is not a whole number.
+            ValueError: step is below 0.
         """
-        return check_whole("step", step) % self._every == 0 and step != self._last
+        if check_whole("step", step) < 0:
+            raise ValueError(f"step is {step}; it must be at least 0.\n    Count steps from 0.")
+        return step % self._every == 0 and step != self._last
 
     def __enter__(self) -> "Monitor":
         """Return the monitor."""
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """Close the monitor."""
         self.close()
+        if kind is None and self._last is None:
+            warnings.warn(
+                "the monitor observed no step.\n    Write with monitor(step): around the forward "
+                "pass of each step.",
+                stacklevel=2,
+            )
 
     def close(self) -> None:
         """Let another monitor write to the folder."""
@@ -204,7 +215,13 @@ class Monitor:
     def _alert(self, alerts: list[Alert], seen: Recording) -> None:
         """Save the recording of a step whose alarms fired, and call, warn or raise."""
         if self._save is not None:
-            self._try(f"{self._save}", _save_recording, seen, self._save, alerts[0].step)
+            self._try(
+                f"saving the batch to {self._save}",
+                _save_recording,
+                seen,
+                self._save,
+                alerts[0].step,
+            )
         more = f"\n    {len(alerts) - 1} more heads fired an alarm." if len(alerts) > 1 else ""
         if callable(self._then):
             self._then(alerts)
@@ -275,12 +292,23 @@ def _checked_alarms(alarm: Any, statistics: Sequence[str]) -> tuple[Alarm, ...]:
                 f"alarm is {kind_text(each)}; it must be an alarm.\n"
                 "    Pass for example alarm=regard.alarms.max_score(100)."
             )
-        if each.statistic not in statistics:
+        if each.statistic not in ("", *statistics):
             raise ValueError(
                 f"an alarm needs {each.statistic!r}, which is not among the statistics.\n"
                 "    Add it to statistics, or leave statistics out."
             )
     return alarms
+
+
+def _checked_writers(writers: Any) -> list[Writer]:
+    given: list[Any] = [writers] if callable(writers) else [*writers]
+    for each in given:
+        if not callable(each):
+            raise TypeError(
+                f"writers has {kind_text(each)}; it must be functions of the step and the numbers."
+                '\n    Pass for example writers=[regard.writers.tensorboard("logs")].'
+            )
+    return given
 
 
 def _checked_then(then: Any) -> Then:

@@ -105,7 +105,7 @@ def _norms(source: QueryKeyScores, vectors: Tensor) -> Tensor:
     Layers and kernels may scale query and key before their product, or the product itself.
     """
     factor = (abs(source.scale) * vectors.shape[-1] ** 0.5) ** 0.5
-    norms = cast(Tensor, torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32))
+    norms = cast(Tensor, torch.linalg.vector_norm(vectors.float(), dim=-1))
     return factor * norms
 
 

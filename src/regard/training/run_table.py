@@ -52,7 +52,7 @@ class RunTable:
             self._lock.close()
             raise RegardError(
                 f"another monitor writes to {folder}.\n"
-                "    Close that one, or give this one a folder of its own."
+                "    Call its close(), or give this one a folder of its own."
             ) from error
 
         weakref.finalize(self, self._lock.close)
