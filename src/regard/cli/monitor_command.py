@@ -70,16 +70,16 @@ def _by_layer(rows: list[dict[str, Any]]) -> "Table":
     layers = {row["layer"]: visible(row["name"]) for row in rows}
     columns: dict[str, list[Any]] = {"layer": list(layers), "name": list(layers.values())}
     for statistic in (name for name in _SHORT if any(row["statistic"] == name for row in rows)):
-        found: dict[int, list[dict[str, Any]]] = {layer: [] for layer in layers}
+        rows_of: dict[int, list[dict[str, Any]]] = {layer: [] for layer in layers}
         for row in rows:
             if row["statistic"] == statistic:
-                found[row["layer"]].append(row)
+                rows_of[row["layer"]].append(row)
         merge = max if statistic == "max_score" else fmean
         columns[statistic] = [
-            merge(row[SHOWN[statistic]] for row in of) if of else None for of in found.values()
+            merge(row[SHOWN[statistic]] for row in of) if of else None for of in rows_of.values()
         ]
         if statistic == "normalized_entropy":
             columns["dead_heads"] = [
-                sum(is_dead(row["p10"], row["p90"]) for row in of) for of in found.values()
+                sum(is_dead(row["p10"], row["p90"]) for row in of) for of in rows_of.values()
             ]
     return Table(columns)

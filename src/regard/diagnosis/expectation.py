@@ -34,7 +34,7 @@ MEANINGS: Final = {
     "added to the scores": "added",
     "lengths": "lengths",
 }
-"""What an argument that hides keys may mean, with the short word for it."""
+"""The meanings of an argument that hides keys, with the short word for each."""
 KINDS = ("learned", "rotary", "alibi", "table")
 _PAIRINGS = ("halves", "neighbours")
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Needs(NamedTuple):
-    """What a reduction, or several, read of a block, besides the numbers of ``RowStatistics``.
+    """The parts of a block that reductions read, besides the numbers of ``RowStatistics``.
 
     Attributes:
         block: whether scores or weights are read that no other field names.

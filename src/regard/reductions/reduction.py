@@ -98,7 +98,7 @@ class Reduction(ABC):
 
     @property
     def needs(self) -> Needs:
-        """What ``update`` reads of a block; see ``reads_statistics``."""
+        """The parts of a block that ``update`` reads; see ``reads_statistics``."""
         return Needs(block=not self.reads_statistics, keys=self.reads_statistics)
 
     @property

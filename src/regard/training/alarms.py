@@ -59,17 +59,17 @@ class Alarm:
 
     def alerts(self, step: int, summaries: Mapping[Key, Summary]) -> list[Alert]:
         """Return an alert for each head that fulfils the condition."""
-        layers, found = layer_indices(summaries), dict[tuple[str, int], Alert]()
+        layers, alerts = layer_indices(summaries), dict[tuple[str, int], Alert]()
         for (name, statistic), summary in summaries.items():
             if self.statistic not in ("", statistic) or step < self.after:
                 continue
             numbers = getattr(summary, self.number)
             for at in cast("list[int]", self.fires(summary).nonzero().flatten().tolist()):
                 head = summary.heads[at]
-                place = (step, layers[name], name, head)
-                alert = Alert(*place, statistic, float(numbers[at]), self.limit)
-                found.setdefault((name, head), alert)
-        return [*found.values()]
+                number = float(numbers[at])
+                alert = Alert(step, layers[name], name, head, statistic, number, self.limit)
+                alerts.setdefault((name, head), alert)
+        return [*alerts.values()]
 
 
 def max_score(limit: float) -> Alarm:

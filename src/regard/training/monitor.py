@@ -192,8 +192,8 @@ class Monitor:
         """Compute the statistics of a recording, and pass them on."""
         samples: dict[Key, tuple[Sequence[int], Sample]] = {}
         for layer in seen.layers:
-            found = self._try(f"layer {layer.name!r}", samples_of, layer, self._statistics)
-            for name, sample in cast("dict[str, Sample]", found or {}).items():
+            of_layer = self._try(f"layer {layer.name!r}", samples_of, layer, self._statistics)
+            for name, sample in cast("dict[str, Sample]", of_layer or {}).items():
                 heads = [layer.head(head) for head in range(len(sample.rows))]
                 samples[layer.name, name] = heads, sample
         self.latest = summarize(samples)
@@ -268,18 +268,18 @@ def _named_numbers(summaries: Mapping[Key, Summary]) -> dict[str, float]:
 
 
 def _checked_statistics(statistics: Any) -> tuple[str, ...]:
-    known = f"The names are {', '.join(map(repr, STATISTICS))}."
+    names_text = f"The names are {', '.join(map(repr, STATISTICS))}."
     if isinstance(statistics, str) or not isinstance(statistics, Iterable):
         raise TypeError(
             f"statistics is {kind_text(cast(object, statistics))}; it must be a list of names.\n"
-            f"    {known}"
+            f"    {names_text}"
         )
     names = tuple(cast("Iterable[Any]", statistics))
     for name in names:
         if name not in STATISTICS:
-            raise ValueError(f"statistics has {name!r}, which is not known.\n    {known}")
+            raise ValueError(f"statistics has {name!r}, which is not known.\n    {names_text}")
     if not names:
-        raise ValueError(f"statistics is empty; it must be a list of names.\n    {known}")
+        raise ValueError(f"statistics is empty; it must be a list of names.\n    {names_text}")
     return tuple(dict.fromkeys(names))
 
 

@@ -78,8 +78,8 @@ def samples_of(layer: Layer, statistics: Sequence[str]) -> dict[str, Sample]:
     distances = [name for name in statistics if name in _DISTANCES and layer.reads_itself]
     for offset in sorted({offset for name in distances for offset in _DISTANCES[name]}):
         questions[offset] = Diagonal(texts.start + offset)
-    found = asked_of(matrix, list(questions.values()))
-    answers = dict(zip(questions, map(texts.by_head, found), strict=True))
+    computed = asked_of(matrix, list(questions.values()))
+    answers = dict(zip(questions, map(texts.by_head, computed), strict=True))
     counts = texts.queries & (answers["max_score"] != -torch.inf)
     samples = {
         name: Sample.of(answers[name], counts)

@@ -112,10 +112,10 @@ def _device() -> torch.device:
 
 def _picked(values: dict[Key, Tensor], places: dict[Key, Tensor], wanted: Tensor) -> Tensor:
     """Return the numbers at some positions of each head, counted from 1, (cells, quantiles)."""
-    found = torch.zeros(wanted.shape, device=wanted.device)
+    quantiles = torch.zeros(wanted.shape, device=wanted.device)
     for key, of in values.items():
-        found[places[key]] = of.gather(-1, wanted[places[key]] - 1)
-    return found
+        quantiles[places[key]] = of.gather(-1, wanted[places[key]] - 1)
+    return quantiles
 
 
 def _searched(values: dict[Key, Tensor], places: dict[Key, Tensor], wanted: Tensor) -> Tensor:

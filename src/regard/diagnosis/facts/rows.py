@@ -251,20 +251,20 @@ def _over(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:
 def _factors(attention: Attention, numbers: Numbers) -> list[tuple[Tensor, Tensor]]:
     """Return the query and the key of each product that the scores are the sum of."""
     softmax = numbers.origin(attention.weights, before=attention.at + 1)
-    known = attention.query, attention.key
+    query, key = attention.query, attention.key
     for at in range(softmax.at - 1, -1, -1) if softmax is not None else ():
         assert softmax is not None
         pairs = [
             _of_product(product, attention.weights, softmax, numbers)
             for product in _products_in(at, softmax, numbers)
         ]
-        if len(pairs) == 1 and known[0] is not None and known[1] is not None:
+        if len(pairs) == 1 and query is not None and key is not None:
             break
         if pairs and None not in pairs:
             return [pair for pair in pairs if pair is not None]
-    if known[0] is None or known[1] is None:
+    if query is None or key is None:
         raise Unread("scores", "the weights follow from no product of a query and a key")
-    return [(known[0], known[1])]
+    return [(query, key)]
 
 
 def _products_in(at: int, softmax: Origin, numbers: Numbers) -> list[int]:

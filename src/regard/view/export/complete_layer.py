@@ -32,7 +32,7 @@ Block: TypeAlias = dict[str, str]
 """Numbers of a layer by their names, as the page's JSON has them."""
 
 Stored: TypeAlias = Literal["float32", "float16"]
-"""How numbers are stored."""
+"""The formats of stored numbers."""
 
 BYTES: dict[Stored, int] = {"float32": 4, "float16": 2}
 

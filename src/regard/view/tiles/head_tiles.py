@@ -279,7 +279,7 @@ class HeadTiles:
                 question = Segments([(rows.start, rows.stop)], keys)
                 means, normalizers = self.matrix.reduce(question, RowNormalizers(rows))
                 total += means[0].cpu().double() * len(rows)
-                # Where keys are set aside, the mean is over the queries that have others.
+                # If keys are set aside, the mean is over the queries that have others.
                 has_keys = int((normalizers[:, 0] != -torch.inf).sum())
                 count += has_keys if self._has_aside else len(rows)
             shares.append(total / max(1, count))
@@ -323,8 +323,8 @@ class HeadTiles:
             masked = scores == -torch.inf
             maximum, log_normalizer = self._normalizers[part.start : part.stop].unbind(-1)
             scores -= maximum[:, None]
-            # Another matrix product may round a score to a little above the maximum.
-            # Of scores of 1e36 that little is 1e29, and its exponential infinite.
+            # Another matrix product may round a score to a little above the maximum: by 1e29 for
+            # scores of 1e36, whose exponential is infinite.
             weights = scores.clamp_(max=0).sub_(log_normalizer[:, None]).exp_()
             found.append(weights.masked_fill_(masked, 0))
         return found

@@ -32,7 +32,7 @@ def intervals(matrix: AttentionMatrix) -> Tensor | str | None:
         return None
     kv_len = matrix.shape[-1]
     found: list[Tensor] = []
-    # Of few rows nearly all keys are allowed to all or to none, and need no look.
+    # Nearly all keys are allowed to all of a few rows or to none, and need no look.
     rows = max(1, min(64, 2**24 // (kv_len * matrix.shape[0])))
     for start in range(0, matrix.shape[-2], rows):
         part = slice(start, min(start + rows, matrix.shape[-2]))

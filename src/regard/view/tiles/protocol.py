@@ -63,7 +63,7 @@ class RowAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Column(OfHead, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every query gives to one key."""
+    """The weights that all queries give to one key."""
 
     key: Whole
 
@@ -104,7 +104,7 @@ class ProgressAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Steps(OfHead, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one query comes to its weights, for some of its keys: strongest first, or in order."""
+    """The steps of one query to its weights, for some of its keys: strongest first, or in order."""
 
     query: Whole
     by: Literal["weight", "position"]
@@ -149,7 +149,7 @@ class StepsAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Segments(OfHead, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What parts of a text give to each other; a part is its first token, and one past its last."""
+    """The shares of key parts in query parts; a part is its first token, and one past its last."""
 
     queries: Spans
     keys: Spans
@@ -182,7 +182,7 @@ class Heads(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class HeadKind(Struct, frozen=True, kw_only=True):
-    """What docs/heads.md defines of one head; the entropy as a share of that of even attention."""
+    """The kind of one head, as docs/heads.md has it; its entropy as a share of the largest."""
 
     kind: str
     score: float

@@ -6,7 +6,7 @@ export type RowAnswer = { values: Float32Array; mask: Uint8Array };
 export type RowQuestion = { kind: "row"; layer: number; head: number; hidden: boolean; query: number };
 /** Numbers whose shape the question says: a column, or shares (query parts, key parts). */
 export type Values = { values: Float32Array };
-/** What every query gives to one key. */
+/** The weights that all queries give to one key. */
 export type ColumnQuestion = { kind: "column"; layer: number; head: number; hidden: boolean; key: number };
 /** The cells (height, width); sampled: one query in so many was asked, if they are not exact. */
 export type TileAnswer = {
@@ -58,7 +58,7 @@ export type StepsAnswer = {
   rows: Step[];
   output: ArrayLike<number> | null;
 };
-/** How one query comes to its weights, for some of its keys: strongest first, or in order. */
+/** The steps of one query to its weights, for some of its keys: strongest first, or in order. */
 export type StepsQuestion = {
   kind: "steps";
   layer: number;
@@ -69,7 +69,7 @@ export type StepsQuestion = {
   start: number;
   count: number;
 };
-/** What parts of a text give to each other; a part is its first token, and one past its last. */
+/** The shares of key parts in query parts; a part is its first token, and one past its last. */
 export type SegmentsQuestion = {
   kind: "segments";
   layer: number;
@@ -84,7 +84,7 @@ export type SmallNumbers = { rows: number; columns: number; maximum: number; lev
 export type OverviewAnswer = { overview: SmallNumbers };
 /** The small maps of a layer, of a live host. */
 export type OverviewQuestion = { kind: "overview"; layer: number };
-/** What docs/heads.md defines of one head; the entropy as a share of that of even attention. */
+/** The kind of one head, as docs/heads.md has it; its entropy as a share of the largest. */
 export type HeadKind = { kind: string; score: number; entropy: number; sink: number };
 /** The kind of each head, layer by layer; null where its weights are not numbers. */
 export type HeadsAnswer = { heads: (HeadKind | null)[] };
