@@ -261,11 +261,6 @@ REFUSED: dict[str, tuple[regard.AttentionMatrix, list[regard.Reduction], str]] =
         [STATISTIC],
         "Triton kernels start from query and key, not from scores",
     ),
-    "gradient-of-a-bias": (
-        regard.attend(x, x, bias=torch.zeros(5, 5, requires_grad=True)),
-        [STATISTIC],
-        "no Triton kernel has the gradient of a bias",
-    ),
     "score-mod": (
         regard.attend(x, x, score_mod=lambda score, *_: score),
         [STATISTIC],
@@ -404,7 +399,7 @@ def test_numbers_without_a_kernel_are_said_once(name: str, on_cuda: None) -> Non
     assert [str(warning.message) for warning in said] == [warning_of(reason)]
 
 
-@pytest.mark.parametrize("name", ["another-question", "gradient-of-a-bias", "score-mod"])
+@pytest.mark.parametrize("name", ["another-question", "score-mod"])
 def test_a_question_without_a_kernel_goes_to_blocks_without_a_word(
     name: str, on_cuda: None
 ) -> None:

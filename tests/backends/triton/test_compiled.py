@@ -76,6 +76,17 @@ def _all_steps(device: str) -> dict[str, Any]:
     }
 
 
+def _graded(device: str) -> dict[str, Any]:
+    """A bias for all heads, with a gradient of its own."""
+    return {"bias": torch.empty(LENGTH, LENGTH, device=device, requires_grad=True)}
+
+
+def _slopes(device: str) -> dict[str, Any]:
+    """A position bias with a gradient of its own."""
+    slopes = torch.empty(16, device=device, requires_grad=True)
+    return {"softcap": 5.0, "bias": regard.ALiBi(slopes), "mask": regard.Causal()}
+
+
 def _kept(device: str) -> dict[str, Any]:
     return {"mask": regard.Keep(torch.empty(LENGTH, LENGTH, dtype=torch.bool, device=device))}
 
@@ -106,6 +117,8 @@ def _divergence(
     query = torch.empty(2, 16, LENGTH, head_dim, dtype=dtype, device="meta", requires_grad=True)
     other = regard.attend(query, query[:, ::8], **made.options("meta"))
     gradients = ("query_gradient_kernel", "key_gradient_kernel")
+    if case.get("options") is _slopes:
+        gradients += ("bias_gradient_kernel",)
     kernels = ("rows_kernel", "rows_kernel", "divergence_kernel", *gradients, *gradients)
     return replace(made, asked=(kind(other.source, other.mask),), kernels=kernels)
 
@@ -161,6 +174,18 @@ CASES = {
         options=lambda device: {"softcap": 5.0, **_by_position(device)},
         graded=True,
     ),
+    **{
+        f"gradients-of-{name}": Case(
+            EVERY[0], (*GRADIENTS, "bias_gradient_kernel"), graded=True, **case
+        )
+        for name, case in {
+            "a-bias": {"options": _graded},
+            "a-bias-d256": {"options": _graded, "head_dim": 256, "dtype": torch.float16},
+            "a-bias-float32": {"options": _graded, "dtype": torch.float32},
+            "slopes": {"options": _slopes},
+            "slopes-d64": {"options": _slopes, "head_dim": 64},
+        }.items()
+    },
     "gradient-of-a-product": replace(
         _transposed(128, torch.bfloat16),
         kernels=("rows_kernel", "products_kernel", "row_products_kernel", *GRADIENTS[-2:]),
@@ -181,6 +206,7 @@ CASES = {
         KullbackLeibler,
         options=lambda device: {"softcap": 5.0, **_by_position(device)},
     ),
+    "divergences-slopes": _divergence(JensenShannon, options=_slopes),
     "all-at-once-float32": Case(*EVERY, dtype=torch.float32, options=_at_once),
     "top-64-at-once-float32-d256": Case(
         (regard.TopK(64),),

@@ -61,7 +61,7 @@ def numbers(
     dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
     sharp: float = 1.0,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The divergence, and the gradients of query, key and sink of both matrices."""
+    """The divergence, and the gradients of query, key, bias and sink of both matrices."""
     drawn = torch.Generator().manual_seed(4)
     leaves: list[Tensor] = []
 
@@ -77,7 +77,9 @@ def numbers(
             leaves.append(sink)
             options["sink_bias"] = sink
         if "bias" in options:
-            options["bias"] = options["bias"].map(lambda x: x.to(device))
+            bias = options["bias"].map(lambda x: x.to(device, dtype).requires_grad_())
+            leaves.extend(bias.tensors)
+            options["bias"] = bias
         mask = MASKS[masks[place]]()
         mask = mask.map(lambda x: x.to(device)) if isinstance(mask, regard.Mask) else mask
         return regard.attend(*made, mask=mask, **options)

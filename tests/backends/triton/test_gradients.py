@@ -71,11 +71,39 @@ MASKS: dict[str, Callable[[], Any]] = {
         torch.stack([torch.arange(KV_LEN) // n for n in (7, 70)])
     ),
 }
+BIASES = [
+    (2, 4, Q_LEN, KV_LEN),
+    (4, Q_LEN, KV_LEN),
+    (Q_LEN, KV_LEN),
+    (2, 1, Q_LEN, KV_LEN),
+    (4, Q_LEN, 1),
+    (2, 1, 1, KV_LEN),
+    (4, 1, 1),
+    (1, 1),
+]
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
 STEPS: dict[str, Callable[[], dict[str, Any]]] = {
     "plain": dict,
     "softcap": lambda: {"softcap": 1.5, "scale": -2.0},
     "sinks": lambda: {"sink_bias": torch.tensor([0.3, -2.0, 1.0, 0.0])},
     "alibi": lambda: {"bias": regard.ALiBi(torch.tensor([0.5, 0.03, 0.1, 0.2]))},
+    "t5": lambda: {"bias": regard.T5Bias(torch.randn(32, 4, generator=seeded()), max_distance=40)},
+    **{
+        f"bias-{'x'.join(map(str, size))}": lambda size=size: {
+            "bias": torch.randn(size, generator=seeded())
+        }
+        for size in BIASES
+    },
+    "bias-and-softcap": lambda: {
+        "bias": torch.randn(4, 1, KV_LEN, generator=seeded()),
+        "softcap": 2.0,
+        "scale": -1.0,
+    },
     "scale-0": lambda: {"scale": 0.0},
     "scale-tiny": lambda: {"scale": 2.0**-70},
 }
@@ -84,7 +112,7 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
 def gradients(
     asked: Asked, mask: Any, steps: dict[str, Any], name: str, device: torch.device
 ) -> list[Tensor]:
-    """Those of query, key, the operand and a sink, of a loss of random numbers."""
+    """Those of query, key, the operand, a bias and a sink, of a loss of random numbers."""
     drawn = torch.Generator().manual_seed(4)
     dtype = torch.float64 if name == "dense" else torch.float32
 
@@ -94,6 +122,14 @@ def gradients(
 
     query, key, operand = leaf(2, 4, Q_LEN, 8), leaf(2, 2, KV_LEN, 8), leaf(2, 4, Q_LEN, 3)
     leaves = [query, key, operand]
+    bias = steps.get("bias")
+    if isinstance(bias, regard.ALiBi | regard.T5Bias):
+        bias = bias.map(lambda x: x.to(device, dtype).requires_grad_())
+        leaves.extend(bias.tensors)
+    elif bias is not None:
+        bias = bias.to(device, dtype).requires_grad_()
+        leaves.append(bias)
+    steps = {**steps, "bias": bias}
     if "sink_bias" in steps:
         steps = {**steps, "sink_bias": steps["sink_bias"].to(device, dtype).requires_grad_()}
         leaves.append(steps["sink_bias"])
@@ -128,12 +164,19 @@ def test_a_gradient_stays_inside_any_mask(mask: str, device: torch.device) -> No
     assert_exact(LOSSES["all"], made, {}, device)
 
 
+@pytest.mark.parametrize("mask", ["mask-mod", "documents", "lengths-by-head"])
+@pytest.mark.parametrize("steps", ["t5", "bias-37x70"])
+def test_the_gradient_of_a_bias_stays_inside_a_mask(
+    steps: str, mask: str, device: torch.device
+) -> None:
+    made = MASKS[mask]()
+    made = made.map(lambda x: x.to(device)) if isinstance(made, regard.Mask) else made
+    assert_exact(LOSSES["all"], made, STEPS[steps](), device)
+
+
 @pytest.mark.parametrize("steps", STEPS)
 def test_a_gradient_goes_through_every_step_of_a_score(steps: str, device: torch.device) -> None:
-    made = STEPS[steps]()
-    if isinstance(bias := made.get("bias"), regard.ALiBi):
-        made["bias"] = regard.ALiBi(bias.slopes.to(device))
-    assert_exact(LOSSES["all"], regard.Causal(), made, device)
+    assert_exact(LOSSES["all"], regard.Causal(), STEPS[steps](), device)
 
 
 def test_one_number_for_all_is_read_for_each(device: torch.device) -> None:
@@ -173,7 +216,7 @@ def test_tiles_of_any_size_give_the_same_gradient(
     blocks: tuple[int, int], interpreted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("regard.backends.triton.launch.INTERPRETED", Config(*blocks, 1, 1))
-    assert_exact(LOSSES["all"], MASKS["mask-mod"](), {}, torch.device("cpu"))
+    assert_exact(LOSSES["all"], MASKS["mask-mod"](), STEPS["t5"](), torch.device("cpu"))
 
 
 def test_a_tensor_that_is_query_and_key_gets_both_gradients(device: torch.device) -> None:

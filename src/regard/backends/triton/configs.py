@@ -22,6 +22,7 @@ Kernel = Literal[
     "row_products",
     "query_gradient",
     "key_gradient",
+    "bias_gradient",
     "divergence",
 ]
 
@@ -74,6 +75,11 @@ def config(
     wide = head_dim > 128
     if kernel == "top":
         return Config(max(2, 64 // _power_of_2(k)), 16, 4, 1)
+    if kernel == "bias_gradient":
+        if dtype == torch.float32:
+            return Config(16, 16, 4, 1)
+        small = compared is not None and not hopper
+        return Config(32, 32, 4, 1) if small else Config(64, 64, 8, 1)
     if kernel == "divergence" or compared is not None:
         return _of_two(kernel, dtype, small=crowded or wide or not hopper, kind=compared)
     if kernel in ("query_gradient", "key_gradient"):

@@ -148,6 +148,11 @@ class Derivatives:
         norms = self._rows.norms
         return sum_of(self._launch.key_gradient(norms, each) for each in self._all())
 
+    def bias_gradient(self, size: torch.Size | None) -> Tensor:
+        """Return the gradient of the bias of the operands, as ``Launch.bias_gradient`` does."""
+        norms = self._rows.norms
+        return sum_of(self._launch.bias_gradient(norms, each, size) for each in self._all())
+
     def sink_gradient(self) -> Tensor:
         """Return the gradient of the sink, (batch, num_heads): that of a key with G = 0."""
         self._all()

@@ -152,6 +152,111 @@ def _of_scores(x, weights, by_weight, taken, steps):
 
 
 @triton.jit
+def rows_of_derivative(
+    query, batch, head, q_first, kv_end, shape, limits, cells, norms, terms, grid, left,
+    other_query, other_limits, other_cells, other_norms, other_numbers,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, LEFT_GROUP: tl.constexpr, OTHER_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Load what ``derivative_by_rows`` needs of a tile of queries; numbers for terms that are None.
+
+    It is the same for all tiles of keys.
+    """
+    q_idx = q_first + tl.arange(0, BLOCK_M)
+    here = q_idx < shape.q_len
+    q = tile_of(query, batch, head, q_first, shape.q_len, HEAD_DIM, BLOCK_M)
+    start, stop, every_start, every_stop, of_query = rows_seen(
+        q_first, q_idx, here, kv_end, batch, head, shape, limits, cells
+    )
+    at = (batch * shape.num_heads + head).to(tl.int64)
+    row = at * shape.q_len + q_idx
+    top, above = norms_of(norms, row, here)
+    offset = tl.load(terms.offset + row, mask=here, other=0.0)
+    slope = _numbers_of(terms.slope, row, here)
+    lefts = q
+    if left.pointer is not None:
+        lefts = tile_of(left, batch, head // LEFT_GROUP, q_first, shape.q_len, WIDTH, BLOCK_M)
+        if UPCAST:
+            lefts = lefts.to(tl.float32)
+    numbers, kept, kept_at = norms.top, q_idx, q_idx
+    if grid.numbers is not None:
+        kept = _cell_of(grid.rows, q_idx, here)
+        numbers = grid.numbers + at * grid.height * grid.width
+        kept_at = kept * grid.width
+    other_q, other_end, other_start, other_stop, other_of_query = q, kv_end, start, stop, of_query
+    other_top, other_above, by_other = top, above, above
+    if other_numbers is not None:
+        other_q = tile_of(other_query, batch, head, q_first, shape.q_len, OTHER_DIM, BLOCK_M)
+        other_end = kv_end_of(other_limits, batch, head, shape)
+        _, _, other_start, other_stop, other_of_query = rows_seen(
+            q_first, q_idx, here, other_end, batch, head, shape, other_limits, other_cells
+        )
+        other_top, other_above = norms_of(other_norms, row, here)
+        by_other = tl.load(other_numbers + row, mask=here, other=0.0)
+    return (
+        q, q_idx, row, start, stop, every_start, every_stop, of_query, top, above, offset, slope,
+        lefts, numbers, kept, kept_at, other_q, other_end, other_start, other_stop, other_of_query,
+        other_top, other_above, by_other,
+    )  # fmt: skip
+
+
+@triton.jit
+def derivative_by_rows(
+    q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits, cells,
+    top, above, offset, slope, terms, grid, numbers, kept, kept_at, lefts, left, right,
+    other_q, other_key, other_of_query, other_start, other_stop, other_end, other_top, other_above,
+    by_other, other_steps, other_bias, other_limits, other_cells, other_numbers,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, MET: tl.constexpr,
+    OTHER_GROUP: tl.constexpr, OTHER_DIM: tl.constexpr, KIND: tl.constexpr, BLOCK_N: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Return a tile of keys of one head, and the derivative by its scores, without the sparse part.
+
+    The scores are those before the softcap, and after scale and bias; queries are the rows.
+    """
+    kv_idx = first + tl.arange(0, BLOCK_N)
+    keys, x = tile_by_rows(
+        q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits,
+        cells, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
+    )  # fmt: skip
+    weights, bits = log_weights(x, top[:, None], above[:, None], steps, bias.pointer is not None)
+    by_weight = offset[:, None] + tl.zeros((q_idx.shape[0], BLOCK_N), tl.float32)
+    if terms.slope is not None:
+        by_weight += slope[:, None] * tl.maximum(bits, LEAST)
+    if terms.columns is not None:
+        at = (batch * shape.num_heads + head).to(tl.int64)
+        there = kv_idx < shape.kv_len
+        column = tl.load(terms.columns + at * shape.kv_len + kv_idx, mask=there, other=0.0)
+        by_weight += column[None, :]
+    if grid.numbers is not None:
+        read = _cell_of(grid.columns, kv_idx, kv_idx < shape.kv_len)
+        of_first = tl.load(grid.columns + first)
+        of_last = tl.load(grid.columns + tl.minimum(first + BLOCK_N, shape.kv_len) - 1)
+        by_weight = _with_grid(
+            by_weight, numbers, kept_at[:, None], kept[:, None], read[None, :], of_first, of_last,
+            1, MET,
+        )  # fmt: skip
+    if left.pointer is not None:
+        rights = tile_of(right, batch, head, first, shape.kv_len, WIDTH, BLOCK_N)
+        if UPCAST:
+            rights = rights.to(tl.float32)
+        by_weight += tl.dot(lefts, rights.T, input_precision="ieee")
+    taken = 0.0
+    if other_numbers is not None:
+        other_edge = (first < other_start) | (first + BLOCK_N > other_stop)
+        _other_keys, y = tile_by_rows(
+            other_q, other_key, q_idx, other_of_query, other_edge, other_end, batch, head, first,
+            shape, other_steps, other_bias, other_limits, other_cells, OTHER_GROUP, OTHER_DIM,
+            BLOCK_N, UPCAST,
+        )  # fmt: skip
+        by_weight, taken = with_other(
+            by_weight, bits, y, other_top[:, None], other_above[:, None], by_other[:, None],
+            other_steps, KIND,
+        )  # fmt: skip
+    return keys, _of_scores(x, weights, by_weight, taken, steps)
+
+
+@triton.jit
 def row_products_kernel(
     query,
     key,
@@ -289,81 +394,30 @@ def query_gradient_kernel(
     tile = tiles - 1 - tl.program_id(0) % tiles
     batch = tl.program_id(0) // tiles // shape.num_heads
     head = tl.program_id(0) // tiles % shape.num_heads
-    q_idx = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    here = q_idx < shape.q_len
-    q = tile_of(query, batch, head, tile * BLOCK_M, shape.q_len, HEAD_DIM, BLOCK_M)
     kv_end = kv_end_of(limits, batch, head, shape)
-    start, stop, every_start, every_stop, of_query = rows_seen(
-        tile * BLOCK_M, q_idx, here, kv_end, batch, head, shape, limits, cells
-    )
-    at = (batch * shape.num_heads + head).to(tl.int64)
-    row = at * shape.q_len + q_idx
-    top, above = norms_of(norms, row, here)
-    offset = tl.load(terms.offset + row, mask=here, other=0.0)
-    slope = _numbers_of(terms.slope, row, here)
-    if left.pointer is not None:
-        lefts = tile_of(
-            left, batch, head // LEFT_GROUP, tile * BLOCK_M, shape.q_len, WIDTH, BLOCK_M
-        )
-        if UPCAST:
-            lefts = lefts.to(tl.float32)
-    if grid.numbers is not None:
-        kept = _cell_of(grid.rows, q_idx, here)
-        numbers = grid.numbers + at * grid.height * grid.width
-        kept_at = kept * grid.width
-    if other_numbers is not None:
-        other_q = tile_of(other_query, batch, head, tile * BLOCK_M, shape.q_len, OTHER_DIM, BLOCK_M)
-        other_end = kv_end_of(other_limits, batch, head, shape)
-        _, _, other_start, other_stop, other_of_query = rows_seen(
-            tile * BLOCK_M, q_idx, here, other_end, batch, head, shape, other_limits, other_cells
-        )
-        other_top, other_above = norms_of(other_norms, row, here)
-        by_other = tl.load(other_numbers + row, mask=here, other=0.0)
+    (
+        q, q_idx, row, start, stop, every_start, every_stop, of_query, top, above, offset, slope,
+        lefts, numbers, kept, kept_at, other_q, other_end, other_start, other_stop, other_of_query,
+        other_top, other_above, by_other,
+    ) = rows_of_derivative(
+        query, batch, head, tile * BLOCK_M, kv_end, shape, limits, cells, norms, terms, grid, left,
+        other_query, other_limits, other_cells, other_norms, other_numbers, HEAD_DIM, WIDTH,
+        LEFT_GROUP, OTHER_DIM, BLOCK_M, UPCAST,
+    )  # fmt: skip
+    here = q_idx < shape.q_len
     total = tl.zeros((BLOCK_M, q.shape[1]), tl.float32)
     visits_at, begin, end = visits_of(visits, batch, head, tile, start, stop, BLOCK_N)
     for step in range(begin, end):
         first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_N)
-        kv_idx = first + tl.arange(0, BLOCK_N)
-        keys, x = tile_by_rows(
+        keys, by_score = derivative_by_rows(
             q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits,
-            cells, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
+            cells, top, above, offset, slope, terms, grid, numbers, kept, kept_at, lefts, left,
+            right, other_q, other_key, other_of_query, other_start, other_stop, other_end,
+            other_top, other_above, by_other, other_steps, other_bias, other_limits, other_cells,
+            other_numbers, GROUP, HEAD_DIM, WIDTH, MET, OTHER_GROUP, OTHER_DIM, KIND, BLOCK_N,
+            UPCAST,
         )  # fmt: skip
-        weights, bits = log_weights(
-            x, top[:, None], above[:, None], steps, bias.pointer is not None
-        )
-        by_weight = offset[:, None] + tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        if terms.slope is not None:
-            by_weight += slope[:, None] * tl.maximum(bits, LEAST)
-        if terms.columns is not None:
-            there = kv_idx < shape.kv_len
-            column = tl.load(terms.columns + at * shape.kv_len + kv_idx, mask=there, other=0.0)
-            by_weight += column[None, :]
-        if grid.numbers is not None:
-            read = _cell_of(grid.columns, kv_idx, kv_idx < shape.kv_len)
-            of_first = tl.load(grid.columns + first)
-            of_last = tl.load(grid.columns + tl.minimum(first + BLOCK_N, shape.kv_len) - 1)
-            by_weight = _with_grid(
-                by_weight, numbers, kept_at[:, None], kept[:, None], read[None, :], of_first,
-                of_last, 1, MET,
-            )  # fmt: skip
-        if left.pointer is not None:
-            rights = tile_of(right, batch, head, first, shape.kv_len, WIDTH, BLOCK_N)
-            if UPCAST:
-                rights = rights.to(tl.float32)
-            by_weight += tl.dot(lefts, rights.T, input_precision="ieee")
-        taken = 0.0
-        if other_numbers is not None:
-            other_edge = (first < other_start) | (first + BLOCK_N > other_stop)
-            _other_keys, y = tile_by_rows(
-                other_q, other_key, q_idx, other_of_query, other_edge, other_end, batch, head,
-                first, shape, other_steps, other_bias, other_limits, other_cells, OTHER_GROUP,
-                OTHER_DIM, BLOCK_N, UPCAST,
-            )  # fmt: skip
-            by_weight, taken = with_other(
-                by_weight, bits, y, other_top[:, None], other_above[:, None], by_other[:, None],
-                other_steps, KIND,
-            )  # fmt: skip
-        by_score = _of_scores(x, weights, by_weight, taken, steps).to(keys.dtype)
+        by_score = by_score.to(keys.dtype)
         if UPCAST:
             by_score, keys = by_score.to(tl.float32), keys.to(tl.float32)
         total = tl.dot(by_score, keys, total, input_precision="ieee")

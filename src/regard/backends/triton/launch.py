@@ -1,16 +1,18 @@
 """Kernel launches: the grid of programs and the kernel arguments for a set of operands."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import e, log, log2
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 import triton  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
+from regard.backends.triton import bias_kernels as biases
 from regard.backends.triton import column_kernels as columns
 from regard.backends.triton import divergence_kernels as divergences
 from regard.backends.triton import gradient_kernels as gradients
@@ -309,11 +311,8 @@ class Launch:
             other=derivative.other,
             crowded=_crowds(derivative),
         )
-        sparse = Sparse(None, None, None, None)
-        if derivative.keys is not None and derivative.numbers is not None:
-            keys = derivative.keys.clamp(min=0).int().contiguous()
-            sparse = Sparse(keys, derivative.numbers.contiguous(), None, None)
-        extra = (self._visits(chosen), norms, *_of_weights(derivative), sparse, gradient)
+        terms = (*_of_weights(derivative), _by_row(derivative))
+        extra = (self._visits(chosen), norms, *terms, gradient)
         programs = _ceil(gradient.shape[-2], chosen.block_m) * gradient.shape[:2].numel()
         sizes = self._gradient_sizes(derivative, 1, chosen.block_n)
         self._run(gradients.query_gradient_kernel, programs, extra, chosen, **sizes)
@@ -335,6 +334,49 @@ class Launch:
         sizes = self._gradient_sizes(derivative, 0, chosen.block_m)
         self._run(gradients.key_gradient_kernel, programs, extra, chosen, **sizes)
         return gradient
+
+    def bias_gradient(
+        self, norms: tile.Norms, derivative: Derivative, size: torch.Size | None
+    ) -> Tensor:
+        """Return the gradient of the bias of the operands, float32.
+
+        Args:
+            norms: the norms of the rows.
+            derivative: of a loss by the weights and the scores.
+            size: that of the bias: four axes, each of full length or 1. None: it is a position
+                bias, whose gradient is (batch, num_heads, q_len + kv_len), as its ``Plane``.
+        """
+        batch, num_heads, q_len, kv_len = self.given.shape
+        chosen = self._config("bias_gradient", operand=derivative.left, other=derivative.other)
+        chosen = replace(chosen, block_n=chosen.block_m)  # a diagonal of tiles needs squares
+        down, across = _ceil(q_len, chosen.block_m), _ceil(kv_len, chosen.block_n)
+        if size is None:
+            diagonals, block = down + across - 1, chosen.block_n
+            gradient = self._empty((batch, num_heads, diagonals, 2 * block))
+            shared = biases.Shared(1, 1, 1, 1)
+            programs = gradient.shape[:-1].numel()
+        else:
+            gradient = self._empty(size)
+            counts = (batch, num_heads, down, across)
+            alone = [own == whole for own, whole in zip(size, self.given.shape, strict=True)]
+            pairs = list(zip(counts, alone, strict=True))
+            shared = biases.Shared(*(1 if is_alone else count for count, is_alone in pairs))
+            programs = torch.Size(count if is_alone else 1 for count, is_alone in pairs).numel()
+        rows, columns = gradient.shape[-2:]
+        sizes = self._gradient_sizes(derivative, 1, chosen.block_n) | {
+            "SUM_ROWS": rows != q_len,
+            "SUM_COLUMNS": columns != kv_len,
+            "DIAGONAL": size is None,
+        }
+        terms = (*_of_weights(derivative), _by_row(derivative), shared, rows, columns)
+        self._run(biases.bias_gradient_kernel, programs, (norms, *terms, gradient), chosen, **sizes)
+        if size is not None:
+            return gradient
+        # Neighbours among the diagonals of tiles overlap in all but one of their diagonals.
+        lower, upper = gradient[..., :block], gradient[..., block:]
+        joined = F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))
+        first = down * block - q_len
+        return joined.flatten(-2)[..., first : first + q_len + kv_len]
 
     def _gradient_sizes(
         self, derivative: Derivative, axis: int, block: int
@@ -535,6 +577,14 @@ def _sizes_of_other(other: OtherMatrix | None) -> dict[str, int | str]:
         return {"OTHER_GROUP": 1, "OTHER_DIM": 1, "KIND": ""}
     dim = other.given.query.shape[-1]
     return {"OTHER_GROUP": other.given.group, "OTHER_DIM": dim, "KIND": other.kind}
+
+
+def _by_row(derivative: Derivative) -> Sparse:
+    """Return the sparse derivative of each row; entries without a key have the number 0."""
+    if derivative.keys is None or derivative.numbers is None:
+        return Sparse(None, None, None, None)
+    keys = derivative.keys.clamp(min=0).int().contiguous()
+    return Sparse(keys, derivative.numbers.contiguous(), None, None)
 
 
 def _crowds(derivative: Derivative) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.backends.triton.packed_mask import PackedMask, pack
 from regard.masks import Mask
 from regard.masks.mask import PositionLimits
+from regard.scores.position_bias import Bias
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
@@ -244,11 +245,17 @@ def _bias(source: QueryKeyScores, shape: torch.Size) -> Plane | None:
         return Plane(_four(source.bias).expand(shape), False)
     if source.position_bias is None:
         return None
-    q_len, kv_len = shape[-2:]
-    distance = torch.arange(1 - kv_len, q_len + 1, device=source.device)
-    along = source.position_bias.along(distance, lambda tensor: tensor.float())
-    flat = _four(along).squeeze(-2).float()
-    return Plane(flat.expand(*shape[:2], q_len + kv_len).contiguous(), True)
+    flat = position_numbers(source.position_bias, shape, source.device)
+    return Plane(flat.expand(*shape[:2], flat.shape[-1]).contiguous(), True)
+
+
+def position_numbers(bias: Bias, shape: torch.Size, device: torch.device) -> Tensor:
+    """Return a position bias as the kernels read it, (batch or 1, num_heads or 1, q_len + kv_len).
+
+    Autograd follows it to the tensors of the bias.
+    """
+    distance = torch.arange(1 - shape[-1], shape[-2] + 1, device=device)
+    return _four(bias.along(distance, lambda tensor: tensor.float())).squeeze(-2).float()
 
 
 def _reached(limit: int, shape: torch.Size) -> int:

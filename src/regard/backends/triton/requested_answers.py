@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.backends.triton.operands import DivergenceKind, OtherMatrix, operands, query_factor
+from regard.backends.triton.operands import (
+    DivergenceKind,
+    OtherMatrix,
+    operands,
+    position_numbers,
+    query_factor,
+)
 from regard.masks import Mask
 from regard.reductions.divergences import Divergence, JensenShannon
 from regard.reductions.products import TransposedOutput
@@ -308,11 +314,32 @@ class Request:
         if source.sink_bias is not None and source.sink_bias.requires_grad:
             of_sink = derivatives.sink_gradient().reshape(*source.shape[:-2], 1, 1)
             add(id(source.sink_bias), of_sink.sum_to_size(source.sink_bias.shape))
+        if source.bias is not None and source.bias.requires_grad:
+            size = torch.Size((1,) * (4 - source.bias.ndim) + source.bias.shape)
+            add(id(source.bias), derivatives.bias_gradient(size).view(source.bias.shape))
+        for tensor, gradient in _of_positions(source, derivatives, self.launch.given.shape):
+            add(id(tensor), gradient)
         for name, gradient in derivatives.operand_gradients():
             operand = next(each for r in self.reductions for each in r.tensors if id(each) == name)
             gradient = gradient.reshape(*source.shape[:-1], gradient.shape[-1])
             gradient = gradient.squeeze(-1) if operand.ndim == 1 else gradient
             add(name, _grouped(gradient, operand.shape))
+
+
+def _of_positions(
+    source: QueryKeyScores, derivatives: "Derivatives", shape: torch.Size
+) -> Sequence[tuple[Tensor, Tensor]]:
+    """Return the tensors of a position bias that need a gradient, each with its own."""
+    bias = source.position_bias
+    leaves = [] if bias is None else [each for each in bias.tensors if each.requires_grad]
+    if bias is None or not leaves:
+        return ()
+    with torch.enable_grad():
+        numbers = position_numbers(bias, shape, source.device)
+    arriving = derivatives.bias_gradient(None).sum_to_size(numbers.shape)
+    gradients = torch.autograd.grad(numbers, leaves, arriving, allow_unused=True)
+    pairs = zip(leaves, gradients, strict=True)
+    return [(leaf, gradient) for leaf, gradient in pairs if gradient is not None]
 
 
 class _Divergences(NamedTuple):

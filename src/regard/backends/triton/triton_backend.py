@@ -153,22 +153,13 @@ def _reductions_refusal(
             return lack
         if isinstance(reduction, Divergence) and (lack := _other_refusal(reduction)):
             return lack
-    return _bias_refusal(source)
-
-
-def _bias_refusal(source: Scores) -> str | None:
-    if isinstance(source, QueryKeyScores) and torch.is_grad_enabled():
-        positions = source.position_bias.tensors if source.position_bias is not None else ()
-        biases = [each for each in (source.bias, *positions) if each is not None]
-        if any(bias.requires_grad for bias in biases):
-            return "no Triton kernel has the gradient of a bias"
     return None
 
 
 def _other_refusal(divergence: Divergence) -> str | None:
     """Why no kernel reads the other matrix of a divergence."""
     other = divergence.source
-    lack = refused(other) or unavailable_reason(other) or _bias_refusal(other)
+    lack = refused(other) or unavailable_reason(other)
     return None if lack is None else f"{lack}, in the other matrix"
 
 
