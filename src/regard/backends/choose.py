@@ -59,6 +59,13 @@ def choice(source: Scores, mask: Mask | None, reductions: Sequence[Reduction]) -
     raise AssertionError("the sweep takes every reduction")
 
 
+def _scores_read(source: Scores, reductions: Sequence[Reduction]) -> int:
+    """Return the number of scores in the rows that the answers depend on."""
+    q_len = source.shape[-2]
+    rows = max((len(reduction.rows(q_len)) for reduction in reductions), default=0)
+    return source.shape.numel() // max(q_len, 1) * rows
+
+
 def choose(
     source: Scores, mask: Mask | None, reductions: Sequence[Reduction], name: str | None
 ) -> Backend:
@@ -73,7 +80,7 @@ def choose(
             return Triton(instead=BACKENDS["sweep"])
         reason = found.refusals.get("triton")
         if reason is not None:
-            is_slow = found.name == "sweep" and source.shape.numel() >= _LARGE
+            is_slow = found.name == "sweep" and _scores_read(source, reductions) >= _LARGE
             if is_slow or reason == unavailable_reason(source):
                 warn_once(reason)
         return BACKENDS[found.name]

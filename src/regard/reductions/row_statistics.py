@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
+from torch import Tensor
+
 from regard.reductions.block import RowStatistics
 from regard.reductions.needs import Needs
 from regard.reductions.reduction import Contribution, RowStatistic
@@ -114,7 +116,11 @@ class NormalizedEntropy(RowStatistic):
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted
-        keys = block.visible_keys
+        normalized = self.normalized(entropy, block.visible_keys)
+        return (Contribution(block.box.at_rows, normalized),)
+
+    @staticmethod
+    def normalized(entropy: Tensor, keys: Tensor) -> Tensor:
+        """Return the entropy of rows divided by its maximum, given the number of visible keys."""
         # log(1) is 0, but with a sink the entropy of one key is not. Multiplying by 0 keeps NaN.
-        spread = (entropy / keys.clamp(min=2).log()).clamp(0, 1) * (keys > 1)
-        return (Contribution(block.box.at_rows, spread),)
+        return (entropy / keys.clamp(min=2).log()).clamp(0, 1) * (keys > 1)

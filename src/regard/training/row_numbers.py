@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.recording.layers import Layer, asked_of
-from regard.reductions.products import Output
+from regard.reductions.products import Window
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore, NormalizedEntropy
 from regard.reductions.sums import Diagonal
@@ -73,14 +73,20 @@ def samples_of(layer: Layer, statistics: Sequence[str]) -> dict[str, Sample]:
     source = matrix.source if isinstance(matrix.source, QueryKeyScores) else None
     questions: dict[Any, Reduction] = {"max_score": MaxScore()}
     questions |= {name: _OF_ROWS[name] for name in statistics if name in _OF_ROWS}
-    if "first_token" in statistics:
-        questions["first_token"] = Output(texts.first_keys())
+    first_keys = texts.first_keys if "first_token" in statistics else {}
+    for first in first_keys:
+        questions["column", first] = Window(range(matrix.shape[-2]), range(first, first + 1))
     distances = [name for name in statistics if name in _DISTANCES and layer.reads_itself]
     for offset in sorted({offset for name in distances for offset in _DISTANCES[name]}):
         questions[offset] = Diagonal(texts.start + offset)
     computed = asked_of(matrix, list(questions.values()))
     answers = dict(zip(questions, map(texts.by_head, computed), strict=True))
     counts = texts.queries & (answers["max_score"] != -torch.inf)
+    if "first_token" in statistics:
+        shares = torch.zeros_like(answers["max_score"])
+        for first, entries in first_keys.items():
+            shares = torch.where(entries, answers["column", first], shares)
+        answers["first_token"] = shares
     samples = {
         name: Sample.of(answers[name], counts)
         for name in (*_OF_ROWS, "first_token")
@@ -117,6 +123,7 @@ class _Texts:
         queries: True for queries that are no padding, (entries, 1, q_len).
         have_previous: True for queries with a token before them, (entries, 1, q_len).
         keys: True for keys that are no padding, (entries, 1, kv_len).
+        first_keys: the positions of first keys; True for texts that start there, (entries, 1, 1).
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -134,15 +141,9 @@ class _Texts:
         self.queries = (inside if layer.reads_itself else torch.ones_like(inside))[:, None]
         self.have_previous = (rows > first)[:, None]
         self.keys = ((keys >= first) & (keys < stop))[:, None]
-        self._first, self._shape = first, shape
-
-    def first_keys(self) -> Tensor:
-        """Return 1 for the first key of each text and 0 for others, as the value of an Output."""
-        columns = torch.arange(self._shape[-1], device=self._first.device)
-        value = (columns == self._first).float()  # (entries, kv_len)
-        if bool((self._first == self._first[0]).all()):
-            return value[0]
-        return value.reshape(*self._shape[:-3], 1, self._shape[-1], 1)
+        firsts = {each.start for each in layer.texts if each.start < shape[-1]}
+        self.first_keys = {key: (first == key)[:, None] for key in sorted(firsts)}
+        self._shape = shape
 
     def by_head(self, answer: Tensor) -> Tensor:
         """Return an answer with one number for each row as (entries, num_heads, n)."""

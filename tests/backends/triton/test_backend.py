@@ -27,7 +27,7 @@ import kernel_definitions as definitions
 from regard.backends.triton import triton_backend as backend
 from regard.backends.triton.launch import Launch
 from regard.backends.triton.operands import operands, refused
-from regard.reductions.products import TransposedOutput
+from regard.reductions.products import TransposedOutput, Window
 from regard.scores.query_key import QueryKeyScores
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN slice) encountered")
@@ -235,11 +235,31 @@ def test_a_transformed_question_is_an_error_in_our_words(
 # What it refuses
 
 
+class LargestWeight(regard.Reduction):
+    """A question of a user's own."""
+
+    def start(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
+
+    def update(self, block: regard.Block) -> tuple[regard.Contribution, ...]:
+        return (regard.Contribution(block.box.at_rows, block.weights.amax(-1)),)
+
+    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+        return buffers[0]
+
+
 x = torch.zeros(5, 4)
 A = regard.attend(x, x)
 STATISTIC = regard.Entropy()
 REFUSED: dict[str, tuple[regard.AttentionMatrix, list[regard.Reduction], str]] = {
-    "another-question": (A, [regard.Diagonal()], "no Triton kernel gives Diagonal"),
+    "another-question": (A, [LargestWeight()], "no Triton kernel gives LargestWeight"),
+    "some-rows": (
+        A,
+        [Window(range(2), range(5))],
+        "Triton kernels give windows of all rows and of at most 64 columns",
+    ),
     "output-alone": (A, [regard.Output(x)], "no Triton kernel gives Output by itself"),
     "large-k": (
         regard.attend(x, torch.zeros(80, 4)),
@@ -368,11 +388,13 @@ def test_the_price_of_a_question_without_a_kernel_is_said_before_it_starts(on_cu
         found = [chosen(long, STATISTIC) for _ in range(2)]
     assert all(isinstance(each, Sweep) for each in found)
     assert [str(each.message) for each in said] == [warning_of("no Triton kernel has a score_mod")]
+    row = Window(range(5, 6), range(8192))
     short = regard.attend(query[..., :9, :], query, score_mod=lambda score, *_: score * 3)
     backend.warn_once.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert isinstance(chosen(short, STATISTIC), Sweep)
+        assert isinstance(chosen(regard.attend(query, query), row), Sweep)
 
 
 @pytest.mark.parametrize(("lack", "reason"), LACKING.values(), ids=LACKING)

@@ -20,7 +20,8 @@ from regard.reductions.divergences import (
     JensenShannon,
     KullbackLeibler,
 )
-from regard.reductions.products import TransposedOutput
+from regard.reductions.products import TransposedOutput, Window
+from regard.reductions.row_statistics import NormalizedEntropy
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
 
@@ -36,7 +37,7 @@ SPANS = [(start, stop) for start, stop in pairwise(range(0, LENGTH, 60))]
 # Bytes that a thread may spill: a few registers, which compilers of one year to the next differ in.
 MAX_SPILLED = 32
 # Each row has best keys of its own, which no unit multiplies for several rows; two kernels add.
-WITHOUT_UNITS = ("top_kernel", "added_kernel", "joined_kernel")
+WITHOUT_UNITS = ("top_kernel", "entries_kernel", "added_kernel", "joined_kernel")
 UNITS_TAKE = (torch.bfloat16, torch.float16)  # float32 they would round to tf32
 
 
@@ -123,6 +124,7 @@ def _divergence(
     return replace(made, asked=(kind(other.source, other.mask),), kernels=kernels)
 
 
+NORMALIZED = NormalizedEntropy()
 COLUMNS, POOL, TOP = regard.Sum(-2), regard.Pool(64, 64), regard.TopK(8)
 EVERY = (
     (*ROWS, TOP, COLUMNS, POOL),
@@ -133,6 +135,27 @@ GRADIENTS = (*EVERY[1], "row_products_kernel", "query_gradient_kernel", "key_gra
 CASES = {
     "logsumexp": Case((regard.LogSumExp(),), ("rows_kernel",)),
     "rows": Case(ROWS, ("rows_kernel", "top_kernel"), options=lambda _: {}),
+    "entries": Case(
+        (regard.Diagonal(-1), regard.Diagonal(3), Window(range(LENGTH), range(2)), NORMALIZED),
+        ("rows_kernel", "entries_kernel", "entries_kernel", "visible_keys_kernel"),
+    ),
+    "entries-d256": Case(
+        (regard.Diagonal(-1), NORMALIZED),
+        ("rows_kernel", "entries_kernel", "visible_keys_kernel"),
+        head_dim=256,
+        dtype=torch.float16,
+    ),
+    "entries-float32-kept": Case(
+        (regard.Diagonal(-1), NORMALIZED),
+        ("rows_kernel", "entries_kernel", "visible_keys_kernel"),
+        dtype=torch.float32,
+        options=_kept,
+    ),
+    "entries-at-once": Case(
+        (regard.Diagonal(-1), NORMALIZED),
+        ("rows_kernel", "entries_kernel", "visible_keys_kernel"),
+        options=_at_once,
+    ),
     "segments": Case((regard.Segments(SPANS),), ("rows_kernel", "pooled_kernel")),
     "transposed": _transposed(128, torch.bfloat16),
     "transposed-d256": _transposed(256, torch.float16),

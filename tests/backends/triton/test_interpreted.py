@@ -21,6 +21,7 @@ import kernel_definitions as definitions
 from regard.backends.triton.launch import NARROW, Launch, pieces_of
 from regard.backends.triton.operands import CellNumbers, Derivative, Operands, operands
 from regard.backends.triton.tile import Norms
+from regard.scores.score_source import MASKED_SCORE
 
 # Kernels compute with infinities where nothing is stored; NumPy warns where a GPU does not.
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN slice) encountered")
@@ -223,6 +224,24 @@ def _twin_row_products(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:
     )
 
 
+OFFSETS = [-40, -7, -1, 0, 1, 18, 36, 50]
+COLUMNS = [*range(0, 37, 2)]
+
+
+def _twin_diagonals(x: Operands, dtype: torch.dtype) -> Tensor:
+    """The weights at each offset, 0 where a query has no such key."""
+    rows = torch.arange(Q_LEN, device=x.query.device)
+    keys = rows[:, None] + torch.tensor(OFFSETS, device=rows.device)
+    there = (keys >= 0) & (keys < KV_LEN)
+    weights = definitions.weights(x, dtype)[..., rows[:, None], keys.clamp(0, KV_LEN - 1)]
+    return weights.masked_fill(~there, 0)
+
+
+def _twin_visible_keys(x: Operands) -> Tensor:
+    scores = definitions.scores(x)
+    return (scores - scores.amax(-1, keepdim=True) > MASKED_SCORE).sum(-1)
+
+
 KERNELS = {
     "rows": Kernel(_run_rows, _twin_rows),
     "columns": Kernel(
@@ -236,6 +255,18 @@ KERNELS = {
     "pooled": _cells(3, 5),
     "top": _top(5),
     "top-1": _top(1),
+    "diagonals": Kernel(
+        lambda x: {"weights": Launch(x).entries(_norms(x), OFFSETS, diagonal=True)},
+        lambda x, dtype: {"weights": _twin_diagonals(x, dtype)},
+    ),
+    "some-columns": Kernel(
+        lambda x: {"weights": Launch(x).entries(_norms(x), COLUMNS, diagonal=False)},
+        lambda x, dtype: {"weights": definitions.weights(x, dtype)[..., COLUMNS]},
+    ),
+    "visible-keys": Kernel(
+        lambda x: {"counts": Launch(x).visible_keys(_norms(x)).float()},
+        lambda x, dtype: {"counts": _twin_visible_keys(x).to(dtype)},
+    ),
     "row-products": Kernel(_run_row_products, _twin_row_products),
     "gradients": Kernel(_run_gradients, _twin_gradients),
 }

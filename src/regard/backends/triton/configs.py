@@ -23,6 +23,8 @@ Kernel = Literal[
     "query_gradient",
     "key_gradient",
     "bias_gradient",
+    "entries",
+    "visible_keys",
     "divergence",
 ]
 
@@ -75,6 +77,8 @@ def config(
     wide = head_dim > 128
     if kernel == "top":
         return Config(max(2, 64 // _power_of_2(k)), 16, 4, 1)
+    if kernel == "entries":
+        return Config(32, 16, 4, 1)
     if kernel == "bias_gradient":
         if dtype == torch.float32:
             return Config(16, 16, 4, 1)
@@ -93,13 +97,14 @@ def config(
         return Config(32, 32, 4, 1) if wide else Config(64, 32, 4, 2)
     if kernel in ("columns", "short_columns"):
         return _of_columns(kernel, small=wide or not hopper, crowded=crowded, packed=packed)
+    by_rows = kernel in ("row_products", "visible_keys")
     # If tiles of keys are not loaded ahead, NVIDIA's compiler of 2025 reads unset registers in the
     # product of one warpgroup.
-    miscompiled = kernel == "row_products" and head_dim.bit_count() > 1
+    miscompiled = by_rows and head_dim.bit_count() > 1
     if crowded or miscompiled or (packed and kernel == "pooled"):
         # Hopper's matrix units take 64 rows of the first operand.
         return Config(64, 32, 8, 2)
-    if kernel == "row_products":
+    if by_rows:
         return Config(64, 32, 4, 2) if wide else Config(64, 64, 4, 3 if hopper else 2)
     if k > 16:
         return Config(64, 64, 4, 2) if hopper else Config(32, 64, 8, 2)

@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.backends.triton import bias_kernels as biases
 from regard.backends.triton import column_kernels as columns
 from regard.backends.triton import divergence_kernels as divergences
+from regard.backends.triton import entry_kernels as entries
 from regard.backends.triton import gradient_kernels as gradients
 from regard.backends.triton import pool_kernels as pooled
 from regard.backends.triton import row_kernels as rows
@@ -282,6 +283,33 @@ class Launch:
         self._run(gradients.row_products_kernel, programs, extra, chosen, **sizes)
         return total, product
 
+    def entries(self, norms: tile.Norms, firsts: Sequence[int], *, diagonal: bool) -> Tensor:
+        """Return some weights of each row, float32, (batch, num_heads, q_len, len(firsts)).
+
+        Args:
+            norms: the norms of the rows.
+            firsts: their keys.
+            diagonal: the keys are those of query 0, and of query i they are i further on. Where
+                there is no such key, the weight is 0.
+        """
+        answers = self._empty((*self.given.shape[:-1], len(firsts)))
+        keys = torch.tensor(firsts, dtype=torch.int32, device="cpu")
+        keys = keys.to(answers.device, non_blocking=True)
+        chosen = self._config("entries")
+        extra = (norms, keys, answers, len(firsts))
+        programs = self._row_tiles(chosen)
+        self._run(entries.entries_kernel, programs, extra, chosen, DIAGONAL=diagonal)
+        return answers
+
+    def visible_keys(self, norms: tile.Norms) -> Tensor:
+        """Return the number of visible keys of each row, int32, (batch, num_heads, q_len)."""
+        counts = self._empty(self.given.shape[:-1], torch.int32)
+        chosen = self._config("visible_keys")
+        programs = _ceil(counts.shape[-1], chosen.block_m) * counts.shape[:2].numel()
+        extra = (self._visits(chosen), norms, counts)
+        self._run(entries.visible_keys_kernel, programs, extra, chosen)
+        return counts
+
     def divergence(
         self, norms: tile.Norms, other: OtherMatrix, *, shares: bool
     ) -> tuple[Tensor, Tensor | None]:
@@ -349,10 +377,10 @@ class Launch:
         batch, num_heads, q_len, kv_len = self.given.shape
         chosen = self._config("bias_gradient", operand=derivative.left, other=derivative.other)
         chosen = replace(chosen, block_n=chosen.block_m)  # a diagonal of tiles needs squares
-        down, across = _ceil(q_len, chosen.block_m), _ceil(kv_len, chosen.block_n)
+        block = chosen.block_n
+        down, across = _ceil(q_len, block), _ceil(kv_len, block)
         if size is None:
-            diagonals, block = down + across - 1, chosen.block_n
-            gradient = self._empty((batch, num_heads, diagonals, 2 * block))
+            gradient = self._empty((batch, num_heads, down + across - 1, 2 * block))
             shared = biases.Shared(1, 1, 1, 1)
             programs = gradient.shape[:-1].numel()
         else:

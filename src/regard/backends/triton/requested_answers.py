@@ -18,10 +18,15 @@ from regard.backends.triton.operands import (
 )
 from regard.masks import Mask
 from regard.reductions.divergences import Divergence, JensenShannon
-from regard.reductions.products import TransposedOutput
+from regard.reductions.products import TransposedOutput, Window
 from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore
-from regard.reductions.sums import Pool, Segments, Sum
+from regard.reductions.row_statistics import (
+    Entropy,
+    LogSumExp,
+    MaxScore,
+    NormalizedEntropy,
+)
+from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import TopK
 from regard.scores.query_key import QueryKeyScores
 
@@ -63,6 +68,12 @@ class Request:
         }
         if self.largest_k:
             numbers["weights"], numbers["keys"] = self.largest
+        if self.offsets:
+            numbers["on_diagonals"] = self.on_diagonals
+        if self.columns:
+            numbers["in_columns"] = self.in_columns
+        if NormalizedEntropy() in self.reductions:
+            numbers["visible_keys"] = self.visible_keys
         if packed is not None:
             numbers["slots"], numbers["words"] = packed.slots, packed.words
         for place, (other, answers) in enumerate(self.divergences):
@@ -114,7 +125,7 @@ class Request:
             return RowStatistics(kept["logsumexp"], norms, *map(kept.get, names))
         return self.launch.rows(
             maximum=MaxScore() in self.reductions,
-            entropy=any(isinstance(r, Entropy) for r in self.reductions),
+            entropy=any(isinstance(r, Entropy | NormalizedEntropy) for r in self.reductions),
             mass=self.source.sink_bias is not None
             or self.compared
             or any(isinstance(r, Divergence) or r == Sum(-1) for r in self.reductions),
@@ -136,6 +147,37 @@ class Request:
         if self.kept:
             return self.kept["weights"], self.kept["keys"]
         return self.launch.top(self.rows, self.largest_k)
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """The offsets of the diagonals that are asked."""
+        return sorted({r.offset for r in self.reductions if isinstance(r, Diagonal)})
+
+    @cached_property
+    def columns(self) -> list[int]:
+        """The keys of the columns that are asked."""
+        return sorted({j for r in self.reductions if isinstance(r, Window) for j in r.at_columns})
+
+    @cached_property
+    def on_diagonals(self) -> Tensor:
+        """The weights at each offset, (batch, num_heads, q_len, offsets); 0 outside the matrix."""
+        if "on_diagonals" in self.kept:
+            return self.kept["on_diagonals"]
+        return self.launch.entries(self.rows.norms, self.offsets, diagonal=True)
+
+    @cached_property
+    def in_columns(self) -> Tensor:
+        """The weights in each column, (batch, num_heads, q_len, columns)."""
+        if "in_columns" in self.kept:
+            return self.kept["in_columns"]
+        return self.launch.entries(self.rows.norms, self.columns, diagonal=False)
+
+    @cached_property
+    def visible_keys(self) -> Tensor:
+        """The number of visible keys of each row, at least 1, (batch, num_heads, q_len)."""
+        if "visible_keys" in self.kept:
+            return self.kept["visible_keys"]
+        return self.launch.visible_keys(self.rows.norms)
 
     @cached_property
     def column_sums(self) -> Tensor:
@@ -190,12 +232,20 @@ class Request:
                 return (self.rows.maximum,)
             case Entropy():
                 return (self.rows.entropy,)
+            case NormalizedEntropy():
+                assert self.rows.entropy is not None
+                return (reduction.normalized(self.rows.entropy, self.visible_keys),)
             case Sum(dim=-1):
                 return (self.rows.mass,)
             case Sum():
                 return (self.column_sums,)
             case TopK(k):
                 return tuple(each[..., :k].contiguous() for each in self.largest)
+            case Diagonal(offset):
+                rows = _rows_on(offset, self.source.shape)
+                return (self.on_diagonals[..., rows, self.offsets.index(offset)],)
+            case Window():
+                return (self._columns_of(reduction),)
             case TransposedOutput(operand):
                 across = _four_axes(operand, self.launch.given.shape)
                 return (self.launch.transposed_product(self.rows.norms, across),)
@@ -246,6 +296,12 @@ class Request:
                 derivatives.add_scores(keys, self.rows.maximum[..., None], numbers[..., None])
             case Entropy():
                 derivatives.add_entropy(numbers)
+            case NormalizedEntropy():
+                assert self.rows.entropy is not None
+                with torch.enable_grad():
+                    entropy = self.rows.entropy.detach().requires_grad_()
+                    answer = reduction.normalized(entropy, self.visible_keys)
+                derivatives.add_entropy(*torch.autograd.grad(answer, entropy, numbers))
             case Sum(dim=-1):
                 derivatives.add_row_sums(numbers)
             case Sum():
@@ -253,6 +309,18 @@ class Request:
             case TopK(k):
                 values, keys = (each[..., :k] for each in self.largest)
                 derivatives.add_weights(keys, values, numbers)
+            case Diagonal(offset):
+                rows = _rows_on(offset, self.source.shape)
+                place = self.offsets.index(offset)
+                weights = self.on_diagonals[..., place, None]
+                across = torch.zeros_like(weights)
+                across[..., rows, 0] = numbers
+                queries = torch.arange(weights.shape[-2], device=weights.device)[:, None]
+                derivatives.add_weights(_where_seen(queries + offset, weights), weights, across)
+            case Window(_, at_columns):
+                weights = self._columns_of(reduction)
+                keys = torch.tensor(at_columns, device="cpu").to(weights.device, non_blocking=True)
+                derivatives.add_weights(_where_seen(keys, weights), weights, numbers)
             case TransposedOutput(operand):
                 across = _four_axes(operand, self.launch.given.shape)
                 derivatives.add_product(id(operand), across, numbers)
@@ -260,6 +328,10 @@ class Request:
                 derivatives.add_grid(*spans_of(reduction, self.source.shape), numbers)
             case _:
                 raise AssertionError(f"{reduction} is refused")
+
+    def _columns_of(self, window: Window) -> Tensor:
+        each = self.in_columns.unbind(-1)  # a list as an index makes the CPU wait
+        return torch.stack([each[self.columns.index(key)] for key in window.at_columns], -1)
 
     def _last_axes(self, numbers: Tensor) -> torch.Size:
         return numbers.shape[len(self.source.shape) - 2 :]
@@ -337,9 +409,9 @@ def _of_positions(
     with torch.enable_grad():
         numbers = position_numbers(bias, shape, source.device)
     arriving = derivatives.bias_gradient(None).sum_to_size(numbers.shape)
-    gradients = torch.autograd.grad(numbers, leaves, arriving, allow_unused=True)
-    pairs = zip(leaves, gradients, strict=True)
-    return [(leaf, gradient) for leaf, gradient in pairs if gradient is not None]
+    # With ``materialize_grads``, a tensor that no number depends on has a gradient of zeros.
+    gradients = torch.autograd.grad(numbers, leaves, arriving, materialize_grads=True)
+    return list(zip(leaves, gradients, strict=True))
 
 
 class _Divergences(NamedTuple):
@@ -447,6 +519,17 @@ class _Grids(NamedTuple):
         ends = torch.searchsorted(self.parts[:, 1].contiguous(), down[:, 1].contiguous()) + 1
         columns = -(-across // self.strip)  # only the end of the keys lies inside a strip
         return launch.added(self.strips, torch.stack((begins, ends), -1), columns)
+
+
+def _rows_on(offset: int, shape: torch.Size) -> slice:
+    """Return the queries whose key at an offset exists."""
+    q_len, kv_len = shape[-2:]
+    return slice(min(max(0, -offset), q_len), max(0, min(q_len, kv_len - offset)))
+
+
+def _where_seen(keys: Tensor, weights: Tensor) -> Tensor:
+    """Return the keys of some weights, and -1 for weights of 0, which have no gradient."""
+    return keys.expand(weights.shape).masked_fill(weights == 0, -1)
 
 
 def _grouped(gradient: Tensor, shape: torch.Size) -> Tensor:

@@ -28,6 +28,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 LEAST = tl.constexpr(-200.0)  # in bits; in float32 2^-200 is 0, and times it -200 is 0
 FAR = tl.constexpr(2**30)  # beyond every position
 CELL = tl.constexpr(64)  # tokens on each side of a cell of a packed mask
+AT_ONCE = tl.constexpr(16)  # dimensions of a product outside the matrix units
 WHOLE, HIDDEN = tl.constexpr(-1), tl.constexpr(-2)  # cells without bits
 
 
@@ -223,6 +224,27 @@ def scores(left, right, q_idx, kv_idx, batch, head, shape, steps, bias, UPCAST: 
 
 
 @triton.jit
+def products_at(
+    query, key, batch, head, kv_head, q_idx, kv_idx, here, there, HEAD_DIM: tl.constexpr
+):
+    """Compute query · key of some keys of each row, (rows, keys), in float32."""
+    of_query = head.to(tl.int64) * query.head + q_idx.to(tl.int64) * query.token
+    of_query += batch.to(tl.int64) * query.batch
+    of_key = kv_head.to(tl.int64) * key.head + kv_idx.to(tl.int64) * key.token
+    of_key += batch.to(tl.int64) * key.batch
+    x = tl.zeros(kv_idx.shape, tl.float32)
+    for start in range(0, HEAD_DIM, AT_ONCE):
+        d = start + tl.arange(0, AT_ONCE)
+        inside = d < HEAD_DIM
+        mask = here[:, None] & inside[None, :]
+        q = tl.load(query.pointer + of_query[:, None] + d[None, :], mask=mask, other=0.0)
+        mask = there[:, :, None] & inside[None, None, :]
+        k = tl.load(key.pointer + of_key[:, :, None] + d[None, None, :], mask=mask, other=0.0)
+        x += tl.sum(q.to(tl.float32)[:, None, :] * k.to(tl.float32), 2)
+    return x
+
+
+@triton.jit
 def stepped(x, q_idx, kv_idx, batch, head, shape, steps, bias):
     """Apply scale, bias and softcap to query · key; times ``to_bits`` the scores are in bits."""
     if bias.pointer is not None or steps.softcap is not None:
@@ -300,6 +322,24 @@ def document(limits, batch, head, position, here):
     at = batch.to(tl.int64) * limits.document_batch + head.to(tl.int64) * limits.document_head
     first = tl.load(limits.first + at + position, mask=here, other=-1)
     return first, tl.load(limits.stop + at + position, mask=here, other=0)
+
+
+@triton.jit
+def entries_seen(q_idx, kv_idx, here, there, kv_end, batch, head, first_head, shape, limits, cells):
+    """Return True where a query of each row may attend to some keys of its own, (rows, keys).
+
+    ``here`` is True where a row exists, ``there`` where a key does; ``first_head`` is the first of
+    the heads that share the keys.
+    """
+    of_query, of_key = q_idx[:, None], kv_idx
+    if limits.first is not None:
+        position = q_idx[:, None] + limits.shift
+        of_query, _ = document(limits, batch, first_head, position, here[:, None])
+        of_key, _ = document(limits, batch, first_head, kv_idx, there)
+    seen = allowed_at(
+        q_idx[:, None], kv_idx, of_query, of_key, kv_end, batch, head[:, None], shape, limits, cells
+    )
+    return seen & there
 
 
 @triton.jit

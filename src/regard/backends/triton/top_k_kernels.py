@@ -20,35 +20,14 @@ import triton.language as tl
 from regard.backends.triton.row_kernels import GROUPED
 from regard.backends.triton.tile import (
     FAR,
-    allowed_at,
-    document,
+    entries_seen,
     kv_end_of,
     norms_of,
     packed_rows,
+    products_at,
     stepped,
     weights_of,
 )
-
-AT_ONCE = tl.constexpr(16)  # dimensions
-
-
-@triton.jit
-def _products(query, key, batch, head, kv_head, q_idx, kv_idx, here, there, HEAD_DIM: tl.constexpr):
-    """Compute query · key of some keys of each row, (rows, keys), in float32."""
-    of_query = head.to(tl.int64) * query.head + q_idx.to(tl.int64) * query.token
-    of_query += batch.to(tl.int64) * query.batch
-    of_key = kv_head.to(tl.int64) * key.head + kv_idx.to(tl.int64) * key.token
-    of_key += batch.to(tl.int64) * key.batch
-    x = tl.zeros(kv_idx.shape, tl.float32)
-    for start in range(0, HEAD_DIM, AT_ONCE):
-        d = start + tl.arange(0, AT_ONCE)
-        inside = d < HEAD_DIM
-        mask = here[:, None] & inside[None, :]
-        q = tl.load(query.pointer + of_query[:, None] + d[None, :], mask=mask, other=0.0)
-        mask = there[:, :, None] & inside[None, None, :]
-        k = tl.load(key.pointer + of_key[:, :, None] + d[None, None, :], mask=mask, other=0.0)
-        x += tl.sum(q.to(tl.float32)[:, None, :] * k.to(tl.float32), 2)
-    return x
 
 
 @triton.jit
@@ -108,17 +87,12 @@ def top_kernel(
     kv_idx = group * GROUPED + tl.arange(0, K * GROUPED)[None, :] % GROUPED
     kv_idx = tl.where(group < 0, 0, kv_idx)
     there = (group >= 0) & (kv_idx < kv_end)
-    x = _products(query, key, batch, head, kv_head, q_idx, kv_idx, here, there, HEAD_DIM)
+    x = products_at(query, key, batch, head, kv_head, q_idx, kv_idx, here, there, HEAD_DIM)
     x = stepped(x, q_idx[:, None], kv_idx, batch, head[:, None], shape, steps, bias)
-    of_query, of_key = q_idx[:, None], kv_idx
-    if limits.first is not None:
-        position = q_idx[:, None] + limits.shift
-        of_query, _ = document(limits, batch, kv_head * GROUP, position, here[:, None])
-        of_key, _ = document(limits, batch, kv_head * GROUP, kv_idx, there)
-    seen = allowed_at(
-        q_idx[:, None], kv_idx, of_query, of_key, kv_end, batch, head[:, None], shape, limits, cells
+    seen = entries_seen(
+        q_idx, kv_idx, here, there, kv_end, batch, head, kv_head * GROUP, shape, limits, cells
     )
-    x = tl.where(seen & there, x, float("-inf"))
+    x = tl.where(seen, x, float("-inf"))
     for rank in range(k):
         best = tl.max(x, 1)
         place = tl.min(tl.where(x == best[:, None], kv_idx, FAR), 1)

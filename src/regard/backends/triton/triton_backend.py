@@ -20,10 +20,15 @@ from regard.backends.triton.requested_answers import Request, spans_of, tensors_
 from regard.errors import check_operand, dtype_text
 from regard.masks import Mask
 from regard.reductions.divergences import Divergence, JensenShannon, KullbackLeibler
-from regard.reductions.products import Output, TransposedOutput
+from regard.reductions.products import Output, TransposedOutput, Window
 from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore
-from regard.reductions.sums import Pool, Segments, Sum
+from regard.reductions.row_statistics import (
+    Entropy,
+    LogSumExp,
+    MaxScore,
+    NormalizedEntropy,
+)
+from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import TopK
 from regard.scores.autocast import without_autocast
 from regard.scores.query_key import QueryKeyScores
@@ -36,8 +41,8 @@ LEAST_CAPABILITY = (8, 0)
 MOST_GROUPS = 16  # of keys in a tile, whose maxima a top-k keeps
 LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: it makes the most pieces
 ANSWERED = (
-    *(LogSumExp, MaxScore, Entropy, Sum, TopK, Pool, Segments, TransposedOutput),
-    *(KullbackLeibler, JensenShannon),
+    *(LogSumExp, MaxScore, Entropy, NormalizedEntropy, Sum, TopK, Pool, Segments),
+    *(TransposedOutput, Diagonal, Window, KullbackLeibler, JensenShannon),
 )
 # What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
 MACHINES = ("C compiler", "active drivers", "libcuda", "cache dir")
@@ -151,6 +156,10 @@ def _reductions_refusal(
             lack := _operand_refusal(reduction.operand)
         ):
             return lack
+        if isinstance(reduction, Window) and (
+            len(reduction.at_rows) < source.shape[-2] or len(reduction.at_columns) > MAX_K
+        ):
+            return f"Triton kernels give windows of all rows and of at most {MAX_K} columns"
         if isinstance(reduction, Divergence) and (lack := _other_refusal(reduction)):
             return lack
     return None
