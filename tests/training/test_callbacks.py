@@ -202,6 +202,11 @@ def test_mlflow_gets_every_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.full
+def test_what_is_no_run_of_wandb_is_an_error() -> None:
+    with pytest.raises(TypeError, match="run is None; it must be a run of Weights & Biases"):
+        regard.writers.wandb(None)
+
+
 def test_wandb_gets_every_number(tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb", reason="needs pip install wandb")
     run = wandb.init(mode="offline", dir=tmp_path, project="p")

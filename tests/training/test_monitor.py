@@ -197,6 +197,22 @@ def test_a_resumed_run_appends_and_replaces_what_it_repeats(tmp_path: Path) -> N
     assert not torch.equal(after.values[:, 2], before[:, 2])
 
 
+def test_a_run_that_goes_back_is_told_of_the_steps_it_left(tmp_path: Path) -> None:
+    model, x = Model(1), torch.zeros(1, TOKENS, WIDTH)
+    with regard.Monitor(model, tmp_path, every=1) as monitor:
+        for step in (5, 9):
+            with monitor(step):
+                model(x)
+    with (
+        regard.Monitor(model, tmp_path, every=1) as monitor,
+        pytest.warns(UserWarning, match="has steps after 5, up to step-000000009"),
+        monitor(5),
+    ):
+        model(x)
+    with regard.Monitor(model, tmp_path, every=1) as monitor, monitor(9):
+        model(x)  # the last step of the folder is no later one
+
+
 def test_a_crash_leaves_the_table_up_to_the_last_step(tmp_path: Path) -> None:
     model = Model(1)
     monitor = regard.Monitor(model, tmp_path, every=1)
@@ -456,6 +472,14 @@ def test_alarms_call_a_function_with_every_head(alarm: Any, x: Tensor, heads: in
             id="alarm without its statistic",
         ),
         pytest.param({"then": "stop"}, ValueError, "then is 'stop'", id="then"),
+        pytest.param({"then": "raise"}, ValueError, "need an alarm", id="then without alarm"),
+        pytest.param({"save": "alarms"}, ValueError, "need an alarm", id="save without alarm"),
+        pytest.param(
+            {"save": __file__, "alarm": regard.alarms.max_score(1)},
+            regard.RegardError,
+            "cannot be written",
+            id="save",
+        ),
         pytest.param({"path": ""}, ValueError, "path is empty", id="path"),
     ],
 )

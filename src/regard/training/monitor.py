@@ -24,7 +24,7 @@ from regard.errors import (
 from regard.recording.recording import Recording
 from regard.training.alarms import Alarm, Alert, is_dead
 from regard.training.row_numbers import STATISTICS, Sample, samples_of
-from regard.training.run_table import SHOWN, RunTable
+from regard.training.run_table import SHOWN, RunTable, made_folder
 from regard.training.summaries import Key, Summary, are_several, layer_indices, summarize
 
 __all__ = ["Monitor"]
@@ -60,8 +60,9 @@ class Monitor:
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: a statistic is unknown, or an alarm needs one that is left out.
-        RegardError: the folder cannot be written, or another monitor writes to it.
+        ValueError: a statistic is unknown, an alarm needs one that is left out, or there is no
+            alarm for ``then`` and ``save``.
+        RegardError: a folder cannot be written, or another monitor writes to it.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -99,7 +100,12 @@ class Monitor:
         self._queries = None if rows is None else slice(-check_count("rows", rows), None)
         self._alarms = _checked_alarms(alarm, self._statistics)
         self._then = _checked_then(then)
-        self._save = None if save is None else check_path(save)
+        self._save = None if save is None else made_folder(check_path(save))
+        if not self._alarms and (save is not None or then != "warn"):
+            raise ValueError(
+                "then and save need an alarm, and alarm is empty.\n"
+                "    Pass for example alarm=regard.alarms.max_score(100)."
+            )
         self._writers, self._failed = _checked_writers(writers), set[str]()
         self._last: int | None = None
         self._path, self._rows = None if path is None else check_path(path), rows
@@ -201,7 +207,7 @@ class Monitor:
             return
         self._open_table()
         if self._table is not None:
-            self._table.check(self.latest)
+            self._table.check(step, self.latest)
             self._try(f"{self._table.folder}", self._table.write, step, self.latest)
         if self._is_writer and self._writers:
             numbers = _named_numbers(self.latest)
@@ -244,7 +250,6 @@ class Monitor:
 
 
 def _save_recording(seen: Recording, folder: Path, step: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     # The processes of a distributed run save their parts into one folder.
     seen.save(folder / (f"step-{step:09}" + (".safetensors" if seen.shard is None else "")))
 

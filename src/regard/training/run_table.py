@@ -1,8 +1,11 @@
 """The table of a run: a folder with one Parquet file for each observed step."""
 
 import json
+import os
+import warnings
 import weakref
 from collections.abc import Mapping
+from errno import EACCES
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +21,7 @@ from regard.recording.version import version
 from regard.training.row_numbers import STATISTICS
 from regard.training.summaries import Key, Summary, layer_indices
 
-__all__ = ["SHOWN", "History", "RunTable", "read_history", "read_last", "read_table"]
+__all__ = ["SHOWN", "History", "RunTable", "made_folder", "read_history", "read_last", "read_table"]
 
 SHOWN = {name: "max" if name == "max_score" else "mean" for name in STATISTICS}
 """The one number of each statistic that writers and pictures show."""
@@ -38,14 +41,7 @@ class RunTable:
     def __init__(self, folder: Path, rows: int | None) -> None:
         arrow("pyarrow", _NEEDED_BY)
         self.folder, self._rows, self._layers = folder, rows, dict[str, int]()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (folder / ".lock").open("ab")
-        except OSError as error:
-            raise RegardError(
-                f"path is {str(folder)!r}, which cannot be written: {error.strerror}.\n"
-                "    Name a folder that you may write to."
-            ) from error
+        self._lock = (made_folder(folder) / ".lock").open("ab")
         try:
             lock(self._lock)
         except BlockingIOError as error:
@@ -61,8 +57,10 @@ class RunTable:
         """Let another monitor write to the folder."""
         self._lock.close()
 
-    def check(self, summaries: Mapping[Key, Summary]) -> None:
-        """Check that the folder has the layers and heads of this model.
+    def check(self, step: int, summaries: Mapping[Key, Summary]) -> None:
+        """Check before the first step that the folder has the layers and heads of this model.
+
+        Steps that a run observed before it went back stay there; a warning says so.
 
         Raises:
             RegardError: the last file is of another model, or damaged.
@@ -71,6 +69,13 @@ class RunTable:
             return
         self._layers = {name: len(summary.heads) for (name, _), summary in summaries.items()}
         paths = _paths(self.folder)
+        if paths and paths[-1].name > _name_of(step):
+            warnings.warn(
+                f"{self.folder} has steps after {step}, up to {paths[-1].stem}; each stays there "
+                "until this run observes it again.\n"
+                "    Give the run a folder of its own, or remove them.",
+                stacklevel=2,
+            )
         theirs = _about(paths[-1])["layers"] if paths else self._layers
         for name in dict.fromkeys([*theirs, *self._layers]):
             there, here = theirs.get(name, 0), self._layers.get(name, 0)
@@ -109,7 +114,29 @@ class RunTable:
         }
         about = {"layers": self._layers, "rows": self._rows, "regard": version()}
         table = pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about)})
-        write_whole(self.folder / f"step-{step:09}.parquet", table)
+        write_whole(self.folder / _name_of(step), table)
+
+
+def made_folder(folder: Path) -> Path:
+    """Make a folder unless it exists, and return it.
+
+    Raises:
+        RegardError: it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    except OSError as error:
+        raise RegardError(
+            f"path is {str(folder)!r}, which cannot be written: {error.strerror}.\n"
+            "    Name a folder that you may write to."
+        ) from error
+    return folder
+
+
+def _name_of(step: int) -> str:
+    return f"step-{step:09}.parquet"
 
 
 class History(NamedTuple):

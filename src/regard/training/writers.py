@@ -9,7 +9,7 @@ from importlib import import_module
 from os import PathLike
 from typing import Any
 
-from regard.errors import RegardError, check_path
+from regard.errors import RegardError, check_path, kind_text
 
 __all__ = ["mlflow", "tensorboard", "wandb"]
 
@@ -46,10 +46,18 @@ def wandb(run: Any) -> _Writer:
     Args:
         run: from ``wandb.init``.
 
+    Raises:
+        TypeError: it is no run.
+
     Example:
         >>> import regard
         >>> write = regard.writers.wandb(wandb.init(mode="offline"))  # doctest: +SKIP
     """
+    if not hasattr(run, "define_metric"):
+        raise TypeError(
+            f"run is {kind_text(run)}; it must be a run of Weights & Biases.\n"
+            "    Pass wandb.init(), or wandb.init(mode='offline')."
+        )
     # The run may count its steps in another way, so the monitor's steps are a metric.
     run.define_metric("attention/*", step_metric="attention/step")
 
