@@ -44,9 +44,9 @@ _MOST_CELLS = 2**24
 _WINDOW_SCORES = 2**22
 _SAMPLED_AT_ONCE = 16
 # The product of one row or one column uses another BLAS kernel, which rounds differently. With at
-# least 32 of each, and all of them from the sweep, rows, columns and tiles get the same scores, on
-# the processors that were tried.
+# least 32 of each, rows, columns and tiles get the same scores, on the processors that were tried.
 _LEAST = 32
+_AGREEING = 64.0  # scores up to here, rounded in another order, change a weight by 1e-5 of it
 
 Pause = Callable[[], None]
 Spans = Sequence[tuple[int, int]]
@@ -202,7 +202,7 @@ class HeadTiles:
             rows = range(self._rows_done, min(self._rows_done + height, self.shape[0]))
             down, across = _spans(rows, cell), _spans(range(self.shape[1]), cell)
             statistics, sums = RowNormalizers(rows), Segments(down, across)
-            normalizers, means = self.matrix.reduce(statistics, sums, backend="sweep")
+            normalizers, means = self._reduced(statistics, sums)
             if self._cells is None:
                 size = (-(-tokens // cell) for tokens in self.shape)
                 self._cells = torch.zeros(*size, device=means.device)
@@ -350,7 +350,22 @@ class HeadTiles:
         for first in range(unknown.start, unknown.stop, height):
             pause()
             part = _widened(range(first, min(first + height, unknown.stop)), self.shape[0])
-            self._keep(part, self.matrix.reduce(RowNormalizers(part), backend="sweep"))
+            self._keep(part, *self._reduced(RowNormalizers(part)))
+
+    def _reduced(self, statistics: RowNormalizers, *sums: Segments) -> tuple[Tensor, ...]:
+        """Return the normalizers of rows, and sums, by the fastest backend whose scores agree.
+
+        Compiled kernels add the products of a score in another order than ``_scores_at``. The
+        weights of large scores would differ by that, so the sweep computes these rows.
+        """
+        given = (statistics, *sums)
+        for backend in (None, "sweep"):
+            answers = self.matrix.reduce(*given, backend=backend)
+            answers = answers if sums else (answers,)
+            maxima = answers[0][:, 0]
+            if bool(((maxima.abs() <= _AGREEING) | (maxima == -torch.inf)).all()):
+                break
+        return answers
 
     def _keep(self, rows: range, normalizers: Tensor) -> None:
         self._normalizers[rows.start : rows.stop] = normalizers
