@@ -80,10 +80,7 @@ def config(
     if kernel == "entries":
         return Config(32, 16, 4, 1)
     if kernel == "bias_gradient":
-        if dtype == torch.float32:
-            return Config(16, 16, 4, 1)
-        small = compared is not None and not hopper
-        return Config(32, 32, 4, 1) if small else Config(64, 64, 8, 1)
+        return _of_bias(dtype, small=compared is not None and not hopper)
     if kernel == "divergence" or compared is not None:
         return _of_two(kernel, dtype, small=crowded or wide or not hopper, kind=compared)
     if kernel in ("query_gradient", "key_gradient"):
@@ -141,6 +138,13 @@ def _of_products(wide: bool, dtype: torch.dtype, hopper: bool, crowded: bool) ->
     if crowded:
         return Config(64, 64, 4, 2)
     return Config(32, 128, 4, 2) if hopper else Config(64, 128, 8, 2)
+
+
+def _of_bias(dtype: torch.dtype, *, small: bool) -> Config:
+    """Return the config of the kernel of a bias, whose tiles are squares."""
+    if dtype == torch.float32:
+        return Config(16, 16, 4, 1)
+    return Config(32, 32, 4, 1) if small else Config(64, 64, 8, 1)
 
 
 def _of_gradient(
