@@ -24,7 +24,6 @@ Kernel = Literal[
     "key_gradient",
     "bias_gradient",
     "entries",
-    "visible_keys",
     "divergence",
 ]
 
@@ -94,14 +93,13 @@ def config(
         return Config(32, 32, 4, 1) if wide else Config(64, 32, 4, 2)
     if kernel in ("columns", "short_columns"):
         return _of_columns(kernel, small=wide or not hopper, crowded=crowded, packed=packed)
-    by_rows = kernel in ("row_products", "visible_keys")
     # If tiles of keys are not loaded ahead, NVIDIA's compiler of 2025 reads unset registers in the
     # product of one warpgroup.
-    miscompiled = by_rows and head_dim.bit_count() > 1
+    miscompiled = kernel == "row_products" and head_dim.bit_count() > 1
     if crowded or miscompiled or (packed and kernel == "pooled"):
         # Hopper's matrix units take 64 rows of the first operand.
         return Config(64, 32, 8, 2)
-    if by_rows:
+    if kernel == "row_products":
         return Config(64, 32, 4, 2) if wide else Config(64, 64, 4, 3 if hopper else 2)
     if k > 16:
         return Config(64, 64, 4, 2) if hopper else Config(32, 64, 8, 2)

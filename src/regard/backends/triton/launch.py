@@ -304,7 +304,7 @@ class Launch:
     def visible_keys(self, norms: tile.Norms) -> Tensor:
         """Return the number of visible keys of each row, int32, (batch, num_heads, q_len)."""
         counts = self._empty(self.given.shape[:-1], torch.int32)
-        chosen = self._config("visible_keys")
+        chosen = self._config("row_products")  # it reads the same tiles
         programs = _ceil(counts.shape[-1], chosen.block_m) * counts.shape[:2].numel()
         extra = (self._visits(chosen), norms, counts)
         self._run(entries.visible_keys_kernel, programs, extra, chosen)
