@@ -230,6 +230,12 @@ test("one sentence introduces a head", () => {
     "Layer 0, head 1 is a previous-token head: each token attends to the one before it (90 % of its attention on average).",
   );
   assert.equal(said(head("mixed")), "Layer 0, head 1 is a mixed head: no simple pattern takes half of its attention.");
+  const induction = { ...head("induction", 0.99), here: { kind: "first-token sink", score: 0.89 } };
+  assert.equal(
+    said(induction),
+    "Layer 0, head 1 is an induction head: each token attends to the token after its previous occurrence " +
+      "(99 % in a trial made to show it). In this text it is a first-token sink (89 %).",
+  );
 });
 
 /** @returns the cell that a text of one head opens at; its small map is exact if there are rows */

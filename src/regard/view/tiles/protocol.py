@@ -181,6 +181,13 @@ class Heads(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The kinds of all heads, of a live host."""
 
 
+class KindHere(Struct, frozen=True, kw_only=True):
+    """The kind of a head in this text, where a trial gave its name."""
+
+    kind: str
+    score: float
+
+
 class HeadKind(Struct, frozen=True, kw_only=True):
     """The kind of one head, as docs/heads.md has it; its entropy as a share of the largest."""
 
@@ -188,6 +195,7 @@ class HeadKind(Struct, frozen=True, kw_only=True):
     score: float
     entropy: float
     sink: float
+    here: KindHere | None = None
 
 
 class HeadsAnswer(Struct, frozen=True, kw_only=True):

@@ -84,8 +84,10 @@ export type SmallNumbers = { rows: number; columns: number; maximum: number; lev
 export type OverviewAnswer = { overview: SmallNumbers };
 /** The small maps of a layer, of a live host. */
 export type OverviewQuestion = { kind: "overview"; layer: number };
+/** The kind of a head in this text, where a trial gave its name. */
+export type KindHere = { kind: string; score: number };
 /** The kind of one head, as docs/heads.md has it; its entropy as a share of the largest. */
-export type HeadKind = { kind: string; score: number; entropy: number; sink: number };
+export type HeadKind = { kind: string; score: number; entropy: number; sink: number; here?: KindHere | null };
 /** The kind of each head, layer by layer; null where its weights are not numbers. */
 export type HeadsAnswer = { heads: (HeadKind | null)[] };
 /** The kinds of all heads, of a live host. */

@@ -1,6 +1,6 @@
 /** What heads of each kind do, in words, as docs/heads.md defines the kinds. */
 
-import type { HeadKind } from "../protocol/questions";
+import type { HeadKind, KindHere } from "../protocol/questions";
 
 const TRIAL = "in a trial made to show it";
 const MEAN = "of its attention on average";
@@ -31,5 +31,15 @@ export function doing({ kind }: HeadKind): string {
 /** @returns one sentence that says what is seen */
 export function introduced({ layer, head, kind }: { layer: string; head: number; kind: HeadKind }): string {
   const name = `Layer ${layer}, head ${head} is ${named(kind.kind)}: ${doing(kind)}`;
-  return KINDS[kind.kind] ? `${name} (${Math.round(100 * kind.score)}\u202f% ${KINDS[kind.kind][1]}).` : `${name}.`;
+  const known = KINDS[kind.kind] ? ` (${percent(kind.score)} ${KINDS[kind.kind][1]})` : "";
+  return `${name}${known}.${kind.here ? ` ${inThisText(kind.here)}` : ""}`;
 }
+
+/** @returns what a head does here, whose name a trial gave */
+function inThisText({ kind, score }: KindHere): string {
+  return KINDS[kind]
+    ? `In this text it is ${named(kind)} (${percent(score)}).`
+    : "In this text no simple pattern takes half of its attention.";
+}
+
+const percent = (share: number) => `${Math.round(100 * share)}\u202f%`;
