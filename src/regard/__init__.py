@@ -1,6 +1,6 @@
 """regard: self-attention that you can compute, see and trust, from 3 tokens to 100,000."""
 
-from regard import masks, nn
+from regard import images, masks, nn
 from regard.analysis import exports
 from regard.analysis.head_classes import heads
 from regard.analysis.span_shares import Shares, segment_shares
@@ -9,6 +9,7 @@ from regard.corpus.surveying import survey
 from regard.diagnosis.checker import check
 from regard.diagnosis.expectation import ANY, spec
 from regard.errors import RefusedWarning, RegardError
+from regard.images.patch_grid import grid
 from regard.masks import (
     Causal,
     Documents,
@@ -94,7 +95,9 @@ __all__ = [
     "cross_entropy",
     "explain",
     "exports",
+    "grid",
     "heads",
+    "images",
     "js",
     "kl",
     "load",

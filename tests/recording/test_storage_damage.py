@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors.torch import save_file
 
 import regard
@@ -42,7 +43,12 @@ def seen(*, tokens: bool = True) -> regard.Recording:
     recording.add("answers", None, answers=entropy, shape=full.shape)
     if tokens:
         recording = recording.with_tokens([regard.Token(text) for text in "abc"])
-    return recording
+    grids = [
+        regard.grid(range(2), 1, 2, entry=1),
+        regard.grid([2, 0], 2, 1, picture=1, box=(0, 0, 4.5, 8)),
+    ]
+    pictures = [regard.images.keep(Image.new("RGB", (16, 8)), "a"), regard.images.Picture(9, 8)]
+    return recording.with_pictures(pictures, {"full": grids, "answers": grids[:1]})
 
 
 def saved(path: Path, recording: regard.Recording | None = None) -> Path:
@@ -255,6 +261,14 @@ def scores_of(about: dict[str, Any], place: int = 0) -> dict[str, Any]:
     return layer_of(about, place)["matrix"]["scores"]
 
 
+def picture_of(about: dict[str, Any]) -> dict[str, Any]:
+    return about["pictures"][0]
+
+
+def grid_of(about: dict[str, Any]) -> dict[str, Any]:
+    return about["grids"][0][0]
+
+
 HUGE = [2**40, 2**40, 2**40, 2**40]
 CHANGES: dict[str, Change] = {
     "tokens of another count": lambda about: about["query_tokens"]["text"].append("d"),
@@ -296,6 +310,26 @@ CHANGES: dict[str, Change] = {
     ),
     "a flag that is none": lambda about: scores_of(about)["position_bias"].update(bidirectional=3),
     "weights or not": lambda about: scores_of(about, 2).update(are_weights="yes"),
+    "a picture of floats": lambda about: picture_of(about).update(data="full/query"),
+    "a picture of other bytes": lambda about: picture_of(about).update(data="full/mask.second"),
+    "a picture that is missing": lambda about: picture_of(about).update(data="pictures/3"),
+    "a picture without pixels": lambda about: picture_of(about).update(size=[0, 8]),
+    "a picture without end": lambda about: picture_of(about).update(size=[2**40, 8]),
+    "a picture that is called 3": lambda about: picture_of(about).update(name=3),
+    "pictures that are none": lambda about: about.update(pictures=3),
+    "grids without pictures": lambda about: about.pop("pictures"),
+    "a grid of a layer that is none": lambda about: about["layer_grids"].update(none=0),
+    "grids that are none": lambda about: about["layer_grids"].update(full=7),
+    "a grid of other tokens": lambda about: grid_of(about).update(tokens={"run": [2, 4]}),
+    "a grid of fewer tokens": lambda about: grid_of(about).update(tokens={"run": [0, 1]}),
+    "a grid without end": lambda about: grid_of(about).update(
+        tokens={"run": [0, 2**40]}, rows=2**40, columns=1
+    ),
+    "a grid of another entry": lambda about: grid_of(about).update(entry=2),
+    "a grid of another picture": lambda about: grid_of(about).update(picture=2),
+    "an empty box": lambda about: grid_of(about).update(box=[0, 0, 0, 1]),
+    "a box without end": lambda about: grid_of(about).update(box=[0, 0, float("inf"), 1]),
+    "a box of text": lambda about: grid_of(about).update(box="abcd"),
     "a mask of an unknown kind": lambda about: layer_of(about)["matrix"]["mask"].update(kind="x"),
     "a mask that is a number": lambda about: layer_of(about)["matrix"].update(mask=3),
     "a window beyond": lambda about: layer_of(about)["matrix"].update(
@@ -381,6 +415,7 @@ def test_a_file_that_ends_anywhere_is_refused(
 KEYWORDS = st.sampled_from(
     [
         *("kind", "mask", "scores", "tensors", "answers", "shape", "name", "first", "second"),
+        *("run", "tokens", "pictures/0", "grids", "size"),
         *("Keep", "And", "Not", "Causal", "TopK", "full/query", "full/mask.second", "list"),
     ]
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.errors import (
     RegardError,
     bytes_text,
+    check_index_bounds,
     check_query_key,
     check_scale,
     check_scores,
@@ -23,6 +24,8 @@ from regard.errors import (
     kind_text,
     shape_text,
 )
+from regard.images.patch_grid import Grid
+from regard.images.picture import Picture
 from regard.masks import (
     And,
     Causal,
@@ -54,9 +57,12 @@ __all__ = [
     "Put",
     "Take",
     "answer_of",
+    "grids_of",
     "matrix_of",
+    "pictures_of",
     "plain_answers",
     "plain_matrix",
+    "plain_pictures",
     "plain_reduction",
     "reduction_of",
     "wrong_numbers",
@@ -72,6 +78,7 @@ Put = Callable[[str, Tensor], str | int]
 """A function that stores a tensor by its role in a layer, and returns its name or number."""
 
 _LARGEST_CALLABLE = 2**26
+_MOST_TOKENS = 2**24  # of one grid
 _FAR = 2**48  # larger whole numbers are damage; up to here positions are exact
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -264,6 +271,40 @@ def _plain_answer(role: str, answer: Any, put: Put) -> Plain:
     return {"tensor": put(role, answer)}
 
 
+def plain_pictures(
+    pictures: Sequence[Picture], grids: Mapping[str, Sequence[Grid]], keep: Put
+) -> Plain:
+    """Convert pictures, and the grids of layers by name, to plain data; none without pictures."""
+    if not pictures:
+        return {}
+    plain: list[Plain] = []
+    for index, each in enumerate(pictures):
+        data = each.data
+        stored = None if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        name = None if stored is None else keep(f"pictures/{index}", stored)
+        plain.append({"name": each.name, "size": [each.width, each.height], "data": name})
+    several = list(dict.fromkeys(tuple(some) for some in grids.values()))
+    return {
+        "pictures": plain,
+        "grids": [[_plain_grid(grid) for grid in some] for some in several],
+        "layer_grids": {name: several.index(tuple(some)) for name, some in grids.items()},
+    }
+
+
+def _plain_grid(grid: Grid) -> Plain:
+    tokens = grid.tokens
+    is_run = isinstance(tokens, range)
+    return {
+        "tokens": {"run": [tokens.start, tokens.stop]} if is_run else {"list": list(tokens)},
+        "rows": grid.rows,
+        "columns": grid.columns,
+        "picture": grid.picture,
+        "box": grid.box,
+        "entry": grid.entry,
+        "overlapping": grid.overlapping,
+    }
+
+
 def _code(what: str) -> RegardError:
     return RegardError(
         f"it has {what}; a recording in a file is numbers and runs no code.\n"
@@ -417,6 +458,49 @@ def _alike(answer: Tensor, expected: Tensor) -> Tensor:
             f"{shape_text(expected.shape)} and {dtype_text(expected.dtype)} is asked"
         )
     return answer
+
+
+def pictures_of(plain: Plain, take: Take) -> tuple[Picture, ...]:
+    """Convert plain data to pictures, with the bytes of a file.
+
+    Raises:
+        LookupError, TypeError, ValueError: the plain data are invalid.
+    """
+    pictures: list[Picture] = []
+    for each in plain.get("pictures", ()):
+        width, height = map(_number, each["size"])
+        data = None if each["data"] is None else take(each["data"])
+        if data is not None and (data.dtype != torch.uint8 or data.ndim != 1):
+            raise ValueError("a picture that is no bytes")
+        content = None if data is None else data.numpy().tobytes()
+        pictures.append(Picture(width, height, content, each["name"]))
+    return tuple(pictures)
+
+
+def grids_of(plain: Plain) -> dict[str, tuple[Grid, ...]]:
+    """Convert plain data to the grids of layers by name.
+
+    Raises:
+        LookupError, TypeError, ValueError: the plain data are invalid.
+    """
+    several = [tuple(map(_grid_of, some)) for some in plain.get("grids", ())]
+    return {
+        name: several[check_index_bounds(_number(index), len(several), 0)]
+        for name, index in plain.get("layer_grids", {}).items()
+    }
+
+
+def _grid_of(plain: Plain) -> Grid:
+    rows, columns, tokens = _number(plain["rows"]), _number(plain["columns"]), plain["tokens"]
+    if "run" in tokens:
+        run = range(*_span_of(tokens["run"]))
+        # A run that is only claimed must not take memory.
+        positions = run if len(run) == rows * columns <= _MOST_TOKENS else ()
+    else:
+        positions = tuple(map(_number, tokens["list"]))
+    box, flag = plain["box"], _flag(plain["overlapping"])
+    sides = None if box is None else cast(Any, tuple(box))
+    return Grid(positions, rows, columns, plain["picture"], sides, plain["entry"], flag)
 
 
 def _kind(plain: Plain) -> str:

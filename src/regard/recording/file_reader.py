@@ -21,7 +21,9 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_format import (
     Take,
     answer_of,
+    grids_of,
     matrix_of,
+    pictures_of,
     reduction_of,
     wrong_numbers,
 )
@@ -147,6 +149,8 @@ def _recording(path: Path, file: TensorFile, about: dict[str, Any]) -> Recording
             seen.put(_StoredLayer(file, path, recent, plain).layer)
         if len(seen.layers) < len(about["layers"]):
             raise ValueError("two layers have one name")
+        # Pictures are small, and read at once.
+        seen.put_pictures(pictures_of(about, file.tensor), grids_of(about))
         return seen
     except RegardError:
         raise

@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError, check_path, dtype_text
-from regard.recording.file_format import Plain, plain_answers, plain_matrix, wrong_numbers
+from regard.recording.file_format import (
+    Plain,
+    plain_answers,
+    plain_matrix,
+    plain_pictures,
+    wrong_numbers,
+)
 from regard.recording.layers import Layer
 from regard.recording.spool import MAGIC, Piece, Spool, is_locked, lock, spool_of
 from regard.recording.tensor_file import DTYPES, packed_header
@@ -136,9 +142,11 @@ def _write(
         layers.append(_plain_layer(layer, keep))
         if progress is not None:
             progress(len(layers), len(seen.layers))
+    grids = {layer.name: seen.layer_grids(layer.name) for layer in seen.layers}
+    pictures = plain_pictures(seen.pictures, {k: v for k, v in grids.items() if v}, keep)
     # In this order all tensors are aligned. safetensors itself writes them so.
     pieces = dict(sorted(pieces.items(), key=lambda item: -item[1].entry.dtype.itemsize))
-    header = _header({**about(seen), "layers": layers}, pieces)
+    header = _header({**about(seen), **pictures, "layers": layers}, pieces)
     # 50 characters have at most 200 bytes, so the suffix fits into a file name of 255 bytes.
     beginning = target.name[:50]
     _remove_partials(target.parent, beginning)

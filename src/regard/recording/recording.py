@@ -3,16 +3,19 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor
 
 from regard.errors import RegardError, check_path, is_whole
+from regard.images.patch_grid import Grid
+from regard.images.picture import Picture, keep
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.notebook_hook import notebook_bundle
 from regard.matrix.rollouts import Rollout, rollout
 from regard.recording.file_writer import check_target, write
+from regard.recording.grids import boxes_of, checked_grids, entry_grids, image_of
 from regard.recording.joining import Piece, joined
 from regard.recording.layers import (
     Answers,
@@ -33,6 +36,9 @@ from regard.reductions.sums import Pool, Sum
 from regard.reductions.top_k import Top, TopK
 from regard.text.escaping import visible
 from regard.text.tokens import Token, as_tokens
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 __all__ = ["Recording", "Refusal", "merged"]
 
@@ -58,6 +64,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         shard: the place of this recording in a distributed run; None for a whole model.
         trials: the scores of special runs of the model, by layer name, kind and head; see
             ``regard.trials``. ``regard.heads`` reads them.
+        pictures: the pictures that the model saw, from ``with_pictures``; empty without.
 
     Example:
         >>> import torch, regard, regard.nn
@@ -80,6 +87,8 @@ class Recording(Mapping[str, AttentionMatrix]):
         self.refused: list[Refusal] = []
         self.shard: Shard | None = None
         self.trials: list[Mapping[str, Mapping[str, Sequence[float]]]] = []
+        self.pictures: tuple[Picture, ...] = ()
+        self._grids: dict[str, tuple[Grid, ...]] = {}
         self.model = model
         self.query_tokens = as_tokens("query_tokens", query_tokens)
         self.key_tokens = as_tokens("key_tokens", key_tokens) or self.query_tokens
@@ -239,6 +248,7 @@ class Recording(Mapping[str, AttentionMatrix]):
             KeyError: no layer has this name.
         """
         del self._layers[name]
+        self._grids.pop(name, None)
 
     def with_tokens(
         self,
@@ -270,9 +280,10 @@ class Recording(Mapping[str, AttentionMatrix]):
         tokens = {"query_tokens": query_tokens, "key_tokens": key_tokens}
         same = Recording({}, model=self.model, **tokens)
         same.refused, same.shard = list(self.refused), self.shard
-        same.trials = list(self.trials)
+        same.trials, same.pictures = list(self.trials), self.pictures
         for layer in layers:
             same.put(layer)
+        same._grids = {name: self._grids[name] for name in same._layers if name in self._grids}
         return same
 
     def part(self, layers: Iterable[str | int]) -> "Recording":
@@ -320,7 +331,132 @@ class Recording(Mapping[str, AttentionMatrix]):
         entries = (layer.entry(index) for layer in self.layers)
         one = self._with(entries, self.query_tokens, self.key_tokens)
         one.shard = None
+        for layer in self.layers:
+            if layer.name in one._grids:
+                one._grids[layer.name] = entry_grids(one._grids[layer.name], index, layer)
         return one
+
+    def with_pictures(
+        self,
+        pictures: "Sequence[Image | Picture]",
+        grids: Grid | Sequence[Grid] | Mapping[str, Sequence[Grid]],
+    ) -> "Recording":
+        """Return the same recording with the pictures that the model saw.
+
+        Args:
+            pictures: the pictures, as images of Pillow. A smaller copy of each is kept, or only its
+                size with ``regard.images.keep(image, data=False)``.
+            grids: the grids of tokens that stand for the parts of the pictures, from
+                ``regard.locate`` or ``regard.grid``: those of all layers, or a mapping from the
+                names of layers to the grids of each. Layers that are missing have none.
+
+        Raises:
+            TypeError: pictures are not pictures, or grids are not grids.
+            KeyError: no layer has this name.
+            ValueError: a grid does not fit a layer or the pictures.
+
+        Example:
+            >>> import torch, regard
+            >>> from PIL import Image
+            >>> x = torch.zeros(1, 2, 5, 4)
+            >>> seen = regard.Recording({"layer": regard.attend(x, x)})
+            >>> photo, grid = Image.new("RGB", (64, 64)), regard.grid(range(1, 5), 2, 2)
+            >>> seen = seen.with_pictures([photo], grid)
+            >>> seen.image("layer", head=0, query=0)
+            tensor([[0.2000, 0.2000],
+                    [0.2000, 0.2000]])
+        """
+        same = self._with(self.layers, self.query_tokens, self.key_tokens)
+        same.put_pictures(pictures, grids)
+        return same
+
+    def put_pictures(
+        self,
+        pictures: "Sequence[Image | Picture]",
+        grids: Grid | Sequence[Grid] | Mapping[str, Sequence[Grid]],
+    ) -> None:
+        """Set the pictures and grids of this recording; see ``with_pictures``."""
+        if isinstance(pictures, str) or not isinstance(pictures, Sequence):
+            raise TypeError("pictures is no list; pass a list of images of Pillow.")
+        kept = tuple(map(keep, pictures))
+        self._grids = checked_grids(self.layers, kept, grids)
+        self.pictures = kept
+
+    def layer_grids(self, layer: str | int) -> tuple[Grid, ...]:
+        """Return the grids of a layer; empty if its tokens have no place in a picture."""
+        return self._grids.get(layer_at(self.layers, layer).name, ())
+
+    @property
+    def grids(self) -> tuple[Grid, ...]:
+        """The grids of tokens that stand for the parts of pictures; empty without pictures.
+
+        Raises:
+            RegardError: the layers have different grids.
+        """
+        every = [self._grids.get(layer.name, ()) for layer in self.layers]
+        if any(each != every[0] for each in every):
+            raise RegardError(
+                "layers of this recording have different grids; there is no one answer.\n"
+                "    Ask for one layer, seen.layer_grids(layer), or a part, seen.part(layers)."
+            )
+        return every[0] if every else ()
+
+    @property
+    def boxes(self) -> Tensor:
+        """The box of each key token in its picture, (tokens, 4): x0, y0, x1, y1 in pixels.
+
+        Tokens that stand for no part of a picture have NaN.
+
+        Raises:
+            RegardError: the recording has no grids, or its layers have different ones.
+        """
+        return boxes_of(self.layers, self.grids, self.pictures)
+
+    def image(
+        self,
+        layer: str | int,
+        head: int | None = None,
+        *,
+        query: int | str | Sequence[int] | None = None,
+        grid: int | None = None,
+        without: Sequence[int | str] = (),
+    ) -> Tensor:
+        """Return the attention to each part of a picture.
+
+        Args:
+            layer: the name of the layer, or its index in the order in which layers ran.
+            head: the index of the head. The default is the mean over all heads.
+            query: the position of the query among all queries that ran; a word of the text or the
+                text of a special token, such as ``"[CLS]"``, for the mean over its tokens; or
+                several positions, for their mean. The default is the mean over all recorded
+                queries.
+            grid: the index of one of several grids of the layer.
+            without: keys to ignore, such as sinks, class and register tokens: positions, or the
+                texts of their tokens. Each row is renormalised.
+
+        Returns:
+            (rows, columns): the weight on each part; the sum is the share of the picture. If the
+            layer has several grids and ``grid`` is None, one value for each box, (boxes,), grid by
+            grid and row by row.
+
+        Raises:
+            KeyError: no layer has this name.
+            IndexError: the layer, head, grid or query is out of range.
+            ValueError: no token has the text, or the layer has a batch of several entries.
+            RegardError: the layer has no grid, or its matrix was not recorded.
+
+        Example:
+            >>> import torch, regard
+            >>> x = torch.zeros(1, 2, 5, 4)
+            >>> seen = regard.Recording({"layer": regard.attend(x, x)})
+            >>> size, grid = regard.images.Picture(64, 64), regard.grid(range(1, 5), 2, 2)
+            >>> seen.with_pictures([size], grid).image("layer", without=[0]).sum()
+            tensor(1.)
+        """
+        chosen = layer_at(self.layers, layer)
+        grids = self._grids.get(chosen.name, ())
+        tokens = self.query_tokens, self.key_tokens
+        return image_of(chosen, grids, tokens, head=head, query=query, grid=grid, without=without)
 
     def reduce(
         self, *reductions: Reduction, progress: Callable[[int, int], None] | None = None
@@ -455,4 +591,23 @@ def merged(recordings: Sequence[Recording], names: Sequence[str]) -> Recording:
     whole.refused = refused
     for layer in layers:
         whole.put(layer)
+    _merge_pictures(whole, recordings, names)
     return whole
+
+
+def _merge_pictures(
+    whole: Recording, recordings: Sequence[Recording], names: Sequence[str]
+) -> None:
+    """Give a merged recording the pictures of its parts, which must be equal."""
+    grids = [
+        {layer.name: each.layer_grids(layer.name) for layer in each.layers} for each in recordings
+    ]
+    for name, part, places in zip(names, recordings, grids, strict=True):
+        if part.pictures != recordings[0].pictures or places != grids[0]:
+            raise RegardError(
+                f"{name} has other pictures than {names[0]}; only equal ones can be merged.\n"
+                "    Merge the parts first, then use seen.with_pictures."
+            )
+    if recordings[0].pictures:
+        some = {name: places for name, places in grids[0].items() if places}
+        whole.put_pictures(recordings[0].pictures, some)
