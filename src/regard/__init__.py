@@ -4,6 +4,7 @@ from regard import images, masks, nn
 from regard.analysis import exports
 from regard.analysis.head_classes import heads
 from regard.analysis.span_shares import Shares, segment_shares
+from regard.capture.locating import locate
 from regard.capture.observer import observe
 from regard.corpus.surveying import survey
 from regard.diagnosis.checker import check
@@ -101,6 +102,7 @@ __all__ = [
     "js",
     "kl",
     "load",
+    "locate",
     "masks",
     "nn",
     "observe",

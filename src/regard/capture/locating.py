@@ -1,0 +1,355 @@
+"""`locate`: measure which part of a picture each token of a model stands for.
+
+Attention mixes tokens. Without the outputs of its attention, each token of a model depends on its
+own part of the picture only. Gradients say which part, and changed pixels verify it in all layers.
+"""
+
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from regard.capture.observer import observe
+from regard.errors import RefusedWarning, RegardError, kind_text
+from regard.images.lattice import Spot, lattices
+from regard.images.patch_grid import Grid
+from regard.images.probe_pictures import Inputs, Places, Prepare, places_of
+from regard.recording.recording import Recording
+from regard.scores.query_key import QueryKeyScores
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["locate"]
+
+_PROBES = 4  # random parts of the pictures that are changed to compare layers
+_MOST_FIELDS = 4096  # tokens whose overlapping fields are measured one by one
+
+_BY_HAND = (
+    "    Give the tokens their places: "
+    "seen.with_pictures(pictures, regard.grid(tokens=range(1, 197), rows=14, columns=14))."
+)
+
+
+def locate(
+    model: nn.Module, prepare: Prepare, pictures: "Sequence[Image]"
+) -> dict[str, tuple[Grid, ...]]:
+    """Measure which part of a picture each token of a model stands for.
+
+    Nothing is read from the kind of the model. Probe pictures say where each number of the model's
+    inputs comes from: they follow every resize, crop, padding and tile of the processor. Then the
+    model runs without the outputs of its attention, and gradients say which numbers each token
+    depends on. Last, random parts of the pictures are changed: exactly the keys of the tokens
+    there must change, in every layer.
+
+    It takes some runs of the processor, and some of the model.
+
+    Args:
+        model: the model, in evaluation mode, with floating-point weights.
+        prepare: the function that makes the inputs of the model from a list of pictures: a mapping,
+            a tensor or a tuple. It keeps the text and every option of the processor.
+        pictures: the pictures, as images of Pillow.
+
+    Returns:
+        For the name of each layer whose keys stand for parts of pictures, its grids. The boxes of
+        tokens whose fields overlap, as behind several convolutions, are centred in their fields.
+
+    Raises:
+        TypeError: pictures are not a list of images.
+        RegardError: no layer has keys that stand for parts of a picture, or the places cannot be
+            measured.
+
+    Example:
+        >>> import torch, regard, regard.nn
+        >>> from PIL import Image
+        >>> class Small(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.patches = torch.nn.Conv2d(3, 8, kernel_size=16, stride=16)
+        ...         self.attention = regard.nn.SelfAttention(8, num_heads=2)
+        ...     def forward(self, pixels):
+        ...         return self.attention(self.patches(pixels).flatten(2).mT)
+        >>> def prepare(pictures):
+        ...     pixels = [torch.tensor(list(each.tobytes())) for each in pictures]
+        ...     return torch.stack(pixels).view(-1, 32, 48, 3).permute(0, 3, 1, 2) / 255
+        >>> model, photo = Small().eval(), Image.new("RGB", (48, 32))
+        >>> regard.locate(model, prepare, [photo])["attention"][0].boxes(48, 32)[1]
+        tensor([16.,  0., 32., 16.])
+    """
+    if isinstance(pictures, str) or not isinstance(pictures, Sequence) or not pictures:
+        raise TypeError(
+            f"pictures is {kind_text(pictures)}; it must be a list of images of Pillow.\n"
+            "    Pass for example [regard.images.decode(path)]."
+        )
+    if model.training:
+        raise RegardError(
+            "model is in training mode, in which it answers differently each time.\n"
+            "    Call model.eval() first."
+        )
+    inputs, places = places_of(prepare, pictures)
+    measure = _Measure(model, inputs, places, [picture.size for picture in pictures])
+    grids = measure.grids()
+    if not grids:
+        raise RegardError(
+            "no layer of the model has keys that stand for parts of a picture: each depends on the "
+            f"whole picture, on none of it, or was not recorded with query and key.\n{_BY_HAND}"
+        )
+    return grids
+
+
+class _StopError(Exception):
+    """Ends a run of the model when the last layer of interest has run."""
+
+
+class _Measure:
+    """The measurement of one model and its inputs."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        places: dict[int, Places],
+        sizes: Sequence[tuple[int, int]],
+    ) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._leaves = list(places)
+        self._shapes = [inputs.leaves[leaf].shape for leaf in places]
+        self._sizes = sizes
+        # All numbers of all inputs in one row.
+        flat = [[axis.flatten() for axis in each] for each in places.values()]
+        self._at = Places(*(torch.cat(axis) for axis in zip(*flat, strict=True)))
+        self._probes = self._random_parts(torch.Generator().manual_seed(0))
+
+    def grids(self) -> dict[str, tuple[Grid, ...]]:
+        """Return the grids of each layer whose keys stand for parts of pictures."""
+        with torch.no_grad():
+            before = self._keys({})
+            changes = [self._keys(self._changed(part)) for part in self._probes]
+        groups: dict[tuple[torch.Size, bytes], list[str]] = {}
+        changed: dict[str, Tensor] = {}
+        for name, key in before.items():
+            after = [keys[name] for keys in changes]
+            changed[name] = torch.stack([(key != each).any(-1).any(1).cpu() for each in after])
+            signature = changed[name].numpy().tobytes()
+            groups.setdefault((key.shape, signature), []).append(name)
+        leaders = {names[0]: names for names in groups.values() if bool(changed[names[0]].any())}
+        if not leaders:
+            return {}
+        keys, pixels = self._differentiable(list(leaders)[-1])
+        grids: dict[str, tuple[Grid, ...]] = {}
+        for leader, names in leaders.items():
+            spots, touched, overlapping = self._spots(keys[leader], pixels)
+            if torch.equal(touched, changed[leader]):
+                found = lattices(spots, self._sizes, overlapping=overlapping)
+                grids |= {name: found for name in names if found}
+        return {name: grids[name] for name in before if name in grids}
+
+    def _random_parts(self, random: torch.Generator) -> list[Tensor]:
+        """Return the numbers in random rectangles of the pictures, as bool tensors."""
+        parts: list[Tensor] = []
+        for _ in range(_PROBES):
+            inside = self._at.picture >= 0
+            for axis in (self._at.x, self._at.y):
+                start = float(torch.rand((), generator=random, dtype=torch.float64)) * 0.5
+                inside = inside & (axis > start) & (axis < start + 0.4)
+            parts.append(inside)
+        return parts
+
+    def _changed(self, part: Tensor) -> dict[int, Tensor]:
+        """Return the inputs with other numbers in a part of the pictures."""
+        changed: dict[int, Tensor] = {}
+        parts = part.split([shape.numel() for shape in self._shapes])
+        for leaf, inside, shape in zip(self._leaves, parts, self._shapes, strict=True):
+            pixels = cast(Tensor, self._inputs.leaves[leaf]).detach()
+            inside = inside.view(shape).to(pixels.device)
+            noise = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(pixels)
+            changed[leaf] = torch.where(inside, pixels + 1 + noise.abs(), pixels)
+        return changed
+
+    def _keys(self, pixels: dict[int, Tensor], last: str | None = None) -> dict[str, Tensor]:
+        """Run the model without the outputs of its attention, and return the keys of each layer.
+
+        Args:
+            pixels: the leaves of the inputs that replace the model's.
+            last: the layer after which the run ends; None for the last.
+
+        Returns:
+            (entries, num_kv_heads, kv_len, head_dim) for each name of a layer with keys.
+        """
+        count = [0]
+
+        def note(done: int) -> None:
+            count[0] = done
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RefusedWarning)
+            with (
+                observe(self._model, progress=note) as seen,
+                _without_attention(self._model, count, seen, last),
+                suppress(_StopError),
+            ):
+                self._inputs.call(self._model, pixels)
+        keys: dict[str, Tensor] = {}
+        for layer in seen.layers:
+            source = None if layer.matrix is None else layer.whole().source
+            if isinstance(source, QueryKeyScores):
+                key = source.key
+                heads = key if key.ndim > 2 else key[None]
+                keys[layer.name] = heads.reshape(-1, *heads.shape[-3:])
+        return keys
+
+    def _differentiable(self, last: str) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Return the keys of each layer up to one, and the pixels that they are functions of."""
+        pixels = [
+            cast(Tensor, self._inputs.leaves[leaf]).detach().clone().requires_grad_()
+            for leaf in self._leaves
+        ]
+        with torch.enable_grad():
+            # A model may change its inputs in place, but not a leaf of the graph.
+            inputs = {leaf: each.clone() for leaf, each in zip(self._leaves, pixels, strict=True)}
+            return self._keys(inputs, last), pixels
+
+    def _spots(self, key: Tensor, pixels: list[Tensor]) -> tuple[list[Spot], Tensor, bool]:
+        """Return the place of each token, the tokens that each probe changes, and overlap."""
+        random = torch.Generator().manual_seed(2)
+        direction = torch.randn(key.shape, generator=random).to(key)
+
+        def depends(tokens: Tensor) -> Tensor:
+            """Return the numbers that some of the tokens depend on; tokens (entries, kv_len)."""
+            if not key.requires_grad:
+                return torch.zeros(len(self._at.x), dtype=torch.bool)
+            chosen = direction * tokens.to(key)[:, None, :, None]
+            gradients = torch.autograd.grad(
+                key, pixels, chosen, retain_graph=True, allow_unused=True
+            )
+            return torch.cat(
+                [
+                    torch.zeros(shape.numel(), dtype=torch.bool)
+                    if each is None
+                    else (each != 0).flatten().cpu()
+                    for each, shape in zip(gradients, self._shapes, strict=True)
+                ]
+            )
+
+        entries, length = key.shape[0], key.shape[-2]
+        numbers = torch.arange(entries * length).view(entries, length)
+        owner, is_shared = torch.zeros(len(self._at.x), dtype=torch.long), False
+        for bit in range(max(1, (entries * length - 1).bit_length())):
+            has_bit = numbers >> bit & 1 == 1
+            ones, zeros = depends(has_bit), depends(~has_bit)
+            is_shared = is_shared or bool((ones & zeros).any())
+            owner = torch.where(ones | zeros, owner + (ones.long() << bit), -1)
+            if is_shared:
+                break
+        if not is_shared:
+            return *self._owned(owner, entries, length), False
+        if entries * length > _MOST_FIELDS:
+            return [], torch.zeros(0), True
+        spots, touched = list[Spot](), torch.zeros(_PROBES, entries * length, dtype=torch.bool)
+        for number in range(entries * length):
+            field = depends(numbers == number)
+            touched[:, number] = torch.stack([(field & part).any() for part in self._probes])
+            spot = self._field(field, *divmod(number, length))
+            spots += [] if spot is None else [spot]
+        return spots, touched.view(_PROBES, entries, length), True
+
+    def _owned(self, owner: Tensor, entries: int, length: int) -> tuple[list[Spot], Tensor]:
+        """Return the places of tokens of which each number has one at most, -1 for none."""
+        count = entries * length
+        touched = torch.zeros(_PROBES, count + 1, dtype=torch.bool)
+        for row, part in zip(touched, self._probes, strict=True):
+            row[owner[part]] = True  # the last one stands for none
+        inside = (owner >= 0) & (self._at.picture >= 0)
+        at, tokens = Places(*(each[inside] for each in self._at)), owner[inside]
+        num_pixels = torch.bincount(tokens, minlength=count)
+        num_owned = torch.bincount(owner[owner >= 0], minlength=count)
+        picture = torch.full((count,), len(self._sizes)).scatter_reduce(
+            0, tokens, at.picture, "amin"
+        )
+        centres, widths = list[Tensor](), list[Tensor]()
+        for axis in (at.x, at.y):
+            total = torch.zeros(count, dtype=torch.float64).index_add(0, tokens, axis)
+            centre = total / num_pixels
+            square = (axis - centre[tokens]).square()
+            variance = torch.zeros(count, dtype=torch.float64).index_add(0, tokens, square)
+            centres.append(centre)
+            # The standard deviation of an even distribution is its width / sqrt(12).
+            widths.append((12 * variance / num_pixels).sqrt())
+        spots: list[Spot] = []
+        for number in num_pixels.nonzero().flatten().tolist():
+            width, height = self._sizes[int(picture[number])]
+            full = bool(num_pixels[number] == num_owned[number])
+            (x, y), (x_size, y_size) = ([float(e[number]) for e in a] for a in (centres, widths))
+            at_entry = divmod(number, length)
+            spots.append(
+                Spot(
+                    at_entry[1],
+                    at_entry[0],
+                    int(picture[number]),
+                    x * width,
+                    y * height,
+                    x_size * width,
+                    y_size * height,
+                    full,
+                    full,
+                )
+            )
+        return spots, touched[:, :-1].view(_PROBES, entries, length)
+
+    def _field(self, field: Tensor, entry: int, token: int) -> Spot | None:
+        """Return the place of a token in the middle of its field; None if it has none."""
+        field = field & (self._at.picture >= 0)
+        if not bool(field.any()):
+            return None
+        picture = int(self._at.picture[field].amin())
+        whole = self._at.picture == picture
+        middles, widths, full = list[float](), list[float](), list[bool]()
+        for axis, length in zip((self._at.x, self._at.y), self._sizes[picture], strict=True):
+            first, last = (float(each) * length for each in axis[field & whole].aminmax())
+            least, most = (float(each) * length for each in axis[whole].aminmax())
+            middles.append((first + last) / 2)
+            widths.append(last - first)
+            full.append(first > least + 0.5 and last < most - 0.5)
+        return Spot(token, entry, picture, *middles, *widths, *full)
+
+
+@contextmanager
+def _without_attention(
+    model: nn.Module, count: list[int], seen: Recording, last: str | None
+) -> Generator[None]:
+    """Set the output of each attention of a model to zero, inside the block.
+
+    Args:
+        model: the model.
+        count: the number of attentions so far, which ``observe`` counts.
+        seen: the recording of the run.
+        last: the layer after which the run ends with ``_StopError``; None for the last.
+    """
+    done = 0
+
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        nonlocal done
+        if count[0] == done:
+            return output
+        # The first module that ends after an attention returns its output, projected or not.
+        done = count[0]
+        if last is not None and last in seen:
+            raise _StopError
+        return tree_map(_zeroed, output)
+
+    hooks = [module.register_forward_hook(hook) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def _zeroed(value: Any) -> Any:
+    is_numbers = isinstance(value, Tensor) and value.is_floating_point()
+    return torch.zeros_like(value) if is_numbers else value

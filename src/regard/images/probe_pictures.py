@@ -1,0 +1,178 @@
+"""Probe pictures: the place in the original of each number that a processor makes of pictures.
+
+A processor resizes, crops, pads, tiles and normalises. All of it is linear in the pixels, so a
+picture whose brightness grows from left to right says where each number comes from.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from regard.errors import RegardError, kind_text, shape_text
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["Inputs", "Places", "Prepare", "places_of"]
+
+Prepare = Callable[[list[Any]], Any]
+"""A function from pictures to the inputs of a model: a mapping, a tensor or a tuple."""
+
+_LEVELS = 255
+_STEPS = 4
+_SAME = 1e-3  # of the range: numbers that white and black change by less hold no pixel
+_OUTSIDE = 0.02  # interpolation overshoots the ramp at its ends
+
+
+class Inputs(NamedTuple):
+    """The inputs of a model as a flat list.
+
+    Attributes:
+        leaves: the tensors and other values.
+        spec: their structure.
+    """
+
+    leaves: list[Any]
+    spec: Any
+
+    @staticmethod
+    def of(prepared: Any) -> "Inputs":
+        """Flatten the inputs of a model."""
+        plain = dict(cast("Mapping[str, Any]", prepared)) if _is_mapping(prepared) else prepared
+        return Inputs(*tree_flatten(plain))
+
+    def call(self, model: Callable[..., Any], changed: Mapping[int, Tensor]) -> None:
+        """Run a model on the inputs, with some leaves replaced."""
+        leaves = [changed.get(index, leaf) for index, leaf in enumerate(self.leaves)]
+        inputs: Any = self.spec.unflatten(leaves)
+        if isinstance(inputs, dict):
+            model(**cast("dict[str, Any]", inputs))
+        elif isinstance(inputs, Tensor):
+            model(inputs)
+        else:
+            model(*inputs)
+
+
+class Places(NamedTuple):
+    """The place in the pictures of each number of a tensor.
+
+    Attributes:
+        picture: the index of its picture; -1 for padding.
+        x: from 0 at the left edge to 1 at the right edge; a little beyond for padding.
+        y: from 0 at the upper edge to 1 at the lower edge.
+    """
+
+    picture: Tensor
+    x: Tensor
+    y: Tensor
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping) or (hasattr(value, "keys") and hasattr(value, "__getitem__"))
+
+
+def places_of(prepare: Prepare, pictures: "Sequence[Image]") -> tuple[Inputs, dict[int, Places]]:
+    """Return the inputs of a model, and the places of the numbers in those that hold pixels.
+
+    Raises:
+        RegardError: no input depends on the pictures, or their content changes more than colours:
+            the shape of an input, or the part of a picture that is used.
+    """
+    inputs = Inputs.of(prepare(list(pictures)))
+    sizes = [picture.size for picture in pictures]
+
+    def probed(draw: "Callable[[tuple[int, int]], Image]") -> dict[int, Tensor]:
+        return _probed(prepare, inputs, list(map(draw, sizes)))
+
+    black, white = probed(lambda size: _flat(size, 0.0)), probed(lambda size: _flat(size, 1.0))
+    shades = [_flat(size, (index + 1) / (len(sizes) + 1)) for index, size in enumerate(sizes)]
+    which = _probed(prepare, inputs, shades)
+    across, down = (
+        [probed(partial(_ramp, step=step, is_across=is_across)) for step in range(_STEPS)]
+        for is_across in (True, False)
+    )
+    places: dict[int, Places] = {}
+    for leaf, dark in black.items():
+        span = white[leaf] - dark
+        holds = span.abs() > _SAME * span.abs().max().clamp(min=1e-30)
+        if not bool(holds.any()):
+            continue
+        if not inputs.leaves[leaf].is_floating_point():
+            raise RegardError(
+                "prepare gives pixels as whole numbers; places are measured by gradients, which "
+                "those have not.\n    Give the tokens their places with regard.grid(...)."
+            )
+        x, y = (
+            (torch.stack([each[leaf] for each in axis]).mean(0) - dark) / span * _LEVELS - 0.5
+            for axis in (across, down)
+        )
+        x, y = x / (_LEVELS - 1), y / (_LEVELS - 1)
+        number = (which[leaf] - dark) / span
+        inside = holds
+        for each in (x, y):
+            inside = inside & (each > -_OUTSIDE) & (each < 1 + _OUTSIDE)
+        if bool((holds & ~inside).any()):
+            raise RegardError(
+                "prepare changes the brightness of a picture by its content, so that no places can "
+                "be measured.\n    Give the tokens their places with regard.grid(...)."
+            )
+        picture = (number * (len(sizes) + 1) - 1).nan_to_num(0).round().long()
+        places[leaf] = Places(picture.masked_fill(~holds, -1), x, y)
+    if not places:
+        raise RegardError(
+            "prepare gives inputs that do not depend on the pictures.\n"
+            "    Pass a function of the pictures, such as "
+            "lambda pictures: processor(images=pictures, return_tensors='pt')."
+        )
+    return inputs, places
+
+
+def _probed(prepare: Prepare, inputs: Inputs, pictures: list[Any]) -> dict[int, Tensor]:
+    """Return the tensors that a processor makes of probe pictures, in float64."""
+    probe = Inputs.of(prepare(pictures))
+    tensors: dict[int, Tensor] = {}
+    for index, leaf in enumerate(inputs.leaves):
+        if not isinstance(leaf, Tensor):
+            continue
+        other = probe.leaves[index] if probe.spec == inputs.spec else None
+        if not isinstance(other, Tensor) or other.shape != leaf.shape:
+            raise RegardError(
+                f"prepare gives an input of shape {shape_text(leaf.shape)}, and "
+                f"{shape_text(other.shape) if isinstance(other, Tensor) else kind_text(other)} for "
+                "another picture of this size; it depends on the content.\n"
+                "    Give the tokens their places with regard.grid(...)."
+            )
+        tensors[index] = other.detach().cpu().double()
+    return tensors
+
+
+def _flat(size: tuple[int, int], brightness: float) -> "Image":
+    level = torch.full((size[1], size[0], 3), brightness * _LEVELS, dtype=torch.float64)
+    return _image(level.round())
+
+
+def _ramp(size: tuple[int, int], step: int, *, is_across: bool) -> "Image":
+    """Return a picture that brightens from left to right, or from top to bottom.
+
+    A processor rounds to whole levels. The steps are ramps that differ by parts of a level, and so
+    do the colours of each, so that their mean is finer. Noise does the same for the ramp's own
+    rounding. All of them add half a level in the mean.
+    """
+    width, height = size
+    along = width if is_across else height
+    ramp = (torch.arange(along, dtype=torch.float64) + 0.5) / along * (_LEVELS - 1)
+    ramp = ramp[:, None] if is_across else ramp[:, None, None]
+    parts = (step + (torch.arange(3) + 0.5) / 3) / _STEPS
+    # The golden ratio spreads the offsets of neighbours evenly, in each direction.
+    noise = torch.arange(width) * 0.6180339887 + torch.arange(height)[:, None] * 0.7548776662
+    return _image((ramp + parts + noise[..., None] % 1 - 0.5).expand(height, width, 3).round())
+
+
+def _image(levels: Tensor) -> "Image":
+    pillow: Any = import_module("PIL.Image")
+    return pillow.fromarray(levels.clamp(0, _LEVELS).to(torch.uint8).numpy())
