@@ -181,7 +181,7 @@ class _Measure:
         Returns:
             (entries, num_kv_heads, kv_len, head_dim) for each name of a layer with keys.
         """
-        count = [0]
+        count, outputs = [0], list[Any]()
 
         def note(done: int) -> None:
             count[0] = done
@@ -189,19 +189,18 @@ class _Measure:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RefusedWarning)
             with (
-                observe(self._model, progress=note) as seen,
-                _without_attention(self._model, count, seen, last),
+                observe(self._model, keep="qkv", progress=note) as seen,
+                _without_attention(self._model, count, outputs, seen, last),
                 suppress(_StopError),
             ):
                 self._inputs.call(self._model, pixels)
-        keys: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         for layer in seen.layers:
-            source = None if layer.matrix is None else layer.whole().source
-            if isinstance(source, QueryKeyScores):
-                key = source.key
-                heads = key if key.ndim > 2 else key[None]
-                keys[layer.name] = heads.reshape(-1, *heads.shape[-3:])
-        return keys
+            if layer.value is not None:
+                value = layer.whole_value()
+                heads = value if value.ndim > 2 else value[None]
+                values[layer.name] = heads.reshape(-1, *heads.shape[-3:])
+        return values
 
     def _differentiable(self, last: str) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Return the keys of each layer up to one, and the pixels that they are functions of."""
@@ -320,13 +319,15 @@ class _Measure:
 
 @contextmanager
 def _without_attention(
-    model: nn.Module, count: list[int], seen: Recording, last: str | None
+    model: nn.Module, count: list[int], outputs: list[Any], seen: Recording, last: str | None
 ) -> Generator[None]:
     """Set the output of each attention of a model to zero, inside the block.
 
     Args:
         model: the model.
         count: the number of attentions so far, which ``observe`` counts.
+        outputs: collects the outputs, if gradients are enabled. They keep the values alive, which
+            ``observe`` connects to the graph when its block ends.
         seen: the recording of the run.
         last: the layer after which the run ends with ``_StopError``; None for the last.
     """
@@ -338,6 +339,8 @@ def _without_attention(
             return output
         # The first module that ends after an attention returns its output, projected or not.
         done = count[0]
+        if torch.is_grad_enabled():
+            outputs.append(output)
         if last is not None and last in seen:
             raise _StopError
         return tree_map(_zeroed, output)
