@@ -160,6 +160,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 64},
     "t5gemma2_text": {"dropout_rate": 0.0},
     "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "gemma3": {"mm_tokens_per_image": 4},
     "pix2struct_text_model": {"initializer_range": 0.02},
     "reformer": {"axial_pos_embds_dim": (16, 48), "axial_pos_shape": (8, 8)},
     "cvt": {"depth": (1, 2, 3)},
