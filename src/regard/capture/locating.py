@@ -19,7 +19,6 @@ from regard.images.lattice import Spot, lattices
 from regard.images.patch_grid import Grid
 from regard.images.probe_pictures import Inputs, Places, Prepare, places_of
 from regard.recording.recording import Recording
-from regard.scores.query_key import QueryKeyScores
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["locate"]
 
 _PROBES = 4  # random parts of the pictures that are changed to compare layers
-_MOST_FIELDS = 4096  # tokens whose overlapping fields are measured one by one
+_MOST_FIELDS = 1024  # tokens whose overlapping fields are measured one by one
 
 _BY_HAND = (
     "    Give the tokens their places: "
@@ -128,13 +127,15 @@ class _Measure:
     def grids(self) -> dict[str, tuple[Grid, ...]]:
         """Return the grids of each layer whose keys stand for parts of pictures."""
         with torch.no_grad():
-            before = self._keys({})
-            changes = [self._keys(self._changed(part)) for part in self._probes]
+            before = self._values({})
+            changes = [self._values(self._changed(part)) for part in self._probes]
         groups: dict[tuple[torch.Size, bytes], list[str]] = {}
         changed: dict[str, Tensor] = {}
         for name, key in before.items():
-            after = [keys[name] for keys in changes]
-            changed[name] = torch.stack([(key != each).any(-1).any(1).cpu() for each in after])
+            by_head = torch.stack([(key != keys[name]).any(-1).cpu() for keys in changes])
+            if not bool((by_head == by_head[:, :, :1]).all()):
+                continue  # its heads stand for different parts
+            changed[name] = by_head[:, :, 0]  # (probes, entries, kv_len)
             signature = changed[name].numpy().tobytes()
             groups.setdefault((key.shape, signature), []).append(name)
         leaders = {names[0]: names for names in groups.values() if bool(changed[names[0]].any())}
@@ -171,8 +172,8 @@ class _Measure:
             changed[leaf] = torch.where(inside, pixels + 1 + noise.abs(), pixels)
         return changed
 
-    def _keys(self, pixels: dict[int, Tensor], last: str | None = None) -> dict[str, Tensor]:
-        """Run the model without the outputs of its attention, and return the keys of each layer.
+    def _values(self, pixels: dict[int, Tensor], last: str | None = None) -> dict[str, Tensor]:
+        """Run the model without the outputs of its attention, and return the values of each layer.
 
         Args:
             pixels: the leaves of the inputs that replace the model's.
@@ -203,7 +204,7 @@ class _Measure:
         return values
 
     def _differentiable(self, last: str) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Return the keys of each layer up to one, and the pixels that they are functions of."""
+        """Return the values of each layer up to one, and the pixels that they are functions of."""
         pixels = [
             cast(Tensor, self._inputs.leaves[leaf]).detach().clone().requires_grad_()
             for leaf in self._leaves
@@ -211,7 +212,7 @@ class _Measure:
         with torch.enable_grad():
             # A model may change its inputs in place, but not a leaf of the graph.
             inputs = {leaf: each.clone() for leaf, each in zip(self._leaves, pixels, strict=True)}
-            return self._keys(inputs, last), pixels
+            return self._values(inputs, last), pixels
 
     def _spots(self, key: Tensor, pixels: list[Tensor]) -> tuple[list[Spot], Tensor, bool]:
         """Return the place of each token, the tokens that each probe changes, and overlap."""

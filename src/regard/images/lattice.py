@@ -11,6 +11,7 @@ __all__ = ["Spot", "lattices"]
 
 _NEAR = 0.3  # of a patch: a token that is farther from its place in a lattice is in none
 _SIZES = 1.08  # patches whose sizes differ by less are patches of one grid
+_NOISE = 1 / 500  # of a picture: centres that are nearer to each other are equal
 _SNAP = 0.05  # of a patch: a grid that ends so near to an edge of the picture ends there
 
 
@@ -54,11 +55,11 @@ def lattices(
     for picture, size in enumerate(sizes):
         members = [spot for spot in spots if spot.picture == picture]
         for alike in [members] if overlapping and members else _of_one_size(members):
-            whole = _Lattice.of(alike, overlapping=overlapping)
+            whole = _Lattice.of(alike, size, overlapping=overlapping)
             for entry in sorted({spot.entry for spot in alike}):
                 part = [spot for spot in alike if spot.entry == entry]
                 # All entries lie on one lattice, such as windows, or each on its own.
-                lattice = whole or _Lattice.of(part, overlapping=overlapping)
+                lattice = whole or _Lattice.of(part, size, overlapping=overlapping)
                 if lattice is not None:
                     grids += _grids_of(part, lattice, size, overlapping=overlapping)
                 elif not overlapping:  # such fields say nothing of the distance of their tokens
@@ -109,6 +110,7 @@ class _Axis(NamedTuple):
         widths: Sequence[float],
         full: Sequence[bool],
         *,
+        length: int,
         overlapping: bool,
     ) -> "_Axis | None":
         """Fit a line to the centres along one axis; None if they lie on none."""
@@ -120,7 +122,7 @@ class _Axis(NamedTuple):
         gaps = at[order].diff()
         if overlapping:
             between = at[use].sort().values.diff()
-            between = between[between > step / 100]
+            between = between[between > _NOISE * length]
             step = float(between.median()) if len(between) else step
         # Centres that are less than a quarter of a patch apart are one row or column. Those of
         # fields that an edge cuts are half as far apart as others.
@@ -146,14 +148,15 @@ class _Lattice(NamedTuple):
     down: _Axis
 
     @staticmethod
-    def of(spots: Sequence[Spot], *, overlapping: bool) -> "_Lattice | None":
+    def of(spots: Sequence[Spot], size: tuple[int, int], *, overlapping: bool) -> "_Lattice | None":
         """Fit a lattice to tokens of one size; None if they lie on none."""
+        sides = (
+            [(spot.x, spot.width, spot.full_x) for spot in spots],
+            [(spot.y, spot.height, spot.full_y) for spot in spots],
+        )
         across, down = (
-            _Axis.of(spots, *zip(*sides, strict=True), overlapping=overlapping)
-            for sides in (
-                [(spot.x, spot.width, spot.full_x) for spot in spots],
-                [(spot.y, spot.height, spot.full_y) for spot in spots],
-            )
+            _Axis.of(spots, *zip(*side, strict=True), length=length, overlapping=overlapping)
+            for side, length in zip(sides, size, strict=True)
         )
         return None if across is None or down is None else _Lattice(across, down)
 
