@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["locate"]
 
 _PROBES = 4  # random parts of the pictures that are changed to compare layers
+_CERTAIN = 0.25  # of a token's numbers: if a probe changes that many, its value must change
+_ZERO = 1e-6  # of the largest gradient: smaller ones are rounding
 _MOST_FIELDS = 1024  # tokens whose overlapping fields are measured one by one
 
 _BY_HAND = (
@@ -129,25 +131,26 @@ class _Measure:
         with torch.no_grad():
             before = self._values({})
             changes = [self._values(self._changed(part)) for part in self._probes]
-        groups: dict[tuple[torch.Size, bytes], list[str]] = {}
-        changed: dict[str, Tensor] = {}
-        for name, key in before.items():
-            by_head = torch.stack([(key != keys[name]).any(-1).cpu() for keys in changes])
-            if not bool((by_head == by_head[:, :, :1]).all()):
-                continue  # its heads stand for different parts
-            changed[name] = by_head[:, :, 0]  # (probes, entries, kv_len)
-            signature = changed[name].numpy().tobytes()
-            groups.setdefault((key.shape, signature), []).append(name)
-        leaders = {names[0]: names for names in groups.values() if bool(changed[names[0]].any())}
-        if not leaders:
-            return {}
-        keys, pixels = self._differentiable(list(leaders)[-1])
+        changed = {
+            name: torch.stack([_differs(value, values[name]) for values in changes])
+            for name, value in before.items()
+        }  # (probes, entries, num_kv_heads, kv_len)
+        left = [name for name, each in changed.items() if bool(each.any())]
         grids: dict[str, tuple[Grid, ...]] = {}
-        for leader, names in leaders.items():
-            spots, touched, overlapping = self._spots(keys[leader], pixels)
-            if torch.equal(touched, changed[leader]):
-                found = lattices(spots, self._sizes, overlapping=overlapping)
-                grids |= {name: found for name in names if found}
+        while left:
+            # One layer is measured for all of its shape. Layers that differ from it follow.
+            leaders = {changed[name].shape: name for name in reversed(left)}
+            values, pixels = self._differentiable(max(leaders.values(), key=left.index))
+            for leader in leaders.values():
+                spots, hits, overlapping = self._spots(values[leader], pixels)
+                agreeing = [name for name in left if _agree(changed[name], hits)]
+                if leader in agreeing:
+                    found = lattices(spots, self._sizes, overlapping=overlapping)
+                    grids |= {name: found for name in agreeing if found}
+                else:  # nor do other layers that change as it does
+                    alike = changed[leader]
+                    agreeing = [name for name in left if torch.equal(changed[name], alike)]
+                left = [name for name in left if name not in agreeing]
         return {name: grids[name] for name in before if name in grids}
 
     def _random_parts(self, random: torch.Generator) -> list[Tensor]:
@@ -164,7 +167,7 @@ class _Measure:
     def _changed(self, part: Tensor) -> dict[int, Tensor]:
         """Return the inputs with other numbers in a part of the pictures."""
         changed: dict[int, Tensor] = {}
-        parts = part.split([shape.numel() for shape in self._shapes])
+        parts = cast("Sequence[Tensor]", part.split([shape.numel() for shape in self._shapes]))
         for leaf, inside, shape in zip(self._leaves, parts, self._shapes, strict=True):
             pixels = cast(Tensor, self._inputs.leaves[leaf]).detach()
             inside = inside.view(shape).to(pixels.device)
@@ -215,7 +218,7 @@ class _Measure:
             return self._values(inputs, last), pixels
 
     def _spots(self, key: Tensor, pixels: list[Tensor]) -> tuple[list[Spot], Tensor, bool]:
-        """Return the place of each token, the tokens that each probe changes, and overlap."""
+        """Return the place of each token, the part of each that a probe changes, and overlap."""
         random = torch.Generator().manual_seed(2)
         direction = torch.randn(key.shape, generator=random).to(key)
 
@@ -225,15 +228,10 @@ class _Measure:
                 return torch.zeros(len(self._at.x), dtype=torch.bool)
             chosen = direction * tokens.to(key)[:, None, :, None]
             gradients = torch.autograd.grad(
-                key, pixels, chosen, retain_graph=True, allow_unused=True
+                key, pixels, chosen, retain_graph=True, materialize_grads=True
             )
             return torch.cat(
-                [
-                    torch.zeros(shape.numel(), dtype=torch.bool)
-                    if each is None
-                    else (each != 0).flatten().cpu()
-                    for each, shape in zip(gradients, self._shapes, strict=True)
-                ]
+                [(each.abs() > _ZERO * each.abs().max()).flatten().cpu() for each in gradients]
             )
 
         entries, length = key.shape[0], key.shape[-2]
@@ -249,21 +247,22 @@ class _Measure:
         if not is_shared:
             return *self._owned(owner, entries, length), False
         if entries * length > _MOST_FIELDS:
-            return [], torch.zeros(0), True
-        spots, touched = list[Spot](), torch.zeros(_PROBES, entries * length, dtype=torch.bool)
+            return [], torch.zeros(_PROBES, entries, length), True
+        spots, hits = list[Spot](), torch.zeros(_PROBES, entries * length)
         for number in range(entries * length):
             field = depends(numbers == number)
-            touched[:, number] = torch.stack([(field & part).any() for part in self._probes])
+            size = field.sum().clamp(min=1)
+            hits[:, number] = torch.stack([(field & part).sum() / size for part in self._probes])
             spot = self._field(field, *divmod(number, length))
             spots += [] if spot is None else [spot]
-        return spots, touched.view(_PROBES, entries, length), True
+        return spots, hits.view(_PROBES, entries, length), True
 
     def _owned(self, owner: Tensor, entries: int, length: int) -> tuple[list[Spot], Tensor]:
         """Return the places of tokens of which each number has one at most, -1 for none."""
         count = entries * length
-        touched = torch.zeros(_PROBES, count + 1, dtype=torch.bool)
-        for row, part in zip(touched, self._probes, strict=True):
-            row[owner[part]] = True  # the last one stands for none
+        hits = torch.stack(
+            [torch.bincount(owner[part & (owner >= 0)], minlength=count) for part in self._probes]
+        )
         inside = (owner >= 0) & (self._at.picture >= 0)
         at, tokens = Places(*(each[inside] for each in self._at)), owner[inside]
         num_pixels = torch.bincount(tokens, minlength=count)
@@ -281,25 +280,16 @@ class _Measure:
             # The standard deviation of an even distribution is its width / sqrt(12).
             widths.append((12 * variance / num_pixels).sqrt())
         spots: list[Spot] = []
-        for number in num_pixels.nonzero().flatten().tolist():
-            width, height = self._sizes[int(picture[number])]
-            full = bool(num_pixels[number] == num_owned[number])
-            (x, y), (x_size, y_size) = ([float(e[number]) for e in a] for a in (centres, widths))
-            at_entry = divmod(number, length)
-            spots.append(
-                Spot(
-                    at_entry[1],
-                    at_entry[0],
-                    int(picture[number]),
-                    x * width,
-                    y * height,
-                    x_size * width,
-                    y_size * height,
-                    full,
-                    full,
-                )
+        for number in cast("list[int]", num_pixels.nonzero().flatten().tolist()):
+            (x, y), (width, height) = (
+                [float(axis[number]) for axis in axes] for axes in (centres, widths)
             )
-        return spots, touched[:, :-1].view(_PROBES, entries, length)
+            across, down = self._sizes[int(picture[number])]
+            full = bool(num_pixels[number] == num_owned[number])
+            place = (x * across, y * down, width * across, height * down)
+            entry, token = divmod(number, length)
+            spots.append(Spot(token, entry, int(picture[number]), *place, full, full))
+        return spots, (hits / num_owned.clamp(min=1)).view(_PROBES, entries, length)
 
     def _field(self, field: Tensor, entry: int, token: int) -> Spot | None:
         """Return the place of a token in the middle of its field; None if it has none."""
@@ -315,7 +305,27 @@ class _Measure:
             middles.append((first + last) / 2)
             widths.append(last - first)
             full.append(first > least + 0.5 and last < most - 0.5)
-        return Spot(token, entry, picture, *middles, *widths, *full)
+        (x, y), (width, height) = middles, widths
+        return Spot(token, entry, picture, x, y, width, height, *full)
+
+
+def _differs(value: Tensor, other: Tensor) -> Tensor:
+    """Return True where a token's value differs by more than rounding, (..., kv_len)."""
+    rounding = 8 * torch.finfo(value.dtype).eps * value.abs().amax()
+    return ((value - other).abs() > rounding).any(-1).cpu()
+
+
+def _agree(changed: Tensor, hits: Tensor) -> bool:
+    """Return True if the tokens of a layer changed that the probes should change, in each head.
+
+    Args:
+        changed: the tokens that changed, (probes, entries, num_kv_heads, kv_len).
+        hits: the part of the numbers of each token that a probe changed, (probes, entries, kv_len).
+    """
+    if (*changed.shape[:2], changed.shape[3]) != hits.shape:
+        return False
+    hits = hits[:, :, None]
+    return not bool((changed & (hits == 0)).any() | (~changed & (hits >= _CERTAIN)).any())
 
 
 @contextmanager

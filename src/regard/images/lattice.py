@@ -1,7 +1,7 @@
 """Grids from the measured place of each token."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -130,15 +130,21 @@ class _Axis(NamedTuple):
         indices = torch.zeros_like(at)
         indices[order[1:]] = steps.cumsum(0)
         # Interpolation moves the first and the last centre a little.
-        inner = use & (indices > indices[use].min()) & (indices < indices[use].max())
-        use = inner if len(indices[inner].unique()) > 1 else use
+        numbers = cast("list[float]", indices.tolist())
+        used = {number for number, is_full in zip(numbers, full, strict=True) if is_full}
+        inner = use & (indices > min(used)) & (indices < max(used))
+        use = inner if len(used) > 3 else use
         spread = indices[use] - indices[use].mean()
         if bool((spread != 0).any()):
             step = float((spread * at[use]).sum() / spread.square().sum())
         start = float(at[use].mean() - step * indices[use].mean())
         if bool(((at - start - step * indices).abs()[use] > _NEAR * step).any()):
             return None
-        return _Axis(start, step, dict(zip(spots, map(int, indices.tolist()), strict=True)))
+        return _Axis(
+            start,
+            step,
+            dict(zip(spots, map(int, cast("list[float]", indices.tolist())), strict=True)),
+        )
 
 
 class _Lattice(NamedTuple):

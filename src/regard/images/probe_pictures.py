@@ -25,6 +25,7 @@ Prepare = Callable[[list[Any]], Any]
 
 _LEVELS = 255
 _STEPS = 4
+_LEAST_SIDE = 16
 _SAME = 1e-3  # of the range: numbers that white and black change by less hold no pixel
 _OUTSIDE = 0.02  # interpolation overshoots the ramp at its ends
 
@@ -80,11 +81,17 @@ def places_of(prepare: Prepare, pictures: "Sequence[Image]") -> tuple[Inputs, di
     """Return the inputs of a model, and the places of the numbers in those that hold pixels.
 
     Raises:
-        RegardError: no input depends on the pictures, or their content changes more than colours:
-            the shape of an input, or the part of a picture that is used.
+        RegardError: no input depends on the pictures, a picture is too small, or the content of
+            pictures changes more than colours: the shape of an input, or the brightness.
     """
-    inputs = Inputs.of(prepare(list(pictures)))
     sizes = [picture.size for picture in pictures]
+    for size in sizes:
+        if min(size) < _LEAST_SIDE:
+            raise RegardError(
+                f"pictures has one of {size[0]} x {size[1]} pixels; places are measured by pixels, "
+                f"of which {_LEAST_SIDE} x {_LEAST_SIDE} are needed.\n    Make it larger first."
+            )
+    inputs = Inputs.of(prepare(list(pictures)))
 
     def probed(draw: "Callable[[tuple[int, int]], Image]") -> dict[int, Tensor]:
         return _probed(prepare, inputs, list(map(draw, sizes)))

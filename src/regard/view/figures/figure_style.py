@@ -23,10 +23,10 @@ from regard.text.tokens import Token
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
+    from matplotlib.cm import ScalarMappable
     from matplotlib.colorbar import Colorbar
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
     from matplotlib.typing import ColorType
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "keep_quiet",
     "label_names",
     "label_places",
+    "label_shares",
     "label_tokens",
     "log_floor",
     "number",
@@ -248,13 +249,19 @@ def write_beside(ax: "Axes", x: float, y: float, text: str, colour: "ColorType")
     ax.annotate(text, (x, y), (6, 0), textcoords=at, va="center", fontsize="small", color=colour)
 
 
-def _label_bar(ax: "Axes", image: "AxesImage", unit: str) -> "Colorbar":
+def _label_bar(ax: "Axes", image: "ScalarMappable", unit: str) -> "Colorbar":
     """Return the legend of an image, with its unit."""
     bar = ax.figure.colorbar(image, ax=ax, shrink=0.8, aspect=24, pad=0.02)
     bar.set_label(unit, color=GREY, fontsize="small")
     bar.ax.tick_params(length=0, colors=GREY, labelsize="small")
     bar.outline.set(linewidth=0.5, edgecolor=GREY)
     return bar
+
+
+def label_shares(ax: "Axes", drawn: "ScalarMappable", unit: str) -> None:
+    """Add the legend of shares that begin at 0, in percent."""
+    bar = _label_bar(ax, drawn, unit)
+    bar.ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g} %")
 
 
 def _label_points() -> float:

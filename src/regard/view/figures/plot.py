@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.analysis.head_classes import Trial, classify, trials_of
 from regard.analysis.head_kinds import KINDS, Head
 from regard.analysis.span_shares import Shares
-from regard.errors import check_path, kind_text
+from regard.errors import check_index_bounds, check_path, kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Layer
 from regard.recording.recording import Recording
@@ -25,12 +25,13 @@ from regard.reductions.sums import Pool
 from regard.text.tokens import Token
 from regard.training.run_table import SHOWN, read_history
 from regard.view.figures import figure_style as style
+from regard.view.figures import picture_overlay as overlay
 from regard.view.row_steps import checked_tokens, one_head
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["entropy", "heads", "map", "segments", "training"]
+__all__ = ["entropy", "heads", "image", "map", "segments", "training"]
 
 _MOST_CELLS = 512
 _SMALL_MAP = 32
@@ -214,6 +215,85 @@ def entropy(seen: Recording, *, ax: "Axes | None" = None) -> "Axes":
     ax.set_ylim(bottom=0)
     style.number(ax.xaxis, "layer")
     ax.set_ylabel("mean entropy of a row, nats")
+    return ax
+
+
+@torch.no_grad()
+def image(
+    seen: Recording,
+    layer: str | int,
+    head: int | None = None,
+    *,
+    query: int | str | Sequence[int] | None = None,
+    grid: int | None = None,
+    picture: int = 0,
+    without: Sequence[int | str] = (),
+    smooth: bool = False,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Draw the attention to the parts of a picture, over the picture in grey.
+
+    Each part has one colour. Thin lines between the parts show how finely the model looks.
+
+    Args:
+        seen: a recording with pictures; see ``Recording.with_pictures``.
+        layer: the layer, as in ``Recording.image``.
+        head: the head; the mean over all when left out.
+        query: the query or queries, as in ``Recording.image``; the mean over all when left out.
+        grid: the grid of the layer to draw. It is needed if grids overlap, as those of a thumbnail
+            and of tiles do. All grids of the picture are drawn when left out.
+        picture: the index of the picture to draw; ignored with a grid.
+        without: keys to ignore, as in ``Recording.image``.
+        smooth: if True, interpolate between the middles of the parts of one grid. The legend says
+            so, because the model sees no finer than its parts.
+        ax: where to draw; new axes when left out.
+
+    Returns:
+        The axes, in pixels of the picture.
+
+    Raises:
+        TypeError: seen is no recording.
+        IndexError: the layer, head, query, grid or picture is out of range.
+        ValueError: grids overlap, or several of them are to be smooth.
+        RegardError: matplotlib is not installed, or the layer has no grid.
+
+    Example:
+        >>> import torch, regard
+        >>> from PIL import Image
+        >>> x = torch.zeros(1, 2, 5, 4)
+        >>> seen = regard.Recording({"layer": regard.attend(x, x)})
+        >>> seen = seen.with_pictures([Image.new("RGB", (64, 64))], regard.grid(range(1, 5), 2, 2))
+        >>> regard.plot.image(seen, "layer", query=0).get_title(loc="left")
+        '80 % of the attention lies on the picture'
+    """
+    _check_recording("plot.image()", seen)
+    style.check_package("plot.image()")
+    values = seen.image(layer, head, query=query, grid=grid, without=without).flatten()
+    grids = seen.layer_grids(layer)
+    if grid is not None:
+        grids = (grids[grid],)
+        picture = grids[0].picture
+    shown = seen.pictures[check_index_bounds(picture, len(seen.pictures), 0)]
+    parts = values.split([len(each.tokens) for each in grids])
+    chosen = [each for each in zip(grids, parts, strict=True) if each[0].picture == picture]
+    grids, values = [each for each, _ in chosen], torch.cat([part for _, part in chosen])
+    boxes = overlay.boxes_in(shown, grids)
+    if smooth and len(grids) > 1:
+        raise ValueError(
+            f"smooth is True and the picture has {len(grids)} grids; only one can be smooth.\n"
+            "    Choose one of them, grid=0, or leave out smooth."
+        )
+    ax = style.axes_of(ax, _MAP + _BESIDE, max(1.0, _MAP * min(2, shown.height / shown.width)))
+    overlay.draw_grey(ax, shown)
+    unit = "share of the attention, for each part"
+    if smooth:
+        box = grids[0].box or (0, 0, shown.width, shown.height)
+        table = values.view(grids[0].rows, grids[0].columns)
+        overlay.draw_smooth(ax, box, table, f"{unit}\ninterpolated between their middles")
+    else:
+        overlay.draw_parts(ax, boxes, values, unit)
+    share = f"{100 * float(values.sum()):.3g} % of the attention lies on the picture"
+    ax.set_title(share, fontsize="small", color=style.GREY, loc="left")
     return ax
 
 
