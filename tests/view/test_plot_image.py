@@ -54,7 +54,7 @@ def test_one_of_several_grids_or_pictures_is_drawn() -> None:
     assert drawn.tolist() == whole[4:6].double().tolist()
     drawn = regard.plot.image(seen, 0, grid=2).collections[0].get_array()
     assert drawn.tolist() == whole[6:].double().tolist()
-    with pytest.raises(ValueError, match="^grids overlap in the picture"):
+    with pytest.raises(ValueError, match=r"^grids overlap in the picture"):
         regard.plot.image(seen, 0)
     with pytest.raises(IndexError, match="index 2 is out of range"):
         regard.plot.image(seen, 0, picture=2)
@@ -73,5 +73,5 @@ def test_several_grids_cannot_be_smooth() -> None:
     left, right = (regard.grid([at], 1, 1, box=(30 * at, 0, 30 * at + 30, 40)) for at in (0, 1))
     seen = recording(left, right)
     assert len(regard.plot.image(seen, 0).collections[0].get_paths()) == 2
-    with pytest.raises(ValueError, match="^smooth is True and the picture has 2 grids"):
+    with pytest.raises(ValueError, match=r"^smooth is True and the picture has 2 grids"):
         regard.plot.image(seen, 0, smooth=True)

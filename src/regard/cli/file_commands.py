@@ -9,6 +9,7 @@ import typer
 
 from regard.cli.options import (
     Limit,
+    NoPicture,
     Open,
     Run,
     Strict,
@@ -45,6 +46,7 @@ def page(
     head: Head = None,
     layers: Layers = None,
     limit: Limit = 64,
+    no_picture: NoPicture = False,
     open_page: Open = False,
     strict: Strict = False,
 ) -> None:
@@ -56,7 +58,7 @@ def page(
 
     check_output(output)
     chosen = parse_positions("layers", layers)
-    seen = open_recording(run, strict=strict)
+    seen = open_recording(run, strict=strict, no_picture=no_picture)
     with progress() as report:
         places = [recorded_indices(seen.layers, place, None)[0] or 0 for place in chosen or ()]
         lines = write_page(

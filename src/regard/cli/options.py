@@ -9,7 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsJson",
+    "Image",
     "Input",
     "Limit",
     "ModelOptions",
+    "NoPicture",
     "Open",
     "Output",
     "RecordOptions",
@@ -72,6 +74,13 @@ Output = Annotated[
     typer.Option("--output", "-o", metavar="FILE", help="Write a page to this file."),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+Image = Annotated[
+    Path | None,
+    typer.Option("--image", metavar="FILE", help="A picture for a model that reads pictures."),
+]
+NoPicture = Annotated[
+    bool, typer.Option("--no-picture", help="Keep the size of a picture only, not its content.")
+]
 Strict = Annotated[
     bool,
     typer.Option(
@@ -167,6 +176,46 @@ class RecordOptions(TextOptions):
     values: Annotated[
         bool, typer.Option("--values", help="Also record the value of each layer, for its output.")
     ] = False
+
+    image: Image = None
+    no_picture: NoPicture = False
+
+    def observe_picture(self, given: str | None) -> "Recording":
+        """Run a model on a picture, and a text if one is given, and return its attention."""
+        from regard.cli.output_files import report_refused
+        from regard.errors import RefusedWarning
+        from regard.images.picture import decode
+        from regard.models.pretrained_vision import PretrainedVision
+
+        if self.image is None or self.model is None:
+            raise ValueError("--image needs a model that reads pictures.\n    Write: --model NAME")
+        if self.generate and given is None:
+            raise ValueError("--generate needs a text beside --image.\n    Give a question.")
+        if self.layers is not None or self.max_tokens is not None or self.chat:
+            raise ValueError(
+                "--image excludes --layers, --max-tokens and --chat.\n    Leave them out."
+            )
+        text = None if given is None else text_of(given)
+        warnings.filterwarnings("ignore", category=RefusedWarning)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            picture = decode(self.image)
+        for warning in caught:
+            sys.stderr.write(f"regard: {warning.message}\n")
+        vision = PretrainedVision.load(
+            self.model, reads_text=text is not None, device=self.device, dtype=self.dtype
+        )
+        seen = vision.observe(
+            picture,
+            text,
+            keep="qkv" if self.values else "qk",
+            heads=parse_positions("heads", self.heads),
+            generate=self.generate,
+            data=not self.no_picture,
+            strict=self.strict,
+        )
+        report_refused(seen)
+        return seen
 
     def observe(
         self,
@@ -272,12 +321,13 @@ def text_of(given: str | None) -> str:
     return text
 
 
-def open_recording(run: Path, *, strict: bool = False) -> "Recording":
+def open_recording(run: Path, *, strict: bool = False, no_picture: bool = False) -> "Recording":
     """Load the recording of a file, which must have at least one layer.
 
     Args:
         run: the file.
         strict: if True, raise an error if layers were refused; otherwise one line names them.
+        no_picture: if True, leave out the content of pictures.
     """
     from regard.cli.output_files import report_refused
     from regard.errors import RegardError
@@ -289,6 +339,10 @@ def open_recording(run: Path, *, strict: bool = False) -> "Recording":
     if not seen.layers:
         raise RegardError(f"{run} has no layers.\n    Record a model with regard record.")
     report_refused(seen, strict=strict)
+    if no_picture and seen.pictures:
+        sizes = [replace(picture, data=None) for picture in seen.pictures]
+        grids = {name: seen.layer_grids(name) for name in seen.shapes}
+        seen.put_pictures(sizes, grids)
     return seen
 
 

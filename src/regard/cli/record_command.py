@@ -51,10 +51,18 @@ def record(
     output: Output = Path("run.safetensors"),
     as_json: AsJson = False,
 ) -> None:
-    """Save what a model attends to when it reads a text."""
+    """Save what a model attends to when it reads a text, a picture, or both."""
     from regard.cli.progress import progress
 
     _check_place(output)
+    if options.image is not None:
+        with progress() as report:
+            report(f"loading and running {options.name}")
+            seen = options.observe_picture(text)
+            report(f"writing {output}")
+            seen.save(output)
+        _write_summary(seen, output, as_json=as_json)
+        return
     words = text_of(text)
     with progress() as report:
         report(f"loading {options.name}")
@@ -134,6 +142,7 @@ def _write_summary(seen: "Recording", output: Path, *, as_json: bool) -> None:
                 "layers": seen.shapes,
                 "refused": [refusal._asdict() for refusal in seen.refused],
                 "kept": "qkv" if has_value else "qk",
+                "pictures": [picture.data is not None for picture in seen.pictures],
                 "path": str(output),
                 "bytes": size,
             }
@@ -144,8 +153,12 @@ def _write_summary(seen: "Recording", output: Path, *, as_json: bool) -> None:
     held = ""
     if exact < len(seen.layers):
         held = f"   about {exact} of {len(seen.layers)} layers exact; more with --limit"
+    pictures = sum(picture.data is not None for picture in seen.pictures)
+    kept += " of each"
+    if seen.pictures:
+        kept += ", with the picture" if pictures else ", without the picture"
     sys.stdout.write(
-        f"{visible(seen.model)}   {tokens:,} tokens · {len(seen.layers)} layers, {kept} of each\n"
+        f"{visible(seen.model)}   {tokens:,} tokens · {len(seen.layers)} layers, {kept}\n"
         f"{name}   {size / 1e6:,.1f} MB, every weight exact; open it with "
         f"regard.load({str(output)!r})\n"
         f"    regard page {name}{held}\n    regard segments {name} --by sentence\n"

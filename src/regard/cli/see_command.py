@@ -62,7 +62,7 @@ def see(
     open_page: Open = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a model attends to when it reads a text."""
+    """Show what a model attends to when it reads a text, a picture, or both."""
     from rich.console import Console
 
     from regard.cli.output_files import check_output, show_page, write_json, write_page
@@ -79,9 +79,14 @@ def see(
         page = Path("attention.html")
     if page is not None:
         check_output(page)
-    words, lines = read_input(text), ""
+    words = None if options.image is not None else read_input(text)
+    lines = ""
     with progress() as report:
-        seen, title = _seen(options, words, report)
+        if words is None:
+            report(f"loading and running {options.name}")
+            seen, title = options.observe_picture(text), text or str(options.image)
+        else:
+            seen, title = _seen(options, words, report)
         summary = summarise(seen, selection, top, partial(report, "asking every head"))
         if page is not None:
             lines = "\n" + write_page(

@@ -26,7 +26,16 @@ from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
 from regard.text.tokens import Token, tokens_of
 
-__all__ = ["DEFAULT_MODEL", "NAMED_MODELS", "Pretrained", "check_text", "quiet"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "NAMED_MODELS",
+    "Pretrained",
+    "check_device",
+    "check_text",
+    "loading_errors",
+    "quiet",
+    "transformers_library",
+]
 
 
 @dataclass(frozen=True)
@@ -148,17 +157,17 @@ class Pretrained:
             RegardError: transformers cannot load the model, in its own words; or the model has no
                 fast tokenizer.
         """
-        name, transformers = os.fspath(model), _transformers()
-        _check_device(device)
+        name, transformers = os.fspath(model), transformers_library()
+        check_device(device)
         packaged = NAMED_MODELS.get(name)
         source = Path(name).expanduser() if packaged is None else packaged.folder(name)
         offline = source.exists() or not _hub_answers(name)
         where = str(source) if source.exists() else name
         options = {"trust_remote_code": False, "local_files_only": offline, **_gguf(packaged)}
         no_folder = "is no folder here, and cannot be loaded from the Hugging Face hub"
-        with _loading(name, "cannot be loaded" if source.exists() else no_folder):
+        with loading_errors(name, "cannot be loaded" if source.exists() else no_folder):
             config = transformers.AutoConfig.from_pretrained(where, **options)
-        with _loading(name, "has no tokenizer that can be loaded"):
+        with loading_errors(name, "has no tokenizer that can be loaded"):
             tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
         if config.is_encoder_decoder:
             raise ValueError(
@@ -205,8 +214,8 @@ class Pretrained:
         gguf = _gguf(packaged)
         # transformers draws a progress bar for GGUF that no setting of its own turns off.
         silence = contextlib.redirect_stderr(io.StringIO()) if gguf else contextlib.nullcontext()
-        with _loading(self.name, "has no weights that can be loaded"), silence:
-            model, loading = getattr(_transformers(), kind).from_pretrained(
+        with loading_errors(self.name, "has no weights that can be loaded"), silence:
+            model, loading = getattr(transformers_library(), kind).from_pretrained(
                 self.source,
                 config=self.config,
                 output_loading_info=True,
@@ -346,7 +355,7 @@ class Pretrained:
         check_text(text)
         if chat:
             message = [{"role": "user", "content": text}]
-            with _loading(self.name, "has no chat template that can be used"):
+            with loading_errors(self.name, "has no chat template that can be used"):
                 text = self.tokenizer.apply_chat_template(
                     message, tokenize=False, add_generation_prompt=True
                 )
@@ -458,7 +467,8 @@ def _tokens(
 # Search for a model
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Raise a ValueError if a device cannot be used."""
     try:
         torch.zeros((), device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -492,7 +502,8 @@ def _hub_answers(model: str) -> bool:
 # transformers, without its log output
 
 
-def _transformers() -> Any:
+def transformers_library() -> Any:
+    """Return the module of transformers; raise a RegardError if it is not installed."""
     try:
         return importlib.import_module("transformers")
     except ModuleNotFoundError as error:
@@ -505,7 +516,7 @@ def _transformers() -> Any:
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
     """Silence warnings, logs and progress bars of transformers inside the block."""
-    _transformers()
+    transformers_library()
     logs: list[Any] = [
         importlib.import_module("transformers.utils.logging"),
         importlib.import_module("huggingface_hub.utils.logging"),
@@ -535,7 +546,7 @@ def quiet() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _loading(name: str, problem: str) -> Generator[None]:
+def loading_errors(name: str, problem: str) -> Generator[None]:
     """Convert any exception of a library that loads a model to a RegardError.
 
     The libraries raise many types, from OSError to the plain Exception of the Rust tokenizers.

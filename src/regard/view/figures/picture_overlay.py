@@ -1,7 +1,7 @@
 """Attention drawn over a picture, with matplotlib."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -70,7 +70,8 @@ def draw_parts(ax: "Axes", boxes: Tensor, values: Tensor, unit: str) -> None:
     """Draw each part in one colour with thin edges, and a legend."""
     from matplotlib.collections import PolyCollection
 
-    corners = [[(x0, y0), (x1, y0), (x1, y1), (x0, y1)] for x0, y0, x1, y1 in boxes.tolist()]
+    sides = cast("list[list[float]]", boxes.tolist())
+    corners = [[(x0, y0), (x1, y0), (x1, y1), (x0, y1)] for x0, y0, x1, y1 in sides]
     parts = PolyCollection(
         corners,
         array=values.detach().cpu().double().numpy(),

@@ -274,7 +274,7 @@ def image(
         grids = (grids[grid],)
         picture = grids[0].picture
     shown = seen.pictures[check_index_bounds(picture, len(seen.pictures), 0)]
-    parts = values.split([len(each.tokens) for each in grids])
+    parts = cast(Sequence[Tensor], values.split([len(each.tokens) for each in grids]))
     chosen = [each for each in zip(grids, parts, strict=True) if each[0].picture == picture]
     grids, values = [each for each, _ in chosen], torch.cat([part for _, part in chosen])
     boxes = overlay.boxes_in(shown, grids)

@@ -1,0 +1,196 @@
+"""Pretrained models that read a picture, with or without a text, and their processors.
+
+As for texts, weights are read as safetensors, and no code of a model's repository runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from regard.capture.locating import locate
+from regard.capture.observer import observe
+from regard.errors import RegardError
+from regard.images.picture import keep as keep_picture
+from regard.models.pretrained import check_device, loading_errors, quiet, transformers_library
+from regard.recording.recording import Recording
+from regard.text.tokens import Token, tokens_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["PretrainedVision"]
+
+
+@dataclass(frozen=True)
+class PretrainedVision:
+    """A model that reads pictures, with its processor. ``PretrainedVision.load`` creates one.
+
+    Attributes:
+        name: the name that was passed to ``load``.
+        model: the model; of a model of texts and pictures without a text, its vision encoder.
+        processor: the processor of pictures, and of texts if the model reads one.
+        reads_text: True if the model reads a text with the picture.
+    """
+
+    name: str
+    model: Any
+    processor: Any
+    reads_text: bool
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        *,
+        reads_text: bool = False,
+        device: str = "cpu",
+        dtype: str | None = None,
+    ) -> "PretrainedVision":
+        """Load a model and its processor.
+
+        Args:
+            model: a folder, or a name on the Hugging Face hub.
+            reads_text: True for a model that reads a text with the picture.
+            device: the device of the model.
+            dtype: the dtype of the weights. The default is that of the file.
+
+        Raises:
+            ValueError: the device cannot be used.
+            RegardError: transformers cannot load the model, in its own words; or the model needs a
+                text, or reads none.
+        """
+        name, transformers = str(model), transformers_library()
+        check_device(device)
+        options = {"trust_remote_code": False, "local_files_only": Path(name).exists()}
+        kinds = ("AutoProcessor", "AutoModelForImageTextToText")
+        if not reads_text:
+            kinds = ("AutoImageProcessor", "AutoModel")
+        with loading_errors(name, "cannot be loaded"):
+            config = transformers.AutoConfig.from_pretrained(name, **options)
+        if reads_text and not hasattr(config, "text_config"):
+            raise RegardError(
+                f"model {name!r} ({config.model_type}) reads no text with a picture.\n"
+                "    Leave out the text."
+            )
+        with loading_errors(name, "has no processor of pictures that can be loaded"):
+            processor = getattr(transformers, kinds[0]).from_pretrained(name, **options)
+        what = "a picture and a text" if reads_text else "a picture"
+        with loading_errors(name, f"cannot be loaded as a model of {what}"):
+            loaded = getattr(transformers, kinds[1]).from_pretrained(
+                name,
+                use_safetensors=True,
+                **options,
+                **({} if dtype is None else {"dtype": getattr(torch, dtype)}),
+            )
+        if not reads_text and hasattr(config, "text_config"):
+            loaded = getattr(loaded, "vision_model", None)
+            if loaded is None:
+                raise RegardError(
+                    f"model {name!r} reads a picture and a text.\n"
+                    '    Give a text, regard see "What is this?" --image photo.jpg --model NAME.'
+                )
+        return cls(name, loaded.eval().to(device), processor, reads_text)
+
+    def observe(
+        self,
+        image: "Image",
+        text: str | None = None,
+        *,
+        keep: Literal["qk", "qkv"] = "qk",
+        heads: Sequence[int] | None = None,
+        generate: int = 0,
+        data: bool = True,
+        strict: bool = False,
+    ) -> Recording:
+        """Run the model on a picture, and record the attention to its parts.
+
+        Args:
+            image: the picture.
+            text: the text, for a model that reads one.
+            keep: what to record, as in ``regard.observe``.
+            heads: the indices of the heads to record. The default is all heads.
+            generate: the number of tokens to generate after the text.
+            data: if False, the recording keeps the size of the picture only.
+            strict: if True, raise an error if a layer was refused.
+
+        Returns:
+            The recording of the layers that share one sequence of tokens: those of the language
+            model for a text, or of the vision encoder. Tokens of parts of the picture have their
+            row and column as text.
+
+        Raises:
+            RegardError: no attention was recorded, or the places of the tokens in the picture
+                cannot be measured.
+        """
+
+        def prepare(pictures: list[Any]) -> Any:
+            inputs = self._processed(pictures, text)
+            dtype = self.model.dtype
+            return {
+                name: each.to(self.model.device, dtype if each.is_floating_point() else None)
+                for name, each in inputs.items()
+                if isinstance(each, torch.Tensor)
+            }
+
+        watching = observe(self.model, heads=heads, keep=keep, strict=strict)
+        with loading_errors(self.name, "cannot read the picture"), quiet():
+            inputs, ids = prepare([image]), None
+            with torch.inference_mode(), watching as whole:
+                if generate:
+                    ids = self.model.generate(**inputs, max_new_tokens=generate, do_sample=False)
+                    ids = ids[0, :-1]  # the model never reads the last one
+                else:
+                    self.model(**inputs)
+                    ids = inputs["input_ids"][0] if "input_ids" in inputs else None
+            grids = locate(self.model, prepare, [image])
+        whole = whole.with_pictures([keep_picture(image, data=data)], grids)
+        seen = whole.part(_one_sequence(whole))
+        seen.model = Path(self.name).name
+        tokens = self._tokens(seen, ids)
+        return seen.with_tokens(tokens) if seen.layers[0].reads_itself else seen
+
+    def _processed(self, pictures: list[Any], text: str | None) -> Any:
+        if not self.reads_text:
+            return self.processor(images=pictures, return_tensors="pt")
+        if getattr(self.processor, "chat_template", None):
+            content = [{"type": "image"}, {"type": "text", "text": text}]
+            text = self.processor.apply_chat_template(
+                [{"role": "user", "content": content}], add_generation_prompt=True
+            )
+        elif self.processor.image_token not in (text or ""):
+            text = f"{self.processor.image_token} {text}"
+        return self.processor(images=pictures, text=[text], return_tensors="pt")
+
+    def _tokens(self, seen: Recording, ids: "torch.Tensor | None") -> list[Token]:
+        """Return the tokens of a text, and of parts of the picture their rows and columns."""
+        length = seen.layers[0].shape[-1]
+        tokens = [Token(f"[{place}]", special=True) for place in range(length)]
+        if ids is not None:
+            tokens = tokens_of(self.processor.tokenizer, ids)
+        for grid in seen.grids:
+            for place, token in enumerate(grid.tokens):
+                row, column = divmod(place, grid.columns)
+                tokens[token] = Token(f" {row},{column}")
+        return tokens
+
+
+def _one_sequence(seen: Recording) -> list[str]:
+    """Return the names of the layers with grids that share one sequence; most layers win.
+
+    Raises:
+        RegardError: every layer has a batch of windows or tiles.
+    """
+    shapes: dict[tuple[int, ...], list[str]] = {}
+    for layer in seen.layers:
+        is_one = all(size == 1 for size in layer.shape[:-3])
+        if is_one and layer.reads_itself and seen.layer_grids(layer.name):
+            shapes.setdefault(tuple(layer.shape), []).append(layer.name)
+    if not shapes:
+        raise RegardError(
+            "the layers of the model read windows or tiles of the picture, each on its own.\n"
+            "    Look at one of them in Python, seen.entry(0)."
+        )
+    return max(reversed(shapes.values()), key=len)
