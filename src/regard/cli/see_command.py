@@ -79,14 +79,9 @@ def see(
         page = Path("attention.html")
     if page is not None:
         check_output(page)
-    words = None if options.image is not None else read_input(text)
-    lines = ""
+    words, lines = text if options.image is not None else read_input(text), ""
     with progress() as report:
-        if words is None:
-            report(f"loading and running {options.name}")
-            seen, title = options.observe_picture(text), text or str(options.image)
-        else:
-            seen, title = _seen(options, words, report)
+        seen, title = _seen(options, words, report)
         summary = summarise(seen, selection, top, partial(report, "asking every head"))
         if page is not None:
             lines = "\n" + write_page(
@@ -109,11 +104,15 @@ def see(
 
 
 def _seen(
-    options: RecordOptions, words: str | Path, report: "Callable[..., None]"
+    options: RecordOptions, words: str | Path | None, report: "Callable[..., None]"
 ) -> tuple["Recording", str]:
-    """Return the attention of a text, with trials, or of a file; and its title."""
+    """Return the attention of a text, with trials, of a picture or of a file; and its title."""
     from regard.view.tiles.manifest import title_of
 
+    if options.image is not None or words is None:
+        report(f"loading and running {options.name}")
+        text = None if words is None else str(words)
+        return options.observe_picture(text), text or str(options.image)
     if isinstance(words, Path):
         options.check_alone(words)
         seen = open_recording(words, strict=options.strict)
