@@ -158,9 +158,10 @@ def save_page(
             raise IsADirectoryError(21, "it is a folder")
         if target.exists() and not target.is_file():
             raise OSError(22, "it is a device, a pipe or the like")
+        both = [each for each in (recording, other) if each is not None]
         with temporary.open("w", encoding="ascii", newline="\n") as file:
-            share = limit if other is None else limit // 2
-            counted = RowCount([each for each in (recording, other) if each], heads, progress)
+            share = _room(limit, both) // len(both)
+            counted = RowCount(both, heads, progress)
             kinds = _kinds(recording, heads, counted)
             if prefers_words and opened == (None, None):
                 opened = _opening(kinds)
@@ -191,6 +192,12 @@ def page_text(recording: Recording, *, title: str, is_small: bool = False) -> st
     kinds = _kinds(recording, None, counted)
     layers, blocks = _blocks(recording, range(len(recording)), None, kinds, LIMIT, counted)
     return "".join(_page(manifest(recording, layers, title=title), blocks, is_small=is_small))
+
+
+def _room(limit: int, recordings: Sequence[Recording]) -> int:
+    """Return the bytes that are left for numbers beside the pictures, in base64."""
+    pictures = [picture.data or b"" for each in recordings for picture in each.pictures]
+    return max(0, limit - sum(len(data) for data in pictures) * 4 // 3)
 
 
 def _places(
@@ -257,7 +264,7 @@ def _blocks(
     """Return the layers, and the numbers that the page holds of each."""
     matrices = [first_sequence(recording[name]) for name in recording]
     layers = [replace(layer, kind="map") for layer in live_layers(recording)]
-    sinks = [sink_keys(recording, layer.kv_len) for layer in layers]
+    sinks = [sink_keys(recording, place) for place in range(len(layers))]
     order = _exact_first(wanted, opened, kinds)
     stored = _Choice(layers, matrices, sinks).stored_layers(order, limit)
     room = limit - sum(each.size for each in stored.values())

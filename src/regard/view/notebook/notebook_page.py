@@ -143,7 +143,9 @@ def _is_small(seen: Recording) -> bool:
 
 
 def _is_one_short_head(seen: Recording) -> bool:
-    """Return True if a page needs neither other heads, nor parts of a text."""
+    """Return True if a page needs neither other heads, nor parts of a text, nor pictures."""
+    if seen.pictures:
+        return False
     shapes = [seen[name].shape for name in seen]
     return len(shapes) == 1 and max(shapes[0][-2:]) <= _SHORT and shapes[0][:-2].numel() == 1
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.analysis.head_kinds import Head
+from regard.images import Grid, Picture, keep
 from regard.masks import Mask
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.recording import Recording
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 SMALL = 32
+_UNTITLED = "Attention"
 _SINKS = ("first-token sink", "separator sink")
 
 
@@ -119,9 +121,11 @@ def manifest(
     opened: tuple[int | None, int | None] = (None, None),
 ) -> dict[str, Any]:
     """Return the JSON that the page reads first."""
+    # The page makes a title of all tokens, also of those that stand for parts of a picture.
+    is_titled = title != _UNTITLED or not recording.pictures
     return {
         "version": 1,
-        "title": title,
+        "title": title if is_titled else title_of(recording),
         "opened": opened,
         "model": recording.model,
         "batch": math.prod(recording[0].shape[:-3]),
@@ -132,11 +136,63 @@ def manifest(
         # The largest difference of a weight that storing query and key has caused.
         "deviation": max((layer.deviation for layer in layers), default=0.0),
         "refused": [refusal._asdict() for refusal in recording.refused],
+        **_pictures(recording),
     }
+
+
+def _pictures(recording: Recording) -> dict[str, Any]:
+    """Return the pictures that the model saw and the grids of their patches, if there are any.
+
+    A page shows the first entry of a batch, and so the pictures of that.
+    """
+    grids = [
+        [grid for grid in recording.layer_grids(place) if grid.entry == 0]
+        for place in range(len(recording.layers))
+    ]
+    unique = list(dict.fromkeys(grid for row in grids for grid in row))
+    if not unique:
+        return {}
+    shown = sorted({grid.picture for grid in unique})
+    pictures = [recording.pictures[place] for place in shown]
+    records: list[dict[str, Any]] = []
+    for grid in unique:
+        picture = shown.index(grid.picture)
+        layers = [place for place, row in enumerate(grids) if grid in row]
+        some = {} if len(layers) == len(grids) else {"layers": layers}
+        records.append(_grid_record(grid, picture, pictures[picture]) | some)
+    return {"pictures": [_picture_record(each) for each in pictures], "grids": records}
+
+
+def _picture_record(picture: Picture) -> dict[str, Any]:
+    """Return a picture as the page has it: encoded anew, because a file may hold any bytes."""
+    clean = picture if picture.data is None else keep(picture.image())
+    data = None if clean.data is None else base64_text(clean.data)
+    name, width, height = picture.name, picture.width, picture.height
+    return {"name": name, "width": width, "height": height, "type": clean.type, "data": data}
+
+
+def _grid_record(grid: Grid, place: int, picture: Picture) -> dict[str, Any]:
+    """Return a grid as the page has it, its tokens as runs."""
+    runs: list[list[int]] = []
+    for token in grid.tokens:
+        if runs and runs[-1][1] == token:
+            runs[-1][1] += 1
+        else:
+            runs.append([token, token + 1])
+    record = {
+        "picture": place,
+        "rows": grid.rows,
+        "columns": grid.columns,
+        "box": grid.box or (0, 0, picture.width, picture.height),
+        "tokens": runs,
+    }
+    return record | ({"overlapping": True} if grid.overlapping else {})
 
 
 def title_of(recording: Recording) -> str:
     """Return the beginning of the text as a title, or the name of the model.
+
+    Tokens that stand for parts of a picture are no text.
 
     Example:
         >>> import torch, regard
@@ -145,15 +201,29 @@ def title_of(recording: Recording) -> str:
         >>> title_of(regard.Recording({"layer": A}, query_tokens=["Life", " is"]))
         'Life is'
     """
-    tokens = recording.key_tokens or ()
+    patches = _patch_keys(recording, 0) if recording.layers else set[int]()
+    tokens = [
+        token for place, token in enumerate(recording.key_tokens or ()) if place not in patches
+    ]
     text = "".join(token.text for token in tokens[:200] if not token.special)
-    return visible(shorten(text, 60, placeholder=" …") or recording.model) or "Attention"
+    return visible(shorten(text, 60, placeholder=" …") or recording.model) or _UNTITLED
 
 
 def add_other(first: dict[str, Any], second: dict[str, Any]) -> None:
-    """Add a second recording to what the page reads first; its layers follow those of the first."""
+    """Add a second recording to what the page reads first; its layers follow those of the first.
+
+    A picture that both have is there once.
+    """
     names = ("title", "query_tokens", "key_tokens", "one_text", "refused")
     first["other"] = {"first": len(first["layers"])} | {name: second[name] for name in names}
+    if "grids" in second:
+        pictures = first.setdefault("pictures", [])
+        pictures += [each for each in second["pictures"] if each not in pictures]
+        first.setdefault("grids", [])
+        first["other"]["grids"] = [
+            grid | {"picture": pictures.index(second["pictures"][grid["picture"]])}
+            for grid in second["grids"]
+        ]
     first["layers"] = [*first["layers"], *second["layers"]]
 
 
@@ -190,14 +260,22 @@ def first_value(value: Tensor) -> Tensor:
     return value if value.ndim == 3 else value[None]
 
 
-def sink_keys(recording: Recording, kv_len: int) -> tuple[int, ...]:
-    """Return the keys that count as sinks: the first one and the special tokens.
+def sink_keys(recording: Recording, place: int) -> tuple[int, ...]:
+    """Return the keys of a layer that count as sinks: the first one and the special tokens.
 
-    As ``sinksOf`` of the page has them.
+    As ``sinksOf`` of the page has them. Tokens that stand for parts of a picture are none.
     """
     tokens = recording.key_tokens
-    known = () if tokens is None or len(tokens) != kv_len else tokens
-    return (0, *(place for place, token in enumerate(known) if token.special and place))
+    known = () if tokens is None or len(tokens) != recording.layers[place].shape[-1] else tokens
+    patches = _patch_keys(recording, place)
+    special = (key for key, token in enumerate(known) if token.special and key)
+    return (0, *(key for key in special if key not in patches))
+
+
+def _patch_keys(recording: Recording, place: int) -> set[int]:
+    """Return the keys of a layer that stand for parts of a picture."""
+    grids = recording.layer_grids(place)
+    return {key for grid in grids if grid.entry == 0 for key in grid.tokens}
 
 
 def _with_head_axis(mask: Mask, matrix: AttentionMatrix) -> Mask:

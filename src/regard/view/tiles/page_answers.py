@@ -279,7 +279,7 @@ class Answers:
                 return tiles
         matrix = self._matrix(which.layer)
         one = matrix[checked("head", which.head, matrix.shape[0])]
-        aside = sink_keys(self._recording, one.shape[1]) if which.hidden else ()
+        aside = sink_keys(self._recording, which.layer) if which.hidden else ()
         made = HeadTiles(one, aside)
         with self._changed:
             tiles = self._tiles.setdefault(which, made)
