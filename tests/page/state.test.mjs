@@ -15,7 +15,7 @@ let frames = [];
 function store(from = recording()) {
   frames = [];
   const open = { layer: 0, head: 0, query: 4, key: 3 };
-  const fresh = freshState({ ...open, compare: "alone", parts: "sentences" }, from.layers[0].kv_len);
+  const fresh = freshState({ ...open, compare: "alone", parts: "sentences", view: "map" }, from.layers[0].kv_len);
   return new Store(fresh, (state) => fitted(state, from));
 }
 

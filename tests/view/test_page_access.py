@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import pictured
 import regard
 from pages import Open, recorded, step, visit
 from regard.view.export.page_file import write_page
@@ -37,6 +38,13 @@ def test_axe_finds_nothing(theme: str, show: Open, tmp_path: Path) -> None:
         page.evaluate("document.getElementById('find').removeAttribute('aria-label')")
         page.evaluate("document.getElementById('find').removeAttribute('placeholder')")
         assert any("label" in finding for finding in page.evaluate(FINDINGS))
+    for compare in ("alone", "beside"):
+        with step(f"a picture, {compare}"):
+            page = show(pictured.language(), f"#theme={theme}&compare={compare}&query=28")
+            page.wait_for_selector("#view-image[data-ready]:not([data-ready=''])")
+            page.wait_for_selector(".small-pictures button")
+            page.evaluate(AXE.read_text(encoding="utf-8"))
+            assert page.evaluate(FINDINGS) == []
     with step("two recordings, and where a text is edited"):
         both = write_page(recorded(), tmp_path / "both.html", other=recorded(tokens=7))
         page = show(both, f"#view=map&theme={theme}")

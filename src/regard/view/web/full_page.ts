@@ -13,6 +13,7 @@ import type { State } from "./state";
 import { Edit } from "./views/edit";
 import { ofSeveral } from "./views/head_keys";
 import { HeadsView } from "./views/heads_view";
+import { ImageView } from "./views/image_view";
 import type { Binding } from "./views/keys";
 import { NotableHeads } from "./views/notable_heads";
 import { Overview } from "./views/overview";
@@ -27,6 +28,7 @@ export const MORE_VIEWS: Partial<Record<State["view"], (session: Session) => Vie
   overview: (session) => new HeadsView(session),
   text: (session) => new TextView(session),
   segments: (session) => new SegmentsView(session),
+  image: (session) => new ImageView(session),
 };
 
 /** @returns the keys that act upon them */

@@ -23,7 +23,9 @@ const REMEMBERED = 150; // milliseconds between two addresses: a browser allows 
 /** Makes a page of a recording. */
 export function openPage(recording: Recording) {
   const isLive = recording.layers.some(({ kind }) => kind === "live");
-  const names = WORDS.view.filter((name) => name === "map" || name === "steps" || name in MORE_VIEWS);
+  const isPictured = recording.grids !== undefined;
+  const made = Object.entries(MORE_VIEWS).filter(([name]) => name !== "image" || isPictured);
+  const names = WORDS.view.filter((name) => name === "map" || name === "steps" || made.some(([one]) => one === name));
   const session = new Session(
     recording,
     isLive ? liveHost(recording) : null,
@@ -45,9 +47,8 @@ export function openPage(recording: Recording) {
   menus(session, reload);
   const controls = new Controls(hands);
   listen(hands);
-  const made = Object.entries(MORE_VIEWS).map(([name, make]) => [name, make(session)]);
   const views: Partial<Record<State["view"], View>> = {
-    ...Object.fromEntries(made),
+    ...Object.fromEntries(made.map(([name, make]) => [name, make(session)])),
     map,
     steps: new StepsView(session),
   };
@@ -67,6 +68,7 @@ export function openPage(recording: Recording) {
   if (isFresh) void session.clarify();
   byId("failure").textContent = "";
   document.body.classList.add("ready");
+  document.body.classList.toggle("pictured", isPictured);
   if (isLive) void gather(session);
 }
 

@@ -8,6 +8,7 @@ import { forAxis, sinksOf, type TwoAxes } from "./data/axes";
 import { fitted } from "./data/bounds";
 import { Client } from "./data/client";
 import { lastWord, openingCells, openingHead, smallRows } from "./data/opening";
+import { afterPictures, gridsOf, withPatches, type Grid } from "./data/patches";
 import { CAUSES, inBlocks, Reader, type Reading } from "./data/reading";
 import { ceilingOfAll, smallMap, type Maps } from "./data/small";
 import { Source, type Host } from "./data/source";
@@ -86,13 +87,15 @@ export class Session implements Maps {
     const at = Math.max(0, Math.min(layers.length - 1, layer));
     const parts = partsOf(this.axes(at));
     const compare = this.recording.other ? "beside" : "alone";
-    return freshState({ layer: at, head, ...this.openingCell(at, head), compare, parts }, layers[at].kv_len);
+    const view = this.grids(at).length > 0 ? "image" : "map";
+    return freshState({ layer: at, head, ...this.openingCell(at, head), compare, parts, view }, layers[at].kv_len);
   }
 
   /** @returns words that show what a head does, as far as its small map says; none: the text does not show it */
   openingCells(layer: number, head: number) {
     const axes = this.axes(layer);
-    return openingCells(this.layers[layer].heads?.[head], axes, smallRows(this.maps[layer], axes, head));
+    const cells = openingCells(this.layers[layer].heads?.[head], axes, smallRows(this.maps[layer], axes, head));
+    return afterPictures(cells, axes.queries);
   }
 
   private openingCell(layer: number, head: number): Cell {
@@ -151,16 +154,24 @@ export class Session implements Maps {
     return this.looks.value;
   }
 
+  /** @returns those of the keys that stand for parts of pictures */
+  grids(layer: number): Grid[] {
+    return gridsOf(this.recording, layer);
+  }
+
   axes(layer: number): TwoAxes {
     const { q_len, kv_len } = this.layers[layer];
     const { other } = this.recording;
     const read = other && layer >= other.first ? other : this.recording;
-    const name = `${q_len} ${kv_len} ${read === other}`;
+    const grids = this.grids(layer);
+    const name = `${q_len} ${kv_len} ${read === other} ${grids.map(({ number }) => number).join()}`;
     let axes = this.axesOf.get(name);
     if (!axes) {
       const { query_tokens, key_tokens, one_text } = read;
-      const queries = forAxis(query_tokens, q_len);
-      axes = { queries, keys: q_len === kv_len && one_text ? queries : forAxis(key_tokens, kv_len) };
+      const isOne = q_len === kv_len && one_text;
+      const texts = isOne ? query_tokens : key_tokens;
+      const keys = withPatches(forAxis(texts, kv_len), grids, texts?.length === kv_len);
+      axes = { queries: isOne ? keys : forAxis(query_tokens, q_len), keys };
       this.axesOf.set(name, axes);
     }
     return axes;

@@ -6,8 +6,10 @@
 import type * as Answers from "./data/block_answers";
 import type * as Full from "./full_page";
 import type * as Passes from "./data/pass";
+import type * as Patches from "./data/patches";
 import type * as Pinned from "./data/pinned";
 import type * as Saving from "./views/saving";
+import type * as Pictures from "./text/picture_words";
 import type * as Words from "./text/block_words";
 
 function absent(): never {
@@ -22,6 +24,10 @@ export const gather: typeof Full.gather = absent;
 export const blockAnswer: typeof Answers.blockAnswer = absent;
 export const pinsOf: typeof Pinned.pinsOf = () => [];
 export const written: typeof Pinned.written = () => "";
+export const gridsOf: typeof Patches.gridsOf = () => [];
+export const afterPictures: typeof Patches.afterPictures = (cells) => cells;
+export const withPatches: typeof Patches.withPatches = (tokens) => tokens;
+export const pictureNotes: typeof Pictures.pictureNotes = () => [];
 export const isStored: typeof Passes.isStored = () => false;
 export const blockSize: typeof Passes.blockSize = () => 1;
 export const Pass = Object as unknown as typeof Passes.Pass; // a short text is never so much work

@@ -8,7 +8,7 @@ import { batch, signal, type Signal } from "@preact/signals-core";
 
 /** The words that a part of the state may be. */
 export const WORDS = {
-  view: ["overview", "map", "text", "steps", "segments"],
+  view: ["overview", "map", "text", "steps", "segments", "image"],
   scale: ["fit", "linear", "log"],
   side: ["looks", "looked"], // where the token looks, or who looks at it
   order: ["weight", "position"], // of the keys in the steps
@@ -50,13 +50,12 @@ const SHORT = 32; // keys whose steps stand in the order of the text
  * @param keys of the open layer
  */
 export function freshState(
-  open: Pick<State, "layer" | "head" | "query" | "key" | "compare" | "parts">,
+  open: Pick<State, "layer" | "head" | "query" | "key" | "compare" | "parts" | "view">,
   keys: number,
 ): State {
   return {
     ...open,
     order: keys > SHORT ? "weight" : "position",
-    view: "map",
     hover: null,
     scale: "fit",
     hidden: false,

@@ -113,19 +113,19 @@ export function openingCells(
   return fitting.map(({ query, key }) => ({ query, key }));
 }
 
-/** How much a token says: a content word more than an article, a full stop or a special token not at all. */
-function weightOf({ text, special }: Token) {
-  const letters = special ? 0 : (text.match(LETTERS)?.length ?? 0);
+/** How much a token says: a content word more than an article; a full stop, a special token, a patch not at all. */
+function weightOf({ text, special, patch }: Token) {
+  const letters = special || patch ? 0 : (text.match(LETTERS)?.length ?? 0);
   return Math.min(1, letters / CONTENT);
 }
 
-/** @returns the last one with letters, or else the last that is not special */
+/** @returns the last one with letters, or else the last that is not special; of patches the first token, their class */
 export function lastWord(tokens: Token[]): number {
   const last = tokens.findLastIndex((token) => weightOf(token) > 0);
   return last < 0
     ? Math.max(
         0,
-        tokens.findLastIndex(({ special }) => !special),
+        tokens.findLastIndex(({ special, patch }) => !special && !patch),
       )
     : last;
 }

@@ -59,7 +59,7 @@ export class Reader {
     const which = shown({ ...state, ...ONLY[state.view] }, this.source.layers);
     let { query, key } = state.hover ?? state;
     // Where a token looks and who looks at it: one token, both ways.
-    if (state.view === "text" && this.isOneText(state.layer)) key = query ??= key;
+    if ((state.view === "text" || state.view === "image") && this.isOneText(state.layer)) key = query ??= key;
     let column = null;
     if (query === null) {
       key ??= 0;
@@ -82,10 +82,22 @@ export class Reader {
  * number in the sentence, the tables and the text.
  */
 export function inBlocks(reading: Reading, layers: LayerInfo[]): Reading {
-  const info = coarsest(reading, layers);
-  if (!info) return reading;
-  const { block, kv_len } = info;
-  const keysAt = (key: number) => Math.min(block, kv_len - key + (key % block));
+  if (!coarsest(reading, layers)) return reading;
+  const keysAt = keysIn(reading, layers);
   const row = reading.row.map((mean, key) => mean * keysAt(key));
   return { ...reading, row, column: reading.column?.map((mean) => mean * keysAt(reading.key)) ?? null };
+}
+
+/** @returns the weights of `inBlocks` for single tokens again: of each block the mean */
+export function perToken(reading: Reading, layers: LayerInfo[]): Pick<Reading, "row" | "column"> {
+  if (!coarsest(reading, layers)) return reading;
+  const keysAt = keysIn(reading, layers);
+  const row = reading.row.map((share, key) => share / keysAt(key));
+  return { row, column: reading.column?.map((share) => share / keysAt(reading.key)) ?? null };
+}
+
+/** @returns how many keys share the number of a key; 1: each has its own */
+function keysIn(reading: Reading, layers: LayerInfo[]): (key: number) => number {
+  const info = coarsest(reading, layers);
+  return (key) => (info ? Math.min(info.block, info.kv_len - key + (key % info.block)) : 1);
 }

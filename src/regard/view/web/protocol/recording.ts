@@ -5,6 +5,28 @@ import type { HeadKind, SmallNumbers } from "./questions";
 export interface Token {
   text: string; // exactly as in the source, leading space included
   special: boolean; // [CLS], <s>, padding …
+  patch?: true; // it stands for a part of a picture
+}
+
+/** A picture that the model saw. */
+export interface PictureInfo {
+  name: string;
+  width: number; // pixels of the original
+  height: number;
+  type: string | null;
+  data: string | null; // a smaller copy, in base64; null: not in this page
+}
+
+/** Tokens that stand for the parts of a picture. */
+export interface GridInfo {
+  picture: number;
+  rows: number;
+  columns: number;
+  box: [number, number, number, number]; // x0, y0, x1, y1 in pixels of the picture; may lie outside of it
+  /** the keys, row by row, in runs: the first of each, and the one past its last */
+  tokens: [number, number][];
+  layers?: number[]; // of its recording; absent: all of them
+  overlapping?: true; // a token has seen more than its box
 }
 
 export interface LayerInfo {
@@ -55,6 +77,7 @@ export interface Other {
   key_tokens: Token[] | null;
   one_text: boolean;
   refused: Refusal[];
+  grids?: GridInfo[]; // their pictures are those of the first recording
 }
 
 export interface Recording {
@@ -71,6 +94,8 @@ export interface Recording {
   other?: Other;
   text?: string; // that the model read, where a server can run it on another one
   run?: number; // of the model
+  pictures?: PictureInfo[]; // absent, as the grids: the model saw none
+  grids?: GridInfo[];
 }
 
 export type Head = { layer: number; head: number };

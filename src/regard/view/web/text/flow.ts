@@ -129,9 +129,13 @@ export class Flow {
       const at = first + i;
       const token = this.tokens[at];
       // A block begins a line of its own.
-      const text = i === 0 ? inProse(token).replace(first > 0 ? /^(\n| (?! ))/ : /^ (?! )/, "") : inProse(token);
+      const text = token.patch
+        ? ""
+        : i === 0
+          ? inProse(token).replace(first > 0 ? /^(\n| (?! ))/ : /^ (?! )/, "")
+          : inProse(token);
       const [, space, word] = text.match(/^(\s*)(.*)$/s) as RegExpMatchArray;
-      const properties = { "data-at": at, className: token.special ? "special" : "" };
+      const properties = { "data-at": at, className: token.special ? "special" : token.patch ? "cell" : "" };
       const span = element("span", properties, word || space);
       // The space before a word is not tinted; a special token has none of its own.
       const apart = i > 0 && (token.special || this.tokens[at - 1].special) ? " " : "";

@@ -41,7 +41,9 @@ function spansOf(tokens: Token[], by: Way): Span[] {
   const spans: Span[] = [];
   let first = 0;
   tokens.forEach((token, at) => {
-    const isLast = at === tokens.length - 1 || tokens[at + 1].special !== token.special;
+    const next = tokens[at + 1];
+    if (next?.patch && token.patch) return; // the patches of a picture are one part
+    const isLast = !next || next.special !== token.special || next.patch !== token.patch;
     if (!isLast && !ENDS[by](tokens, at)) return;
     const counts = by !== "words" || tokens.slice(first, at + 1).some(({ text }) => LETTER.test(text));
     if (!token.special && counts) spans.push([first, at + 1]);

@@ -3,6 +3,7 @@
 import { counted, digits } from "../maths/numbers";
 import type { Other, Recording, Refusal } from "../protocol/recording";
 import { meansNotes } from "../text/block_words";
+import { pictureNotes } from "../text/picture_words";
 import { visible } from "../text/tokens";
 
 const MOST = 5; // names and reasons that are written out
@@ -14,6 +15,7 @@ export function notes(recording: Recording, layer: number): string[] {
   const { refused, other } = recording;
   const found = refusedNotes([...refused, ...(other?.refused ?? [])]);
   if (other) found.push(bothNote(recording, other));
+  found.push(...pictureNotes(recording));
   if (info.kind === "map" && info.overview) {
     found.push(
       `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: regard.page(recording, path, layers=[${layer}]).`,

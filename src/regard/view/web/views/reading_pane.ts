@@ -51,7 +51,7 @@ export class ReadingPane {
     );
     const what = isDifference(reading) ? "difference" : terms ? "mean weight" : "weight";
     const blocks = coarsest(reading, layers);
-    this.value.textContent = blocks || store.drawn.view === "text" ? "" : `${what} ${full(row[key])}`;
+    this.value.textContent = blocks || ["text", "image"].includes(store.drawn.view) ? "" : `${what} ${full(row[key])}`;
     this.written = isDifference(reading) ? points : share;
     this.list("key", `${quoted(axes.queries, query)} looks at`, row, axes.keys, blocks);
     if (column) this.list("query", `${quoted(axes.keys, key)} is looked at by`, column, axes.queries, blocks);

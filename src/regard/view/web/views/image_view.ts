@@ -1,0 +1,439 @@
+/**
+ * The pictures that the model saw, each patch tinted by what it gets from the chosen token, and by what it gives to
+ * that; two heads side by side, or their difference; every head of the layer as a small picture.
+ */
+
+import { signal } from "@preact/signals-core";
+import * as compare from "../data/compare";
+import * as patches from "../data/patches";
+import { perToken, type Reading } from "../data/reading";
+import { roundedUp } from "../data/small";
+import type { Which } from "../data/source";
+import { Latest } from "../data/waiting";
+import { byId, choice, element, resize } from "../dom";
+import { paletteOf, type Palette } from "../look";
+import { darkest, legendOf, showLegend } from "../map/legend";
+import { aspectOf, decoded, drawFrame, pointed, rowHeight } from "../map/patch_picture";
+import { headNumber, layerName } from "../protocol/recording";
+import type { Session } from "../session";
+import { meansName, missing } from "../text/block_words";
+import { overlayWords } from "../text/picture_words";
+import { quoted, textSentence } from "../text/sentence";
+import type { Table, View } from "../view";
+
+/** Which weights tint a picture: a row of the matrix or a column, of the open heads or of the one beside. */
+interface Part {
+  shows: "row" | "column";
+  isOther: boolean;
+  grids: patches.Grid[];
+}
+
+/** A part on the stage. */
+interface Side extends Part {
+  frames: { frame: patches.Frame; canvas: HTMLCanvasElement; label: HTMLElement }[];
+  heading: HTMLElement;
+  words: HTMLElement;
+  stage: HTMLElement;
+  legend: HTMLElement;
+  whole: HTMLElement; // all of them
+}
+
+const GAP = 12; // pixels between two pictures
+const LABEL = 18; // pixels of the line under one
+const LEAST = 64; // pixels of a row of pictures
+const SCROLLS = "(max-width: 1099px)"; // the page, so that a picture need not fit
+const TALL = 0.62; // of such a screen
+const SMALL = [40, 96]; // pixels of the longer side of a small picture
+const HINT = "Point at a patch or a word; click to keep it.";
+const TAP = "Tap a patch or a word.";
+const NO_PATCHES = "The tokens of this layer stand for no picture: choose another layer.";
+const NOTHING = "There is no such token here, or its weights are not in this file.";
+const LOST = "A picture of this page is damaged; its patches stand on an empty ground.";
+
+export class ImageView implements View {
+  private pane = byId("view-image");
+  private pictures = this.session.recording.pictures ?? [];
+  private turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
+  private line = element("p", { className: "line", role: "status" });
+  private stage = element("div", { className: "sides" });
+  private small = element("div", { className: "small-pictures pressed", role: "group", "aria-label": "Heads" });
+  private about = element("p", { className: "caption pressed" });
+  private sides = signal<Side[]>([]);
+  private pixels = signal<(ImageBitmap | null)[]>([]);
+  private isDecoding = true;
+  private size = signal(0); // changes with that of the stage
+  private isPlain = signal(false); // the pictures without their tints
+  private isDamaged = signal(false);
+  private second = signal<{ of: string; values: Float32Array | null } | null>(null); // weights of the head beside
+  private heads = signal<{ layer: number; shows: Part["shows"]; at: number; weights: Float32Array[] } | null>(null);
+  private latest = { second: new Latest(), heads: new Latest() };
+  readonly draws = [
+    () => this.arrange(),
+    () => this.askSecond(),
+    () => this.paint(),
+    () => this.askHeads(),
+    () => this.paintHeads(),
+  ];
+
+  constructor(private readonly session: Session) {
+    const hint = element("span", { className: "hint" }, matchMedia("(hover: none)").matches ? TAP : HINT);
+    this.pane.append(element("div", { className: "tools pressed" }, hint, this.turn), this.line, this.stage);
+    this.pane.append(this.about, this.small);
+    new ResizeObserver(() => this.size.value++).observe(this.stage);
+    void this.decode();
+  }
+
+  private async decode() {
+    const found = this.pictures.map((picture) => decoded(picture).catch(() => ((this.isDamaged.value = true), null)));
+    const pixels = await Promise.all(found);
+    this.isDecoding = false;
+    this.pixels.value = pixels;
+  }
+
+  /** @returns are the queries of the layer its keys, too? */
+  private isOneText(layer: number): boolean {
+    const { queries, keys } = this.session.axes(layer);
+    return queries === keys;
+  }
+
+  /** @returns what stands on the stage */
+  private wanted(): Part[] {
+    const { drawn } = this.session.store;
+    const { layer, side } = drawn;
+    const grids = this.session.grids(layer);
+    const isOne = this.isOneText(layer);
+    if (drawn.compare !== "beside")
+      return (["row", "column"] as const).flatMap((shows) =>
+        isOne || shows === "row" ? [{ shows, isOther: false, grids }] : [],
+      );
+    const shows = isOne && side === "looked" ? "column" : "row";
+    const others = this.session.grids(compare.beside(drawn).layer);
+    return [false, true].map((isOther) => ({ shows, isOther, grids: isOther ? others : grids }));
+  }
+
+  /** Which pictures stand on the stage. */
+  private arrange() {
+    const { layers, store } = this.session;
+    const { layer } = store.drawn;
+    this.turn.hidden = store.drawn.compare !== "beside" || !this.isOneText(layer);
+    const parts = this.wanted().filter(({ grids }) => grids.length > 0);
+    const lost = layers[layer].kind === "map" ? missing(layers[layer], layer, "what a patch gets") : NO_PATCHES;
+    const isEmpty = layers[layer].kind === "map" || parts.length === 0;
+    this.line.textContent = isEmpty ? lost : this.isDamaged.value ? LOST : "";
+    const before = this.sides.peek();
+    const sides = isEmpty ? [] : parts.map((part, at) => (isSame(before[at], part) ? before[at] : this.side(part)));
+    if (sides.length !== before.length || sides.some((side, at) => side !== before[at])) {
+      this.stage.replaceChildren(...sides.map(({ whole }) => whole));
+      this.sides.value = sides;
+    }
+  }
+
+  private side(part: Part): Side {
+    const frames = patches.framesOf(part.grids, this.pictures).map((frame) => {
+      const canvas = element("canvas", { "aria-hidden": "true" });
+      return { frame, canvas, label: element("figcaption", { title: frameName(frame) }, frameName(frame)) };
+    });
+    const at = (event: MouseEvent) => {
+      const found = frames.find(({ canvas }) => canvas === event.target);
+      const patch = found ? pointed(event, found.frame) : null;
+      return patch && patches.tokenOf(patch);
+    };
+    const stage = element(
+      "div",
+      {
+        className: "frames",
+        tabIndex: 0,
+        role: "application",
+        "aria-roledescription": "picture",
+        onpointermove: (event: MouseEvent) => this.session.hover(this.cellOf(at(event))),
+        onpointerleave: () => this.session.hover(null),
+        onclick: (event: MouseEvent) => this.choose(at(event), part.shows),
+      },
+      ...frames.map(({ canvas, label }) => element("figure", {}, canvas, label)),
+    );
+    const scale = [element("canvas", { "aria-hidden": "true" }), element("div", { className: "ticks" })];
+    const legend = element("div", { className: "legend" }, ...scale, element("p", { className: "unit" }));
+    const [heading, words] = [element("h2"), element("p", { className: "words" })];
+    const whole = element("div", { className: "side" }, heading, stage, legend, words);
+    return { ...part, frames, heading, words, stage, legend, whole };
+  }
+
+  /** Pictures as large as the stage allows. */
+  private measure({ frames, stage }: Side, around: number) {
+    const width = stage.clientWidth;
+    if (width === 0) return;
+    const label = frames.length > 1 ? LABEL : 0;
+    const room = matchMedia(SCROLLS).matches ? innerHeight * TALL : this.stage.clientHeight - around;
+    const aspects = frames.map(({ frame }) => aspectOf(frame));
+    const tall = rowHeight(aspects, width, Math.max(LEAST, room) - label, { gap: GAP, label, least: LEAST });
+    frames.forEach(({ canvas, label: name }, at) => {
+      sized(canvas, Math.floor(tall * aspects[at]), aspects[at]);
+      name.hidden = frames.length === 1;
+    });
+  }
+
+  /** @returns a patch as the cell that is read */
+  private cellOf(token: number | null) {
+    const isOne = this.isOneText(this.session.store.state.layer);
+    return token === null ? null : isOne ? { query: token, key: null } : { query: null, key: token };
+  }
+
+  /** Keeps a token; the text beside the picture goes on in the direction of the picture. */
+  private choose(token: number | null, shows?: Part["shows"]) {
+    const { store } = this.session;
+    const cell = this.cellOf(token);
+    if (!cell) return;
+    if (this.isOneText(store.state.layer)) {
+      const isTurned = shows && store.state.compare !== "beside";
+      store.set({ query: token, hover: null, ...(isTurned ? { side: shows === "row" ? "looks" : "looked" } : {}) });
+    } else store.set({ ...cell, hover: null, side: "looked" });
+  }
+
+  /** The arrows go from patch to patch; left and right go on in the row above or below, and in the words around. */
+  move(down: number, right: number) {
+    const { layer } = this.session.store.state;
+    const { query, key } = this.session.cell();
+    const from = this.isOneText(layer) ? query : key;
+    const grids = this.session.grids(layer);
+    const patch = patches.patchOf(grids, from);
+    const beyond = patch && patches.neighbour(patches.framesOf(grids, this.pictures), patch, down, right);
+    const to = beyond ? patches.tokenOf(beyond) : down ? from : from + right;
+    if (to in this.session.axes(layer).keys) this.choose(to);
+  }
+
+  /** @returns of a query where it looks, or of a key who looks at it */
+  private async ask(which: Which, shows: Part["shows"], at: number, signal: AbortSignal): Promise<Float32Array> {
+    const { source } = this.session;
+    return shows === "row" ? (await source.row(which, at, signal)).values : source.column(which, at, signal);
+  }
+
+  /** Asks for the weights of the head that stands beside. */
+  private askSecond() {
+    const { reading, store, layers, again } = this.session;
+    const part = this.sides.value.find(({ isOther }) => isOther);
+    this.latest.second.drop();
+    if (!part || !reading || again.value < 0) return;
+    const which = compare.beside(store.drawn);
+    const { q_len, kv_len, kind } = layers[which.layer];
+    const of = this.nameOf(part, reading);
+    const at = part.shows === "row" ? reading.query : reading.key;
+    const isThere = at < (part.shows === "row" ? q_len : kv_len) && kind !== "map";
+    if (!isThere) return void (this.second.value = { of, values: null });
+    void this.latest.second.ask(
+      (signal) => this.ask(which, part.shows, at, signal),
+      (values) => (this.second.value = (this.session.mended(this), { of, values })),
+      (error) => this.session.damaged(error, this),
+    );
+  }
+
+  /** @returns what the weights of the head beside are of */
+  private nameOf({ shows }: Part, { query, key }: Reading): string {
+    return JSON.stringify([compare.beside(this.session.store.drawn), shows, shows === "row" ? query : key]);
+  }
+
+  /** @returns the weights that tint a side, of all tokens; null: there are none; undefined: not yet */
+  private valuesOf(part: Part, reading: Reading): Float32Array | null | undefined {
+    if (!part.isOther) return perToken(reading, this.session.layers)[part.shows] ?? undefined;
+    const second = this.second.value;
+    return second?.of === this.nameOf(part, reading) ? second.values : undefined;
+  }
+
+  /** Draws the pictures, and says what is seen. */
+  private paint() {
+    const { reading, look, store } = this.session;
+    const { layer, scale } = store.drawn;
+    if (!reading || reading.layer !== layer || this.size.value < 0) return;
+    const sides = this.sides.value.flatMap((side) => {
+      const values = this.valuesOf(side, reading);
+      return values === undefined ? [] : [{ ...side, values, most: values ? highest(side.grids, values) : 0 }];
+    });
+    const most = Math.max(...sides.map((side) => side.most));
+    const painted = sides.map((side) => {
+      const ceiling = roundedUp(store.drawn.compare === "beside" ? most : side.most);
+      const isLess = compare.isDifference(reading) && !side.isOther;
+      const length = side.values?.length ?? 1;
+      const palette = paletteOf(look, scale, length, isLess, ceiling);
+      const share = side.shows === "row" ? "share of its attention, per patch" : "share that each patch gives";
+      const unit = isLess ? "points more or less, per patch" : share;
+      showLegend(side.legend, legendOf(scale, length, unit, palette.ramp, ceiling));
+      this.say(side, reading);
+      return { ...side, palette };
+    });
+    const around = Math.max(...painted.map(({ heading, legend, words }) => heightOf([heading, legend, words])));
+    for (const side of painted) {
+      this.measure(side, around);
+      const chosen = side.shows === "row" && this.isOneText(layer) ? reading.query : reading.key;
+      const values = this.isPlain.value ? null : side.values;
+      const tints = { values, palette: side.palette, marked: patches.patchOf(side.grids, chosen) };
+      for (const { frame, canvas } of side.frames) this.draw(canvas, frame, tints);
+    }
+    const isWhole = sides.length === this.sides.value.length && !this.isDecoding;
+    this.pane.dataset.ready = isWhole ? [layer, reading.head, reading.query, reading.key].join() : "";
+  }
+
+  private draw(
+    canvas: HTMLCanvasElement,
+    frame: patches.Frame,
+    tints: { values: Float32Array | null; palette: Palette; marked: patches.Patch | null },
+  ) {
+    const { width, height } = canvas.style;
+    const sharp = (length: string) => Math.max(1, Math.round(Number.parseFloat(length) * devicePixelRatio));
+    resize(canvas, sharp(width), sharp(height));
+    drawFrame(canvas, frame, this.pixels.value[frame.grids[0].picture] ?? null, this.session.look, tints);
+  }
+
+  /** The heading of a side, and its alternative in words. */
+  private say(
+    { shows, isOther, grids, values, heading, words, stage }: Side & { values: Float32Array | null },
+    reading: Reading,
+  ) {
+    const { layers, store } = this.session;
+    const which = isOther ? compare.beside(store.drawn) : reading;
+    const { queries, keys } = this.session.axes(which.layer);
+    const [tokens, at] = shows === "row" ? [queries, reading.query] : [keys, reading.key];
+    const name = at in tokens ? quoted(tokens, at) : `token ${at}`;
+    const title = shows === "row" ? `Where ${name} looks` : `Who looks at ${name}`;
+    const heads = compare.headline({ ...which, hidden: false }, layers);
+    heading.textContent =
+      store.drawn.compare === "alone" ? title : `${title}: ${heads[0].toLowerCase()}${heads.slice(1)}`;
+    const means = compare.coarsest(which, layers);
+    const isDifference = compare.isDifference(which);
+    const overlay = values && { tokens: keys, grids, pictures: this.pictures, values, isDifference };
+    const said = overlay ? overlayWords(name, overlay, shows === "row") : NOTHING;
+    words.textContent = said + (means ? ` These are ${meansName(means)}.` : "");
+    stage.setAttribute("aria-label", `${heading.textContent}. ${words.textContent} Arrow keys move.`);
+  }
+
+  /** Asks every head of the open layer about the chosen token. */
+  private askHeads() {
+    const { layers, store, again } = this.session;
+    const { layer, hidden, query, key, side } = store.drawn;
+    const { num_heads, kind } = layers[layer];
+    const isShown = num_heads > 1 && kind !== "map" && this.sides.value.length > 0;
+    this.small.hidden = this.about.hidden = !isShown;
+    this.latest.heads.drop();
+    const at = query ?? (this.isOneText(layer) ? key : null);
+    if (!isShown || at === null || again.value < 0) return;
+    const shows = this.isOneText(layer) && side === "looked" ? "column" : "row";
+    const heads = Array.from({ length: num_heads }, (_, head) => ({ layer, head, hidden }));
+    void this.latest.heads.ask(
+      (signal) => Promise.all(heads.map((which) => this.ask(which, shows, at, signal))),
+      (weights) => (this.heads.value = (this.session.mended(this), { layer, shows, at, weights })),
+      (error) => this.session.damaged(error, this),
+    );
+  }
+
+  /** A small picture of every head on one scale: of the frame that gets most. */
+  private paintHeads() {
+    const { layers, store, look } = this.session;
+    const { layer, scale, head, heads } = store.drawn;
+    const [side] = this.sides.value;
+    const found = this.heads.value;
+    if (!side || found?.layer !== layer || this.size.value < 0) return;
+    const { weights, shows, at } = found;
+    const ceilings = weights.map((values) => highest(side.grids, values)).sort((a, b) => a - b);
+    const ceiling = roundedUp(ceilings[Math.floor(ceilings.length / 2)]);
+    const palette = paletteOf(look, scale, weights[0].length, false, ceiling);
+    const sums = side.frames.map(({ frame }) => weights.reduce((sum, each) => sum + sumOf(frame.grids, each), 0));
+    const { frame } = side.frames[sums.indexOf(Math.max(...sums))] ?? side.frames[0];
+    const room = Math.floor(this.pane.clientWidth / (weights.length + 1)) - 8;
+    const wide = Math.max(SMALL[0], Math.min(SMALL[1], room));
+    const small = (name: string, isOn: boolean, title: string, values: Float32Array | null, onclick: object) => {
+      const canvas = element("canvas");
+      sized(canvas, wide * Math.min(1, aspectOf(frame)), aspectOf(frame));
+      this.draw(canvas, frame, { values, palette, marked: null });
+      return element("button", { type: "button", "aria-pressed": isOn, title, onclick }, canvas, name);
+    };
+    const buttons = weights.map((values, each) => {
+      const tile = { layer, head: each };
+      const number = headNumber(layers, tile);
+      const isOn = heads === "one" ? each === head : heads.split("_").includes(`${layer}.${each}`);
+      return small(`H${number}`, isOn, `Open head ${number}`, values, ({ shiftKey }: MouseEvent) => {
+        const adds = shiftKey || compare.areSeveral(store.state);
+        store.set(adds ? { heads: compare.withHead(store.state, tile) } : { ...tile, heads: "one" });
+      });
+    });
+    if (this.pixels.value[frame.grids[0].picture])
+      buttons.unshift(
+        small("Picture", this.isPlain.value, "The picture without its tint", null, () => {
+          this.isPlain.value = !this.isPlain.peek();
+        }),
+      );
+    const focused = [...this.small.children].indexOf(document.activeElement as Element);
+    this.small.replaceChildren(...buttons);
+    if (focused >= 0) buttons[focused]?.focus({ preventScroll: true });
+    const { queries, keys } = this.session.axes(layer);
+    const what = shows === "row" ? `where ${quoted(queries, at)} looks` : `who looks at ${quoted(keys, at)}`;
+    const one = side.frames.length > 1 ? `, ${frameName(frame)}` : "";
+    const scaled = scale === "fit" ? `; ${darkest(ceiling)}, one scale for all` : "";
+    this.about.textContent = `Heads of layer ${layerName(layers, layer)}${one}: ${what}${scaled}.`;
+  }
+
+  sentence(reading: Reading): string {
+    const [side] = this.sides.value;
+    if (compare.isDifference(reading) && side) return side.words.textContent ?? "";
+    return textSentence(reading, this.session.axes(reading.layer), this.session.layers);
+  }
+
+  isSettled(): boolean {
+    const { second, heads } = this.latest;
+    return !this.isDecoding && !second.isWaiting && !heads.isWaiting && !this.session.isReading;
+  }
+
+  caption(): string {
+    const { layers, store } = this.session;
+    return compare.headline(compare.shown(store.state, layers), layers);
+  }
+
+  /** @returns a row for each patch */
+  table(): Table {
+    const { reading } = this.session;
+    const sides = this.sides.value;
+    if (!reading || sides.length === 0) return [];
+    const columns = sides.map((side) => ({ grids: side.grids, values: this.valuesOf(side, reading) }));
+    const rows = sides[0].grids.flatMap((grid, number) =>
+      patches
+        .patchesOf(grid)
+        .map((patch, at) => [
+          ...[grid.tokens[at], grid.picture, grid.number, patch.row, patch.column, ...patches.boxOf(patch)],
+          ...columns.map(({ grids, values }) => values?.[grids[number]?.tokens[at]] ?? NaN),
+        ]),
+    );
+    const names = ["token", "picture", "grid", "row", "column", "x0", "y0", "x1", "y1"];
+    return [[...names, ...sides.map(({ heading }) => heading.textContent ?? "")], ...rows];
+  }
+}
+
+function isSame(side: Side | undefined, { shows, isOther, grids }: Part): boolean {
+  if (side?.shows !== shows || side.isOther !== isOther || side.grids.length !== grids.length) return false;
+  return grids.every((grid, at) => grid === side.grids[at]);
+}
+
+/** @returns pixels of some elements one below the other, and between them */
+function heightOf(elements: HTMLElement[]): number {
+  return elements.reduce((sum, each) => sum + each.offsetHeight, 2 * GAP);
+}
+
+/** Gives a canvas its size on the page. */
+function sized(canvas: HTMLCanvasElement, width: number, aspect: number) {
+  [canvas.style.width, canvas.style.height] = [
+    `${Math.max(1, width)}px`,
+    `${Math.max(1, Math.round(width / aspect))}px`,
+  ];
+}
+
+function frameName({ grids }: patches.Frame): string {
+  const [{ picture, rows, columns }] = grids;
+  return `picture ${picture}, ${grids.length > 1 ? `${grids.length} grids of ` : ""}${rows} × ${columns} patches`;
+}
+
+/** @returns the value farthest from 0 */
+function highest(grids: patches.Grid[], values: Float32Array): number {
+  let most = 0;
+  for (const { tokens } of grids) for (const token of tokens) most = Math.max(most, Math.abs(values[token]) || 0);
+  return most;
+}
+
+function sumOf(grids: patches.Grid[], values: Float32Array): number {
+  return grids.reduce((sum, grid) => patches.valuesOf(grid, values).reduce((all, value) => all + (value || 0), sum), 0);
+}
