@@ -4,9 +4,9 @@
     .venv/bin/python docs/images/render.py minilm-map   those whose names begin like this
 
 Needs regard[dev], Chromium, and Inter, the font, which `make lint` installs. The page shows MiniLM
-with one sentence, SmolLM2 with two real texts, and 131,072 made-up tokens. SmolLM2 is left out if
-`python -m benchmarks.smollm2` did not fetch it and SMOLLM2 does not name its folder. REGARD_IMAGES
-names another folder to write to.
+with one sentence, SmolLM2 with two real texts, a picture under heads made by hand, and 131,072
+made-up tokens. SmolLM2 is left out if `python -m benchmarks.smollm2` did not fetch it and SMOLLM2
+does not name its folder. REGARD_IMAGES names another folder to write to.
 """
 
 import base64
@@ -25,11 +25,12 @@ from pydoc_data.topics import topics
 import matplotlib
 import torch
 from matplotlib import pyplot
-from PIL import Image
+from PIL import Image, ImageDraw, ImageOps
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
+from torch.nn import functional
 
 import regard
 from regard.models.pretrained import Pretrained
@@ -140,11 +141,50 @@ def long() -> regard.Recording:
     return regard.Recording({"a layer": matrix}, model="131,072 made-up tokens")
 
 
+def scene() -> Image.Image:
+    """Draw a brown dog, a tree and the sun on a meadow."""
+    image = Image.linear_gradient("L").resize((640, 480))
+    sky = ImageOps.colorize(image, "#5f93d8", "#d9e8f5")
+    meadow = ImageOps.colorize(image, "#8ec65a", "#2f6a2c")
+    sky.paste(meadow.crop((0, 260, 640, 480)), (0, 260))
+    pen = ImageDraw.Draw(sky)
+    pen.ellipse((470, 40, 560, 130), fill="#f7dc6f")
+    pen.rectangle((478, 330, 502, 410), fill="#5d4129")
+    pen.polygon([(490, 150), (420, 335), (560, 335)], fill="#1f5a3a")
+    pen.ellipse((120, 285, 280, 375), fill="#7a4a2a")
+    pen.ellipse((245, 235, 325, 310), fill="#8a5632")
+    for left in (140, 175, 220, 250):
+        pen.rectangle((left, 350, left + 16, 425), fill="#6c4024")
+    return sky
+
+
+def picture() -> regard.Recording:
+    """Four heads made by hand, whose patches look at patches of their colour or at near ones."""
+    image, side = scene(), 16
+    small = image.resize((side, side), Image.Resampling.BOX)
+    colours = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
+    colours = colours.reshape(side * side, 3).float() / 255
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)) / side
+    light = colours.mean(1, keepdim=True)
+    features = [30 * colours, 14 * places, 40 * light, 12 * torch.cat([colours, places], 1)]
+    heads = torch.stack([functional.pad(each, (0, 5 - each.shape[1])) for each in features])
+    # -|a - b|² / 2 = a·b - |b|² / 2, less a number that all keys share.
+    query = functional.pad(functional.pad(heads, (0, 1), value=1.0), (0, 0, 1, 0))
+    key = torch.cat([heads, -heads.square().sum(-1, keepdim=True) / 2], -1)
+    key = functional.pad(key, (0, 0, 1, 0))
+    key[:, 0, -1] = key[..., -1].mean(1)
+    layer = regard.attend(query[None], key[None], scale=1.0)
+    tokens = [regard.Token("[CLS]", special=True), *[regard.Token("")] * side**2]
+    seen = regard.Recording({"a layer": layer}, model="heads made by hand", query_tokens=tokens)
+    return seen.with_pictures([image], regard.grid(range(1, side**2 + 1), side, side))
+
+
 RECORDINGS: dict[str, Recorded] = {
     "minilm": lambda: minilm(SUBJECT),
     "smollm2": smollm2,
     "needle": needle,
     "long": long,
+    "picture": picture,
 }
 VIEWS = ("overview", "map", "text", "steps", "segments")
 SUBJECT_HEAD = "layer=3&head=1&query=7&key=2"
@@ -157,6 +197,7 @@ PAGES: dict[str, tuple[str, str]] = {
     "smollm2-map.webp": ("smollm2", "view=map&layer=18&head=6&query=1418&key=99"),
     "needle.webp": ("needle", "view=map&scale=log&layer=0&head=2&{needle}"),
     "long-map.webp": ("long", "view=map&scale=log"),
+    "picture-image.webp": ("picture", "view=image&head=0&query=165"),
     "long-map-closer.webp": ("long", "view=map&scale=log&zoom=512&row=60000&column=59900"),
 }
 """Each picture of the page: of which recording, and the address of what is seen."""
@@ -182,7 +223,7 @@ def pages(browser: Browser, name: str, wanted: list[str]) -> Iterator[Path]:
     """The pictures of one recording, as Chromium shows it; views that it lacks are left out."""
     with tempfile.TemporaryDirectory() as folder:
         seen = RECORDINGS[name]()
-        first = (written if name == "minilm" else served)(seen, Path(folder), name)
+        first = (written if name in ("minilm", "picture") else served)(seen, Path(folder), name)
         tab = opened(browser, first, width=1280, height=800, device_scale_factor=2)
         for picture in wanted:
             address = PAGES[picture][1]
@@ -338,7 +379,8 @@ def small(png: bytes, path: Path) -> Path:
 
 
 def title(name: str) -> str:
-    return {"minilm": SUBJECT, "smollm2": "Compound statements"}.get(name, "A long text")
+    names = {"minilm": SUBJECT, "smollm2": "Compound statements", "picture": "A dog under the sun"}
+    return names.get(name, "A long text")
 
 
 # The plots
