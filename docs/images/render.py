@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 from torch.nn import functional
+from transformers import AutoImageProcessor, ViTForImageClassification
 
 import regard
 from regard.models.pretrained import Pretrained
@@ -386,6 +387,26 @@ def title(name: str) -> str:
 # The plots
 
 
+def vision() -> matplotlib.axes.Axes:
+    """Draw what the small model of docs/vision.md looks at."""
+    sys.path.insert(0, str(HERE.parent))
+    from vision_model import draw
+
+    model = ViTForImageClassification.from_pretrained(
+        HERE.parent / "digit-finder", dtype=torch.float32
+    ).eval()
+    processor = AutoImageProcessor.from_pretrained(HERE.parent / "digit-finder")
+    image = draw(seed=1_000_003).image
+
+    def prepare(pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
+        return dict(processor(images=pictures, return_tensors="pt"))
+
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(**prepare([image]))
+    seen = seen.with_pictures([image], regard.locate(model, prepare, [image]))
+    return regard.plot.image(seen, layer=0, query=0)
+
+
 def plots(wanted: Callable[[str], bool]) -> Iterator[Path]:
     """What docs/pictures.md shows of regard.plot."""
     matplotlib.use("agg")
@@ -394,6 +415,7 @@ def plots(wanted: Callable[[str], bool]) -> Iterator[Path]:
         "plot-map.svg": lambda: regard.plot.map(seen[2][0, 3], seen.query_tokens),
         "plot-heads.svg": lambda: regard.plot.heads(seen, score="kind"),
         "plot-entropy.svg": lambda: regard.plot.entropy(seen),
+        "plot-vision.svg": vision,
         "plot-segments.svg": lambda: regard.plot.segments(
             regard.segment_shares(seen, regard.spans.by_word(seen.query_tokens), sinks=False)
         ),
