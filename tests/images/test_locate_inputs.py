@@ -159,9 +159,8 @@ def by_content(pictures: list[Any]) -> Tensor:
     return pixels([pictures[0].crop(box or (0, 0, 1, 1))])
 
 
-def normalised(pictures: list[Any]) -> Tensor:
-    images = pixels(pictures)
-    return (images - images.mean()) / (images.std() + 1)
+def brightened(pictures: list[Any]) -> Tensor:
+    return pixels(pictures) ** 2
 
 
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
@@ -193,6 +192,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         regard.RegardError,
         "prepare gives an input of shape (1, 3, 32, 48), and (1, 3, 1, 1) for another picture of "
         "this size; it depends on the content.",
+    ),
+    "another brightness": (
+        lambda: regard.locate(Patches().eval(), brightened, [GREY]),
+        regard.RegardError,
+        "prepare changes the brightness of a picture by its content, so that no places can be "
+        "measured.",
     ),
     "a picture of one pixel": (
         lambda: regard.locate(Patches().eval(), pixels, [Image.new("RGB", (1, 1))]),

@@ -26,8 +26,8 @@ Prepare = Callable[[list[Any]], Any]
 _LEVELS = 255
 _STEPS = 4
 _LEAST_SIDE = 16
-_SAME = 1e-3  # of the range: numbers that white and black change by less hold no pixel
-_OUTSIDE = 0.02  # interpolation overshoots the ramp at its ends
+_SAME = 0.25  # of the range: numbers that white and black change by less are padding
+_OUTSIDE = 0.1  # interpolation overshoots the ramp at its ends, and more so beside padding
 
 
 class Inputs(NamedTuple):
@@ -44,8 +44,9 @@ class Inputs(NamedTuple):
     @staticmethod
     def of(prepared: Any) -> "Inputs":
         """Flatten the inputs of a model."""
-        plain = dict(cast("Mapping[str, Any]", prepared)) if _is_mapping(prepared) else prepared
-        return Inputs(*tree_flatten(plain))
+        if isinstance(prepared, Mapping):  # of transformers' own kind, which has no flat form
+            prepared = dict(cast("Mapping[str, Any]", prepared))
+        return Inputs(*tree_flatten(prepared))
 
     def call(self, model: Callable[..., Any], changed: Mapping[int, Tensor]) -> None:
         """Run a model on the inputs, with some leaves replaced."""
@@ -71,10 +72,6 @@ class Places(NamedTuple):
     picture: Tensor
     x: Tensor
     y: Tensor
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, Mapping) or (hasattr(value, "keys") and hasattr(value, "__getitem__"))
 
 
 def places_of(prepare: Prepare, pictures: "Sequence[Image]") -> tuple[Inputs, dict[int, Places]]:
@@ -114,22 +111,9 @@ def places_of(prepare: Prepare, pictures: "Sequence[Image]") -> tuple[Inputs, di
                 "prepare gives pixels as whole numbers; places are measured by gradients, which "
                 "those have not.\n    Give the tokens their places with regard.grid(...)."
             )
-        x, y = (
-            (torch.stack([each[leaf] for each in axis]).mean(0) - dark) / span * _LEVELS - 0.5
-            for axis in (across, down)
-        )
-        x, y = x / (_LEVELS - 1), y / (_LEVELS - 1)
-        number = (which[leaf] - dark) / span
-        inside = holds
-        for each in (x, y):
-            inside = inside & (each > -_OUTSIDE) & (each < 1 + _OUTSIDE)
-        if bool((holds & ~inside).any()):
-            raise RegardError(
-                "prepare changes the brightness of a picture by its content, so that no places can "
-                "be measured.\n    Give the tokens their places with regard.grid(...)."
-            )
-        picture = (number * (len(sizes) + 1) - 1).nan_to_num(0).round().long()
-        places[leaf] = Places(picture.masked_fill(~holds, -1), x, y)
+        ramps = [torch.stack([each[leaf] for each in axis]).mean(0) for axis in (across, down)]
+        x, y, number = ((each - dark) / span for each in (*ramps, which[leaf]))
+        places[leaf] = _checked_places(holds, x, y, number * (len(sizes) + 1) - 1)
     if not places:
         raise RegardError(
             "prepare gives inputs that do not depend on the pictures.\n"
@@ -137,6 +121,27 @@ def places_of(prepare: Prepare, pictures: "Sequence[Image]") -> tuple[Inputs, di
             "lambda pictures: processor(images=pictures, return_tensors='pt')."
         )
     return inputs, places
+
+
+def _checked_places(holds: Tensor, x: Tensor, y: Tensor, number: Tensor) -> Places:
+    """Return places from brightness, which must be linear in the pixels of the picture.
+
+    Args:
+        holds: True for the numbers that hold a pixel.
+        x: the brightness of a ramp from left to right, from 0 to 1.
+        y: that of a ramp from top to bottom.
+        number: the index of the picture, whose pictures have one shade each.
+    """
+    x, y = ((each * _LEVELS - 0.5) / (_LEVELS - 1) for each in (x, y))
+    wrong = (number - number.round()).abs() > _OUTSIDE * (number.abs() + 2)
+    for each in (x, y):
+        wrong = wrong | (each < -_OUTSIDE) | (each > 1 + _OUTSIDE)
+    if bool((holds & wrong).any()):
+        raise RegardError(
+            "prepare changes the brightness of a picture by its content, so that no places can be "
+            "measured.\n    Give the tokens their places with regard.grid(...)."
+        )
+    return Places(number.nan_to_num(0).round().long().masked_fill(~holds, -1), x, y)
 
 
 def _probed(prepare: Prepare, inputs: Inputs, pictures: list[Any]) -> dict[int, Tensor]:

@@ -70,7 +70,8 @@ class PretrainedVision:
             kinds = ("AutoImageProcessor", "AutoModel")
         with loading_errors(name, "cannot be loaded"):
             config = transformers.AutoConfig.from_pretrained(name, **options)
-        if reads_text and not hasattr(config, "text_config"):
+        has_text = getattr(config, "text_config", None) is not None
+        if reads_text and not has_text:
             raise RegardError(
                 f"model {name!r} ({config.model_type}) reads no text with a picture.\n"
                 "    Leave out the text."
@@ -85,7 +86,7 @@ class PretrainedVision:
                 **options,
                 **({} if dtype is None else {"dtype": getattr(torch, dtype)}),
             )
-        if not reads_text and hasattr(config, "text_config"):
+        if has_text and not reads_text:
             loaded = getattr(loaded, "vision_model", None)
             if loaded is None:
                 raise RegardError(
