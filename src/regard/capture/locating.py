@@ -159,7 +159,9 @@ class _Measure:
         for _ in range(_PROBES):
             inside = self._at.picture >= 0
             for axis in (self._at.x, self._at.y):
-                start = float(torch.rand((), generator=random, dtype=torch.float64)) * 0.5
+                start = (
+                    float(torch.rand((), generator=random, dtype=torch.float64, device="cpu")) * 0.5
+                )
                 inside = inside & (axis > start) & (axis < start + 0.4)
             parts.append(inside)
         return parts
@@ -171,7 +173,9 @@ class _Measure:
         for leaf, inside, shape in zip(self._leaves, parts, self._shapes, strict=True):
             pixels = cast(Tensor, self._inputs.leaves[leaf]).detach()
             inside = inside.view(shape).to(pixels.device)
-            noise = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(pixels)
+            noise = torch.randn(shape, generator=torch.Generator().manual_seed(1), device="cpu").to(
+                pixels
+            )
             changed[leaf] = torch.where(inside, pixels + 1 + noise.abs(), pixels)
         return changed
 
@@ -220,12 +224,12 @@ class _Measure:
     def _spots(self, key: Tensor, pixels: list[Tensor]) -> tuple[list[Spot], Tensor, bool]:
         """Return the place of each token, the part of each that a probe changes, and overlap."""
         random = torch.Generator().manual_seed(2)
-        direction = torch.randn(key.shape, generator=random).to(key)
+        direction = torch.randn(key.shape, generator=random, device="cpu").to(key)
 
         def depends(tokens: Tensor) -> Tensor:
             """Return the numbers that some of the tokens depend on; tokens (entries, kv_len)."""
             if not key.requires_grad:
-                return torch.zeros(len(self._at.x), dtype=torch.bool)
+                return torch.zeros(len(self._at.x), dtype=torch.bool, device="cpu")
             chosen = direction * tokens.to(key)[:, None, :, None]
             gradients = torch.autograd.grad(
                 key, pixels, chosen, retain_graph=True, materialize_grads=True
@@ -235,8 +239,8 @@ class _Measure:
             )
 
         entries, length = key.shape[0], key.shape[-2]
-        numbers = torch.arange(entries * length).view(entries, length)
-        owner, is_shared = torch.zeros(len(self._at.x), dtype=torch.long), False
+        numbers = torch.arange(entries * length, device="cpu").view(entries, length)
+        owner, is_shared = torch.zeros(len(self._at.x), dtype=torch.long, device="cpu"), False
         for bit in range(max(1, (entries * length - 1).bit_length())):
             has_bit = numbers >> bit & 1 == 1
             ones, zeros = depends(has_bit), depends(~has_bit)
@@ -247,8 +251,8 @@ class _Measure:
         if not is_shared:
             return *self._owned(owner, entries, length), False
         if entries * length > _MOST_FIELDS:
-            return [], torch.zeros(_PROBES, entries, length), True
-        spots, hits = list[Spot](), torch.zeros(_PROBES, entries * length)
+            return [], torch.zeros(_PROBES, entries, length, device="cpu"), True
+        spots, hits = list[Spot](), torch.zeros(_PROBES, entries * length, device="cpu")
         for number in range(entries * length):
             field = depends(numbers == number)
             size = field.sum().clamp(min=1)
@@ -267,15 +271,17 @@ class _Measure:
         at, tokens = Places(*(each[inside] for each in self._at)), owner[inside]
         num_pixels = torch.bincount(tokens, minlength=count)
         num_owned = torch.bincount(owner[owner >= 0], minlength=count)
-        picture = torch.full((count,), len(self._sizes)).scatter_reduce(
+        picture = torch.full((count,), len(self._sizes), device="cpu").scatter_reduce(
             0, tokens, at.picture, "amin"
         )
         centres, widths = list[Tensor](), list[Tensor]()
         for axis in (at.x, at.y):
-            total = torch.zeros(count, dtype=torch.float64).index_add(0, tokens, axis)
+            total = torch.zeros(count, dtype=torch.float64, device="cpu").index_add(0, tokens, axis)
             centre = total / num_pixels
             square = (axis - centre[tokens]).square()
-            variance = torch.zeros(count, dtype=torch.float64).index_add(0, tokens, square)
+            variance = torch.zeros(count, dtype=torch.float64, device="cpu").index_add(
+                0, tokens, square
+            )
             centres.append(centre)
             # The standard deviation of an even distribution is its width / sqrt(12).
             widths.append((12 * variance / num_pixels).sqrt())

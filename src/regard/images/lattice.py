@@ -114,10 +114,10 @@ class _Axis(NamedTuple):
         overlapping: bool,
     ) -> "_Axis | None":
         """Fit a line to the centres along one axis; None if they lie on none."""
-        at, use = torch.tensor(centres).double(), torch.tensor(full)
+        at, use = torch.tensor(centres, device="cpu").double(), torch.tensor(full, device="cpu")
         if not bool(use.any()):
             return None
-        step = float(torch.tensor(widths).double()[use].median())
+        step = float(torch.tensor(widths, device="cpu").double()[use].median())
         order = at.argsort()
         gaps = at[order].diff()
         if overlapping:

@@ -164,7 +164,9 @@ def _probed(prepare: Prepare, inputs: Inputs, pictures: list[Any]) -> dict[int, 
 
 
 def _flat(size: tuple[int, int], brightness: float) -> "Image":
-    level = torch.full((size[1], size[0], 3), brightness * _LEVELS, dtype=torch.float64)
+    level = torch.full(
+        (size[1], size[0], 3), brightness * _LEVELS, dtype=torch.float64, device="cpu"
+    )
     return _image(level.round())
 
 
@@ -177,11 +179,14 @@ def _ramp(size: tuple[int, int], step: int, *, is_across: bool) -> "Image":
     """
     width, height = size
     along = width if is_across else height
-    ramp = (torch.arange(along, dtype=torch.float64) + 0.5) / along * (_LEVELS - 1)
+    ramp = (torch.arange(along, dtype=torch.float64, device="cpu") + 0.5) / along * (_LEVELS - 1)
     ramp = ramp[:, None] if is_across else ramp[:, None, None]
-    parts = (step + (torch.arange(3) + 0.5) / 3) / _STEPS
+    parts = (step + (torch.arange(3, device="cpu") + 0.5) / 3) / _STEPS
     # The golden ratio spreads the offsets of neighbours evenly, in each direction.
-    noise = torch.arange(width) * 0.6180339887 + torch.arange(height)[:, None] * 0.7548776662
+    noise = (
+        torch.arange(width, device="cpu") * 0.6180339887
+        + torch.arange(height, device="cpu")[:, None] * 0.7548776662
+    )
     return _image((ramp + parts + noise[..., None] % 1 - 0.5).expand(height, width, 3).round())
 
 
