@@ -180,12 +180,34 @@ def picture() -> regard.Recording:
     return seen.with_pictures([image], regard.grid(range(1, side**2 + 1), side, side))
 
 
+def finder() -> regard.Recording:
+    """The small model of docs/vision.md looks for the red digit."""
+    sys.path.insert(0, str(HERE.parent))
+    from vision_model import draw
+
+    model = ViTForImageClassification.from_pretrained(
+        HERE.parent / "digit-finder", dtype=torch.float32
+    ).eval()
+    processor = AutoImageProcessor.from_pretrained(HERE.parent / "digit-finder")
+    image = draw(seed=1_000_003).image
+
+    def prepare(pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
+        return dict(processor(images=pictures, return_tensors="pt"))
+
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(**prepare([image]))
+    tokens = [regard.Token("[CLS]", special=True), *[regard.Token("")] * 64]
+    seen = seen.with_tokens(tokens)
+    return seen.with_pictures([image], regard.locate(model, prepare, [image]))
+
+
 RECORDINGS: dict[str, Recorded] = {
     "minilm": lambda: minilm(SUBJECT),
     "smollm2": smollm2,
     "needle": needle,
     "long": long,
     "picture": picture,
+    "finder": finder,
 }
 VIEWS = ("overview", "map", "text", "steps", "segments")
 SUBJECT_HEAD = "layer=3&head=1&query=7&key=2"
@@ -198,6 +220,7 @@ PAGES: dict[str, tuple[str, str]] = {
     "smollm2-map.webp": ("smollm2", "view=map&layer=18&head=6&query=1418&key=99"),
     "needle.webp": ("needle", "view=map&scale=log&layer=0&head=2&{needle}"),
     "long-map.webp": ("long", "view=map&scale=log"),
+    "finder-image.webp": ("finder", "view=image&layer=0&head=0&query=0"),
     "picture-image.webp": ("picture", "view=image&head=0&query=165"),
     "long-map-closer.webp": ("long", "view=map&scale=log&zoom=512&row=60000&column=59900"),
 }
@@ -224,7 +247,7 @@ def pages(browser: Browser, name: str, wanted: list[str]) -> Iterator[Path]:
     """The pictures of one recording, as Chromium shows it; views that it lacks are left out."""
     with tempfile.TemporaryDirectory() as folder:
         seen = RECORDINGS[name]()
-        first = (written if name in ("minilm", "picture") else served)(seen, Path(folder), name)
+        first = (written if name in ("minilm", "picture", "finder") else served)(seen, Path(folder), name)
         tab = opened(browser, first, width=1280, height=800, device_scale_factor=2)
         for picture in wanted:
             address = PAGES[picture][1]
@@ -381,30 +404,11 @@ def small(png: bytes, path: Path) -> Path:
 
 def title(name: str) -> str:
     names = {"minilm": SUBJECT, "smollm2": "Compound statements", "picture": "A dog under the sun"}
+    names["finder"] = "The red digit"
     return names.get(name, "A long text")
 
 
 # The plots
-
-
-def vision() -> matplotlib.axes.Axes:
-    """Draw what the small model of docs/vision.md looks at."""
-    sys.path.insert(0, str(HERE.parent))
-    from vision_model import draw
-
-    model = ViTForImageClassification.from_pretrained(
-        HERE.parent / "digit-finder", dtype=torch.float32
-    ).eval()
-    processor = AutoImageProcessor.from_pretrained(HERE.parent / "digit-finder")
-    image = draw(seed=1_000_003).image
-
-    def prepare(pictures: list[Image.Image]) -> dict[str, torch.Tensor]:
-        return dict(processor(images=pictures, return_tensors="pt"))
-
-    with torch.no_grad(), regard.observe(model) as seen:
-        model(**prepare([image]))
-    seen = seen.with_pictures([image], regard.locate(model, prepare, [image]))
-    return regard.plot.image(seen, layer=0, query=0)
 
 
 def plots(wanted: Callable[[str], bool]) -> Iterator[Path]:
@@ -415,7 +419,10 @@ def plots(wanted: Callable[[str], bool]) -> Iterator[Path]:
         "plot-map.svg": lambda: regard.plot.map(seen[2][0, 3], seen.query_tokens),
         "plot-heads.svg": lambda: regard.plot.heads(seen, score="kind"),
         "plot-entropy.svg": lambda: regard.plot.entropy(seen),
-        "plot-vision.svg": vision,
+        "plot-vision.svg": lambda: regard.plot.image(finder(), layer=0, query=0),
+        "plot-vision-smooth.svg": lambda: regard.plot.image(
+            finder(), layer=0, head=2, query=0, smooth=True
+        ),
         "plot-segments.svg": lambda: regard.plot.segments(
             regard.segment_shares(seen, regard.spans.by_word(seen.query_tokens), sinks=False)
         ),
