@@ -226,7 +226,7 @@ def test_a_shell_can_complete_the_command(tmp_path: Path) -> None:
 def test_help_is_shown(arguments: tuple[str, ...], run: Run) -> None:
     code, out, err = run(*arguments)
     assert (code, err) == (0, "")
-    assert "see       Show what a model attends to when it reads a text." in out
+    assert "see       Show what a model attends to in a text, a picture, or both." in out
 
 
 def test_the_version_is_shown(run: Run) -> None:

@@ -9,6 +9,7 @@ from PIL import Image
 
 import regard
 from commands import Run, left_behind
+from regard.view.server import http_server as server
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +52,9 @@ def test_see_shows_a_picture(run: Run, models: Path, photo: Path) -> None:
     assert list(seen["layers"]) == ["layers.0.attention", "layers.1.attention"]
 
 
-def test_record_keeps_the_picture_and_page_reads_it(run: Run, models: Path, photo: Path) -> None:
+def test_record_keeps_the_picture_and_page_reads_it(
+    run: Run, models: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, err = run(
         "record",
         "w6 w8",
@@ -72,6 +75,12 @@ def test_record_keeps_the_picture_and_page_reads_it(run: Run, models: Path, phot
     assert [token.text for token in seen.query_tokens[-2:]] == ["w6", " w8"]
     assert (seen.pictures[0].width, seen.pictures[0].height) == (90, 60)
     assert run("page", "run.safetensors", "--no-picture")[0] == 0
+    served: list[regard.Recording] = []
+    monkeypatch.setattr(server, "_serve", lambda page, *_: served.append(page.args[0]))
+    for option in ((), ("--no-picture",)):
+        assert run("serve", "run.safetensors", *option)[0] == 0
+    assert [each.pictures[0].data is None for each in served] == [False, True]
+    assert served[1].grids == served[0].grids
     assert left_behind(Path()) == ["attention.html", "photo.jpg", "run.safetensors"]
 
 

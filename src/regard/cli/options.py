@@ -9,7 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -339,10 +339,8 @@ def open_recording(run: Path, *, strict: bool = False, no_picture: bool = False)
     if not seen.layers:
         raise RegardError(f"{run} has no layers.\n    Record a model with regard record.")
     report_refused(seen, strict=strict)
-    if no_picture and seen.pictures:
-        sizes = [replace(picture, data=None) for picture in seen.pictures]
-        grids = {name: seen.layer_grids(name) for name in seen.shapes}
-        seen.put_pictures(sizes, grids)
+    if no_picture:
+        seen.forget_pixels()
     return seen
 
 

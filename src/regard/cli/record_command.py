@@ -51,7 +51,7 @@ def record(
     output: Output = Path("run.safetensors"),
     as_json: AsJson = False,
 ) -> None:
-    """Save what a model attends to when it reads a text, a picture, or both."""
+    """Save what a model attends to in a text, a picture, or both."""
     from regard.cli.progress import progress
 
     _check_place(output)

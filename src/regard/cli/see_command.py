@@ -62,7 +62,7 @@ def see(
     open_page: Open = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a model attends to when it reads a text, a picture, or both."""
+    """Show what a model attends to in a text, a picture, or both."""
     from rich.console import Console
 
     from regard.cli.output_files import check_output, show_page, write_json, write_page

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import Input, TextOptions, read_input, with_options
+from regard.cli.options import Input, NoPicture, TextOptions, read_input, with_options
 
 if TYPE_CHECKING:
     from regard.recording.recording import Recording
@@ -37,6 +37,7 @@ def serve(
     text: Input = None,
     port: Port = None,
     no_browser: NoBrowser = False,
+    no_picture: NoPicture = False,
 ) -> None:
     """Show a recording of any length, or a text that can be edited, as a page until Ctrl-C."""
     from regard.cli.output_files import report_refused
@@ -54,7 +55,13 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, with its clean-up
     if isinstance(words, Path):
         options.check_alone(words)
-        server.serve(words, port=port, open_browser=not no_browser, tell=_write_address)
+        server.serve(
+            words,
+            port=port,
+            open_browser=not no_browser,
+            no_picture=no_picture,
+            tell=_write_address,
+        )
         return
     with progress() as report:
         report(f"loading and running {options.name}")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -381,6 +382,20 @@ class Recording(Mapping[str, AttentionMatrix]):
         kept = tuple(map(keep, pictures))
         self._grids = checked_grids(self.layers, kept, grids)
         self.pictures = kept
+
+    def forget_pixels(self) -> None:
+        """Forget the content of the pictures; their sizes and grids stay.
+
+        Example:
+            >>> import torch, regard
+            >>> x = torch.zeros(1, 4, 2)
+            >>> seen = regard.Recording({"a": regard.attend(x, x)})
+            >>> seen.put_pictures([regard.images.Picture(8, 8)], regard.grid(range(4), 2, 2))
+            >>> seen.forget_pixels()
+            >>> seen.pictures[0].data is None
+            True
+        """
+        self.pictures = tuple(replace(picture, data=None) for picture in self.pictures)
 
     def layer_grids(self, layer: str | int) -> tuple[Grid, ...]:
         """Return the grids of a layer; empty if its tokens have no place in a picture."""

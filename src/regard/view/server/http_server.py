@@ -325,12 +325,14 @@ def serve(
     *,
     port: int | None = None,
     open_browser: bool = True,
+    no_picture: bool = False,
     tell: Callable[[str], object] = print,
 ) -> None:
     """Serve the page of a recording until Ctrl-C.
 
     Args:
         path: of the recording.
+        no_picture: if True, the page gets the sizes of pictures only.
         port: where to listen; any free one for None.
         open_browser: whether to open the page.
         tell: called with the address, which has the token.
@@ -342,6 +344,8 @@ def serve(
     """
     file = Path(path)
     seen = load(file)
+    if no_picture:
+        seen.forget_pixels()
     state = _identity(file)
     whole = seen.part([layer.name for layer in seen.layers if layer.matrix is not None])
     if not whole:
