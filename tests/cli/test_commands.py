@@ -571,7 +571,7 @@ def test_a_model_that_cannot_write_is_an_error(run: Run, bert: str) -> None:
     assert "one of a language model" in err
 
 
-def test_the_group_of_vllm_shows_its_help(run: Run) -> None:
-    code, out, err = run("vllm")
-    assert (code, err) == (0, "")
-    assert out.startswith("Usage: regard vllm")
+def test_options_of_a_model_here_are_refused_for_a_server(run: Run) -> None:
+    code, _, err = run("record", "a", "--server", "http://localhost:1", "--max-tokens", "3")
+    assert code == 2
+    assert "--max-tokens cannot be combined with --server" in err

@@ -37,9 +37,7 @@ def start(folder: Path) -> Iterator[Start]:
                 **{
                     "max_model_len": 256,
                     "gpu_memory_utilization": 0.1,  # of the memory of the machine
-                    "worker_extension_cls": "regard.vllm.Recorder",
                     "enforce_eager": True,
-                    "enable_prefix_caching": False,
                     **options,
                 },
             )
@@ -61,17 +59,17 @@ def ids_of(output: Any) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def eager(folder: Path) -> Callable[[Any], tuple[torch.Tensor, ...]]:
-    """The weights of each layer for an output of vLLM, (1, num_heads, tokens, tokens)."""
+def eager(folder: Path) -> Callable[[list[int]], tuple[torch.Tensor, ...]]:
+    """The weights of each layer for prompt and answer, (1, num_heads, tokens, tokens)."""
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     ).eval()
 
-    def weights(output: Any) -> tuple[torch.Tensor, ...]:
+    def weights(ids: list[int]) -> tuple[torch.Tensor, ...]:
         with torch.no_grad():
-            return model(torch.tensor([ids_of(output)[:-1]]), output_attentions=True).attentions
+            return model(torch.tensor([ids[:-1]]), output_attentions=True).attentions
 
     return weights
 
@@ -82,6 +80,9 @@ OPTIONS = {
     "preempted": {"num_gpu_blocks_override": 6, "block_size": 32, "max_model_len": 128},
     "compiled": {"enforce_eager": False},
     "tensor-parallel": {"tensor_parallel_size": 2},
+    "more workers than key heads": {"tensor_parallel_size": 4},
+    # vLLM 0.32 for CPUs fails to run two stages with enforce_eager.
+    "pipeline-parallel": {"pipeline_parallel_size": 2, "enforce_eager": False},
     "speculation": {
         "speculative_config": {
             "method": "ngram",
@@ -107,7 +108,7 @@ def test_weights_equal_eager_attention_and_answers_do_not_change(
     for output in outputs:
         recording = seen[output]
         assert len(recording) == 3
-        for matrix, weights in zip(recording.values(), eager(output), strict=True):
+        for matrix, weights in zip(recording.values(), eager(ids_of(output)), strict=True):
             torch.testing.assert_close(matrix.to_dense(), weights, rtol=0, atol=1e-4)
 
 
@@ -143,9 +144,21 @@ def test_what_is_not_there_is_refused(
     regard.vllm.record(start(), PROMPTS[:1], params())  # and the next one is recorded
 
 
-def test_several_answers_are_refused(start: Start) -> None:
-    with pytest.raises(regard.RegardError, match=r"has 2 answers; regard records one\.\n.*n=1"):
-        regard.vllm.record(start(), PROMPTS[:1], params(n=2, temperature=1.0))
+def test_each_of_several_answers_has_a_recording(start: Start, eager: Any) -> None:
+    llm, several = start(), params(n=3, temperature=1.0, seed=5)
+    before = llm.generate(PROMPTS, several, use_tqdm=False)
+    with regard.vllm.observe(llm) as seen:
+        outputs = llm.generate(PROMPTS, several, use_tqdm=False)
+    assert len(seen) == 3 * len(PROMPTS)
+    for plain, output in zip(before, outputs, strict=True):
+        for at, answer in enumerate(output.outputs):
+            assert plain.outputs[at].token_ids == answer.token_ids
+            weights = eager([*output.prompt_token_ids, *answer.token_ids])
+            for matrix, expected in zip(seen[output, at].values(), weights, strict=True):
+                torch.testing.assert_close(matrix.to_dense(), expected, rtol=0, atol=1e-4)
+    with pytest.raises(regard.RegardError, match=r"has 3 answers\.\n.*seen\[output, 2\]"):
+        seen[outputs[0]]
+    assert len(regard.vllm.record(llm, PROMPTS[:1], several)) == 3
 
 
 def test_a_second_recording_at_once_is_refused(start: Start) -> None:
@@ -192,17 +205,31 @@ def test_a_disk_error_ends_the_recording_and_not_the_answers(
     assert len(regard.vllm.record(llm, PROMPTS[:1], params())) == 1
 
 
-def test_a_prompt_from_the_prefix_cache_is_refused(start: Start) -> None:
-    llm = start(enable_prefix_caching=True, block_size=32)
+def test_a_prompt_in_the_prefix_cache_is_recorded(start: Start, eager: Any) -> None:
+    llm = start(block_size=32)
     long = PROMPTS[2:]
-    llm.generate(long, params(), use_tqdm=False)
-    with pytest.raises(regard.RegardError, match="skip_reading_prefix_cache=True"):
-        regard.vllm.record(llm, long, params())
-    (seen,) = regard.vllm.record(llm, long, params(skip_reading_prefix_cache=True))
-    assert len(seen) == 3
+    (before,) = llm.generate(long, params(), use_tqdm=False)
+    (seen,) = regard.vllm.record(llm, long, params())
+    for matrix, weights in zip(seen.values(), eager(ids_of(before)), strict=True):
+        torch.testing.assert_close(matrix.to_dense(), weights, rtol=0, atol=1e-4)
 
 
-def test_vllm_without_the_extension_is_refused(start: Start) -> None:
-    llm = start(worker_extension_cls="")
-    with pytest.raises(regard.RegardError, match=r'worker_extension_cls="regard\.vllm\.Recorder"'):
+def test_a_request_that_reads_the_prefix_cache_nevertheless_is_refused(start: Start) -> None:
+    """The request goes to the engine below the recorder, which could not keep it from reading."""
+    llm = start(block_size=32)
+    llm.generate(PROMPTS[2:], params(), use_tqdm=False)
+    with regard.vllm.observe(llm) as seen:
+        del llm.llm_engine.add_request
+        (output,) = llm.generate(PROMPTS[2:], params(), use_tqdm=False)
+        llm.llm_engine.add_request = llm.llm_engine.add_request
+    with pytest.raises(regard.RegardError, match=r"lacks 64 of its tokens: .*prefix cache"):
+        seen[output]
+
+
+def test_workers_without_the_plugin_are_refused(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "another")
+    llm = start(block_size=64)
+    with pytest.raises(regard.RegardError, match=r"did not load regard's plugin\.\n.*VLLM_PLUGINS"):
         regard.vllm.record(llm, PROMPTS[:1])

@@ -23,9 +23,7 @@ def test_weights_of_smollm2_equal_eager_attention(monkeypatch: pytest.MonkeyPatc
         dtype="float32",
         max_model_len=256,
         gpu_memory_utilization=0.1,
-        worker_extension_cls="regard.vllm.Recorder",
         enforce_eager=True,
-        enable_prefix_caching=False,
     )
     params = vllm.SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
     before = llm.generate(PROMPTS, params, use_tqdm=False)

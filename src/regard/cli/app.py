@@ -30,7 +30,7 @@ try:
     from regard.cli.heads_command import heads
     from regard.cli.learn_command import learn
     from regard.cli.monitor_command import monitor
-    from regard.cli.record_command import record, vllm
+    from regard.cli.record_command import record
     from regard.cli.see_command import see
     from regard.cli.segments_command import segments
     from regard.cli.serve_command import serve
@@ -197,4 +197,3 @@ def regard(
 for command in (see, record, page, serve, heads, segments, compare, survey, monitor, learn, verify):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(check)
-app.add_typer(vllm, name="vllm")

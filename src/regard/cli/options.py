@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 if TYPE_CHECKING:
+    from regard import vllm
     from regard.models.pretrained import Pretrained
     from regard.recording.recording import Recording
 
@@ -30,11 +31,13 @@ __all__ = [
     "Output",
     "RecordOptions",
     "Run",
+    "Server",
     "Strict",
     "TextOptions",
     "open_recording",
     "parse_named",
     "parse_positions",
+    "reach",
     "read_input",
     "text_of",
     "with_options",
@@ -67,6 +70,14 @@ Limit = Annotated[
         min=1,
         metavar="MIB",
         help="The size of the page at most. In a larger one more layers are exact.",
+    ),
+]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="Read with the model of this vllm serve, which has regard's plugin and REGARD_TOKEN.",
     ),
 ]
 Output = Annotated[
@@ -151,6 +162,16 @@ class ModelOptions:
             raise ValueError(
                 f"--model cannot be combined with the recording {run}.\n    Leave out one of them."
             )
+
+    def check_served(self) -> None:
+        """Raise an error if an option of a model that runs here is named together with a server."""
+        here = ("model", "device", "dtype", "max_tokens", "chat", "values")
+        for each in fields(self):
+            if each.name in here and getattr(self, each.name) != each.default:
+                raise ValueError(
+                    f"--{each.name.replace('_', '-')} cannot be combined with --server, whose "
+                    "model is loaded.\n    Leave out one of them."
+                )
 
 
 @dataclass(frozen=True)
@@ -319,6 +340,20 @@ def text_of(given: str | None) -> str:
             f"    To look at the recording write: regard see {text}"
         )
     return text
+
+
+def reach(url: str) -> "vllm.Server":
+    """Return the server at an address; its token is that of REGARD_TOKEN."""
+    from regard.errors import RegardError
+
+    try:
+        from regard.vllm import Server as Reached
+    except ModuleNotFoundError as missing:
+        raise RegardError(
+            f"--server needs {missing.name}, which is not installed.\n"
+            "    Run: pip install 'regard[models]'"
+        ) from None
+    return Reached(url)
 
 
 def open_recording(run: Path, *, strict: bool = False, no_picture: bool = False) -> "Recording":

@@ -1,4 +1,4 @@
-"""``regard record`` and ``regard vllm record``: save what a model attends to."""
+"""``regard record``: save what a model attends to, here or on a server."""
 
 import sys
 from pathlib import Path
@@ -8,11 +8,11 @@ import typer
 
 from regard.cli.options import (
     AsJson,
-    Heads,
     Input,
-    Layers,
     RecordOptions,
+    Server,
     parse_positions,
+    reach,
     text_of,
     with_options,
 )
@@ -20,28 +20,12 @@ from regard.cli.options import (
 if TYPE_CHECKING:
     from regard.recording.recording import Recording
 
-__all__ = ["record", "vllm"]
-
-vllm = typer.Typer()
+__all__ = ["record"]
 
 Output = Annotated[
     Path,
     typer.Option("--output", "-o", metavar="FILE", help="Write the recording to this file."),
 ]
-Url = Annotated[str, typer.Option("--url", metavar="URL", help="The address of vllm serve.")]
-Prompt = Annotated[
-    str, typer.Argument(metavar="INPUT", help="The prompt: a text in quotes, or a text file.")
-]
-Answer = Annotated[
-    int, typer.Option("--max-tokens", min=1, metavar="N", help="The longest answer, in tokens.")
-]
-
-
-@vllm.callback(invoke_without_command=True)
-def show_help(context: typer.Context) -> None:
-    """Record a model that vLLM serves."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @with_options
@@ -49,12 +33,17 @@ def record(
     options: RecordOptions,
     text: Input = None,
     output: Output = Path("run.safetensors"),
+    server: Server = None,
     as_json: AsJson = False,
 ) -> None:
     """Save what a model attends to in a text, a picture, or both."""
     from regard.cli.progress import progress
 
     _check_place(output)
+    if server is not None:
+        seen = _record_served(options, server, text, output)
+        _write_summary(seen, output, as_json=as_json)
+        return
     if options.image is not None:
         with progress() as report:
             report(f"loading and running {options.name}")
@@ -76,45 +65,24 @@ def record(
     _write_summary(seen, output, as_json=as_json)
 
 
-@vllm.command("record")
-def record_served(
-    prompt: Prompt,
-    url: Url = "http://localhost:8000",
-    max_tokens: Answer = 32,
-    layers: Layers = None,
-    heads: Heads = None,
-    output: Output = Path("run.safetensors"),
-    as_json: AsJson = False,
-) -> None:
-    """Let the server answer a prompt, and save the attention of prompt and answer.
-
-    The server must run on this machine, with regard's worker extension and in vLLM's development
-    mode.
-    """
+def _record_served(options: RecordOptions, url: str, text: str | None, output: Path) -> "Recording":
+    """Let a server answer a prompt, and save the attention of prompt and answer."""
     from regard.cli.output_files import report_refused
     from regard.cli.progress import progress
-    from regard.errors import RegardError
 
-    _check_place(output)
-    try:
-        from regard import vllm as served
-    except ModuleNotFoundError as missing:
-        raise RegardError(
-            f"regard vllm needs {missing.name}, which is not installed.\n"
-            "    Run: pip install 'regard[models]'"
-        ) from None
-    chosen = parse_positions("layers", layers), parse_positions("heads", heads)
-    words = text_of(prompt)
+    options.check_served()
     with progress() as report:
         report(f"recording {url}")
-        settings = {"max_tokens": max_tokens, "temperature": 0}
-        (seen,) = served.record(
-            served.Server(url), [words], settings, layers=chosen[0], heads=chosen[1]
+        seen = reach(url).record(
+            text_of(text),
+            output,
+            layers=parse_positions("layers", options.layers),
+            heads=parse_positions("heads", options.heads),
+            max_tokens=max(1, options.generate),
+            temperature=0,
         )
-        report(f"writing {output}")
-        report_refused(seen)
-        seen.save(output)
-    _write_summary(seen, output, as_json=as_json)
+    report_refused(seen, strict=options.strict)
+    return seen
 
 
 def _check_place(output: Path) -> None:

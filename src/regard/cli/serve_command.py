@@ -4,18 +4,30 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import Input, NoPicture, TextOptions, read_input, with_options
+from regard.cli.options import (
+    Input,
+    NoPicture,
+    Server,
+    TextOptions,
+    reach,
+    read_input,
+    text_of,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from regard.recording.recording import Recording
 
 __all__ = ["serve"]
 
+Read = Callable[[str, Callable[[int, int | None], None]], "Recording"]
 Port = Annotated[
     int | None,
     typer.Option(
@@ -35,6 +47,7 @@ NoBrowser = Annotated[
 def serve(
     options: TextOptions,
     text: Input = None,
+    server: Server = None,
     port: Port = None,
     no_browser: NoBrowser = False,
     no_picture: NoPicture = False,
@@ -45,17 +58,17 @@ def serve(
     from regard.errors import RegardError
 
     try:
-        from regard.view.server import http_server as server
+        from regard.view.server import http_server
     except ModuleNotFoundError as missing:
         name = str(missing.name).partition(".")[0]
         raise RegardError(
             f"serve needs {name}, which is not installed.\n    Run: pip install 'regard[cli]'"
         ) from missing
-    words = read_input(text)
+    words = read_input(text) if server is None else text_of(text)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, with its clean-up
     if isinstance(words, Path):
         options.check_alone(words)
-        server.serve(
+        http_server.serve(
             words,
             port=port,
             open_browser=not no_browser,
@@ -63,24 +76,50 @@ def serve(
             tell=_write_address,
         )
         return
-    with progress() as report:
-        report(f"loading and running {options.name}")
-        pretrained, words = options.load_for(words)
+    with TemporaryDirectory(prefix="regard-") as folder:
+        with progress() as report:
+            report(f"loading and running {server or options.name}")
+            if server is None:
+                words, read = _reader_here(options, words)
+            else:
+                options.check_served()
+                read = _reader_there(server, Path(folder))
+            seen = read(words, partial(report, f"running {server or options.name}"))
+            report_refused(seen, strict=options.strict)
+        http_server.serve_text(
+            seen, words, read, port=port, open_browser=not no_browser, tell=_write_address
+        )
 
-        def read(words: str, report_progress: Callable[[int, int | None], None]) -> "Recording":
-            try:
-                pretrained.encode(words)
-            except ValueError as error:
-                raise RegardError(str(error)) from error
-            return pretrained.observe(
-                words, keep="qkv", progress=report_progress, strict=options.strict
-            )
 
-        seen = read(words, partial(report, f"running {options.name}"))
-        report_refused(seen)
-    server.serve_text(
-        seen, words, read, port=port, open_browser=not no_browser, tell=_write_address
-    )
+def _reader_here(options: TextOptions, words: str) -> tuple[str, Read]:
+    """Return a text, cut if the options say so, and a function that lets a model read a text."""
+    from regard.errors import RegardError
+
+    pretrained, words = options.load_for(words)
+
+    def read(words: str, report_progress: Callable[[int, int | None], None]) -> "Recording":
+        try:
+            pretrained.encode(words)
+        except ValueError as error:
+            raise RegardError(str(error)) from error
+        return pretrained.observe(
+            words, keep="qkv", progress=report_progress, strict=options.strict
+        )
+
+    return words, read
+
+
+def _reader_there(url: str, folder: Path) -> Read:
+    """Return a function that lets the model of a server read a text; the page reads its file."""
+    server, numbers = reach(url), count()
+
+    def read(words: str, _: Callable[[int, int | None], None]) -> "Recording":
+        # The page reads the last recording until this one has arrived.
+        for old in sorted(folder.glob("*.safetensors"))[:-1]:
+            old.unlink()
+        return server.record(words, folder / f"{next(numbers):09}.safetensors", max_tokens=1)
+
+    return read
 
 
 def _write_address(address: str) -> None:

@@ -1,21 +1,19 @@
 """Record the attention of a model that vLLM serves, one recording for each request.
 
-Start vLLM with regard's worker extension, and record::
+A recording::
 
     import regard.vllm
     from vllm import LLM
 
-    llm = LLM("some/model", worker_extension_cls="regard.vllm.Recorder", enforce_eager=True)
+    llm = LLM("some/model", enforce_eager=True)
     (seen,) = regard.vllm.record(llm, ["Life is short, eat dessert first"])
     seen[3].entropy()
 
-``regard.vllm.Server(url)`` takes the place of ``llm`` for a model of ``vllm serve``.
-
-vLLM computes as before. Its workers copy the query and the key of each attention layer.
+``regard.vllm.Server(url)`` records requests to a running ``vllm serve``.
 """
 
-from regard.vllm.requests import Requests, observe, record
+from regard.vllm.finished_requests import Requests
+from regard.vllm.offline import observe, record
 from regard.vllm.server import Server
-from regard.vllm.worker import Recorder
 
-__all__ = ["Recorder", "Requests", "Server", "observe", "record"]
+__all__ = ["Requests", "Server", "observe", "record"]

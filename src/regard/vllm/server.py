@@ -1,170 +1,149 @@
-"""A model that ``vllm serve`` serves, reached over HTTP."""
+"""A running ``vllm serve``, reached over HTTP."""
 
 import json
+import os
+import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from regard.errors import RegardError, kind_text
+from regard.errors import RegardError, check_path
+from regard.recording.file_reader import load
+from regard.recording.file_writer import check_replaceable
+from regard.recording.recording import Recording
 
-__all__ = ["Answer", "Server", "Text"]
+__all__ = ["Server"]
 
-_START = (
-    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls regard.vllm.Recorder "
-    "--no-enable-prefix-caching --enforce-eager"
-)
-
-
-@dataclass(frozen=True)
-class Text:
-    """One answer to a prompt.
-
-    Attributes:
-        text: the text.
-        token_ids: the ids of its tokens.
-    """
-
-    text: str
-    token_ids: list[int]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answers to a prompt, with the names that vLLM's ``RequestOutput`` has.
-
-    Attributes:
-        request_id: the server's name of the request.
-        prompt_token_ids: the ids of the tokens of the prompt.
-        outputs: the answers.
-    """
-
-    request_id: str
-    prompt_token_ids: list[int]
-    outputs: list[Text]
+_START = "VLLM_PLUGINS=regard REGARD_TOKEN=a-secret-of-yours vllm serve MODEL"
 
 
 class Server:
-    """A running ``vllm serve`` on this machine, in place of a ``vllm.LLM``.
-
-    The server must be started in development mode, with regard's worker extension::
-
-        VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls regard.vllm.Recorder
-
-    Development mode lets everybody who reaches the server call methods of its workers, so start
-    it only where nobody else can reach it.
+    """A running ``vllm serve`` with regard's plugin, on this or another machine.
 
     Args:
         url: the address of the server, such as ``"http://localhost:8000"``.
-        timeout: the longest time to wait for a reply, in seconds.
+        token: the server's REGARD_TOKEN; that of this process when left out.
+        timeout: the longest time to wait for a part of the reply, in seconds.
 
     Raises:
-        ValueError: url is not an address of HTTP.
-        RegardError: no vLLM answers there.
+        ValueError: url is not an address of HTTP, or there is no token.
 
     Example:
-        A server must run::
+        The server was started as ``VLLM_PLUGINS=regard REGARD_TOKEN=secret vllm serve MODEL``::
 
-            server = regard.vllm.Server("http://localhost:8000")
-            (seen,) = regard.vllm.record(server, ["One prompt"], {"max_tokens": 32})
+            server = regard.vllm.Server("http://localhost:8000", token="secret")
+            seen = server.record("One prompt", "run.safetensors", max_tokens=32)
     """
 
-    def __init__(self, url: str, *, timeout: float = 600) -> None:
+    def __init__(self, url: str, *, token: str | None = None, timeout: float = 600) -> None:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise ValueError(
                 f"url is {url!r}; it must be an address such as 'http://localhost:8000'."
             )
         self.url, self._timeout = url.rstrip("/").removesuffix("/v1"), timeout
-        with self._understood():
-            self._model = str(self._ask("/v1/models", None)["data"][0]["id"])
-
-    def collective_rpc(self, method: str, args: Sequence[Any] = ()) -> list[Any]:
-        """Call a method of each worker, and return what each gives back.
-
-        Args:
-            method: its name.
-            args: what JSON can hold.
-
-        Raises:
-            RegardError: the server has no such method, or does not let it be called.
-        """
-        with self._understood():
-            return self._ask("/collective_rpc", {"method": method, "args": list(args)})["results"]
-
-    def generate(
-        self, prompts: str | Sequence[str], settings: Mapping[str, Any] | None = None, **_: Any
-    ) -> list[Answer]:
-        """Let the server answer prompts, one after the other.
-
-        Args:
-            prompts: texts.
-            settings: of ``/v1/completions``, such as ``{"max_tokens": 32, "temperature": 0}``.
-
-        Raises:
-            TypeError: settings is not a mapping.
-            RegardError: the server refuses a prompt or a setting.
-        """
-        if settings is not None and not isinstance(settings, Mapping):
-            raise TypeError(
-                f"sampling_params is {kind_text(settings)}; for a server it must be a dict, such "
-                'as {"max_tokens": 32}.'
+        self._token = token or os.environ.get("REGARD_TOKEN", "")
+        if not (self._token.isascii() and self._token.isprintable() and self._token):
+            raise ValueError(
+                "token is missing, or has characters that a header of HTTP cannot hold.\n"
+                "    Set REGARD_TOKEN to the token with which the server was started."
             )
-        answers: list[Answer] = []
-        for prompt in [prompts] if isinstance(prompts, str) else prompts:
-            own = {"model": self._model, "prompt": prompt, "return_token_ids": True}
-            with self._understood():
-                reply = self._ask("/v1/completions", {**(settings or {}), **own})
-                texts = [Text(choice["text"], choice["token_ids"]) for choice in reply["choices"]]
-                ids = reply["choices"][0]["prompt_token_ids"]
-                answers.append(Answer(f"{reply['id']}-0", ids, texts))
-        return answers
+
+    def record(
+        self,
+        prompt: str | Sequence[int],
+        path: str | os.PathLike[str],
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Recording:
+        """Let the server answer a prompt, and save the attention of prompt and answer.
+
+        Args:
+            prompt: a text, or the ids of its tokens.
+            path: the file, ``run.safetensors``. It is written once all of it has arrived.
+            layers: places of the layers to keep; all when left out.
+            heads: numbers of the heads to keep; all when left out.
+            settings: vLLM's sampling parameters, such as ``max_tokens=32`` and ``temperature=0``.
+
+        Returns:
+            The recording, which reads the file.
+
+        Raises:
+            RegardError: no vLLM answers, it has no plugin or another token, it refuses the request,
+                or its reply ends too early.
+
+        Example:
+            A server must run::
+
+                regard.vllm.Server("http://localhost:8000").record("A prompt", "run.safetensors")
+        """
+        target = check_path(path)
+        check_replaceable(target)
+        body = {
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "layers": None if layers is None else list(layers),
+            "heads": None if heads is None else list(heads),
+            "settings": settings,
+        }
+        with TemporaryDirectory(prefix=".regard-", dir=target.parent) as folder:
+            part = Path(folder) / "part.safetensors"
+            self._download(body, part)
+            load(part)  # refuses a file that is damaged
+            part.replace(target)
+        return load(target)
+
+    def _download(self, body: Mapping[str, Any], part: Path) -> None:
+        request = Request(
+            f"{self.url}/regard/record",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
+        )
+        with self._understood(), urlopen(request, timeout=self._timeout) as reply:
+            if reply.headers.get_content_type() == "application/json":
+                raise RegardError(f"{self.url} keeps its recordings: REGARD_FOLDER, {_told(reply)}")
+            with part.open("wb") as file:
+                shutil.copyfileobj(reply, file)
+            whole = int(reply.headers.get("Content-Length") or -1)
+        if part.stat().st_size != whole:
+            raise RegardError(
+                f"the reply of {self.url} was cut after {part.stat().st_size:,} of {whole:,} bytes."
+                "\n    Send the request again."
+            )
 
     @contextmanager
     def _understood(self) -> Generator[None]:
-        """Refuse a reply that is not as vLLM's."""
+        """Turn each failure of HTTP into one sentence."""
         try:
             yield
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise RegardError(f"{self.url} does not answer as vLLM does: {error!r}.") from None
-
-    def _ask(self, path: str, body: dict[str, Any] | None) -> Any:
-        """Return the reply to a request: GET without a body, else POST."""
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(self.url + path, data, {"Content-Type": "application/json"})
-        try:
-            with urlopen(request, timeout=self._timeout) as reply:
-                return json.load(reply)
         except HTTPError as error:
-            raise RegardError(self._refusal(path, error)) from None
+            text = f"{self.url} refuses the request: {_told(error)}"
+            if error.code in (404, 405):
+                text = (
+                    f"{self.url} runs without regard's plugin.\n    Install regard beside vLLM and "
+                    f"start it with: {_START}"
+                )
+            raise RegardError(text) from None
         except (URLError, TimeoutError, ConnectionError) as error:
             reason = getattr(error, "reason", error)
             raise RegardError(
                 f"{self.url} does not answer: {reason}.\n    Start vLLM with: {_START}"
             ) from None
-
-    def _refusal(self, path: str, error: HTTPError) -> str:
-        if path != "/collective_rpc":
-            return f"{self.url}{path} answers {error.code}: {_said(error)}"
-        if error.code == 404:
-            return (
-                f"{self.url} runs without vLLM's development mode, which lets regard reach its "
-                f"workers.\n    Start it with: {_START}"
-            )
-        return (
-            f"the workers of {self.url} cannot be called: {_said(error)}\n"
-            f"    Start it with regard's worker extension: {_START}"
-        )
+        except (HTTPException, ValueError) as error:
+            raise RegardError(f"{self.url} does not answer as vLLM does: {error!r}.") from None
 
 
-def _said(error: HTTPError) -> str:
-    """Return the server's own message, in one line."""
-    text = error.read(10_000).decode(errors="replace")
+def _told(reply: Any) -> str:
+    """Return the server's own message: the sentence of regard's plugin, or the text, cut."""
+    text = reply.read(10_000).decode(errors="replace")
     try:
-        reply = json.loads(text)
-        text = str(reply["error"]["message"])
+        told = json.loads(text)
+        return str(told["path"] if "path" in told else told["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        pass
-    return " ".join(text.split())[:300] or str(error.reason)
+        return " ".join(text.split())[:300] or str(getattr(reply, "reason", ""))

@@ -1,158 +1,230 @@
 """The part of the recorder that runs inside the workers of vLLM.
 
-vLLM mixes ``Recorder`` into its worker class and calls its methods by name. Each attention layer
-passes its query and key to ``impl.forward``, also under torch.compile; this call is wrapped. The
-tokens of a batch belong to several requests, in the order of the batch of vLLM's model runner.
+``register`` gives ``regard_start`` and ``regard_stop`` to the workers, and ``collective_rpc`` calls
+them by name. Each attention layer passes its query and key to ``impl.forward``, also under
+torch.compile; this call is wrapped while a recording is under way. The tokens of a batch belong to
+several requests, in the order of the batch of vLLM's model runner.
 """
 
 import json
+import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from regard.text.tokens import Token, tokens_of
+from regard.vllm.attention_layers import Found, find_layers, of_vllm, refusal_of
 
-__all__ = ["Recorder"]
+__all__ = ["register"]
 
 
-class Recorder:
-    """A worker extension: ``LLM(model, worker_extension_cls="regard.vllm.Recorder")``.
+def regard_start(
+    worker: Any,
+    folder: str,
+    layers: list[int] | None,
+    heads: list[int] | None,
+    request: str | None = None,
+) -> dict[str, Any]:
+    """Begin to record, and return a description of the layers, or why nothing is recorded.
 
-    ``regard.vllm.record`` and ``regard.vllm.observe`` call its methods.
+    Args:
+        worker: a worker of vLLM.
+        folder: where to write the query and key of each finished request.
+        layers: places of the layers to record; None for all.
+        heads: numbers of the heads to record, in the whole model; None for all.
+        request: the id of the request to record; None for all requests.
     """
-
-    def regard_start(
-        self, folder: str, layers: list[int] | None, heads: list[int] | None
-    ) -> dict[str, Any]:
-        """Begin to record, and return a description of the layers, or why nothing is recorded.
-
-        Args:
-            folder: where to write the query and key of each finished request.
-            layers: places of the layers to record; None for all.
-            heads: numbers of the heads to record, in the whole model; None for all.
-        """
-        worker: Any = self
-        reason = _refusal(worker.vllm_config)
-        watch = getattr(worker, "_regard_watch", None)
-        if reason is None and not Path(folder).is_dir():
-            reason = f"its workers see no folder {folder}; record on the machine that serves"
-        elif reason is None and watch is not None:
-            if watch.folder.is_dir():
-                reason = (
-                    "another recording is under way; leave its block first, or if its process was "
-                    f"killed, delete {watch.folder}"
-                )
-            else:
-                watch.stop()
-        if reason is not None:
-            return {"refused": reason}
-        worker._regard_watch = _Watch(worker, Path(folder), layers, heads)
-        return worker._regard_watch.about
-
-    def regard_tokens(self, ids: list[int]) -> list[Token]:
-        """Return the tokens of a request with their text, from the first worker."""
-        worker: Any = self
-        if worker.rank:
-            return []
-        config = worker.vllm_config.model_config
-        return list(tokens_of(_of_vllm("tokenizers").cached_tokenizer_from_config(config), ids))
-
-    def regard_stop(self) -> dict[str, Any]:
-        """End the recording; return the file of each request, and what went wrong."""
-        worker: Any = self
-        watch, worker._regard_watch = worker._regard_watch, None
-        return watch.stop()
+    reason = refusal_of(worker.vllm_config)
+    if reason is None and not Path(folder).is_dir():
+        reason = f"its workers see no folder {folder}; they must run on the machine of the server"
+    if reason is not None:
+        return {"refused": reason}
+    taps = getattr(worker, "_regard_taps", None)
+    if taps is None:
+        taps = worker._regard_taps = _Taps(worker)
+    if request in taps.watches:
+        return {"refused": "another recording is under way; leave its block first"}
+    found, split = taps.found, worker.vllm_config.parallel_config.tensor_parallel_size
+    about = {
+        "model": str(worker.vllm_config.model_config.model),
+        "rank": worker.rank,
+        "stage": worker.rank // split,
+        "heads_rank": worker.rank % split,
+        "layers": [each for each in found.layers if layers is None or each["place"] in layers],
+        "refused_layers": found.refused,
+    }
+    taps.watches[request] = _Watch(Path(folder), about, heads, request)
+    return about
 
 
-class _Rows(NamedTuple):
-    """The query and key of a few neighbouring tokens of a request, in one layer."""
+def regard_stop(worker: Any, request: str | None = None) -> dict[str, Any]:
+    """End a recording; return the file of each request, and the error that ended it, if any."""
+    taps = worker._regard_taps
+    watch = taps.watches.pop(request)
+    if not taps.watches:
+        taps.undo()
+        worker._regard_taps = None
+    watch.finish(list(watch.rows))
+    return {"files": watch.files, "error": watch.error}
 
-    start: int
-    query: Tensor
-    key: Tensor
+
+def register() -> None:
+    """Give these methods to the workers of vLLM; each process of vLLM calls this as it starts."""
+    try:
+        base = of_vllm("v1.worker.worker_base").WorkerBase
+    except (ImportError, AttributeError) as error:
+        # Everybody who has vLLM and regard runs this: vLLM must start nevertheless.
+        logging.getLogger(__name__).warning("regard cannot record this vLLM: %s", error)
+        return
+    for method in (regard_start, regard_stop):
+        setattr(base, method.__name__, method)
 
 
 class _Watch:
-    """A recording that is under way in one worker."""
+    """One recording: of all requests, or of one."""
 
     def __init__(
-        self, worker: Any, folder: Path, layers: list[int] | None, heads: list[int] | None
+        self, folder: Path, about: dict[str, Any], heads: list[int] | None, request: str | None
     ) -> None:
-        self.folder = folder
+        self.files: dict[str, str] = {}
+        self.error: str | None = None
+        # By request and name of the tensor: the position of the first row, and the rows.
+        self.rows: dict[str, dict[str, list[tuple[int, Tensor]]]] = {}
+        self._folder, self._rank, self._request = folder, about["rank"], request
+        # The heads of this worker to keep of each query, None for all; keys are kept whole.
+        self.tensors: dict[str, list[int] | None] = {}
+        for layer in about["layers"]:
+            first = about["heads_rank"] * layer["num_heads"]
+            own = range(first, first + layer["num_heads"])
+            kept = None if heads is None else [head - first for head in heads if head in own]
+            self.tensors[f"{layer['place']}.query"] = kept
+            self.tensors[f"{layer['keys']}.key"] = None
+
+    def wants(self, request: str) -> bool:
+        """Return True if this recording is of a request; vLLM adds eight letters to its id."""
+        if self.error is not None:
+            return False
+        return self._request is None or request.rpartition("-")[0] == self._request
+
+    def add(self, request: str, name: str, start: int, rows: Tensor) -> None:
+        """Keep the rows of a tensor whose first one is that of the token at ``start``."""
+        if name in self.tensors:
+            heads = self.tensors[name]
+            own = rows.clone() if heads is None else rows[:, heads]
+            of_request = self.rows.setdefault(request, defaultdict(list))
+            of_request[name].append((start, own))
+
+    def finish(self, requests: Iterable[str]) -> None:
+        """Write requests that have ended to the disk, so that their memory is free again."""
+        for request in requests:
+            if request in self.rows and self.error is None:
+                try:
+                    self._write(request, self.rows.pop(request))
+                except Exception as error:  # noqa: BLE001 - vLLM must go on
+                    self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End the recording with an error; other recordings and the engine go on."""
+        self.error = f"{type(error).__name__}: {error}"
+        self.rows.clear()
+
+    def _write(self, request: str, tensors: dict[str, list[tuple[int, Tensor]]]) -> None:
+        missing, whole = 0, dict[str, Tensor]()
+        for name, pieces in tensors.items():
+            end = max(start + len(rows) for start, rows in pieces)
+            first = pieces[0][1]
+            whole[name] = first.new_zeros(end, *first.shape[1:])
+            seen = torch.zeros(end, dtype=torch.bool, device="cpu")
+            # Later rows replace earlier ones: tokens that were computed again, or guessed wrongly.
+            for start, rows in pieces:
+                at = slice(start, start + len(rows))
+                whole[name][at], seen[at] = rows, True
+            missing = max(missing, int((~seen).sum()))
+        path = self._folder / f"{len(self.files)}.rank{self._rank}.safetensors"
+        part = path.with_suffix(".part")
+        save_file(whole, part, metadata={"missing": json.dumps(missing)})
+        part.replace(path)
+        self.files[request] = str(path)
+
+
+class _Taps:
+    """The wrapped calls of one worker, which copy queries and keys for all its recordings."""
+
+    def __init__(self, worker: Any) -> None:
+        self.watches: dict[str | None, _Watch] = {}
+        self.found: Found = find_layers(worker)
         self._worker = worker
-        self._calls: list[tuple[int, Tensor, Tensor]] = []
-        self._rows: dict[str, dict[int, list[_Rows]]] = defaultdict(lambda: defaultdict(list))
-        self._files: dict[str, str] = {}
-        self._total = 0  # tokens of the batch that runs
-        self._error: str | None = None
+        self._calls: list[tuple[str, Tensor]] = []
+        self._total = 0  # tokens of the batch that runs, if one of its requests is recorded
+        self._names: Collection[str] = ()
+        self._error: Exception | None = None
         self._undo: list[Callable[[], None]] = []
-        self.about: dict[str, Any] = {
-            "model": str(worker.vllm_config.model_config.model),
-            "rank": worker.rank,
-            "layers": [],
-            "refused_layers": [],
-        }
-        for place, (name, layer) in enumerate(_attention_layers(worker.vllm_config)):
-            reason = _layer_refusal(layer)
-            if reason is not None:
-                self.about["refused_layers"].append((name, reason))
-            elif layers is None or place in layers:
-                own = _own_heads(layer, heads, worker.rank)
-                self.about["layers"].append(_description(name, place, layer, own))
-                self._wrap(layer.impl, len(self.about["layers"]) - 1, own)
+        for layer in self.found.layers:
+            impl = self.found.modules[layer["place"]].impl
+            self._wrap(impl, layer["place"], has_key=layer["keys"] == layer["place"])
         self._wrap_steps()
 
-    def _wrap(self, impl: Any, number: int, heads: list[int] | None) -> None:
+    def undo(self) -> None:
+        """Restore the wrapped calls."""
+        for undo in self._undo:
+            undo()
+
+    def _wrap(self, impl: Any, place: int, *, has_key: bool) -> None:
         forward = impl.forward
 
         def recorded(layer: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
             if self._total and self._error is None:
-                few = query[: self._total], key[: self._total]  # the batch may be padded
-                if heads is not None:
-                    group = query.shape[1] // key.shape[1]
-                    few = few[0][:, heads], few[1][:, [head // group for head in heads]]
-                copies = [each.detach().to("cpu", copy=True) for each in few]
-                self._calls.append((number, copies[0], copies[1]))
+                try:
+                    self._copy(f"{place}.query", query)
+                    if has_key:
+                        self._copy(f"{place}.key", key)
+                except Exception as error:  # noqa: BLE001 - vLLM must go on
+                    self._error = error
             return forward(layer, query, key, *args, **kwargs)
 
         impl.forward = recorded
         self._undo.append(lambda: delattr(impl, "forward"))
+
+    def _copy(self, name: str, tensor: Tensor) -> None:
+        if name in self._names:
+            few = tensor[: self._total]  # the batch may be padded
+            self._calls.append((name, few.detach().to("cpu", copy=True)))
 
     def _wrap_steps(self) -> None:
         worker = self._worker
         run = worker.execute_model
 
         def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
-            self._safely(self._finish, scheduled.finished_req_ids)
+            for watch in self.watches.values():
+                watch.finish(scheduled.finished_req_ids)
+            counts: dict[str, int] = scheduled.num_scheduled_tokens
+            recording = [watch for watch in self.watches.values() if any(map(watch.wants, counts))]
             self._calls.clear()
-            self._total = scheduled.total_num_scheduled_tokens
+            self._error = None
+            self._names = {name for watch in recording for name in watch.tensors}
+            self._total = scheduled.total_num_scheduled_tokens if recording else 0
             try:
                 answer = run(scheduled, *args, **kwargs)
             finally:
                 self._total = 0
-            self._safely(self._split, scheduled)
+            try:
+                if self._error is not None:
+                    raise self._error
+                self._split(scheduled, recording)
+            except Exception as error:  # noqa: BLE001 - vLLM must go on
+                for watch in recording:
+                    watch.fail(error)
             return answer
 
         worker.execute_model = execute_model
         self._undo.append(lambda: delattr(worker, "execute_model"))
 
-    def _safely(self, act: Callable[[Any], None], argument: Any) -> None:
-        """Act; an error ends the recording, and not the engine that serves other requests."""
-        if self._error is None:
-            try:
-                act(argument)
-            except Exception as error:  # noqa: BLE001 - vLLM must go on
-                self._error = f"{type(error).__name__}: {error}"
-                self._rows.clear()
-
-    def _split(self, scheduled: Any) -> None:
-        """Give the rows of all layers to the requests of the batch."""
+    def _split(self, scheduled: Any, recording: list[_Watch]) -> None:
+        """Give the rows of all layers to the recordings of their requests."""
         if not self._calls:
             return
         runner = self._worker.model_runner
@@ -161,121 +233,15 @@ class _Watch:
         starts = {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         counts: dict[str, int] = scheduled.num_scheduled_tokens
-        for number, query, key in self._calls:
-            if len(query) != sum(counts.values()):
+        total = sum(counts.values())
+        for name, rows in self._calls:
+            if len(rows) != total:
                 raise RuntimeError("a batch ran in parts")
             first = 0
             for request in batch.req_ids[: len(counts)]:
                 some = slice(first, first + counts[request])
-                rows = _Rows(starts[request], query[some].clone(), key[some].clone())
-                self._rows[request][number].append(rows)
+                for watch in recording:
+                    if watch.wants(request):
+                        watch.add(request, name, starts[request], rows[some])
                 first = some.stop
         self._calls.clear()
-
-    def _finish(self, requests: Any) -> None:
-        """Write the requests that have ended to the disk, so that their memory is free again."""
-        for request in requests:
-            if request in self._rows:
-                self._write(request, self._rows.pop(request))
-
-    def _write(self, request: str, layers: dict[int, list[_Rows]]) -> None:
-        tensors: dict[str, Tensor] = {}
-        missing = 0
-        for number, rows in layers.items():
-            end = max(each.start + len(each.query) for each in rows)
-            query, key = (
-                part.new_zeros(end, *part.shape[1:]) for part in (rows[0].query, rows[0].key)
-            )
-            seen = torch.zeros(end, dtype=torch.bool, device="cpu")
-            # Later rows replace earlier ones: tokens that were computed again, or guessed wrongly.
-            for start, some_query, some_key in rows:
-                at = slice(start, start + len(some_query))
-                query[at], key[at], seen[at] = some_query, some_key, True
-            missing = max(missing, int((~seen).sum()))
-            tensors |= {f"{number}.query": query, f"{number}.key": key}
-        path = self.folder / f"{len(self._files)}.rank{self._worker.rank}.safetensors"
-        part = path.with_suffix(".part")
-        save_file(tensors, part, metadata={"missing": json.dumps(missing)})
-        part.replace(path)
-        self._files[request] = str(path)
-
-    def stop(self) -> dict[str, Any]:
-        for undo in self._undo:
-            undo()
-        self._safely(self._finish, list(self._rows))
-        return {"files": self._files, "error": self._error}
-
-
-def _attention_layers(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the module of each attention layer, in their order in the model."""
-    base = _of_vllm("model_executor.layers.attention_layer_base").AttentionLayerBase
-    found = _of_vllm("config").get_layers_from_vllm_config(config, base)
-    for name, layer in found.items():
-        if not getattr(layer, "is_draft_layer", False):
-            yield name, layer
-
-
-def _of_vllm(module: str) -> Any:
-    """Import a module of vLLM, which only a worker of vLLM has for certain."""
-    return import_module(f"vllm.{module}")
-
-
-def _own_heads(layer: Any, heads: list[int] | None, rank: int) -> list[int] | None:
-    """Return which of a worker's heads to record, counted from its first one; None for all."""
-    if heads is None:
-        return None
-    first = rank * layer.num_heads
-    return [head - first for head in heads if first <= head < first + layer.num_heads]
-
-
-def _description(name: str, place: int, layer: Any, heads: list[int] | None) -> dict[str, Any]:
-    window = layer.sliding_window
-    return {
-        "name": name,
-        "place": place,
-        "num_heads": layer.num_heads,
-        "kept": layer.num_heads if heads is None else len(heads),
-        "scale": float(layer.impl.scale),
-        "window": None if window is None else int(window),
-        "softcap": float(getattr(layer.impl, "logits_soft_cap", None) or 0.0),
-    }
-
-
-def _refusal(config: Any) -> str | None:
-    """Return why nothing can be recorded under this configuration, and which option to set."""
-    parallel, compilation = config.parallel_config, config.compilation_config
-    sizes = ("pipeline", "data", "decode_context", "prefill_context")
-    for size in sizes:
-        if getattr(parallel, f"{size}_parallel_size", 1) > 1:
-            return f"{size}_parallel_size is above 1; set it to 1"
-    ranks, kv_heads = parallel.tensor_parallel_size, config.model_config.get_total_num_kv_heads()
-    if ranks > kv_heads:
-        return f"tensor_parallel_size is {ranks}, more than the {kv_heads} key heads; set fewer"
-    if getattr(parallel, "use_ubatching", False):
-        return "batches run in parts; set enable_dbo=False"
-    mode = compilation.cudagraph_mode
-    on_gpu = str(config.device_config.device_type) == "cuda"
-    if on_gpu and mode is not None and mode.has_full_cudagraphs():
-        return (
-            "full CUDA graphs run the model without Python; set enforce_eager=True or "
-            'compilation_config={"cudagraph_mode": "PIECEWISE"}'
-        )
-    if config.speculative_config is not None and config.scheduler_config.async_scheduling:
-        return "speculation is scheduled ahead of its answers; set async_scheduling=False"
-    return None
-
-
-def _layer_refusal(layer: Any) -> str | None:
-    """Return why a layer cannot be recorded, or None."""
-    if type(layer) is not _of_vllm("model_executor.layers.attention").Attention:
-        return f"it is a {type(layer).__name__}, of which regard cannot record query and key"
-    if layer.attn_type != "decoder":
-        return f"its kind of attention is {layer.attn_type}; regard records decoders"
-    facts = {
-        "it shares the keys of another layer": layer.kv_sharing_target_layer_name is not None,
-        "it has sinks": layer.has_sink,
-        "it has ALiBi": getattr(layer.impl, "alibi_slopes", None) is not None,
-        "its query is quantised": layer.query_quant is not None,
-        "it reads a prefix in both directions": getattr(layer, "use_mm_prefix", False),
-    }
-    return next((reason for reason, holds in facts.items() if holds), None)
