@@ -1,22 +1,25 @@
 """Recordings of ``vllm serve``, asked over HTTP."""
 
+import asyncio
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPCookieProcessor, Request, build_opener, urlopen
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import regard
 import regard.vllm
@@ -181,6 +184,21 @@ def test_a_client_that_goes_away_loses_only_its_own_request(
     assert list(recordings.glob("regard-*")) == []
 
 
+def test_a_disk_error_ends_only_the_recording_that_it_meets(
+    server: regard.vllm.Server, tmp_path: Path, recordings: Path
+) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        settings = {**FIXED, "max_tokens": 200}
+        long = threads.submit(server.record, PROMPT, tmp_path / "long.safetensors", **settings)
+        while not (folders := list(recordings.glob("regard-*"))):
+            time.sleep(0.01)
+        folders[0].rmdir()
+        assert len(server.record(PROMPT, tmp_path / "run.safetensors", **FIXED)) == 3
+        with pytest.raises(regard.RegardError, match="a worker of vLLM stopped recording"):
+            long.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["run.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
@@ -214,6 +232,68 @@ def test_a_body_that_is_no_request_is_refused(url: str) -> None:
         urlopen(asked)
 
 
+class Engine:
+    """An engine that answers each prompt of two tokens with one, and records one layer."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.folder = self.name = ""
+
+    def get_tokenizer(self) -> Any:
+        return self.tokenizer
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        if method == "regard_start":
+            self.folder, _, _, self.name = args
+            facts = dict.fromkeys(("window", "softcap", "slopes", "sinks"))
+            layer = {"name": "a", "place": 0, "keys": 0, "num_heads": 2, "scale": 1.0, **facts}
+            about = {"model": "tiny", "rank": 0, "stage": 0, "heads_rank": 0}
+            return [{**about, "layers": [layer], "refused_layers": []}]
+        rows = {"0.query": torch.ones(2, 2, 4), "0.key": torch.ones(2, 1, 4)}
+        save_file(rows, f"{self.folder}/0.safetensors", metadata={"missing": "0"})
+        return [{"files": {f"{self.name}-abcdefgh": f"{self.folder}/0.safetensors"}, "error": None}]
+
+    async def generate(self, prompt: Any, params: object, name: str) -> AsyncIterator[Any]:
+        answer = SimpleNamespace(token_ids=[5])
+        ids = prompt["prompt_token_ids"]
+        yield SimpleNamespace(request_id=name, prompt_token_ids=ids, outputs=[answer])
+
+
+def test_the_server_can_keep_recordings_in_a_folder_of_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
+    import uvicorn
+    from starlette.applications import Starlette
+
+    from regard.vllm.endpoint import Endpoint
+
+    kept, own = tmp_path / "kept", tmp_path / "own"
+    kept.mkdir()
+    own.mkdir()
+    monkeypatch.setenv("REGARD_TOKEN", TOKEN)
+    monkeypatch.setenv("REGARD_FOLDER", str(kept))
+    endpoint, app, port = Endpoint(), Starlette(), free_port()
+    endpoint.attach_router(app)
+    asyncio.run(endpoint.init_state(Engine(folder), None, None))
+    running = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
+    thread = Thread(target=running.run, daemon=True)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    server = regard.vllm.Server(f"http://127.0.0.1:{port}")
+    with pytest.raises(regard.RegardError, match=f"keeps its recordings: REGARD_FOLDER, {kept}"):
+        server.record([3, 4], own / "run.safetensors")
+    running.should_exit = True
+    thread.join()
+    (path,) = kept.iterdir()
+    seen = regard.load(path)
+    torch.testing.assert_close(seen[0].to_dense()[0, 1], torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+    assert list(own.iterdir()) == []
+
+
 # Without vLLM
 
 
@@ -224,6 +304,8 @@ class Stub(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         code, body, headers = self.answer
+        if not code:
+            return  # and the connection ends
         self.send_response(code)
         for header in headers.items():
             self.send_header(*header)
@@ -251,6 +333,7 @@ def stub() -> Iterator[regard.vllm.Server]:
             r"runs without regard's plugin\.\n.*VLLM_PLUGINS=regard REGARD_TOKEN=",
         ),
         ((200, b"abc", {"Content-Length": "10"}), r"was cut after 3 of 10 bytes\."),
+        ((0, b"", {}), "does not answer: "),
         ((200, b"<html>", {"Content-Length": "6"}), "part.safetensors"),
         ((500, b"no", {}), "refuses the request: no$"),
         (
@@ -258,7 +341,7 @@ def stub() -> Iterator[regard.vllm.Server]:
             "keeps its recordings: REGARD_FOLDER, /data/a.safetensors",
         ),
     ],
-    ids=["no plugin", "cut", "no recording", "error", "folder"],
+    ids=["no plugin", "cut", "died", "no recording", "error", "folder"],
 )
 def test_a_reply_that_is_no_recording_is_refused(
     stub: regard.vllm.Server, answer: Any, text: str, tmp_path: Path
