@@ -142,9 +142,10 @@ class Requests(Mapping[str, Recording]):
     ) -> Layer:
         """Return a layer, of which each worker of its stage has recorded some heads."""
         about = layers[0]
+        names = f"{about['place']}.query", f"{about['keys']}.key"
+        heads = [[part[name][:length] for part in parts] for name in names]
         query, key = (
-            torch.cat([part[name][:length] for part in parts], 1).transpose(0, 1)
-            for name in (f"{about['place']}.query", f"{about['keys']}.key")
+            (each[0] if len(each) == 1 else torch.cat(each, 1)).transpose(0, 1) for each in heads
         )
         total = about["num_heads"] * len(layers)
         if self._heads is not None:

@@ -137,9 +137,10 @@ class _Watch:
         for name, pieces in tensors.items():
             end = max(start + len(rows) for start, rows in pieces)
             first = pieces[0][1]
-            whole[name] = first.new_zeros(end, *first.shape[1:])
+            whole[name] = first.new_empty(end, *first.shape[1:])
             seen = torch.zeros(end, dtype=torch.bool, device="cpu")
             # Later rows replace earlier ones: tokens that were computed again, or guessed wrongly.
+            # A row that is never written is missing, and its request is refused.
             for start, rows in pieces:
                 at = slice(start, start + len(rows))
                 whole[name][at], seen[at] = rows, True
