@@ -181,7 +181,8 @@ def test_requests_are_written_to_the_disk_as_they_end(
     with regard.vllm.observe(llm):
         llm.generate(PROMPTS, params(), use_tqdm=False)
         llm.generate(PROMPTS[:1], params(), use_tqdm=False)
-        assert len(list(tmp_path.glob("*/*.safetensors"))) == len(PROMPTS)
+        # The last one may still be written while the next step runs.
+        assert len(list(tmp_path.glob("*/*.safetensors"))) in (len(PROMPTS), len(PROMPTS) + 1)
     assert list(tmp_path.iterdir()) == []
 
 
