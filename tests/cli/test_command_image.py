@@ -74,7 +74,16 @@ def test_record_keeps_the_picture_and_page_reads_it(
     assert (grid.rows, grid.columns, list(grid.tokens)) == (4, 4, list(range(16)))
     assert [token.text for token in seen.query_tokens[-2:]] == ["w6", " w8"]
     assert (seen.pictures[0].width, seen.pictures[0].height) == (90, 60)
-    assert run("page", "run.safetensors", "--no-picture")[0] == 0
+    for command in ("page", "see"):
+        sizes: list[int] = []
+        for option in ((), ("--no-picture",)):
+            assert run(command, "run.safetensors", "-o", "attention.html", *option)[0] == 0
+            sizes.append(Path("attention.html").stat().st_size)
+        assert sizes[1] < sizes[0]
+    served_there = ("record", "--server", "http://localhost:9", "--image", str(photo), "a")
+    code, _, err = run(*served_there)
+    assert code != 0
+    assert "--image cannot be combined with --server" in err
     served: list[regard.Recording] = []
     monkeypatch.setattr(server, "_serve", lambda page, *_: served.append(page.args[0]))
     for option in ((), ("--no-picture",)):

@@ -165,7 +165,7 @@ class ModelOptions:
 
     def check_served(self) -> None:
         """Raise an error if an option of a model that runs here is named together with a server."""
-        here = ("model", "device", "dtype", "max_tokens", "chat", "values")
+        here = ("model", "device", "dtype", "max_tokens", "chat", "values", "image")
         for each in fields(self):
             if each.name in here and getattr(self, each.name) != each.default:
                 raise ValueError(
@@ -197,7 +197,6 @@ class RecordOptions(TextOptions):
     values: Annotated[
         bool, typer.Option("--values", help="Also record the value of each layer, for its output.")
     ] = False
-
     image: Image = None
     no_picture: NoPicture = False
 

@@ -115,7 +115,7 @@ def _seen(
         return options.observe_picture(text), text or str(options.image)
     if isinstance(words, Path):
         options.check_alone(words)
-        seen = open_recording(words, strict=options.strict)
+        seen = open_recording(words, strict=options.strict, no_picture=options.no_picture)
         return seen, title_of(seen)
     report(f"loading and running {options.name}")
     pretrained, words = options.load_for(words)

@@ -1,4 +1,4 @@
-"""Where a token lies in a picture: grids of patches, and the pictures."""
+"""The places of tokens in pictures: grids of patches, and the pictures."""
 
 from regard.images.patch_grid import Grid
 from regard.images.picture import Picture, decode, keep

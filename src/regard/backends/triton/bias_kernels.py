@@ -23,7 +23,7 @@ from regard.backends.triton.tile import kv_end_of
 
 
 class Shared(NamedTuple):
-    """How many of the matrix share an element of the bias; 1: each has its own.
+    """The counts of the parts of a matrix that share an element of the bias; 1: none is shared.
 
     Attributes:
         batch: batch entries.
