@@ -145,11 +145,11 @@ class _Measure:
                 spots, hits, overlapping = self._spots(values[leader], pixels)
                 agreeing = [name for name in left if _agree(changed[name], hits)]
                 if leader in agreeing:
-                    found = lattices(spots, self._sizes, overlapping=overlapping)
-                    grids |= {name: found for name in agreeing if found}
+                    measured = lattices(spots, self._sizes, overlapping=overlapping)
+                    grids |= {name: measured for name in agreeing if measured}
                 else:  # nor do other layers that change as it does
-                    alike = changed[leader]
-                    agreeing = [name for name in left if torch.equal(changed[name], alike)]
+                    pattern = changed[leader]
+                    agreeing = [name for name in left if torch.equal(changed[name], pattern)]
                 left = [name for name in left if name not in agreeing]
         return {name: grids[name] for name in before if name in grids}
 
@@ -292,9 +292,9 @@ class _Measure:
             )
             across, down = self._sizes[int(picture[number])]
             full = bool(num_pixels[number] == num_owned[number])
-            place = (x * across, y * down, width * across, height * down)
+            geometry = (x * across, y * down, width * across, height * down)
             entry, token = divmod(number, length)
-            spots.append(Spot(token, entry, int(picture[number]), *place, full, full))
+            spots.append(Spot(token, entry, int(picture[number]), *geometry, full, full))
         return spots, (hits / num_owned.clamp(min=1)).view(_PROBES, entries, length)
 
     def _field(self, field: Tensor, entry: int, token: int) -> Spot | None:
@@ -303,11 +303,11 @@ class _Measure:
         if not bool(field.any()):
             return None
         picture = int(self._at.picture[field].amin())
-        whole = self._at.picture == picture
+        in_picture = self._at.picture == picture
         middles, widths, full = list[float](), list[float](), list[bool]()
         for axis, length in zip((self._at.x, self._at.y), self._sizes[picture], strict=True):
-            first, last = (float(each) * length for each in axis[field & whole].aminmax())
-            least, most = (float(each) * length for each in axis[whole].aminmax())
+            first, last = (float(each) * length for each in axis[field & in_picture].aminmax())
+            least, most = (float(each) * length for each in axis[in_picture].aminmax())
             middles.append((first + last) / 2)
             widths.append(last - first)
             full.append(first > least + 0.5 and last < most - 0.5)
@@ -315,10 +315,10 @@ class _Measure:
         return Spot(token, entry, picture, x, y, width, height, *full)
 
 
-def _differs(value: Tensor, other: Tensor) -> Tensor:
+def _differs(value: Tensor, changed: Tensor) -> Tensor:
     """Return True where a token's value differs by more than rounding, (..., kv_len)."""
     rounding = 8 * torch.finfo(value.dtype).eps * value.abs().amax()
-    return ((value - other).abs() > rounding).any(-1).cpu()
+    return ((value - changed).abs() > rounding).any(-1).cpu()
 
 
 def _agree(changed: Tensor, hits: Tensor) -> bool:

@@ -54,12 +54,12 @@ def lattices(
     grids: list[Grid] = []
     for picture, size in enumerate(sizes):
         members = [spot for spot in spots if spot.picture == picture]
-        for alike in [members] if overlapping and members else _of_one_size(members):
-            whole = _Lattice.of(alike, size, overlapping=overlapping)
-            for entry in sorted({spot.entry for spot in alike}):
-                part = [spot for spot in alike if spot.entry == entry]
+        for of_size in [members] if overlapping and members else _of_one_size(members):
+            common = _Lattice.of(of_size, size, overlapping=overlapping)
+            for entry in sorted({spot.entry for spot in of_size}):
+                part = [spot for spot in of_size if spot.entry == entry]
                 # All entries lie on one lattice, such as windows, or each on its own.
-                lattice = whole or _Lattice.of(part, size, overlapping=overlapping)
+                lattice = common or _Lattice.of(part, size, overlapping=overlapping)
                 if lattice is not None:
                     grids += _grids_of(part, lattice, size, overlapping=overlapping)
                 elif not overlapping:  # such fields say nothing of the distance of their tokens
@@ -195,7 +195,7 @@ def _of_cells(
 ) -> list[Grid]:
     """Return one grid of complete rows and columns, or one for each token."""
     across, down = lattice
-    rows, columns = ([place[axis] for place in cells] for axis in (0, 1))
+    rows, columns = ([cell[axis] for cell in cells] for axis in (0, 1))
     top, left = min(rows), min(columns)
     num_rows, num_columns = max(rows) - top + 1, max(columns) - left + 1
 
@@ -209,9 +209,9 @@ def _of_cells(
         return Grid(tokens, rows, columns, spots[0].picture, box, spots[0].entry, overlapping)
 
     if len(cells) == num_rows * num_columns:
-        spots = [cells[place] for place in sorted(cells)]
+        spots = [cells[cell] for cell in sorted(cells)]
         return [grid(spots, num_rows, num_columns, box(top, left, num_rows, num_columns))]
-    return [grid([spot], 1, 1, box(*place, 1, 1)) for place, spot in cells.items()]
+    return [grid([spot], 1, 1, box(*cell, 1, 1)) for cell, spot in cells.items()]
 
 
 def _single(spot: Spot, size: tuple[int, int]) -> Grid:

@@ -151,15 +151,15 @@ def _probed(prepare: Prepare, inputs: Inputs, pictures: list[Any]) -> dict[int, 
     for index, leaf in enumerate(inputs.leaves):
         if not isinstance(leaf, Tensor):
             continue
-        other = probe.leaves[index] if probe.spec == inputs.spec else None
-        if not isinstance(other, Tensor) or other.shape != leaf.shape:
+        pixels = probe.leaves[index] if probe.spec == inputs.spec else None
+        if not isinstance(pixels, Tensor) or pixels.shape != leaf.shape:
+            instead = shape_text(pixels.shape) if isinstance(pixels, Tensor) else kind_text(pixels)
             raise RegardError(
-                f"prepare gives an input of shape {shape_text(leaf.shape)}, and "
-                f"{shape_text(other.shape) if isinstance(other, Tensor) else kind_text(other)} for "
+                f"prepare gives an input of shape {shape_text(leaf.shape)}, and {instead} for "
                 "another picture of this size; it depends on the content.\n"
                 "    Give the tokens their places with regard.grid(...)."
             )
-        tensors[index] = other.detach().cpu().double()
+        tensors[index] = pixels.detach().cpu().double()
     return tensors
 
 

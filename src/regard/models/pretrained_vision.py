@@ -139,7 +139,7 @@ class PretrainedVision:
         watching = observe(self.model, heads=heads, keep=keep, strict=strict)
         with loading_errors(self.name, "cannot read the picture"), quiet():
             inputs, ids = prepare([image]), None
-            with torch.inference_mode(), watching as whole:
+            with torch.inference_mode(), watching as every:
                 if generate:
                     ids = self.model.generate(**inputs, max_new_tokens=generate, do_sample=False)
                     ids = ids[0, :-1]  # the model never reads the last one
@@ -147,8 +147,8 @@ class PretrainedVision:
                     self.model(**inputs)
                     ids = inputs["input_ids"][0] if "input_ids" in inputs else None
             grids = locate(self.model, prepare, [image])
-        whole = whole.with_pictures([keep_picture(image, data=data)], grids)
-        seen = whole.part(_one_sequence(whole))
+        every = every.with_pictures([keep_picture(image, data=data)], grids)
+        seen = every.part(_one_sequence(every))
         seen.model = Path(self.name).name
         tokens = self._tokens(seen, ids)
         return seen.with_tokens(tokens) if seen.layers[0].reads_itself else seen
@@ -168,12 +168,12 @@ class PretrainedVision:
     def _tokens(self, seen: Recording, ids: "torch.Tensor | None") -> list[Token]:
         """Return the tokens of a text, and of parts of the picture their rows and columns."""
         length = seen.layers[0].shape[-1]
-        tokens = [Token(f"[{place}]", special=True) for place in range(length)]
+        tokens = [Token(f"[{position}]", special=True) for position in range(length)]
         if ids is not None:
             tokens = tokens_of(self.processor.tokenizer, ids)
         for grid in seen.grids:
-            for place, token in enumerate(grid.tokens):
-                row, column = divmod(place, grid.columns)
+            for index, token in enumerate(grid.tokens):
+                row, column = divmod(index, grid.columns)
                 tokens[token] = Token(f" {row},{column}")
         return tokens
 

@@ -77,8 +77,8 @@ def _check_fit(layer: Layer, grids: Sequence[Grid], num_pictures: int) -> None:
 
 def entry_grids(grids: Iterable[Grid], index: int, layer: Layer) -> tuple[Grid, ...]:
     """Return the grids of one entry of the batch, as those of a batch of 1."""
-    place = check_index_bounds(index, layer.shape[0], 0)
-    return tuple(replace(grid, entry=0) for grid in grids if grid.entry == place)
+    entry = check_index_bounds(index, layer.shape[0], 0)
+    return tuple(replace(grid, entry=0) for grid in grids if grid.entry == entry)
 
 
 def boxes_of(layers: Sequence[Layer], grids: Sequence[Grid], pictures: Sequence[Picture]) -> Tensor:

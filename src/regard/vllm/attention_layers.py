@@ -32,26 +32,26 @@ def find_layers(worker: Any) -> Found:
     """Return the attention layers of a worker, in their order in the model."""
     base = of_vllm("model_executor.layers.attention_layer_base").AttentionLayerBase
     all_layers = of_vllm("config").get_layers_from_vllm_config(worker.vllm_config, base)
-    own = {
+    attention = {
         name: layer
         for name, layer in all_layers.items()
         if not getattr(layer, "is_draft_layer", False)
     }
-    first = _layers_before(len(own))
-    places = {name: first + index for index, name in enumerate(own)}
-    found = Found([], {}, [])
-    for name, layer in own.items():
+    first = _layers_before(len(attention))
+    places = {name: first + index for index, name in enumerate(attention)}
+    record = Found([], {}, [])
+    for name, layer in attention.items():
         reason = _refusal_of_layer(layer)
         keys = places.get(getattr(layer, "kv_sharing_target_layer_name", None) or name)
-        if reason is None and keys not in (places[name], *found.modules):
+        if reason is None and keys not in (places[name], *record.modules):
             reason = "it shares the keys of a layer that is refused"
         if reason is not None:
-            found.refused.append((name, reason))
+            record.refused.append((name, reason))
         else:
-            found.modules[places[name]] = layer
-            place = {"name": name, "place": places[name], "keys": keys}
-            found.layers.append({**place, **_facts(layer)})
-    return found
+            record.modules[places[name]] = layer
+            numbers = {"name": name, "place": places[name], "keys": keys}
+            record.layers.append({**numbers, **_facts(layer)})
+    return record
 
 
 def _layers_before(count: int) -> int:

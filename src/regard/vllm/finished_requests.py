@@ -178,15 +178,15 @@ def _missing(
     ranks: Sequence[dict[str, Any]], layers: list[int] | None, heads: list[int] | None
 ) -> str | None:
     """Return why a layer or head that is named cannot be recorded, or None."""
-    found = [layer for rank in ranks for layer in rank["layers"]]
+    recorded = [layer for rank in ranks for layer in rank["layers"]]
     refused = [tuple(layer) for rank in ranks for layer in rank["refused_layers"]]
-    if not found and refused:
+    if not recorded and refused:
         return f"layer {refused[0][0]!r} is the first, and {refused[0][1]}"
-    missing = set(layers or ()) - {layer["place"] for layer in found}
-    if missing or not found:
+    missing = set(layers or ()) - {layer["place"] for layer in recorded}
+    if missing or not recorded:
         return f"layers is {layers}, and no layer is at place {min(missing, default=0)}"
     split = 1 + max(rank["heads_rank"] for rank in ranks)
-    for layer in found:
+    for layer in recorded:
         total = layer["num_heads"] * split
         if heads is not None and not all(0 <= head < total for head in heads):
             return f"heads is {heads}, and layer {layer['name']!r} has {total} heads"

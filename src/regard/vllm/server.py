@@ -110,10 +110,10 @@ class Server:
                 raise RegardError(f"{self.url} keeps its recordings: REGARD_FOLDER, {_told(reply)}")
             with part.open("wb") as file:
                 shutil.copyfileobj(reply, file)
-            whole = int(reply.headers.get("Content-Length") or -1)
-        if part.stat().st_size != whole:
+            size = int(reply.headers.get("Content-Length") or -1)
+        if part.stat().st_size != size:
             raise RegardError(
-                f"the reply of {self.url} was cut after {part.stat().st_size:,} of {whole:,} bytes."
+                f"the reply of {self.url} was cut after {part.stat().st_size:,} of {size:,} bytes."
                 "\n    Send the request again."
             )
 

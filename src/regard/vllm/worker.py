@@ -99,8 +99,8 @@ class _Watch:
         self.tensors: dict[str, list[int] | None] = {}
         for layer in about["layers"]:
             first = about["heads_rank"] * layer["num_heads"]
-            own = range(first, first + layer["num_heads"])
-            kept = None if heads is None else [head - first for head in heads if head in own]
+            of_rank = range(first, first + layer["num_heads"])
+            kept = None if heads is None else [head - first for head in heads if head in of_rank]
             self.tensors[f"{layer['place']}.query"] = kept
             self.tensors[f"{layer['keys']}.key"] = None
 
@@ -114,9 +114,9 @@ class _Watch:
         """Keep the rows of a tensor whose first one is that of the token at ``start``."""
         if name in self.tensors:
             heads = self.tensors[name]
-            own = rows.clone() if heads is None else rows[:, heads]
+            chosen = rows.clone() if heads is None else rows[:, heads]
             of_request = self.rows.setdefault(request, defaultdict(list))
-            of_request[name].append((start, own))
+            of_request[name].append((start, chosen))
 
     def finish(self, requests: Iterable[str]) -> None:
         """Write requests that have ended to the disk, so that their memory is free again."""
@@ -133,21 +133,21 @@ class _Watch:
         self.rows.clear()
 
     def _write(self, request: str, tensors: dict[str, list[tuple[int, Tensor]]]) -> None:
-        missing, whole = 0, dict[str, Tensor]()
+        missing, joined = 0, dict[str, Tensor]()
         for name, pieces in tensors.items():
             end = max(start + len(rows) for start, rows in pieces)
             first = pieces[0][1]
-            whole[name] = first.new_empty(end, *first.shape[1:])
+            joined[name] = first.new_empty(end, *first.shape[1:])
             seen = torch.zeros(end, dtype=torch.bool, device="cpu")
             # Later rows replace earlier ones: tokens that were computed again, or guessed wrongly.
             # A row that is never written is missing, and its request is refused.
             for start, rows in pieces:
                 at = slice(start, start + len(rows))
-                whole[name][at], seen[at] = rows, True
+                joined[name][at], seen[at] = rows, True
             missing = max(missing, int((~seen).sum()))
         path = self._folder / f"{len(self.files)}.rank{self._rank}.safetensors"
         part = path.with_suffix(".part")
-        save_file(whole, part, metadata={"missing": json.dumps(missing)})
+        save_file(joined, part, metadata={"missing": json.dumps(missing)})
         part.replace(path)
         self.files[request] = str(path)
 
@@ -174,15 +174,15 @@ class _Taps:
         for undo in self._undo:
             undo()
 
-    def _wrap(self, impl: Any, place: int, *, has_key: bool) -> None:
+    def _wrap(self, impl: Any, number: int, *, has_key: bool) -> None:
         forward = impl.forward
 
         def recorded(layer: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
             if self._total and self._error is None:
                 try:
-                    self._copy(f"{place}.query", query)
+                    self._copy(f"{number}.query", query)
                     if has_key:
-                        self._copy(f"{place}.key", key)
+                        self._copy(f"{number}.key", key)
                 except Exception as error:  # noqa: BLE001 - vLLM must go on
                     self._error = error
             return forward(layer, query, key, *args, **kwargs)

@@ -100,9 +100,12 @@ def bias_gradient_kernel(
     q_tiles, kv_tiles = tl.cdiv(shape.q_len, BLOCK_M), tl.cdiv(shape.kv_len, BLOCK_N)
     program = tl.program_id(0).to(tl.int64)
     if DIAGONAL:
-        place = program % (q_tiles + kv_tiles - 1)
+        diagonal = program % (q_tiles + kv_tiles - 1)
         program = program // (q_tiles + kv_tiles - 1)
-        down, across = tl.maximum(q_tiles - 1 - place, 0), tl.maximum(place - (q_tiles - 1), 0)
+        down, across = (
+            tl.maximum(q_tiles - 1 - diagonal, 0),
+            tl.maximum(diagonal - (q_tiles - 1), 0),
+        )
         count = tl.minimum(q_tiles - down, kv_tiles - across)
     else:
         of_columns, of_rows = kv_tiles // shared.across, q_tiles // shared.down

@@ -386,7 +386,7 @@ class Launch:
         else:
             gradient = self._empty(size)
             counts = (batch, num_heads, down, across)
-            alone = [own == whole for own, whole in zip(size, self.given.shape, strict=True)]
+            alone = [one == full for one, full in zip(size, self.given.shape, strict=True)]
             pairs = list(zip(counts, alone, strict=True))
             shared = biases.Shared(*(1 if is_alone else count for count, is_alone in pairs))
             programs = torch.Size(count if is_alone else 1 for count, is_alone in pairs).numel()

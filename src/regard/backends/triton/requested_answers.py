@@ -311,8 +311,7 @@ class Request:
                 derivatives.add_weights(keys, values, numbers)
             case Diagonal(offset):
                 rows = _rows_on(offset, self.source.shape)
-                place = self.offsets.index(offset)
-                weights = self.on_diagonals[..., place, None]
+                weights = self.on_diagonals[..., self.offsets.index(offset), None]
                 across = torch.zeros_like(weights)
                 across[..., rows, 0] = numbers
                 queries = torch.arange(weights.shape[-2], device=weights.device)[:, None]

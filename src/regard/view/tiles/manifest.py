@@ -146,18 +146,18 @@ def _pictures(recording: Recording) -> dict[str, Any]:
     A page shows the first entry of a batch, and so the pictures of that.
     """
     grids = [
-        [grid for grid in recording.layer_grids(place) if grid.entry == 0]
-        for place in range(len(recording.layers))
+        [grid for grid in recording.layer_grids(layer) if grid.entry == 0]
+        for layer in range(len(recording.layers))
     ]
     unique = list(dict.fromkeys(grid for row in grids for grid in row))
     if not unique:
         return {}
     shown = sorted({grid.picture for grid in unique})
-    pictures = [recording.pictures[place] for place in shown]
+    pictures = [recording.pictures[number] for number in shown]
     records: list[dict[str, Any]] = []
     for grid in unique:
         picture = shown.index(grid.picture)
-        layers = [place for place, row in enumerate(grids) if grid in row]
+        layers = [layer for layer, row in enumerate(grids) if grid in row]
         some = {} if len(layers) == len(grids) else {"layers": layers}
         records.append(_grid_record(grid, picture, pictures[picture]) | some)
     return {"pictures": [_picture_record(each) for each in pictures], "grids": records}
@@ -171,7 +171,7 @@ def _picture_record(picture: Picture) -> dict[str, Any]:
     return {"name": name, "width": width, "height": height, "type": clean.type, "data": data}
 
 
-def _grid_record(grid: Grid, place: int, picture: Picture) -> dict[str, Any]:
+def _grid_record(grid: Grid, number: int, picture: Picture) -> dict[str, Any]:
     """Return a grid as the page has it, its tokens as runs."""
     runs: list[list[int]] = []
     for token in grid.tokens:
@@ -180,7 +180,7 @@ def _grid_record(grid: Grid, place: int, picture: Picture) -> dict[str, Any]:
         else:
             runs.append([token, token + 1])
     record = {
-        "picture": place,
+        "picture": number,
         "rows": grid.rows,
         "columns": grid.columns,
         "box": grid.box or (0, 0, picture.width, picture.height),
@@ -202,9 +202,7 @@ def title_of(recording: Recording) -> str:
         'Life is'
     """
     patches = _patch_keys(recording, 0) if recording.layers else set[int]()
-    tokens = [
-        token for place, token in enumerate(recording.key_tokens or ()) if place not in patches
-    ]
+    tokens = [token for key, token in enumerate(recording.key_tokens or ()) if key not in patches]
     text = "".join(token.text for token in tokens[:200] if not token.special)
     return visible(shorten(text, 60, placeholder=" …") or recording.model) or _UNTITLED
 
@@ -260,21 +258,21 @@ def first_value(value: Tensor) -> Tensor:
     return value if value.ndim == 3 else value[None]
 
 
-def sink_keys(recording: Recording, place: int) -> tuple[int, ...]:
+def sink_keys(recording: Recording, layer: int) -> tuple[int, ...]:
     """Return the keys of a layer that count as sinks: the first one and the special tokens.
 
     As ``sinksOf`` of the page has them. Tokens that stand for parts of a picture are none.
     """
     tokens = recording.key_tokens
-    known = () if tokens is None or len(tokens) != recording.layers[place].shape[-1] else tokens
-    patches = _patch_keys(recording, place)
-    special = (key for key, token in enumerate(known) if token.special and key)
+    named = () if tokens is None or len(tokens) != recording.layers[layer].shape[-1] else tokens
+    patches = _patch_keys(recording, layer)
+    special = (key for key, token in enumerate(named) if token.special and key)
     return (0, *(key for key in special if key not in patches))
 
 
-def _patch_keys(recording: Recording, place: int) -> set[int]:
+def _patch_keys(recording: Recording, layer: int) -> set[int]:
     """Return the keys of a layer that stand for parts of a picture."""
-    grids = recording.layer_grids(place)
+    grids = recording.layer_grids(layer)
     return {key for grid in grids if grid.entry == 0 for key in grid.tokens}
 
 
