@@ -66,7 +66,8 @@ def observed(layer: Attention, query: Tensor, key: Tensor, rows: int | None = No
     with regard.observe(layer, queries=queries) as seen:
         layer(query, key)
     samples = samples_of(seen.layers[0], STATISTICS)
-    found = summarize({("a", name): (range(HEADS), of) for name, of in samples.items()})
+    assert samples is not None
+    found = summarize({"a": (range(HEADS), samples)})
     return {name: summary for (_, name), summary in found.items()}
 
 
@@ -152,7 +153,13 @@ def test_recorded_weights_have_no_scores_and_no_norms() -> None:
     weights = torch.randn(BATCH, HEADS, TOKENS, TOKENS).softmax(-1)
     seen = regard.Recording({"a": regard.AttentionMatrix.from_weights(weights)})
     found = samples_of(seen.layers[0], STATISTICS)
-    assert set(STATISTICS) - set(found) == {"max_score", "logsumexp", "query_norm", "key_norm"}
+    assert found is not None
+    assert set(STATISTICS) - set(found.names) == {
+        "max_score",
+        "logsumexp",
+        "query_norm",
+        "key_norm",
+    }
 
 
 def test_one_row_of_nan_makes_all_numbers_of_its_head_nan() -> None:

@@ -23,7 +23,7 @@ from regard.errors import (
 )
 from regard.recording.recording import Recording
 from regard.training.alarms import Alarm, Alert, is_dead
-from regard.training.row_numbers import STATISTICS, Sample, samples_of
+from regard.training.row_numbers import STATISTICS, Samples, samples_of
 from regard.training.run_table import SHOWN, RunTable, made_folder
 from regard.training.summaries import Key, Summary, are_several, layer_indices, summarize
 
@@ -196,12 +196,12 @@ class Monitor:
 
     def _read(self, step: int, seen: Recording) -> None:
         """Compute the statistics of a recording, and pass them on."""
-        samples: dict[Key, tuple[Sequence[int], Sample]] = {}
+        samples: dict[str, tuple[Sequence[int], Samples]] = {}
         for layer in seen.layers:
             of_layer = self._try(f"layer {layer.name!r}", samples_of, layer, self._statistics)
-            for name, sample in cast("dict[str, Sample]", of_layer or {}).items():
-                heads = [layer.head(head) for head in range(len(sample.rows))]
-                samples[layer.name, name] = heads, sample
+            if of_layer is not None:
+                heads = [layer.head(head) for head in range(of_layer.rows.shape[-1])]
+                samples[layer.name] = heads, of_layer
         self.latest = summarize(samples)
         if not self.latest:
             return

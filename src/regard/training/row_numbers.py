@@ -1,11 +1,12 @@
 """Numbers of every row of a recorded layer, from one pass over its matrix."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.recording.layers import Layer, asked_of
 from regard.reductions.products import Window
@@ -14,7 +15,7 @@ from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore, Norma
 from regard.reductions.sums import Diagonal
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["LOCAL", "STATISTICS", "Sample", "samples_of"]
+__all__ = ["LOCAL", "STATISTICS", "Samples", "samples_of"]
 
 LOCAL = 8
 """The local window has the keys that are at most this many tokens away from the query."""
@@ -34,37 +35,47 @@ STATISTICS = (*_OF_ROWS, "first_token", *_DISTANCES, "query_norm", "key_norm")
 """The names of the statistics; ``docs/training.md`` defines each."""
 
 
-class Sample(NamedTuple):
-    """The numbers of one statistic for each head of a layer, one number for each row.
+class Samples(NamedTuple):
+    """The statistics of a layer: for each statistic and head one number a row.
 
     Attributes:
-        values: (num_heads, n), float32, in rising order; rows that do not count are +inf.
-        rows: the number of rows that count, (num_heads,).
-        total: the sum over these rows, (num_heads,), float64.
-        highest: the largest of these numbers, (num_heads,).
+        names: the statistics.
+        values: (names, num_heads, n), float32, in rising order; rows that do not count are +inf.
+        rows: the number of rows that count, (names, num_heads).
+        total: the sum over these rows, (names, num_heads), float64.
+        highest: the largest of these numbers, (names, num_heads).
     """
 
+    names: tuple[str, ...]
     values: Tensor
     rows: Tensor
     total: Tensor
     highest: Tensor
 
     @classmethod
-    def of(cls, numbers: Tensor, counts: Tensor) -> "Sample":
-        """Return the sample of numbers, (entries, num_heads, n), where ``counts`` is True."""
-        numbers = numbers.float().transpose(0, 1).flatten(1)
-        counts = counts.expand(-1, len(numbers), -1).transpose(0, 1).flatten(1)
+    def of(cls, numbers: Mapping[str, tuple[Tensor, Tensor]]) -> "Samples":
+        """Return the samples of numbers by statistic, each beside True for rows that count.
+
+        Numbers are (entries, num_heads, n), what counts (entries, 1 or num_heads, n).
+        """
+        most = max(of.shape[-1] for of, _ in numbers.values())
+        pairs = [(pad(of, (0, most - of.shape[-1])), there) for of, there in numbers.values()]
+        values = torch.stack([of.float() for of, _ in pairs])
+        there = [pad(each, (0, most - each.shape[-1])).expand(values[0].shape) for _, each in pairs]
+        counts = torch.stack(there).transpose(1, 2).flatten(2)
+        values = values.transpose(1, 2).flatten(2)
         return cls(
-            numbers.masked_fill(~counts, torch.inf).sort(-1).values,
+            tuple(numbers),
+            values.masked_fill(~counts, torch.inf).sort(-1).values,
             counts.sum(-1),
-            numbers.masked_fill(~counts, 0).sum(-1, dtype=torch.float64),
-            numbers.masked_fill(~counts, -torch.inf).amax(-1),
+            values.masked_fill(~counts, 0).sum(-1, dtype=torch.float64),
+            values.masked_fill(~counts, -torch.inf).amax(-1),
         )
 
 
 @torch.no_grad()
-def samples_of(layer: Layer, statistics: Sequence[str]) -> dict[str, Sample]:
-    """Return a sample of each statistic that a layer has, by its name.
+def samples_of(layer: Layer, statistics: Sequence[str]) -> Samples | None:
+    """Return samples of the statistics that a layer has; None if it has none of them.
 
     A row counts if it may attend to a key and is not padding. A layer that was recorded as weights
     has no scores and no norms. Statistics of distances need queries and keys of one text.
@@ -82,27 +93,27 @@ def samples_of(layer: Layer, statistics: Sequence[str]) -> dict[str, Sample]:
     computed = asked_of(matrix, list(questions.values()))
     answers = dict(zip(questions, map(texts.by_head, computed), strict=True))
     counts = texts.queries & (answers["max_score"] != -torch.inf)
-    if "first_token" in statistics:
+    if first_keys:
         shares = torch.zeros_like(answers["max_score"])
         for first, entries in first_keys.items():
             shares = torch.where(entries, answers["column", first], shares)
         answers["first_token"] = shares
-    samples = {
-        name: Sample.of(answers[name], counts)
+    numbers = {
+        name: (answers[name], counts)
         for name in (*_OF_ROWS, "first_token")
         if name in statistics and not (source is None and name in ("max_score", "logsumexp"))
     }
     for name in distances:
         shares = sum(texts.at_rows(answers[offset], offset) for offset in _DISTANCES[name])
         has_key = texts.have_previous if name == "previous_token" else counts
-        samples[name] = Sample.of(cast(Tensor, shares), counts & has_key)
+        numbers[name] = cast(Tensor, shares), counts & has_key
     if source is not None and "query_norm" in statistics:
-        samples["query_norm"] = Sample.of(texts.by_head(_norms(source, source.query)), counts)
+        numbers["query_norm"] = texts.by_head(_norms(source, source.query)), counts
     if source is not None and "key_norm" in statistics:
         norms = _norms(source, source.key)
         norms = norms if norms.ndim == 1 else norms.repeat_interleave(source.group, -2)
-        samples["key_norm"] = Sample.of(texts.by_head(norms), texts.keys)
-    return samples
+        numbers["key_norm"] = texts.by_head(norms), texts.keys
+    return Samples.of(numbers) if numbers else None
 
 
 def _norms(source: QueryKeyScores, vectors: Tensor) -> Tensor:
@@ -155,4 +166,4 @@ class _Texts:
         q_len = self._shape[-2]
         before = min(max(0, -self.start - offset), q_len)
         after = q_len - before - diagonal.shape[-1]
-        return torch.nn.functional.pad(diagonal, (before, after))
+        return pad(diagonal, (before, after))

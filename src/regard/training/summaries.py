@@ -1,13 +1,13 @@
 """Summaries over rows: mean, extremes and exact quantiles, of one process or of several."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.training.row_numbers import Sample
+from regard.training.row_numbers import Samples
 
 __all__ = ["Key", "Summary", "are_several", "layer_indices", "summarize"]
 
@@ -55,53 +55,68 @@ def layer_indices(summaries: Mapping[Key, Summary]) -> dict[str, int]:
     return {name: index for index, name in enumerate(dict.fromkeys(name for name, _ in summaries))}
 
 
-def summarize(samples: Mapping[Key, tuple[Sequence[int], Sample]]) -> dict[Key, Summary]:
-    """Return the summary of each sample, given with the positions of its heads in the model.
+def summarize(samples: Mapping[str, tuple[Sequence[int], Samples]]) -> dict[Key, Summary]:
+    """Return the summaries of each layer's samples, given with the positions of its heads.
 
     The rows of all processes are put together. Every process of the default group must call it.
     """
-    heads = _all_heads({key: tuple(of) for key, (of, _) in samples.items()})
-    starts, total = dict[Key, int](), 0
-    for key, of in heads.items():
-        starts[key], total = total, total + len(of)
-    device = next((sample.total.device for _, sample in samples.values()), _device())
+    layers = _all_layers({name: (tuple(heads), of.names) for name, (heads, of) in samples.items()})
+    parts, total = dict[Key, slice](), 0
+    for layer, (heads, names) in layers.items():
+        for name in names:
+            parts[layer, name] = slice(total, total + len(heads))
+            total += len(heads)
+    device = next((of.total.device for _, of in samples.values()), _device())
     places = {
-        key: torch.tensor([starts[key] + heads[key].index(head) for head in of], device=device)
-        for key, (of, _) in samples.items()
+        layer: torch.tensor(
+            [
+                [parts[layer, name].start + layers[layer].heads.index(head) for head in heads]
+                for name in of.names
+            ],
+            device=device,
+        )
+        for layer, (heads, of) in samples.items()
     }
     sums = torch.zeros(2, total, dtype=torch.float64, device=device)
     ends = torch.full((2, total), -torch.inf, device=device)
-    for key, (_, sample) in samples.items():
-        sums[:, places[key]] = torch.stack([sample.total, sample.rows.double()]).to(device)
-        ends[:, places[key]] = torch.stack([-sample.values[:, 0], sample.highest]).to(device)
+    for layer, (_, of) in samples.items():
+        sums[:, places[layer]] = torch.stack([of.total, of.rows.double()]).to(device)
+        ends[:, places[layer]] = torch.stack([-of.values[..., 0], of.highest]).to(device)
     if are_several():
         dist.all_reduce(sums)
         dist.all_reduce(ends, dist.ReduceOp.MAX)
     count = sums[1].long()
     wanted = torch.stack([(share * sums[1]).ceil().long().clamp(min=1) for share in _SHARES], -1)
-    sorted_values = {key: sample.values.to(device) for key, (_, sample) in samples.items()}
-    quantiles = (_searched if are_several() else _picked)(sorted_values, places, wanted)
+    values = [(places[layer], of.values.to(device)) for layer, (_, of) in samples.items()]
+    quantiles = (_searched if are_several() else _picked)(values, wanted)
     numbers = torch.stack([sums[0] / sums[1], -ends[0].double(), *quantiles.T.double(), ends[1]])
     numbers = numbers.masked_fill(~(count > 0) | sums[0].isnan(), torch.nan).cpu()
     count = count.cpu()
-    parts = {key: slice(starts[key], starts[key] + len(of)) for key, of in heads.items()}
     return {
-        key: Summary(tuple(heads[key]), *numbers[:, part].unbind(), rows=count[part])
-        for key, part in parts.items()
+        (layer, name): Summary(layers[layer].heads, *numbers[:, part].unbind(), rows=count[part])
+        for (layer, name), part in parts.items()
     }
 
 
-def _all_heads(here: dict[Key, tuple[int, ...]]) -> dict[Key, list[int]]:
-    """Return the heads of all processes for each layer and statistic."""
+class _LayerCells(NamedTuple):
+    """The heads and the statistics of a layer, in all processes."""
+
+    heads: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+def _all_layers(here: dict[str, tuple[Sequence[int], Sequence[str]]]) -> dict[str, _LayerCells]:
+    """Return the heads and statistics that all processes together have of each layer."""
     every: list[Any] = [here]
     if are_several():
         every = [None] * dist.get_world_size()
         dist.all_gather_object(every, here)
-    heads = dict[Key, set[int]]()
-    for each in cast("list[dict[Key, tuple[int, ...]]]", every):
-        for key, of in each.items():
-            heads.setdefault(key, set()).update(of)
-    return {key: sorted(of) for key, of in heads.items()}
+    heads, names = dict[str, set[int]](), dict[str, dict[str, None]]()
+    for each in every:
+        for layer, (its_heads, its_names) in each.items():
+            heads.setdefault(layer, set()).update(its_heads)
+            names.setdefault(layer, {}).update(dict.fromkeys(its_names))
+    return {layer: _LayerCells(tuple(sorted(heads[layer])), tuple(names[layer])) for layer in heads}
 
 
 def _device() -> torch.device:
@@ -110,29 +125,28 @@ def _device() -> torch.device:
     return torch.device("cuda" if on_gpu else "cpu")
 
 
-def _picked(values: dict[Key, Tensor], places: dict[Key, Tensor], wanted: Tensor) -> Tensor:
+def _picked(values: Sequence[tuple[Tensor, Tensor]], wanted: Tensor) -> Tensor:
     """Return the numbers at some positions of each head, counted from 1, (cells, quantiles)."""
     quantiles = torch.zeros(wanted.shape, device=wanted.device)
-    for key, of in values.items():
-        quantiles[places[key]] = of.gather(-1, wanted[places[key]] - 1)
+    for cells, of in values:
+        quantiles[cells] = of.gather(-1, wanted[cells] - 1)
     return quantiles
 
 
-def _searched(values: dict[Key, Tensor], places: dict[Key, Tensor], wanted: Tensor) -> Tensor:
+def _searched(values: Sequence[tuple[Tensor, Tensor]], wanted: Tensor) -> Tensor:
     """Return the numbers at some positions in the order of the rows of all processes.
 
     The bits of floating-point numbers, read as integers, have the order of the numbers. Each round
     halves the range of integers that contains the result, so 32 sums of counts find it exactly.
     """
-    ordered = {key: _flipped(of.contiguous().view(torch.int32)) for key, of in values.items()}
+    ordered = [(cells, _flipped(of.contiguous().view(torch.int32))) for cells, of in values]
     low = torch.full_like(wanted, -(2**31))
     high = torch.full_like(wanted, _LARGEST)
     for _ in range(32):
         middle = (low + high) >> 1
         below = torch.zeros_like(wanted)
-        for key, of in ordered.items():
-            at = middle[places[key]].int()
-            below[places[key]] = torch.searchsorted(of, at, right=True)
+        for cells, of in ordered:
+            below[cells] = torch.searchsorted(of, middle[cells].int(), right=True)
         dist.all_reduce(below)
         enough = below >= wanted
         low, high = torch.where(enough, low, middle + 1), torch.where(enough, middle, high)
