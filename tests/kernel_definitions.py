@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
     logsumexp: Tensor
     maximum: Tensor
-    entropy: Tensor
+    mean_shifted: Tensor  # sum of weights * (scores - maximum)
     mass: Tensor
     value: Tensor
     key: Tensor
@@ -177,10 +177,11 @@ def rows(given: Operands, dtype: torch.dtype = torch.float64) -> Rows:
     first = (found == found.amax(-1, keepdim=True)).int().argmax(-1)
     empty = (found == -torch.inf).all(-1)
     index = torch.where(empty, -1, first)
+    largest = found.amax(-1, keepdim=True)
     return Rows(
         _logsumexp(given, found),
-        found.amax(-1),
-        torch.special.entr(of_all).sum(-1),
+        largest.squeeze(-1),
+        torch.where(found == -torch.inf, 0, of_all * (found - largest)).sum(-1),
         of_all.sum(-1),
         value,
         index,

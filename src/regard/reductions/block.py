@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.masks import Mask
 from regard.reductions.largest import largest
 from regard.reductions.masked_product import masked_product, operand_part
+from regard.reductions.span_sums import span_sums
 from regard.scores.box import Box, Cut, Index, cut_whole
 from regard.scores.score_source import (
     MASKED_SCORE,
@@ -98,6 +99,15 @@ class RowStatistics(ABC):
         Args:
             parts: the rows of each sum, in rising order and without overlap.
         """
+
+    def sum_cells(self, parts: Sequence[slice], spans: Sequence[tuple[int, int]]) -> Tensor:
+        """Return the sums of the weights over cells, (..., len(parts), len(spans)).
+
+        Args:
+            parts: the rows of the cells, in rising order and without overlap.
+            spans: (start, stop) of their columns in the block, clipped to its width.
+        """
+        return span_sums(self.sum_rows(parts), spans)
 
     @abstractmethod
     def top(self, k: int) -> tuple[Tensor, Tensor]:

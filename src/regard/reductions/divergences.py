@@ -37,18 +37,8 @@ class RowNumbers(Protocol):
         ...
 
     @property
-    def log_normalizer(self) -> Tensor:
-        """logsumexp - maximum, (..., rows)."""
-        ...
-
-    @property
     def row_sum(self) -> Tensor:
         """The sum of the weights, (..., rows)."""
-        ...
-
-    @property
-    def mean_shifted(self) -> Tensor:
-        """The sum of weights * (scores - maximum), (..., rows)."""
         ...
 
 

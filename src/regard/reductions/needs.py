@@ -24,6 +24,7 @@ class Needs(NamedTuple):
         divergences: the divergences from other matrices.
         keys: whether the visible keys of each row are counted.
         largest_score: whether the largest score of each row is read with its gradients.
+        mean_shifted: whether the mean of the shifted scores is read, which entropies need.
 
     Example:
         >>> import regard
@@ -41,11 +42,22 @@ class Needs(NamedTuple):
     divergences: "tuple[Divergence, ...]" = ()
     keys: bool = False
     largest_score: bool = False
+    mean_shifted: bool = False
 
     @property
     def weights(self) -> bool:
         """True if the weights of complete rows are read."""
         return bool(self.sums or self.operands or self.windows)
+
+    @property
+    def sorted_offsets(self) -> list[int]:
+        """The offsets of the diagonals, in rising order."""
+        return sorted(self.offsets)
+
+    @property
+    def columns(self) -> list[int]:
+        """The columns of all windows, in rising order."""
+        return sorted({column for window in self.windows for column in window})
 
     @property
     def products(self) -> bool:
@@ -67,4 +79,5 @@ def joined(needs: Iterable[Needs]) -> Needs:
         tuple(item for each in several for item in each.divergences),
         any(each.keys for each in several),
         any(each.largest_score for each in several),
+        any(each.mean_shifted for each in several),
     )

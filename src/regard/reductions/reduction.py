@@ -51,7 +51,7 @@ class Reduction(ABC):
             subclass does not inherit it.
         reads_statistics: True if ``update`` reads no more of a block than ``box``, ``maximum``,
             ``log_normalizer``, ``logsumexp``, ``mean_shifted``, ``row_sum`` and ``visible_keys``.
-            The compiled kernels of a CPU then give them. False by default.
+            The compiled kernels of a CPU or a GPU then give them. False by default.
 
     Example:
         >>> import torch, regard
@@ -99,7 +99,8 @@ class Reduction(ABC):
     @property
     def needs(self) -> Needs:
         """The parts of a block that ``update`` reads; see ``reads_statistics``."""
-        return Needs(block=not self.reads_statistics, keys=self.reads_statistics)
+        reads = self.reads_statistics
+        return Needs(block=not reads, keys=reads, mean_shifted=reads)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

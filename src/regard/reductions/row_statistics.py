@@ -82,7 +82,7 @@ class Entropy(RowStatistic):
 
     @property
     def needs(self) -> Needs:
-        return Needs()
+        return Needs(mean_shifted=True)
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted
@@ -112,7 +112,7 @@ class NormalizedEntropy(RowStatistic):
 
     @property
     def needs(self) -> Needs:
-        return Needs(keys=True)
+        return Needs(keys=True, mean_shifted=True)
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         entropy = block.log_normalizer * block.row_sum - block.mean_shifted

@@ -17,11 +17,13 @@ from regard.errors import check_count, check_memory, check_spans, check_whole
 from regard.reductions.block import RowStatistics
 from regard.reductions.needs import Needs
 from regard.reductions.reduction import Contribution, Reduction
+from regard.reductions.span_sums import span_sums
 from regard.scores.box import int_tensor
 from regard.scores.score_source import sum_dtype
 
 _START, _STOP = itemgetter(0), itemgetter(1)
-_FEW_SPANS = 32  # up to this number, summing spans one by one is faster
+Spans = tuple[tuple[int, int], ...]
+"""(start, stop) pairs."""
 
 
 class SumsOfRows(Reduction):
@@ -36,6 +38,13 @@ class SumsOfRows(Reduction):
         """Return the part of ``rows`` that each sum covers, counted from ``rows.start``.
 
         The parts are in rising order and do not overlap.
+        """
+
+    @abstractmethod
+    def spans(self, shape: torch.Size) -> tuple[Spans, Spans | None]:
+        """Return the spans of queries and of keys that are summed; None: each key by itself.
+
+        Spans of queries are in rising order and do not overlap.
         """
 
 
@@ -78,6 +87,9 @@ class Sum(SumsOfRows):
 
     def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
         return [] if self.dim == -1 else [slice(0, rows.stop - rows.start)]
+
+    def spans(self, shape: torch.Size) -> tuple[Spans, Spans | None]:
+        return ((0, shape[-2]),), None
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device
@@ -134,6 +146,9 @@ class Pool(SumsOfRows):
 
     def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
         return self.grid(shape).parts(rows, shape)
+
+    def spans(self, shape: torch.Size) -> tuple[Spans, Spans | None]:
+        return self.grid(shape).spans(shape)
 
     def grid(self, shape: torch.Size) -> "Segments":
         """Return the segments whose spans are the cells."""
@@ -238,6 +253,9 @@ class Segments(SumsOfRows):
             for start, stop in self.query_pieces[_overlapping(self.query_pieces, rows)]
         ]
 
+    def spans(self, shape: torch.Size) -> tuple[Spans, Spans | None]:
+        return tuple(self.query_pieces), self._keys.pairs
+
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         rows, columns = block.box.rows, block.box.columns
         pairs = self._keys.pairs
@@ -247,7 +265,7 @@ class Segments(SumsOfRows):
         spans = [(start - columns.start, stop - columns.start) for start, stop in pairs[keys]]
         if not (parts and spans):
             return (Contribution(at, block.maximum.new_zeros(len(parts), len(spans))),)
-        return (Contribution(at, _span_sums(block.sum_rows(parts), spans)),)
+        return (Contribution(at, block.sum_cells(parts, spans)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
         (by_piece,) = buffers
@@ -255,7 +273,7 @@ class Segments(SumsOfRows):
         firsts = [bisect_left(self.query_pieces, start, key=_START) for start, _ in spans]
         ends = [bisect_right(self.query_pieces, stop, key=_STOP) for _, stop in spans]
         pieces_of_spans = list(zip(firsts, ends, strict=True))
-        by_span = _span_sums(by_piece.mT, pieces_of_spans).mT.to(by_piece.dtype)
+        by_span = span_sums(by_piece.mT, pieces_of_spans).mT.to(by_piece.dtype)
         lengths = int_tensor([stop - start for start, stop in spans], by_piece.device)
         return by_span / lengths[:, None]
 
@@ -299,41 +317,6 @@ def _overlapping(spans: Sequence[tuple[int, int]], part: slice) -> slice:
     """Return which of some disjoint spans in rising order overlap a part."""
     first = bisect_right(spans, part.start, key=_STOP)
     return slice(first, max(first, bisect_left(spans, part.stop, key=_START)))
-
-
-def _span_sums(numbers: Tensor, spans: list[tuple[int, int]]) -> Tensor:
-    """Return the sum over each span of the last axis, (..., spans).
-
-    A reshape sums neighbouring spans of equal length. Otherwise the sums form a binary tree: level
-    n has the sums of 2**n neighbouring numbers. A span needs at most two sums from each level.
-    Memory is linear, and spans may overlap. Differences of cumulative sums would lose small numbers
-    next to large ones.
-
-    Args:
-        numbers: (..., length).
-        spans: (start, stop) pairs, clipped to 0 and length.
-    """
-    first, width = spans[0][0], spans[0][1] - spans[0][0]
-    edges = range(first, first + width * len(spans) + 1, max(width, 1))
-    if first >= 0 and spans[-1][1] <= numbers.shape[-1] and list(pairwise(edges)) == spans:
-        return numbers[..., first : edges[-1]].view(*numbers.shape[:-1], len(spans), width).sum(-1)
-    # The gradient of indexing is reproducible on a GPU, but on a CPU only in float64.
-    numbers = numbers.to(sum_dtype(numbers.dtype, numbers.device))
-    if len(spans) <= _FEW_SPANS:
-        sums = [numbers[..., max(start, 0) : max(stop, 0)].sum(-1) for start, stop in spans]
-        return torch.stack(sums, -1)
-    start, stop = torch.tensor(spans, device="cpu").clamp(0, numbers.shape[-1]).unbind(-1)
-    total = numbers.new_zeros((*numbers.shape[:-1], len(spans)))
-    while numbers.shape[-1]:
-        left = start < stop
-        for taken, place in ((left & (start % 2 == 1), start), (left & (stop % 2 == 1), stop - 1)):
-            at = place.where(taken, 0).to(numbers.device, non_blocking=True)
-            chosen = taken.to(numbers.device, non_blocking=True)
-            total = total + torch.where(chosen, numbers[..., at], 0.0)
-        start, stop = (start + 1) // 2, stop // 2
-        even = numbers.shape[-1] // 2 * 2
-        numbers = numbers[..., 0:even:2] + numbers[..., 1:even:2]
-    return total
 
 
 @final

@@ -117,14 +117,14 @@ def test_the_output_beside_statistics_comes_from_the_fused_kernels(interpreted: 
     torch.testing.assert_close(entropy, A.entropy())
 
 
-def test_progress_counts_the_reductions_whose_kernels_run(interpreted: None) -> None:
+def test_progress_counts_the_passes_of_kernels(interpreted: None) -> None:
     query, key, value = (torch.randn(2, 9, 4) for _ in range(3))
     A = regard.attend(query, key)
     asked = (regard.Output(value), regard.Entropy(), regard.Sum(-2))
     calls: list[tuple[int, int]] = []
     A.reduce(*asked, backend="triton", progress=lambda *numbers: calls.append(numbers))
-    assert calls == [(1, 3), (2, 3), (3, 3)]
-    with pytest.raises(CancelledError, match="cancelled after 0 of 3 blocks"):
+    assert calls == [(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+    with pytest.raises(CancelledError, match="cancelled after 0 of 5 blocks"):
         A.reduce(*asked, backend="triton", cancelled=lambda: True)
 
 
@@ -135,7 +135,7 @@ def test_the_memory_counts_the_pieces_of_cells_and_the_output() -> None:
     _, memory = BACKENDS["triton"].describe(A.source, A.mask, asked)
     _, of_output = BACKENDS["sdpa"].describe(A.source, A.mask, asked[3:])
     pieces = 8192 // 32  # of cells, whose sums are added by a second kernel
-    assert memory == of_output + 4 * 4 * (4 * 8192 + 2 * (8192 + 8 * 8) + pieces * 8)
+    assert memory == of_output + 4 * 4 * (7 * 8192 + 2 * (8192 + 8 * 8) + pieces * 8)
 
 
 def test_the_memory_counts_the_tiles_that_a_top_k_lists() -> None:
@@ -145,7 +145,7 @@ def test_the_memory_counts_the_tiles_that_a_top_k_lists() -> None:
     _, memory = BACKENDS["triton"].describe(A.source, A.mask, asked)
     answers = (2 + 5) * (4 + 8)  # a weight and its key each
     listed = 8 * (4 + 16 * 4)  # a tile and the maxima of its groups, of eight tiles
-    assert memory == 4 * 128 * (3 * 4 + answers + listed)
+    assert memory == 4 * 128 * (5 * 4 + answers + listed)
 
 
 def test_the_memory_counts_the_bits_of_a_mask_that_has_no_limits() -> None:
@@ -520,3 +520,30 @@ def test_an_error_that_is_not_the_machines_is_raised(
     with pytest.raises(type(error)) as raised:
         backend.Triton(instead=Sweep()).reduce(A.source, None, [STATISTIC])
     assert raised.value is error
+
+
+class Mean(regard.Reduction):
+    """The mean shifted score of each row, times the keys that it sees: a user's own statistic."""
+
+    reads_statistics = True
+
+    def start(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Any:
+        return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
+
+    def update(self, block: regard.Block) -> tuple[regard.Contribution, ...]:
+        numbers = block.mean_shifted * block.visible_keys + block.log_normalizer * block.row_sum
+        return (regard.Contribution(block.box.at_rows, numbers),)
+
+    def finish(self, buffers: tuple[torch.Tensor, ...], shape: torch.Size) -> torch.Tensor:
+        return buffers[0]
+
+
+def test_the_kernels_give_a_users_own_statistic_and_its_gradient(interpreted: None) -> None:
+    leaves = [torch.randn(2, 9, 4, requires_grad=True) for _ in range(2)]
+    found: list[torch.Tensor] = []
+    for name, dtype in (("triton", torch.float32), ("dense", torch.float64)):
+        pair = (leaf.to(dtype) for leaf in leaves)
+        answer = regard.attend(*pair, mask=regard.Causal()).reduce(Mean(), backend=name)
+        gradients = torch.autograd.grad(answer.square().sum(), leaves)
+        found.append(torch.cat([each.double().flatten() for each in (answer, *gradients)]))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)

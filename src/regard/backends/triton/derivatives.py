@@ -1,11 +1,13 @@
 """Gradients of answers: the terms of the derivative by the weights, and the kernels that use them.
 
 ``gradient_kernels`` has the formula. Here are the terms of each reduction, and the numbers of a row
-that need no pass over the matrix: for the entropy H the row sum of W G is a (H - sum(W)).
+that need no pass over the matrix: for a sum of weights times shifted scores, the row sum of W G is
+that sum.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import log
 from typing import NamedTuple
 
 import torch
@@ -74,24 +76,19 @@ class Derivatives:
         made._collected = [Derivative(made._offset - made._row_sums, other=other)]
         return made
 
-    @property
-    def _mass(self) -> Tensor:
-        """The sum of the weights of each row; without a sink it is 1 where it matters."""
-        return torch.ones_like(self._offset) if self._rows.mass is None else self._rows.mass
-
     def add_logsumexp(self, numbers: Tensor) -> None:
         self._offset += numbers
         self._of_logsumexp += numbers
 
-    def add_entropy(self, numbers: Tensor) -> None:
-        assert self._rows.entropy is not None
-        self._slope = -numbers if self._slope is None else self._slope - numbers
-        self._offset -= numbers
-        self._row_sums += numbers * (self._rows.entropy - self._mass)
+    def add_mean_shifted(self, numbers: Tensor) -> None:
+        assert self._rows.mean_shifted is not None
+        self._slope = numbers.clone() if self._slope is None else self._slope + numbers
+        self._offset += numbers * (1 + self._rows.norms.above * log(2))
+        self._row_sums += numbers * self._rows.mean_shifted
 
     def add_row_sums(self, numbers: Tensor) -> None:
         self._offset += numbers
-        self._row_sums += numbers * self._mass
+        self._row_sums += numbers * self._rows.mass
 
     def add_column_sums(self, numbers: Tensor) -> None:
         self._columns = numbers if self._columns is None else self._columns + numbers

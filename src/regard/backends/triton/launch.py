@@ -46,8 +46,8 @@ class RowStatistics(NamedTuple):
         logsumexp: in nats, float32.
         norms: the row maximum and log of the sum, which the other passes need.
         maximum: the largest score, float32.
-        entropy: in nats, float32.
         mass: the sum of the weights, float32.
+        mean_shifted: the sum of weights * (scores - maximum), in nats, float32.
         tiles: int32, (batch, num_heads, q_len, slots): the tiles with the largest scores, an input
             of ``Launch.top``; of one slot the group of keys.
         maxima: (batch, num_heads, q_len, slots, groups): of the groups in these tiles, likewise;
@@ -56,11 +56,11 @@ class RowStatistics(NamedTuple):
 
     logsumexp: Tensor
     norms: tile.Norms
-    maximum: Tensor | None
-    entropy: Tensor | None
-    mass: Tensor | None
-    tiles: Tensor | None
-    maxima: Tensor | None
+    maximum: Tensor
+    mass: Tensor
+    mean_shifted: Tensor | None = None
+    tiles: Tensor | None = None
+    maxima: Tensor | None = None
 
 
 class _Group(NamedTuple):
@@ -90,15 +90,11 @@ class Launch:
 
     given: Operands
 
-    def rows(
-        self, *, maximum: bool = False, entropy: bool = False, mass: bool = False, k: int = 0
-    ) -> RowStatistics:
-        """Compute the logsumexp of each row, and the statistics requested.
+    def rows(self, *, mean_shifted: bool = False, k: int = 0) -> RowStatistics:
+        """Compute the statistics of each row.
 
         Args:
-            maximum: also compute the largest score of each row.
-            entropy: also compute the entropy of each row.
-            mass: also compute the sum of the weights of each row.
+            mean_shifted: also compute the mean of the shifted scores of each row.
             k: if not 0, also list the tiles that a following ``top`` with this k needs.
         """
         size = self.given.shape[:-1]
@@ -108,9 +104,9 @@ class Launch:
         statistics = RowStatistics(
             self._empty(size),
             tile.Norms(self._empty(size), self._empty(size)),
-            self._empty(size) if maximum else None,
-            self._empty(size) if entropy else None,
-            self._empty(size) if mass else None,
+            self._empty(size),
+            self._empty(size),
+            self._empty(size) if mean_shifted else None,
             self._empty((*size, slots), torch.int32) if k else None,
             self._empty((*size, slots, groups)) if k > 1 else None,
         )

@@ -1,6 +1,6 @@
-"""The answers to several reductions of one matrix, and their gradients, by the Triton kernels."""
+"""The numbers that reductions of one matrix need, and their gradients, by the Triton kernels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
@@ -18,16 +18,9 @@ from regard.backends.triton.operands import (
 )
 from regard.masks import Mask
 from regard.reductions.divergences import Divergence, JensenShannon
-from regard.reductions.products import TransposedOutput, Window
-from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import (
-    Entropy,
-    LogSumExp,
-    MaxScore,
-    NormalizedEntropy,
-)
-from regard.reductions.sums import Diagonal, Pool, Segments, Sum
-from regard.reductions.top_k import TopK
+from regard.reductions.needs import Needs
+from regard.reductions.sums import Spans, SumsOfRows
+from regard.scores.box import int_tensor
 from regard.scores.query_key import QueryKeyScores
 
 if TYPE_CHECKING:
@@ -35,18 +28,22 @@ if TYPE_CHECKING:
     from regard.backends.triton.launch import Launch, RowStatistics
 
 MOST_STRIPS = 2**26  # numbers between two passes: 256 MiB
+_LN2 = log(2)
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Several reductions of one matrix; each pass runs once, when it is first needed."""
+    """What reductions need of one matrix; each pass runs once, when it is first needed.
+
+    Its answers have names: those of ``Needs`` and of ``RowStatistics``, with a position where
+    there are several.
+    """
 
     source: QueryKeyScores
     mask: Mask | None
-    reductions: tuple[Reduction, ...]
+    needs: Needs
     graded: bool
     kept: dict[str, Tensor]  # numbers of the forward pass, in the backward pass
-    compared: bool = False  # with another matrix, by a divergence
 
     @cached_property
     def launch(self) -> "Launch":
@@ -63,17 +60,15 @@ class Request:
             "top": rows.norms.top,
             "above": rows.norms.above,
             "maximum": rows.maximum,
-            "entropy": rows.entropy,
             "mass": rows.mass,
+            "mean_shifted": rows.mean_shifted,
         }
         if self.largest_k:
             numbers["weights"], numbers["keys"] = self.largest
-        if self.offsets:
+        if self.needs.offsets:
             numbers["on_diagonals"] = self.on_diagonals
-        if self.columns:
+        if self.needs.windows:
             numbers["in_columns"] = self.in_columns
-        if NormalizedEntropy() in self.reductions:
-            numbers["visible_keys"] = self.visible_keys
         if packed is not None:
             numbers["slots"], numbers["words"] = packed.slots, packed.words
         for place, (other, answers) in enumerate(self.divergences):
@@ -85,32 +80,31 @@ class Request:
     def divergences(self) -> "list[tuple[Request, _Divergences]]":
         """The other matrix of each divergence, and its answers."""
         found: list[tuple[Request, _Divergences]] = []
-        for reduction in self.reductions:
-            if isinstance(reduction, Divergence):
-                start = f"{len(found)} "
-                kept = {
-                    name.removeprefix(start): each
-                    for name, each in self.kept.items()
-                    if name.startswith(start)
-                }
-                source = cast(QueryKeyScores, reduction.source)
-                other = Request(source, reduction.mask, (), self.graded, kept, compared=True)
-                if kept:
-                    answers = _Divergences(kept["divergence"], kept.get("half"))
-                else:
-                    answers = self._diverge(reduction, other)
-                found.append((other, answers))
+        for place, divergence in enumerate(self.needs.divergences):
+            start = f"{place} "
+            kept = {
+                name.removeprefix(start): each
+                for name, each in self.kept.items()
+                if name.startswith(start)
+            }
+            source = cast(QueryKeyScores, divergence.source)
+            other = Request(source, divergence.mask, Needs(), self.graded, kept)
+            if kept:
+                answers = _Divergences(kept["divergence"], kept.get("half"))
+            else:
+                answers = self._diverge(divergence, other)
+            found.append((other, answers))
         return found
 
-    def _diverge(self, reduction: Divergence, other: "Request") -> "_Divergences":
-        symmetric = isinstance(reduction, JensenShannon)
+    def _diverge(self, divergence: Divergence, other: "Request") -> "_Divergences":
+        symmetric = isinstance(divergence, JensenShannon)
         kind = "jensen_shannon" if symmetric else "kullback_leibler"
         beside = other.beside(self.rows.logsumexp, kind)  # the numbers are not read
         totals, of_first = self.launch.divergence(
             self.rows.norms, beside, shares=symmetric and self.graded
         )
-        own, its = (_RowNumbers.of(each.rows) for each in (self, other))
-        numbers = reduction.combine(own, its, totals)
+        of_self, of_other = (_RowNumbers.of(each.rows) for each in (self, other))
+        numbers = divergence.combine(of_self, of_other, totals)
         return _Divergences(numbers, of_first)
 
     @cached_property
@@ -121,25 +115,17 @@ class Request:
 
             kept = self.kept
             norms = Norms(kept["top"], kept["above"])
-            names = ("maximum", "entropy", "mass", "tiles", "maxima")
-            return RowStatistics(kept["logsumexp"], norms, *map(kept.get, names))
-        return self.launch.rows(
-            maximum=MaxScore() in self.reductions,
-            entropy=any(isinstance(r, Entropy | NormalizedEntropy) for r in self.reductions),
-            mass=self.source.sink_bias is not None
-            or self.compared
-            or any(isinstance(r, Divergence) or r == Sum(-1) for r in self.reductions),
-            k=self.largest_k,
-        )
+            first = kept["logsumexp"], norms, kept["maximum"], kept["mass"]
+            return RowStatistics(*first, kept.get("mean_shifted"))
+        return self.launch.rows(mean_shifted=self.needs.mean_shifted, k=self.largest_k)
 
     @cached_property
     def largest_k(self) -> int:
-        """The largest k of the TopK reductions; 0 if there are none.
+        """How many largest weights of each row are listed.
 
         The gradient of the largest score goes to its key, which the forward pass finds.
         """
-        least = int(self.graded and MaxScore() in self.reductions)
-        return max((r.k for r in self.reductions if isinstance(r, TopK)), default=least)
+        return max(self.needs.k, int(self.graded and self.needs.largest_score))
 
     @cached_property
     def largest(self) -> tuple[Tensor, Tensor]:
@@ -149,214 +135,152 @@ class Request:
         return self.launch.top(self.rows, self.largest_k)
 
     @cached_property
-    def offsets(self) -> list[int]:
-        """The offsets of the diagonals that are asked."""
-        return sorted({r.offset for r in self.reductions if isinstance(r, Diagonal)})
-
-    @cached_property
-    def columns(self) -> list[int]:
-        """The keys of the columns that are asked."""
-        return sorted({j for r in self.reductions if isinstance(r, Window) for j in r.at_columns})
-
-    @cached_property
     def on_diagonals(self) -> Tensor:
         """The weights at each offset, (batch, num_heads, q_len, offsets); 0 outside the matrix."""
         if "on_diagonals" in self.kept:
             return self.kept["on_diagonals"]
-        return self.launch.entries(self.rows.norms, self.offsets, diagonal=True)
+        return self.launch.entries(self.rows.norms, self.needs.sorted_offsets, diagonal=True)
 
     @cached_property
     def in_columns(self) -> Tensor:
         """The weights in each column, (batch, num_heads, q_len, columns)."""
         if "in_columns" in self.kept:
             return self.kept["in_columns"]
-        return self.launch.entries(self.rows.norms, self.columns, diagonal=False)
+        return self.launch.entries(self.rows.norms, self.needs.columns, diagonal=False)
 
     @cached_property
-    def visible_keys(self) -> Tensor:
-        """The number of visible keys of each row, at least 1, (batch, num_heads, q_len)."""
-        if "visible_keys" in self.kept:
-            return self.kept["visible_keys"]
-        return self.launch.visible_keys(self.rows.norms)
+    def grids(self) -> "_Grids | None":
+        """The mass of all cells by one pass over the columns, if that can be."""
+        spans = [each.spans(self.source.shape) for each in self.needs.sums]
+        cells = [_tensors(down, across) for down, across in spans if across is not None]
+        if not cells:
+            return None
+        return _Grids.by_strips(self.launch, self.rows, cells, sums=len(cells) < len(spans))
 
-    @cached_property
-    def column_sums(self) -> Tensor:
+    def _sums(self, of: SumsOfRows) -> Tensor:
+        """Return the mass of cells, (batch, num_heads, spans of queries, spans of keys).
+
+        Sums over all queries have no third axis.
+        """
+        down, across = of.spans(self.source.shape)
+        if across is not None:
+            cells = _tensors(down, across)
+            if self.grids is not None:
+                return self.grids.mass(self.launch, *cells)
+            return self.launch.spans(self.rows.norms, *cells)
         if self.grids is not None and self.grids.strip == 1:
             from regard.backends.triton.launch import joined_parts  # imports triton
 
             return joined_parts(self.grids.strips)
         return self.launch.column_sums(self.rows.norms)
 
-    @cached_property
-    def grids(self) -> "_Grids | None":
-        """The mass of all pooled maps and segments by one pass over the columns, if that can be."""
-        grids = [r for r in self.reductions if isinstance(r, Pool | Segments)]
-        if not grids:
-            return None
-        sums = Sum(-2) in self.reductions
-        return _Grids.by_strips(self.launch, self.rows, grids, sums=sums)
-
-    def _mass(self, reduction: Pool | Segments) -> Tensor:
-        down, across = spans_of(reduction, self.source.shape)
-        if self.grids is not None:
-            return self.grids.mass(self.launch, down, across)
-        return self.launch.spans(self.rows.norms, down, across)
-
-    def forward(self, between: Callable[[int], None]) -> tuple[Tensor, ...]:
-        """Return what ``finish`` of each reduction takes, with the axes of the matrix.
+    def forward(self, between: Callable[[], None]) -> dict[str, Tensor]:
+        """Return all numbers by name, with the axes of the matrix.
 
         Args:
-            between: called with the number of reductions whose kernels have been launched.
+            between: called when the kernels of some of them have been launched.
         """
-        between(0)
-        raw: list[Tensor] = []
-        divergences = iter(self.divergences)
-        for done, reduction in enumerate(self.reductions, 1):
-            if isinstance(reduction, Divergence):
-                answers: Sequence[Tensor | None] = (next(divergences)[1].numbers,)
-            else:
-                answers = self._raw(reduction)
-            for answer in answers:
-                assert answer is not None
-                # A copy, so that a change of an answer in place changes nothing that is saved.
-                raw.append(answer.reshape(*self.source.shape[:-2], *answer.shape[2:]).clone())
-            between(done)
-        return tuple(raw)
+        rows, needs, norms = self.rows, self.needs, self.rows.norms
+        answers = {"logsumexp": rows.logsumexp, "maximum": rows.maximum, "row_sum": rows.mass}
+        if rows.mean_shifted is not None:
+            answers |= {"mean_shifted": rows.mean_shifted, "log_normalizer": norms.above * _LN2}
+        between()
+        if needs.k:
+            answers["weights"], answers["keys"] = (each[..., : needs.k] for each in self.largest)
+        if needs.offsets:
+            answers["diagonals"] = self.on_diagonals
+        if needs.windows:
+            answers["columns"] = self.in_columns
+        if needs.keys:
+            answers["visible_keys"] = self.launch.visible_keys(norms)
+        between()
+        for place, each in enumerate(needs.sums):
+            answers[f"sums {place}"] = self._sums(each)
+        between()
+        for place, operand in enumerate(needs.operands):
+            across = _four_axes(operand, self.launch.given.shape)
+            answers[f"operands {place}"] = self.launch.transposed_product(norms, across)
+        for place, (_, divergence) in enumerate(self.divergences):
+            answers[f"divergences {place}"] = divergence.numbers
+        between()
+        leading = self.source.shape[:-2]
+        return {name: each.reshape(*leading, *each.shape[2:]) for name, each in answers.items()}
 
-    def _raw(self, reduction: Reduction) -> Sequence[Tensor | None]:
-        """Return the sums of one reduction, with four axes or three."""
-        match reduction:
-            case LogSumExp():
-                return (self.rows.logsumexp,)
-            case MaxScore():
-                return (self.rows.maximum,)
-            case Entropy():
-                return (self.rows.entropy,)
-            case NormalizedEntropy():
-                assert self.rows.entropy is not None
-                return (reduction.normalized(self.rows.entropy, self.visible_keys),)
-            case Sum(dim=-1):
-                return (self.rows.mass,)
-            case Sum():
-                return (self.column_sums,)
-            case TopK(k):
-                return tuple(each[..., :k].contiguous() for each in self.largest)
-            case Diagonal(offset):
-                rows = _rows_on(offset, self.source.shape)
-                return (self.on_diagonals[..., rows, self.offsets.index(offset)],)
-            case Window():
-                return (self._columns_of(reduction),)
-            case TransposedOutput(operand):
-                across = _four_axes(operand, self.launch.given.shape)
-                return (self.launch.transposed_product(self.rows.norms, across),)
-            case Pool() | Segments():
-                return (self._mass(reduction),)
-            case _:
-                raise AssertionError(f"{reduction} is refused")
-
-    def backward(self, arriving: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of ``tensors``, from those of the raw answers."""
+    def backward(self, arriving: Mapping[str, Tensor]) -> dict[int, Tensor]:
+        """Return the gradients of tensors by their ids, given those of some answers by name."""
         from regard.backends.triton.derivatives import Derivatives
 
-        others = [r.source.dtype for r in self.reductions if isinstance(r, Divergence)]
-        factor = _power_for_half([self.source.dtype, *others], arriving)
-        of_answers = iter(arriving)
+        others = [each.source.dtype for each in self.needs.divergences]
+        factor = _power_for_half([self.source.dtype, *others], arriving.values())
         derivatives: Derivatives | None = None
         by_id: dict[int, Tensor] = {}
-        divergences = iter(self.divergences)
-        for reduction in self.reductions:
-            numbers = next(of_answers)
-            if isinstance(reduction, TopK):
-                next(of_answers)  # of the indices
-            compared = next(divergences) if isinstance(reduction, Divergence) else None
-            if numbers is None:
-                continue
-            # One number may arrive for all entries, without memory of their own; kernels read it.
-            numbers = (numbers if factor is None else numbers * factor).contiguous()
-            numbers = numbers.view(*self.launch.given.shape[:2], *self._last_axes(numbers))
-            if isinstance(reduction, Divergence) and compared is not None:
-                self._add_divergence(by_id, reduction, *compared, numbers)
+        for name, gradient in arriving.items():
+            # One number may arrive for all entries, without memory of its own; kernels read it.
+            numbers = (gradient if factor is None else gradient * factor).contiguous()
+            last_axes = numbers.shape[len(self.source.shape) - 2 :]
+            numbers = numbers.view(*self.launch.given.shape[:2], *last_axes)
+            kind, _, place = name.partition(" ")
+            if kind == "divergences":
+                self._add_divergence(by_id, int(place), numbers)
             else:
                 derivatives = derivatives or Derivatives(self.launch, self.rows)
-                self._add(derivatives, reduction, numbers)
+                self._add(derivatives, kind, int(place or 0), numbers)
         if derivatives is not None:
             self._add_gradients(by_id, derivatives)
         if factor is not None:
             by_id = {name: gradient / factor for name, gradient in by_id.items()}
-        return [by_id.get(id(each)) for each in tensors_of(self.source, self.reductions)]
+        return by_id
 
-    def _add(self, derivatives: "Derivatives", reduction: Reduction, numbers: Tensor) -> None:
-        """Add the derivative by the raw answer of a reduction of this matrix alone."""
-        match reduction:
-            case LogSumExp():
+    def _add(self, derivatives: "Derivatives", kind: str, place: int, numbers: Tensor) -> None:
+        """Add the derivative by an answer of this matrix alone."""
+        match kind:
+            case "logsumexp" | "log_normalizer":  # the maximum is a constant
                 derivatives.add_logsumexp(numbers)
-            case MaxScore():
-                assert self.rows.maximum is not None
+            case "mean_shifted":
+                derivatives.add_mean_shifted(numbers)
+            case "row_sum":
+                derivatives.add_row_sums(numbers)
+            case "maximum":
                 keys = self.largest[1][..., :1]
                 derivatives.add_scores(keys, self.rows.maximum[..., None], numbers[..., None])
-            case Entropy():
-                derivatives.add_entropy(numbers)
-            case NormalizedEntropy():
-                assert self.rows.entropy is not None
-                with torch.enable_grad():
-                    entropy = self.rows.entropy.detach().requires_grad_()
-                    answer = reduction.normalized(entropy, self.visible_keys)
-                derivatives.add_entropy(*torch.autograd.grad(answer, entropy, numbers))
-            case Sum(dim=-1):
-                derivatives.add_row_sums(numbers)
-            case Sum():
-                derivatives.add_column_sums(numbers)
-            case TopK(k):
-                values, keys = (each[..., :k] for each in self.largest)
+            case "weights":
+                values, keys = (each[..., : self.needs.k] for each in self.largest)
                 derivatives.add_weights(keys, values, numbers)
-            case Diagonal(offset):
-                rows = _rows_on(offset, self.source.shape)
-                weights = self.on_diagonals[..., self.offsets.index(offset), None]
-                across = torch.zeros_like(weights)
-                across[..., rows, 0] = numbers
-                queries = torch.arange(weights.shape[-2], device=weights.device)[:, None]
-                derivatives.add_weights(_where_seen(queries + offset, weights), weights, across)
-            case Window(_, at_columns):
-                weights = self._columns_of(reduction)
-                keys = torch.tensor(at_columns, device="cpu").to(weights.device, non_blocking=True)
+            case "diagonals":
+                weights = self.on_diagonals
+                queries = torch.arange(weights.shape[-2], device=weights.device)
+                keys = queries[:, None] + int_tensor(self.needs.sorted_offsets, weights.device)
                 derivatives.add_weights(_where_seen(keys, weights), weights, numbers)
-            case TransposedOutput(operand):
+            case "columns":
+                weights = self.in_columns
+                keys = int_tensor(self.needs.columns, weights.device)
+                derivatives.add_weights(_where_seen(keys, weights), weights, numbers)
+            case "sums":
+                down, across = self.needs.sums[place].spans(self.source.shape)
+                if across is None:
+                    derivatives.add_column_sums(numbers)
+                else:
+                    derivatives.add_grid(*_tensors(down, across), numbers)
+            case _:
+                operand = self.needs.operands[place]
                 across = _four_axes(operand, self.launch.given.shape)
                 derivatives.add_product(id(operand), across, numbers)
-            case Pool() | Segments():
-                derivatives.add_grid(*spans_of(reduction, self.source.shape), numbers)
-            case _:
-                raise AssertionError(f"{reduction} is refused")
 
-    def _columns_of(self, window: Window) -> Tensor:
-        each = self.in_columns.unbind(-1)  # a list as an index makes the CPU wait
-        return torch.stack([each[self.columns.index(key)] for key in window.at_columns], -1)
-
-    def _last_axes(self, numbers: Tensor) -> torch.Size:
-        return numbers.shape[len(self.source.shape) - 2 :]
-
-    def _add_divergence(
-        self,
-        by_id: dict[int, Tensor],
-        reduction: Divergence,
-        other: "Request",
-        answers: "_Divergences",
-        numbers: Tensor,
-    ) -> None:
+    def _add_divergence(self, by_id: dict[int, Tensor], place: int, numbers: Tensor) -> None:
         """Add the gradients of both matrices of a divergence."""
         from regard.backends.triton.derivatives import Derivatives
 
+        other, answers = self.divergences[place]
         # An infinite divergence is a constant.
         constant = answers.numbers == torch.inf
         numbers, found = numbers.masked_fill(constant, 0), answers.numbers.masked_fill(constant, 0)
         first, second = found, found
         kinds: tuple[DivergenceKind, DivergenceKind] = ("kullback_leibler", "second")
-        if isinstance(reduction, JensenShannon):
+        if isinstance(self.needs.divergences[place], JensenShannon):
             assert answers.half is not None
             numbers, kinds = numbers / 2, ("jensen_shannon", "jensen_shannon")
             first, second = answers.half, 2 * found - answers.half
         mass = self.rows.mass
-        assert mass is not None
         beside_self, beside_other = other.beside(numbers, kinds[0]), self.beside(numbers, kinds[1])
         pairs = ((self, beside_self, first), (other, beside_other, second))
         for matrix, beside, its_answers in pairs:
@@ -391,7 +315,7 @@ class Request:
         for tensor, gradient in _of_positions(source, derivatives, self.launch.given.shape):
             add(id(tensor), gradient)
         for name, gradient in derivatives.operand_gradients():
-            operand = next(each for r in self.reductions for each in r.tensors if id(each) == name)
+            operand = next(each for each in self.needs.operands if id(each) == name)
             gradient = gradient.reshape(*source.shape[:-1], gradient.shape[-1])
             gradient = gradient.squeeze(-1) if operand.ndim == 1 else gradient
             add(name, _grouped(gradient, operand.shape))
@@ -429,28 +353,20 @@ class _RowNumbers(NamedTuple):
     """The numbers of the rows of a matrix that ``Divergence.combine`` reads."""
 
     maximum: Tensor
-    log_normalizer: Tensor
     row_sum: Tensor
-    mean_shifted: Tensor
 
     @classmethod
     def of(cls, rows: "RowStatistics") -> "_RowNumbers":
-        assert rows.mass is not None
-        log_normalizer = rows.norms.above * log(2)
-        entropy = torch.zeros_like(log_normalizer) if rows.entropy is None else rows.entropy
-        shifted = log_normalizer * rows.mass - entropy
-        return cls(rows.norms.top[..., None], log_normalizer, rows.mass, shifted)
+        return cls(rows.norms.top[..., None], rows.mass)
 
 
-def _power_for_half(
-    dtypes: Sequence[torch.dtype], arriving: Sequence[Tensor | None]
-) -> Tensor | None:
+def _power_for_half(dtypes: Sequence[torch.dtype], arriving: Collection[Tensor]) -> Tensor | None:
     """Return a power of 2 that brings float16 gradients to about 64; None for other dtypes.
 
     A kernel rounds the derivatives by scores to the dtype of the query, and those of the mean of an
     answer would be 0 in float16. Gradients are linear in what arrives, so the power is exact.
     """
-    sizes = [each.abs().max() for each in arriving if each is not None]
+    sizes = [each.abs().max() for each in arriving]
     if torch.float16 not in dtypes or not sizes:
         return None
     size = torch.stack([each.double() for each in sizes]).max()
@@ -476,7 +392,7 @@ class _Grids(NamedTuple):
         cls,
         launch: "Launch",
         rows: "RowStatistics",
-        grids: Sequence[Pool | Segments],
+        cells: Sequence[tuple[Tensor, Tensor]],
         *,
         sums: bool,
     ) -> "_Grids | None":
@@ -485,7 +401,7 @@ class _Grids(NamedTuple):
         Args:
             launch: of the matrix.
             rows: its row statistics.
-            grids: whose mass is asked.
+            cells: (start, stop) of the spans of queries, and of keys, of each grid.
             sums: whether the column sums are asked, too; strips of one key give them.
         """
         from regard.backends.triton.launch import (  # imports triton
@@ -495,13 +411,12 @@ class _Grids(NamedTuple):
         )
 
         *leading, q_len, kv_len = launch.given.shape
-        spans = [spans_of(grid, launch.given.shape) for grid in grids]
         all_rows = torch.tensor([0, q_len], device="cpu")
-        parts = spans_between(torch.cat((all_rows, *(down.flatten() for down, _ in spans))))
+        parts = spans_between(torch.cat((all_rows, *(down.flatten() for down, _ in cells))))
         if int(parts.diff().min()) < launch.shortest_part:
             return None
         parts = parts_of(parts, launch.longest_part)
-        columns = torch.cat([across.flatten() for _, across in spans])
+        columns = torch.cat([across.flatten() for _, across in cells])
         whole = [n for n in STRIPS if not bool((columns[columns < kv_len] % n).any())]
 
         def count(strip: int) -> int:
@@ -518,12 +433,6 @@ class _Grids(NamedTuple):
         ends = torch.searchsorted(self.parts[:, 1].contiguous(), down[:, 1].contiguous()) + 1
         columns = -(-across // self.strip)  # only the end of the keys lies inside a strip
         return launch.added(self.strips, torch.stack((begins, ends), -1), columns)
-
-
-def _rows_on(offset: int, shape: torch.Size) -> slice:
-    """Return the queries whose key at an offset exists."""
-    q_len, kv_len = shape[-2:]
-    return slice(min(max(0, -offset), q_len), max(0, min(q_len, kv_len - offset)))
 
 
 def _where_seen(keys: Tensor, weights: Tensor) -> Tensor:
@@ -551,13 +460,6 @@ def _four_axes(operand: Tensor, shape: torch.Size) -> Tensor:
     return operand if operand.stride(-1) == 1 else operand.contiguous()
 
 
-def spans_of(reduction: Pool | Segments, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Return (start, stop) of the spans of queries, and of the spans of keys."""
-    segments = reduction.grid(shape) if isinstance(reduction, Pool) else reduction
-    return torch.tensor(segments.query_pieces, device="cpu"), segments.key_edges
-
-
-def tensors_of(source: QueryKeyScores, reductions: Sequence[Reduction]) -> tuple[Tensor, ...]:
-    """Return all tensors that gradients flow to, each once."""
-    extra = [tensor for reduction in reductions for tensor in reduction.tensors]
-    return tuple({id(each): each for each in (*source.tensors, *extra)}.values())
+def _tensors(down: Spans, across: Spans) -> tuple[Tensor, Tensor]:
+    """Return spans of queries and of keys as tensors on the CPU, (spans, 2) each."""
+    return torch.tensor(down, device="cpu"), torch.tensor(across, device="cpu")

@@ -1,17 +1,17 @@
-"""Statistics of each row in one online pass: logsumexp, entropy, largest weight, best tiles.
+"""Statistics of each row in one online pass: logsumexp, mean score, largest score, best tiles.
 
 A program owns a tile of rows: the queries of all heads that share a key head, packed, so that a key
 is read once for the group and one query of a group of heads still fills a tile. It reads the keys
 tile after tile.
 
 A tile of m rows x n keys costs 2 m n d FLOPs, m n exps, n d numbers read, and for each score two
-operations for the maximum and the sum; the entropy adds three, the index of the maximum three, the
-list of best tiles none for a score and about 4 k for a row. Read from memory: the query once, the
-key once for each tile of rows (from L2). Floor: 0.5 of a forward for d = 128, 1 for d = 64.
+operations for the maximum and the sum; the mean score adds three, the index of the maximum three,
+the list of best tiles none for a score and about 4 k for a row. Read from memory: the query once,
+the key once for each tile of rows (from L2). Floor: 0.5 of a forward for d = 128, 1 for d = 64.
 
 The expected score is counted from the running maximum, like the sum: where the maximum rises by r
-bits, ``sum(p x)`` becomes ``2^-r (sum(p x) - r sum(p))``. Of it and the logsumexp the entropy is a
-difference of small numbers.
+bits, ``sum(p x)`` becomes ``2^-r (sum(p x) - r sum(p))``. Of it and the log of the sum the entropy
+is a difference of small numbers.
 """
 
 # Inside a kernel everything is Triton's, which has no types of its own there.
@@ -52,8 +52,8 @@ class RowAnswers(NamedTuple):
         lse: natural logsumexp, float32, (batch, num_heads, q_len).
         norms: the row maximum and the log of the sum, of the same shape.
         maximum: the largest score, of the same shape.
-        entropy: in nats, of the same shape.
         mass: the sum of the weights.
+        mean_shifted: the sum of weights * (scores - maximum), in nats; or None.
         tiles: int32, the tiles of BLOCK_N keys with the k largest maxima, (batch, num_heads, q_len,
             K), in no order; negative where there are fewer. Of equal maxima the lower tiles stay.
             Without ``maxima`` the one group of GROUPED keys with the largest maximum.
@@ -64,8 +64,8 @@ class RowAnswers(NamedTuple):
     lse: Any
     norms: Norms
     maximum: Any
-    entropy: Any
     mass: Any
+    mean_shifted: Any
     tiles: Any
     maxima: Any
 
@@ -166,7 +166,7 @@ def rows_kernel(
         # Scaled first, a fused multiply-add would take a rounded product from an exact one.
         below = (x - from_here[:, None]) * steps.to_bits
         powers = tl.exp2(below)
-        if answers.entropy is not None:
+        if answers.mean_shifted is not None:
             product = tl.sum(powers * tl.maximum(below, LEAST), 1)
             expected = tl.exp2(fall) * (expected + fall * total) + product
         total = total * tl.exp2(fall) + tl.sum(powers, 1)
@@ -195,16 +195,12 @@ def rows_kernel(
     tl.store(answers.lse + at, tl.where(empty, float("-inf"), lse), mask=here)
     tl.store(answers.norms.top + at, top, mask=here)
     tl.store(answers.norms.above + at, above, mask=here)
-    if answers.maximum is not None:
-        largest = tl.where(empty, float("-inf"), top * (steps.to_bits * LN2))
-        largest = tl.where(total == total, largest, float("nan"))
-        tl.store(answers.maximum + at, largest, mask=here)
-    if answers.entropy is not None:
-        entropy = (above * share - expected * tl.exp2(-above)) * LN2
-        entropy = tl.where(empty | (entropy < 0), 0.0, entropy)  # below 0 by rounding only
-        tl.store(answers.entropy + at, entropy, mask=here)
-    if answers.mass is not None:
-        tl.store(answers.mass + at, share, mask=here)
+    largest = tl.where(empty, float("-inf"), top * (steps.to_bits * LN2))
+    tl.store(answers.maximum + at, tl.where(total == total, largest, float("nan")), mask=here)
+    tl.store(answers.mass + at, share, mask=here)
+    if answers.mean_shifted is not None:
+        shifted = tl.where(empty, 0.0, expected * tl.exp2(-above) * LN2)
+        tl.store(answers.mean_shifted + at, shifted, mask=here)
     if answers.tiles is not None:
         into = answers.tiles + at[:, None] * K + tl.arange(0, K)[None, :]
         tl.store(into, tiles, mask=here[:, None])

@@ -1,7 +1,7 @@
 """The Triton kernels as a backend: which questions they answer, and on which machines."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -16,20 +16,14 @@ from regard.backends.recomputed import recomputed
 from regard.backends.sdpa import Sdpa
 from regard.backends.sweep import PlainBlocks, SweepTask, fill_buffers
 from regard.backends.triton.operands import bytes_of_bits, refused
-from regard.backends.triton.requested_answers import Request, spans_of, tensors_of
+from regard.backends.triton.requested_answers import Request
+from regard.backends.triton.whole_matrix import WholeMatrix, with_gradient
 from regard.errors import check_operand, dtype_text
 from regard.masks import Mask
-from regard.reductions.divergences import Divergence, JensenShannon, KullbackLeibler
-from regard.reductions.products import Output, TransposedOutput, Window
-from regard.reductions.reduction import Reduction
-from regard.reductions.row_statistics import (
-    Entropy,
-    LogSumExp,
-    MaxScore,
-    NormalizedEntropy,
-)
-from regard.reductions.sums import Diagonal, Pool, Segments, Sum
-from regard.reductions.top_k import TopK
+from regard.reductions.divergences import Divergence
+from regard.reductions.needs import Needs, joined
+from regard.reductions.products import TransposedOutput
+from regard.reductions.reduction import Contribution, Reduction, contributions
 from regard.scores.autocast import without_autocast
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
@@ -39,11 +33,9 @@ MAX_HEAD_DIM = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LEAST_CAPABILITY = (8, 0)
 MOST_GROUPS = 16  # of keys in a tile, whose maxima a top-k keeps
+ROW_NUMBERS = 5  # logsumexp, norms, largest score and sum of each row
+PASSES = 4  # of which a request tells: rows, their entries, sums over rows, the rest
 LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: it makes the most pieces
-ANSWERED = (
-    *(LogSumExp, MaxScore, Entropy, NormalizedEntropy, Sum, TopK, Pool, Segments),
-    *(TransposedOutput, Diagonal, Window, KullbackLeibler, JensenShannon),
-)
 # What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
 MACHINES = ("C compiler", "active drivers", "libcuda", "cache dir")
 _FUSED = Sdpa()
@@ -83,11 +75,13 @@ class Triton(Backend):
     def describe(
         self, source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
     ) -> tuple[str, int]:
-        memory = 3 * source.shape[:-1].numel() * torch.float32.itemsize  # logsumexp and norms
-        memory += _between(reductions, source.shape) + bytes_of_bits(source, mask)
-        memory *= 1 + sum(isinstance(reduction, Divergence) for reduction in reductions)
+        needs = _needs(reductions)
+        memory = (ROW_NUMBERS + needs.mean_shifted) * source.shape[:-1].numel()
+        memory = memory * torch.float32.itemsize
+        memory += _between(needs, source.shape) + bytes_of_bits(source, mask)
+        memory *= 1 + len(needs.divergences)
         for reduction in reductions:
-            if type(reduction) is Output:
+            if reduction.needs.values:
                 memory += _FUSED.describe(source, mask, [reduction])[1]
             else:
                 memory += sum(buffer.nbytes for buffer in _buffers(reduction, source))
@@ -140,29 +134,23 @@ def _reductions_refusal(
     source: Scores, mask: Mask | None, reductions: Sequence[Reduction]
 ) -> str | None:
     """Why these questions have no kernel."""
-    outputs = [r for r in reductions if type(r) is Output]
-    others = [type(r).__name__ for r in reductions if type(r) not in (*ANSWERED, Output)]
-    if others:
+    q_len = source.shape[-2]
+    outputs = [r for r in reductions if r.needs.values]
+    needs = _needs(reductions)
+    if others := [type(r).__name__ for r in reductions if r.needs.block]:
         return f"no Triton kernel gives {', '.join(others)}"
     if len(outputs) == len(reductions):
         return "no Triton kernel gives Output by itself"
     for output in outputs:
         if (refusal := _FUSED.refusal(source, mask, [output])) is not None:
             return refusal
-    for reduction in reductions:
-        if isinstance(reduction, TopK) and reduction.k > MAX_K:
-            return f"the Triton kernel for TopK takes a k up to {MAX_K}, and it is {reduction.k}"
-        if isinstance(reduction, TransposedOutput) and (
-            lack := _operand_refusal(reduction.operand)
-        ):
-            return lack
-        if isinstance(reduction, Window) and (
-            len(reduction.at_rows) < source.shape[-2] or len(reduction.at_columns) > MAX_K
-        ):
-            return f"Triton kernels give windows of all rows and of at most {MAX_K} columns"
-        if isinstance(reduction, Divergence) and (lack := _other_refusal(reduction)):
-            return lack
-    return None
+    if needs.k > MAX_K:
+        return f"the Triton kernel for TopK takes a k up to {MAX_K}, and it is {needs.k}"
+    some_rows = [r for r in reductions if r.needs.windows and r.rows(q_len) != range(q_len)]
+    if some_rows or any(len(window) > MAX_K for window in needs.windows):
+        return f"Triton kernels give windows of all rows and of at most {MAX_K} columns"
+    lacks = (*map(_operand_refusal, needs.operands), *map(_other_refusal, needs.divergences))
+    return next((lack for lack in lacks if lack is not None), None)
 
 
 def _other_refusal(divergence: Divergence) -> str | None:
@@ -181,17 +169,15 @@ def _operand_refusal(operand: Tensor) -> str | None:
     return None
 
 
-def _between(reductions: Sequence[Reduction], shape: torch.Size) -> int:
+def _between(needs: Needs, shape: torch.Size) -> int:
     """Return the bytes that one pass stores for the next: tile lists, and sums of span pieces."""
-    most = max((r.k for r in reductions if isinstance(r, TopK)), default=0)
-    listed = 1 << (most - 1).bit_length() if most else 0
+    listed = 1 << (needs.k - 1).bit_length() if needs.k else 0
     numbers = [shape[:-1].numel() * listed * (1 + MOST_GROUPS * (listed > 1))]
-    for reduction in reductions:
-        if isinstance(reduction, Pool | Segments):
-            down, across = spans_of(reduction, shape)
-            pieces = int((-(-down.diff() // LEAST_HEIGHT)).sum())
-            if pieces > len(down):
-                numbers.append(shape[:-2].numel() * pieces * len(across))
+    for sums in needs.sums:
+        down, across = sums.spans(shape)
+        pieces = sum(-((start - stop) // LEAST_HEIGHT) for start, stop in down)
+        if across is not None and pieces > len(down):
+            numbers.append(shape[:-2].numel() * pieces * len(across))
     return sum(numbers) * torch.float32.itemsize
 
 
@@ -226,80 +212,121 @@ def _answer_all(
         # applied late.
         outside: Any = torch.compiler.disable(_answer_all, reason=_NO_GRAPH)
         return outside(source, mask, reductions, between, blocks=blocks)
-    for reduction in reductions:
-        if not isinstance(reduction, Output):
-            _buffers(reduction, source)
-    kernels = tuple(r for r in reductions if not isinstance(r, Output))
-    total = len(reductions)
-    raw = iter(
-        _raw_answers(source, mask, kernels, lambda done: between(done, total), blocks=blocks)
-    )
+    asked = [reduction for reduction in reductions if not reduction.needs.values]
+    empty = {id(reduction): _buffers(reduction, source) for reduction in asked}
+    total = PASSES + len(reductions) - len(asked)
+    done = iter(range(total + 1))
+
+    def count() -> None:
+        between(next(done), total)
+
+    count()
+    matrix = _whole(source, mask, tuple(asked), count, blocks=blocks)
     answers: list[Any] = []
-    done = len(kernels)
     for reduction in reductions:
-        if isinstance(reduction, Output):
+        if reduction.needs.values:
             answers.append(_FUSED.reduce(source, mask, [reduction])[0])
-            done += 1
-            between(done, total)
-        else:
-            sums = tuple(next(raw) for _ in range(2 if isinstance(reduction, TopK) else 1))
+            count()
+            continue
+        buffers = empty[id(reduction)]
+        with without_autocast(source.device):
+            parts = contributions(reduction, matrix, len(buffers))
+            sums = tuple(_filled(*pair) for pair in zip(buffers, parts, strict=True))
             answers.append(reduction.finish(sums, source.shape))
     return tuple(answers)
+
+
+def _filled(empty: Tensor, part: Contribution) -> Tensor:
+    """Return a buffer with the contribution of all rows.
+
+    It is a copy, so that a change of an answer in place changes nothing that is saved.
+    """
+    if part.value.shape == empty.shape:
+        return part.value.clone(memory_format=torch.contiguous_format)
+    total = torch.zeros(empty.shape, dtype=part.value.dtype, device=part.value.device)
+    total[part.at] += part.value
+    return total
 
 
 _Plan = tuple[QueryKeyScores, Mask | None, tuple[Reduction, ...]]
 
 
-def _raw_answers(
+def _whole(
     source: QueryKeyScores,
     mask: Mask | None,
     reductions: tuple[Reduction, ...],
-    between: Callable[[int], None],
+    between: Callable[[], None],
     *,
     blocks: bool,
-) -> tuple[Tensor, ...]:
-    """Return what ``finish`` of each reduction takes, with gradients."""
-    tensors = tensors_of(source, reductions)
+) -> WholeMatrix:
+    """Return all rows of the matrix, with gradients."""
+    needs = _needs(reductions)
+    tensors = _tensors_of(source, reductions)
     graded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    request = Request(source, mask, reductions, graded, {})
+    request = Request(source, mask, needs, graded, {})
     names: list[str] = []
+    kept: list[str] = []
     saved: list[Tensor] = []
 
     def run() -> tuple[Tensor, ...]:
         with without_autocast(source.device):
-            raw = request.forward(between)
-        kept = request.numbers
-        names.extend(kept)
-        saved.extend(kept.values())
-        return raw
+            numbers = request.forward(between)
+        if graded:
+            kept.extend(request.numbers)
+            saved.extend(request.numbers.values())
+        names.extend(numbers)
+        return tuple(numbers.values())
 
     def pull_back(
         plan: _Plan, saved: Sequence[Tensor], gradients: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        again = Request(*plan, True, dict(zip(names, saved, strict=True)))
+        source, mask, reductions = plan
+        pairs = zip(names, gradients, strict=True)
+        arriving = {name: gradient for name, gradient in pairs if gradient is not None}
+        again = Request(source, mask, _needs(reductions), True, dict(zip(kept, saved, strict=True)))
+        tensors = _tensors_of(source, reductions)
         try:
-            with without_autocast(again.source.device):
-                return again.backward(gradients)
+            with without_autocast(source.device):
+                by_id = again.backward(arriving)
         except Exception as error:
             reason = _machine_refusal(error) if blocks else None
             if reason is None:
                 raise
             warn_once(reason)
-        return _gradients_of_blocks(plan, gradients)
+            return _gradients_of_blocks(again, arriving, tensors)
+        return [by_id.get(id(tensor)) for tensor in tensors]
 
-    return recomputed(run, pull_back, (source, mask, reductions), tensors, saved)
+    answers = recomputed(run, pull_back, (source, mask, reductions), tensors, saved)
+    return WholeMatrix(source.shape, needs, dict(zip(names, answers, strict=True)))
 
 
-def _gradients_of_blocks(plan: _Plan, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _needs(reductions: Sequence[Reduction]) -> Needs:
+    return joined(reduction.needs for reduction in reductions)
+
+
+def _tensors_of(source: QueryKeyScores, reductions: Sequence[Reduction]) -> tuple[Tensor, ...]:
+    """Return all tensors that gradients flow to, each once."""
+    extra = [tensor for reduction in reductions for tensor in reduction.tensors]
+    return tuple({id(each): each for each in (*source.tensors, *extra)}.values())
+
+
+def _gradients_of_blocks(
+    request: Request, arriving: Mapping[str, Tensor], tensors: Sequence[Tensor]
+) -> list[Tensor | None]:
     """Return what the sweep gives, where a GPU cannot run the kernels of a backward pass."""
-    source, _, reductions = plan
-    tensors = tensors_of(source, reductions)
+    source, needs = request.source, request.needs
+    pairs = [
+        pair
+        for name, gradient in arriving.items()
+        for pair in with_gradient(name, gradient, needs, source.shape)
+    ]
+    reductions, gradients = zip(*pairs, strict=True)
     leaves = [tensor for tensor in tensors if tensor.requires_grad]
     with torch.enable_grad():
-        buffers = [x for sums in fill_buffers(SweepTask(*plan, PlainBlocks())) for x in sums]
-    pairs = [(x, g.to(x.dtype)) for x, g in zip(buffers, gradients, strict=True) if g is not None]
-    sums, arriving = zip(*pairs, strict=True)
-    of_leaves = iter(torch.autograd.grad(sums, leaves, arriving, allow_unused=True))
+        filled = fill_buffers(SweepTask(source, request.mask, reductions, PlainBlocks()))
+        sums = [buffers[0] for buffers in filled]
+    arriving_at = [gradient.to(x.dtype) for x, gradient in zip(sums, gradients, strict=True)]
+    of_leaves = iter(torch.autograd.grad(sums, leaves, arriving_at, allow_unused=True))
     return [next(of_leaves) if tensor.requires_grad else None for tensor in tensors]
 
 

@@ -1,0 +1,142 @@
+"""All rows of a matrix as one block, whose numbers the Triton kernels have computed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from regard.reductions.block import RowStatistics
+from regard.reductions.needs import Needs
+from regard.reductions.products import TransposedOutput, Window
+from regard.reductions.reduction import Contribution, Reduction, RowStatistic
+from regard.reductions.row_statistics import LogSumExp, MaxScore
+from regard.reductions.sums import Diagonal, Sum
+from regard.reductions.top_k import TopK
+from regard.scores.box import Box
+
+
+@final
+class WholeMatrix(RowStatistics):
+    """What reductions read of all rows at once; see ``Request`` for the names of the numbers."""
+
+    def __init__(self, shape: torch.Size, needs: Needs, numbers: Mapping[str, Tensor]) -> None:
+        self.shape, self._needs, self._numbers = shape, needs, numbers
+        *leading, q_len, kv_len = (slice(0, length) for length in shape)
+        self.box = Box(tuple(leading), q_len, kv_len)
+        self.maximum = numbers["maximum"].detach()[..., None]
+        # A list as an index would make the CPU wait.
+        self._diagonals, self._columns = (
+            numbers[name].unbind(-1) if name in numbers else () for name in ("diagonals", "columns")
+        )
+        self._sums = {
+            of.spans(shape): numbers[f"sums {place}"] for place, of in enumerate(needs.sums)
+        }
+
+    @property
+    def largest_score(self) -> Tensor:
+        return self._numbers["maximum"]
+
+    @property
+    def log_normalizer(self) -> Tensor:
+        return self._numbers["log_normalizer"]
+
+    @property
+    def logsumexp(self) -> Tensor:
+        return self._numbers["logsumexp"]
+
+    @property
+    def mean_shifted(self) -> Tensor:
+        return self._numbers["mean_shifted"]
+
+    @property
+    def row_sum(self) -> Tensor:
+        return self._numbers["row_sum"]
+
+    @property
+    def visible_keys(self) -> Tensor:
+        return self._numbers["visible_keys"]
+
+    def sum_rows(self, parts: Sequence[slice]) -> Tensor:
+        spans = tuple((part.start, part.stop) for part in parts)
+        return self._sums[spans, None].unsqueeze(-2)
+
+    def sum_cells(self, parts: Sequence[slice], spans: Sequence[tuple[int, int]]) -> Tensor:
+        return self._sums[tuple((part.start, part.stop) for part in parts), tuple(spans)]
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        return self._numbers["weights"][..., :k], self._numbers["keys"][..., :k]
+
+    def diagonal(self, offset: int) -> Tensor:
+        of_all = self._diagonals[self._needs.sorted_offsets.index(offset)]
+        return of_all[..., _rows_on(offset, self.shape)]
+
+    def product(self, value: Tensor) -> Tensor:
+        raise AssertionError("fused kernels give the products with values")
+
+    def transposed_product(self, operand: Tensor) -> Tensor:
+        place = next(n for n, each in enumerate(self._needs.operands) if each is operand)
+        return self._numbers[f"operands {place}"]
+
+    def window(self, rows: slice, columns: slice) -> Tensor:
+        keys = range(self.shape[-1])[columns]
+        numbers = [self._columns[self._needs.columns.index(key)] for key in keys]
+        return torch.stack(numbers, -1)[..., rows, :]
+
+    def divergence(self, of: object) -> Tensor | None:
+        place = next(n for n, each in enumerate(self._needs.divergences) if each is of)
+        return self._numbers[f"divergences {place}"]
+
+
+@dataclass(frozen=True)
+class _LogNormalizer(RowStatistic):
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
+        return (Contribution(block.box.at_rows, block.log_normalizer),)
+
+
+@dataclass(frozen=True)
+class _MeanShifted(RowStatistic):
+    def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
+        return (Contribution(block.box.at_rows, block.mean_shifted),)
+
+
+def with_gradient(
+    name: str, gradient: Tensor, needs: Needs, shape: torch.Size
+) -> Iterator[tuple[Reduction, Tensor]]:
+    """Yield reductions that add up the numbers of a name, and the gradient of each one's sums.
+
+    The sweep can then compute what a GPU has no memory for.
+    """
+    kind, _, place = name.partition(" ")
+    match kind:
+        case "logsumexp":
+            yield LogSumExp(), gradient
+        case "maximum":
+            yield MaxScore(), gradient
+        case "log_normalizer":
+            yield _LogNormalizer(), gradient
+        case "mean_shifted":
+            yield _MeanShifted(), gradient
+        case "row_sum":
+            yield Sum(-1), gradient
+        case "weights":
+            yield TopK(needs.k), gradient
+        case "diagonals":
+            for number, offset in enumerate(needs.sorted_offsets):
+                yield Diagonal(offset), gradient[..., _rows_on(offset, shape), number]
+        case "columns":
+            for number, key in enumerate(needs.columns):
+                yield Window(range(shape[-2]), range(key, key + 1)), gradient[..., number, None]
+        case "sums":
+            yield needs.sums[int(place)], gradient
+        case "operands":
+            yield TransposedOutput(needs.operands[int(place)]), gradient
+        case _:
+            yield needs.divergences[int(place)], gradient
+
+
+def _rows_on(offset: int, shape: torch.Size) -> slice:
+    """Return the queries whose key at an offset exists."""
+    q_len, kv_len = shape[-2:]
+    return slice(min(max(0, -offset), q_len), max(0, min(q_len, kv_len - offset)))
