@@ -51,6 +51,7 @@ class Output(Reduction):
     """
 
     thread_safe = True
+    by_heads = by_rows = True
 
     value: Tensor
 
@@ -96,6 +97,7 @@ class TransposedOutput(Reduction):
     """
 
     thread_safe = True
+    by_heads = True
 
     operand: Tensor
 
@@ -137,6 +139,7 @@ class Window(Reduction):
     """
 
     thread_safe = True
+    by_heads = True
 
     at_rows: range
     at_columns: range

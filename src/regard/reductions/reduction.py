@@ -53,6 +53,11 @@ class Reduction(ABC):
             ``log_normalizer``, ``logsumexp``, ``mean_shifted``, ``row_sum`` and ``visible_keys``.
             The compiled kernels of a CPU or a GPU then give them. False by default.
 
+        by_heads: True if the axes of the answer begin with those of batch and heads. The answers of
+            heads are then computed one after another, on several processes. False by default.
+        by_rows: True if the axes of batch and heads are followed by that of the queries. Each
+            process then answers for its own queries. False by default.
+
     Example:
         >>> import torch, regard
         >>> class SelfWeight(regard.Reduction):
@@ -72,6 +77,8 @@ class Reduction(ABC):
 
     thread_safe: ClassVar[bool] = False
     reads_statistics: ClassVar[bool] = False
+    by_heads: ClassVar[bool] = False
+    by_rows: ClassVar[bool] = False
 
     @abstractmethod
     def start(
@@ -177,6 +184,7 @@ class RowStatistic(Reduction):
     """A reduction with one number for each query; each block gives the numbers of its rows."""
 
     reads_statistics = True
+    by_heads = by_rows = True
 
     def start(
         self, shape: torch.Size, dtype: torch.dtype, device: torch.device

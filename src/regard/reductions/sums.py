@@ -71,6 +71,7 @@ class Sum(SumsOfRows):
     """
 
     thread_safe = True
+    by_heads = True
 
     dim: int
 
@@ -134,6 +135,7 @@ class Pool(SumsOfRows):
     """
 
     thread_safe = True
+    by_heads = True
 
     rows_wanted: int
     columns_wanted: int
@@ -219,6 +221,7 @@ class Segments(SumsOfRows):
     """
 
     thread_safe = True
+    by_heads = True
 
     query_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] = field(compare=False)
     key_spans: Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]] | None = field(
@@ -341,6 +344,7 @@ class Diagonal(Reduction):
     """
 
     thread_safe = True
+    by_heads = True
 
     offset: int = 0
 

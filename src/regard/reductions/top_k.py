@@ -57,6 +57,7 @@ class TopK(Reduction):
     """
 
     thread_safe = True
+    by_heads = by_rows = True
 
     k: int
 

@@ -49,6 +49,21 @@ class Longest(regard.Reduction):
         return buffers[0].amax(-1)
 
 
+class Sharpest(regard.Reduction):
+    """The largest weight of each query, a reduction of one's own that says what its axes are."""
+
+    by_heads = by_rows = True
+
+    def start(self, shape, dtype, device):
+        return (torch.zeros(shape[:-1], dtype=dtype, device=device),)
+
+    def update(self, block):
+        return (regard.Contribution(block.box.at_rows, block.weights.amax(-1)),)
+
+    def finish(self, buffers, shape):
+        return buffers[0]
+
+
 QUESTIONS = {
     "logsumexp": lambda A: A.logsumexp(),
     "max-score": lambda A: A.scores.amax(-1),
@@ -65,11 +80,12 @@ QUESTIONS = {
     "window": lambda A: A[..., 10:40, ::5],
     "several": lambda A: A.reduce(regard.Sum(-2), regard.Entropy(), regard.TopK(2)),
     "own": lambda A: A.reduce(Longest()),
+    "own-by-rows": lambda A: A.reduce(Sharpest()),
     "product": None,
     "transposed": None,
 }
-FEW = ("logsumexp", "topk", "sum-2", "diagonal+3", "product")
-BY_ROWS = {"logsumexp", "max-score", "entropy", "topk", "product"}
+FEW = ("logsumexp", "topk", "sum-2", "diagonal+3", "own-by-rows", "product")
+BY_ROWS = {"logsumexp", "max-score", "entropy", "topk", "own-by-rows", "product"}
 
 
 def wave(score, b, h, q, k):
@@ -164,7 +180,7 @@ class Matrices:
 
     def compare(self, names=tuple(QUESTIONS)):
         for name in names:
-            # Reductions of one's own need all heads on each rank.
+            # Where axes are not declared, each rank needs all heads.
             if name != "own" or self.mesh.size(0) == 1:
                 self._compare(name)
 

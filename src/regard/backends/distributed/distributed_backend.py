@@ -39,20 +39,12 @@ from regard.errors import (
     shape_text,
 )
 from regard.masks import Mask
-from regard.reductions.products import Output, TransposedOutput, Window
 from regard.reductions.reduction import Reduction, rounded
-from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore, NormalizedEntropy
-from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.template import map_tensors, stand_in
 from regard.reductions.top_k import Top, TopK
 from regard.scores.box import Index, broadcast_index
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores, accumulation_dtype
-
-# Their answers have one entry per query, (..., num_heads, q_len, ...).
-_ROWS = (LogSumExp, MaxScore, Entropy, NormalizedEntropy, TopK, Output)
-# Their answers begin with batch axes and heads.
-_LEADING = (Sum, Pool, Segments, Diagonal, Window, TransposedOutput)
 
 # All ranks must ask the same question within this time.
 LIMIT = timedelta(minutes=5)
@@ -88,9 +80,9 @@ class Distributed(Backend):
             return "it answers for DTensors alone"
         for asked in reductions:
             name = type(asked).__name__
-            if not isinstance(asked, (*_ROWS, *_LEADING)):
+            if not asked.by_heads:
                 if source.splits_leading:
-                    return f"{name} is none of regard's, and heads or batch lie on several ranks"
+                    return f"{name} has no by_heads, and heads or batch lie on several ranks"
                 if asked.tensors:
                     return f"{name} has tensors of its own, whose gradients would stay on one rank"
             operand = _operand(asked)
@@ -113,7 +105,7 @@ class Distributed(Backend):
         sums = sum(
             buffer.nbytes
             for asked in reductions
-            if not isinstance(asked, _ROWS) and _operand(asked) is None
+            if not asked.by_rows and _operand(asked) is None
             for buffer in asked.start(_local_shape(sharded), dtype, torch.device("meta"))
         )
         text = f"rows on {sharded.ranks} ranks; each gathers {bytes_text(gathered)} of keys"
@@ -219,11 +211,11 @@ class Distributed(Backend):
         """Return the part of each answer that this rank's rows give."""
         runs = sharded.runs(replace(part, key=sharded.gathered(part.key)))
         local = [map_tensors(asked, sharded.gathered) for asked in reductions]
-        by_rows = [asked for asked in local if isinstance(asked, _ROWS)]
-        summed = [asked for asked in local if not isinstance(asked, _ROWS)]
+        by_rows = [asked for asked in local if asked.by_rows]
+        summed = [asked for asked in local if not asked.by_rows]
         rows = iter(self._by_rows(sharded, runs, mask, by_rows) if by_rows else ())
         sums = iter(_summed(sharded, runs, mask, summed) if summed else ())
-        return tuple(next(rows if isinstance(asked, _ROWS) else sums) for asked in local)
+        return tuple(next(rows if asked.by_rows else sums) for asked in local)
 
     def _by_rows(
         self,
@@ -253,9 +245,8 @@ def _stand_in(tensor: Any) -> Tensor:
 
 
 def _head_count(sharded: ShardedScores, reductions: Sequence[Reduction]) -> int:
-    """Return the number of key heads; 1 for a reduction of the user's own, which gets all heads."""
-    alone = all(isinstance(asked, (*_ROWS, *_LEADING)) for asked in reductions)
-    return sharded.local_kv_heads if alone else 1
+    """Return the number of key heads; 1 if an answer is not ``by_heads``."""
+    return sharded.local_kv_heads if all(asked.by_heads for asked in reductions) else 1
 
 
 def _gathered_bytes(sharded: ShardedScores, reductions: Sequence[Reduction]) -> int:
@@ -312,7 +303,7 @@ def _joined(sharded: ShardedScores, asked: Reduction, pieces: Sequence[Any]) -> 
     """Return the answers of all heads of a rank as its part of a DTensor."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    rows = Shard(len(sharded.shape) - 2) if isinstance(asked, _ROWS) else Replicate()
+    rows = Shard(len(sharded.shape) - 2) if asked.by_rows else Replicate()
 
     def placed(local: Any) -> Any:
         if not isinstance(local, Tensor):
@@ -361,13 +352,7 @@ def _local_shape(sharded: ShardedScores) -> torch.Size:
 
 
 def _operand(asked: Reduction) -> Any:
-    match asked:
-        case Output(value):
-            return value
-        case TransposedOutput(operand):
-            return operand
-        case _:
-            return None
+    return next(iter((*asked.needs.values, *asked.needs.operands)), None)
 
 
 def _operands(reductions: Sequence[Reduction]) -> list[Any]:
