@@ -421,3 +421,69 @@ def test_import_regard_loads_nothing_but_pytorch() -> None:
 
 def test_a_package_loaded_beside_pytorch_is_seen() -> None:
     assert loaded_by("import rich") == {"rich"}
+
+
+# An environment of PyTorch alone
+
+
+# What PyTorch itself requires; NumPy is none of it.
+REQUIRED = {
+    "regard",
+    "torch",
+    "typing_extensions",
+    "filelock",
+    "sympy",
+    "mpmath",
+    "networkx",
+    "jinja2",
+}
+REQUIRED |= {"markupsafe", "fsspec", "setuptools", "functorch", "torchgen"}
+
+
+def run_with_pytorch_alone(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process in which every other package is not installed."""
+    hide = dedent(f"""
+        import sys, warnings
+        from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+
+        class Hiding(PathFinder):
+            @classmethod
+            def find_spec(cls, name, path=None, target=None):
+                spec = super().find_spec(name, path, target)
+                installed = "site-packages" in repr(spec)
+                return None if installed and name.partition(".")[0] not in {REQUIRED} else spec
+
+        sys.meta_path[:] = [BuiltinImporter, FrozenImporter, Hiding]
+        warnings.filterwarnings("ignore", message=".*NumPy.*")
+    """)
+    code = hide + dedent(script)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def test_pytorch_alone_answers_observes_checks_and_draws(tmp_path: Path) -> None:
+    done = run_with_pytorch_alone(
+        """
+        import torch, regard
+
+        query = torch.randn(2, 50, 8)
+        A = regard.attend(query, query, mask=regard.Causal())
+        A @ query, A.entropy(), A.topk(3), A.to_dense()
+        layer = regard.nn.SelfAttention(8, 2)
+        with regard.observe(layer) as seen:
+            layer(query)
+        regard.page(seen, "attention.html")
+        print(regard.check(lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).verdict)
+        """,
+        tmp_path,
+    )
+    assert (done.stdout, done.stderr) == ("right\n", "")
+    assert (tmp_path / "attention.html").exists()
+
+
+def test_a_missing_package_is_an_error_that_names_its_extra(tmp_path: Path) -> None:
+    done = run_with_pytorch_alone(
+        "import regard, torch\nregard.plot.map(regard.attend(torch.eye(3), torch.eye(3)))", tmp_path
+    )
+    assert "pip install 'regard[plot]'" in done.stderr

@@ -8,13 +8,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from regard.diagnosis.expectation import MEANINGS
 from regard.diagnosis.inputs.lab import Lab, as_tensors
+from regard.diagnosis.inputs.numpy_arrays import is_array
 from regard.diagnosis.inputs.signature import (
     arguments_of,
     axis_of_heads,
@@ -198,14 +198,18 @@ def _of_slots(
     )
 
 
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor) or is_array(value)
+
+
 def _tensor(value: Any) -> Tensor:
-    return (torch.as_tensor(value) if isinstance(value, np.ndarray) else value).cpu()
+    return (torch.as_tensor(value) if is_array(value) else value).cpu()
 
 
 def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
     """Return the names of arguments that hold numbers of tokens."""
     qkv = ("query", "key", "value")
-    tensors = {n: _tensor(v) for n, v in bound.items() if isinstance(v, Tensor | np.ndarray)}
+    tensors = {n: _tensor(v) for n, v in bound.items() if _is_tensor(v)}
     own = [n for n in tensors if roles.get(n) != "weight"]
     plain = [n for n in own if not _NOT_CONTENT.search(n.lower())]
     named = [n for n in tensors if n in plain or roles.get(n) in (*qkv, "x", "memory")]
@@ -300,8 +304,7 @@ def _slot(
     sizes: Mapping[str | int, int],
     role: str,
 ) -> Slot:
-    is_array = isinstance(value, np.ndarray)
-    if not isinstance(value, Tensor | np.ndarray):
+    if not _is_tensor(value):
         parts = tree_map(partial(_nested, sizes=sizes), value)
         is_nested = any(isinstance(leaf, Slot) for leaf in tree_leaves(parts))
         return Slot(name, "nested" if is_nested else "fixed", value=parts)
@@ -318,12 +321,19 @@ def _slot(
         high = 0 if tensor.is_floating_point() else int(tensor.max()) + 1
         kind = "ids" if high else "content"
         return Slot(
-            name, kind, lengths, source, tensor.dtype, high=high, is_array=is_array, grid=grid
+            name,
+            kind,
+            lengths,
+            source,
+            tensor.dtype,
+            high=high,
+            is_array=is_array(value),
+            grid=grid,
         )
     axes = named or _by_size(tensor, sizes)
     if axes.count("t") == 2 and "mask" in name.lower() and _is_of_windows(tensor, sizes):
         axes = ("b", *axes[1:])
-    return Slot(name, "given", axes, dtype=tensor.dtype, value=tensor, is_array=is_array)
+    return Slot(name, "given", axes, dtype=tensor.dtype, value=tensor, is_array=is_array(value))
 
 
 def _nested(leaf: Any, sizes: Mapping[str | int, int]) -> Any:

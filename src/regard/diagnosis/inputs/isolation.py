@@ -9,11 +9,11 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from regard.diagnosis.inputs.numpy_arrays import loaded_numpy
 from regard.diagnosis.inputs.tape import place_of
 from regard.diagnosis.inputs.user_errors import lacks_cuda, sentence
 
@@ -31,11 +31,9 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp),
     (_CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp),
     (_CUDA.math_sdp_enabled, _CUDA.enable_math_sdp),
-    (np.geterr, lambda known: np.seterr(**known)),
-    (np.get_printoptions, lambda known: np.set_printoptions(**known)),
 )
 # People replace functions of these with their own.
-_PATCHED = (torch, F, nn, torch.Tensor, nn.Module, np)
+_PATCHED = (torch, F, nn, torch.Tensor, nn.Module)
 
 # Each check sets the default dtype, standard output and filters of warnings of the whole process.
 _ONE_AT_A_TIME = threading.RLock()
@@ -83,9 +81,10 @@ def _sentence(error: BaseException) -> str:
 @contextmanager
 def _put_back() -> Generator[None]:
     environment, path = dict(os.environ), list(sys.path)
-    random = np.random.get_state()
-    settings = [(read(), read, write) for read, write in _SETTINGS]
-    functions = [(owner, dict(vars(owner))) for owner in _PATCHED]
+    numpy = loaded_numpy()
+    random = numpy and numpy.random.get_state()
+    settings = [(read(), read, write) for read, write in (*_SETTINGS, *_numpy_settings())]
+    functions = [(owner, dict(vars(owner))) for owner in (*_PATCHED, *filter(None, [numpy]))]
     handlers, modules = _handlers(), dict(sys.modules)
     folder: str | None = None
     with suppress(OSError):  # it may have been deleted
@@ -100,7 +99,8 @@ def _put_back() -> Generator[None]:
         sys.path[:] = path
         # Modules that were imported for the first time stay: others refer to them already.
         sys.modules.update(modules)
-        np.random.set_state(random)
+        if numpy:
+            numpy.random.set_state(random)
         for value, read, write in settings:
             if read() != value:
                 write(value)
@@ -115,6 +115,16 @@ def _put_back() -> Generator[None]:
         if _determinism() != determinism:  # setting it imports Inductor, for a second
             strict, warns = determinism
             torch.use_deterministic_algorithms(strict, warn_only=warns)
+
+
+def _numpy_settings() -> tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...]:
+    numpy = loaded_numpy()
+    if numpy is None:
+        return ()
+    return (
+        (numpy.geterr, lambda known: numpy.seterr(**known)),
+        (numpy.get_printoptions, lambda known: numpy.set_printoptions(**known)),
+    )
 
 
 def _put_functions_back(owner: Any, known: dict[str, Any]) -> None:

@@ -7,13 +7,13 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.expectation import MEANINGS
 from regard.diagnosis.inputs.lab import Lab
 from regard.diagnosis.inputs.mask_forms import Form, forms_of, takes_masks
+from regard.diagnosis.inputs.numpy_arrays import loaded_numpy
 from regard.diagnosis.inputs.signature import (
     MEMORY,
     Argument,
@@ -91,7 +91,9 @@ class Thing:
     @property
     def uses_numpy(self) -> bool:
         """Return True for a function in a file that imports NumPy."""
-        return any(value is np for value in getattr(self.call, "__globals__", {}).values())
+        numpy = loaded_numpy()
+        names = getattr(self.call, "__globals__", {})
+        return numpy is not None and any(value is numpy for value in names.values())
 
     def of(self, role: str) -> Argument | None:
         """Return the first argument with a role."""
