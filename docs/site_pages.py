@@ -1,6 +1,6 @@
 """The site's pages that stand elsewhere in the repository, and links that hold in both places.
 
-mkdocs calls ``on_files`` and ``on_page_markdown``. Links to the README lead to the first page.
+mkdocs calls ``on_files`` and ``on_page_markdown``. The README is the first page.
 """
 
 import os
@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 KATEX = ROOT / "node_modules" / "katex"
 _ELSEWHERE = {
+    "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
@@ -25,8 +26,6 @@ _LINK_WITH_TEXT = re.compile(r"(?<!!)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)(?:#[^
 
 def _place(path: str) -> str | None:
     """Return the place of a file of the repository on the site; None if it is not part of it."""
-    if path == "README.md":
-        return "index.md"
     if path in _ELSEWHERE:
         return _ELSEWHERE[path]
     if path.startswith("docs/") and not path.endswith(".py"):

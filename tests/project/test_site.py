@@ -105,5 +105,5 @@ def test_what_would_be_fetched_is_seen() -> None:
 def test_links_between_documents_hold_on_the_site(site: Path) -> None:
     home, lessons = (site / "index.html").read_text(), (site / "lessons.html").read_text()
     assert 'href="masks.html"' in home
-    assert 'src="images/moving.webp"' in home
+    assert 'src="images/agreement.webp"' in home
     assert 'href="lessons/1_averages.html"' in lessons

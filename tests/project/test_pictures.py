@@ -1,0 +1,87 @@
+"""The pictures of README and docs are those of this commit, and each is shown somewhere."""
+
+import importlib.util
+import re
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "docs" / "images"
+LINK = re.compile(r"\]\(([^()\s]+\.(?:webp|svg|html))\)")
+DRAWN_ELSEWHERE = ("benchmarks/results", "docs/lessons")  # each with a check of its own
+
+
+def shown_in(folder: Path) -> ModuleType:
+    """Load ``shown.py`` of a folder like docs/images."""
+    spec = importlib.util.spec_from_file_location("shown", folder / "shown.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+shown: Any = shown_in(IMAGES)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Any:
+    """Copy the pictures and all that they show, to change it."""
+    for name in ("docs/images", "src/regard/view"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for path in (ROOT / "docs").glob("*.*"):
+        shutil.copy(path, tmp_path / "docs")
+    return shown_in(tmp_path / "docs" / "images")
+
+
+def outdated(module: Any) -> list[str]:
+    recorded = module.recorded()
+    return [name for name in module.PICTURES if recorded.get(name) != module.fingerprint(name)]
+
+
+def test_every_picture_is_of_this_commit() -> None:
+    found = outdated(shown)
+    assert not found, f"draw them again, and look at them: docs/images/render.py {' '.join(found)}"
+
+
+def test_every_picture_is_shown_and_every_shown_picture_has_its_script() -> None:
+    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    linked = {
+        (path.parent / link).resolve().relative_to(ROOT).as_posix()
+        for path in documents
+        for link in LINK.findall(path.read_text())
+        if "://" not in link
+    }
+    listed = {(IMAGES / name).resolve().relative_to(ROOT).as_posix() for name in shown.PICTURES}
+    assert {name for name in linked if not name.startswith(DRAWN_ELSEWHERE)} == listed
+    files = {path.name for path in IMAGES.iterdir() if path.suffix in (".webp", ".svg", ".png")}
+    assert files == {name for name in shown.PICTURES if "/" not in name}
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "changed"),
+    [
+        pytest.param("src/regard/view/web/bundle/page.css", "{", "{ ", {"page"}, id="page"),
+        pytest.param("src/regard/view/figures/plot.py", "512", "513", {"figures"}, id="figure"),
+        pytest.param("docs/training.md", "0.003", "0.004", {"figures"}, id="document"),
+        pytest.param(
+            "docs/images/render.py", "[:1400]", "[:1401]", {"page", "figures"}, id="recording"
+        ),
+        pytest.param("docs/images/terminal.svg", "MiniLM", "miniLM", {"terminal"}, id="by hand"),
+        pytest.param(
+            "src/regard/view/figures/plot.py", "\nimport", "\n# x\nimport", set(), id="comment"
+        ),
+    ],
+)
+def test_a_change_of_what_is_shown_is_seen(
+    path: str, before: str, after: str, changed: set[str], copy: Any
+) -> None:
+    file = copy.ROOT / path
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+    assert {copy.PICTURES[name].drawn_by for name in outdated(copy)} == changed
