@@ -1,8 +1,9 @@
 """The documents are executed: their Python blocks run, and so do their regard commands.
 
 The blocks of one document run in order, in one namespace and one temporary folder, so that a later
-block can use what an earlier one made. A ``text`` block that follows a Python block holds what that
-one prints, word for word. A block that cannot run says why in the line before it:
+block can use what an earlier one made; those of the README run alone. A ``text`` block that follows
+a Python block holds what that one prints, word for word. A block that cannot run says why in the
+line before it:
 
     <!-- not executed: the model in it is 16 GB -->
 """
@@ -21,11 +22,10 @@ import torch
 from documents import ALIASES, Block, agree, blocks, run_python
 
 ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 LESSONS = sorted((ROOT / "docs" / "lessons").glob("*.md"))
-# `make docs` writes this page from the catalogue of mistakes.
-GENERATED = ROOT / "docs" / "mistakes.md"
-DOCUMENTS = [ROOT / "README.md", CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [README, CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def commands(block: Block) -> Iterator[tuple[int, str]]:
@@ -40,11 +40,23 @@ def commands(block: Block) -> Iterator[tuple[int, str]]:
         yield number, command
 
 
-def run_document(text: str, name: str, folder: Path, *, commands_too: bool = True) -> None:
-    """Run every block of a document that is to run; the first failure is raised."""
+def run_document(
+    text: str, name: str, folder: Path, *, commands_too: bool = True, alone: bool = False
+) -> None:
+    """Run every block of a document that is to run; the first failure is raised.
+
+    Args:
+        text: the document.
+        name: of the document.
+        folder: where its commands run.
+        commands_too: run its regard commands, not its Python blocks alone.
+        alone: give each block an empty namespace, so that it runs when it is pasted alone.
+    """
     namespace: dict[str, object] = {"__name__": "__main__"}
     printed: str | None = None
     for block in blocks(text):
+        if alone:
+            namespace = {"__name__": "__main__"}
         is_output = block.language == "text" and block.follows and printed is not None
         if is_output and not agree(block.code, printed or ""):
             raise AssertionError(f"{name}:{block.line}: what is printed is\n{printed}")
@@ -101,7 +113,7 @@ def test_every_python_block_of_the_documents_runs(
     if path.name == "vision.md":
         shutil.copytree(path.with_name("digit-finder"), "digit-finder")
         monkeypatch.syspath_prepend(path.parent)
-    run_document(path.read_text(), str(path), folder, commands_too=False)
+    run_document(path.read_text(), str(path), folder, commands_too=False, alone=path == README)
 
 
 @pytest.mark.full
@@ -112,6 +124,12 @@ def test_every_python_block_of_the_documents_runs(
 )
 def test_every_block_of_the_documents_runs(path: Path, folder: Path) -> None:
     run_document(path.read_text(), str(path), folder)
+
+
+def test_the_readme_is_short() -> None:
+    text = README.read_text()
+    assert len(text.splitlines()) <= 110
+    assert len(text.split()) <= 1100
 
 
 def missing_paths(text: str) -> list[str]:
@@ -160,8 +178,6 @@ def broken_links(text: str, folder: Path) -> list[str]:
 
     def is_broken(link: str) -> bool:
         path, _, anchor = link.partition("#")
-        if folder / path == GENERATED:
-            return False
         if path and not (folder / path).exists():
             return True
         return bool(anchor) and anchor not in anchors((folder / path).read_text() if path else text)
@@ -187,6 +203,25 @@ def test_a_file_that_is_not_there_is_seen() -> None:
         "See `Makefile`, `tests/cases.py`, `masks/mask.py`, `gone.py`, `tests/gone/`, `A[..., 3]`."
     )
     assert missing_paths(text) == ["gone.py", "tests/gone/"]
+
+
+def unknown_messages(text: str) -> list[str]:
+    """The messages in first columns of tables of which the package lacks a piece."""
+    sources = [path.read_text() for path in (ROOT / "src" / "regard").rglob("*.py")]
+    words = "".join(sources) + "CUDA out of memory"  # which is PyTorch's
+    cells = re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE)
+    messages = [message for cell in cells for message in re.findall(r"`([^`]*)`", cell)]
+    pieces = {message: message.split("…") for message in messages if not re.search("[=.]", message)}
+    return [m for m, parts in pieces.items() if not all(part.strip() in words for part in parts)]
+
+
+def test_troubleshooting_quotes_messages_of_the_package() -> None:
+    assert unknown_messages((ROOT / "docs" / "troubleshooting.md").read_text()) == []
+
+
+def test_a_message_that_nothing_prints_is_seen() -> None:
+    text = "| message |\n| --- |\n| `… is damaged` | x |\n| `the … is kaputt` | `y` |\n"
+    assert unknown_messages(text) == ["the … is kaputt"]
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/benchmarks.md"])
@@ -215,6 +250,11 @@ def fenced(code: str, language: str = "python") -> str:
 
 def test_blocks_run_in_order_in_one_namespace(folder: Path) -> None:
     run_document(fenced("a = 2") + "Then:\n" + fenced("assert a == 2"), "doc.md", folder)
+
+
+def test_a_block_that_needs_another_does_not_run_alone(folder: Path) -> None:
+    with pytest.raises(NameError):
+        run_document(fenced("a = 2") + "Then:\n" + fenced("assert a"), "doc.md", folder, alone=True)
 
 
 def test_a_failing_python_block_fails_at_its_own_line(folder: Path) -> None:

@@ -8,6 +8,7 @@ records before it are whole.
 import json
 import os
 import struct
+import sys
 from contextlib import suppress
 from ctypes import c_char
 from dataclasses import dataclass
@@ -28,10 +29,8 @@ from regard.recording.tensor_file import (
     stand_in,
 )
 
-try:
+if sys.platform != "win32":  # where an open file cannot be removed
     import fcntl
-except ModuleNotFoundError:  # Windows, where an open file cannot be removed
-    fcntl = None
 
 __all__ = ["MAGIC", "Piece", "Spool", "SpoolFile", "is_locked", "lock", "spool_of"]
 
@@ -140,7 +139,7 @@ class Spool:
 
     def end(self) -> None:
         """Let another process or block replace the file; it stays readable."""
-        if fcntl is not None:
+        if sys.platform != "win32":
             with suppress(OSError):
                 fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)
 
@@ -254,7 +253,7 @@ def lock(file: BinaryIO) -> None:
     Raises:
         BlockingIOError: another process or block has locked it.
     """
-    if fcntl is not None:
+    if sys.platform != "win32":
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

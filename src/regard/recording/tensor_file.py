@@ -8,6 +8,7 @@ if the file is truncated.
 import json
 import os
 import struct
+import sys
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -112,9 +113,9 @@ class Bytes:
             DamagedError: the file is shorter than it was.
         """
         while part:
-            if hasattr(os, "preadv"):
+            if sys.platform != "win32" and hasattr(os, "preadv"):
                 count = os.preadv(self._file.fileno(), [part], start)
-            else:  # Windows has neither preadv nor fork
+            else:  # neither Windows nor an old macOS has it
                 with self._seeking:
                     self._file.seek(start)
                     count = cast(Any, self._file).readinto(part) or 0

@@ -175,6 +175,8 @@ def _end(guest: subprocess.Popen[bytes], mark: str) -> None:
         else:
             os.killpg(guest.pid, signal.SIGKILL)
     guest.wait()
+    if sys.platform != "linux":  # it has no /proc
+        return
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if f"{_MARK}={mark}".encode() in environment.read_bytes().split(b"\0"):
@@ -195,7 +197,7 @@ def _ended(path: Path, folder: Path, code: int | None, limits: Limits) -> str:
             f"{path} is still running after {limits.seconds:g} s{where}; it must come to an end.\n"
             f"    {_advice(path, function)}"
         )
-    if code < 0:
+    if code < 0 and sys.platform != "win32":
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name
             hint = " Often there was no memory left." if name == "SIGKILL" else ""

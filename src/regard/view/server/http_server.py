@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import socket
+import sys
 import threading
 import webbrowser
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -426,9 +427,11 @@ def _allow_files(count: int) -> None:
 
     Idle connections then cannot keep others from being accepted.
     """
-    with suppress(ImportError, ValueError, OSError):  # Windows has no such limit
-        import resource
+    if sys.platform == "win32":  # it has no such limit
+        return
+    import resource
 
+    with suppress(ValueError, OSError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = count if hard == resource.RLIM_INFINITY else min(count, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
