@@ -1,6 +1,6 @@
 """Draw the pictures of README and docs: the terminal, the page, figures, and two sample pages.
 
-    .venv/bin/python docs/images/render.py             all of them, in about five minutes
+    .venv/bin/python docs/images/render.py             all of them, in some minutes
     .venv/bin/python docs/images/render.py agreement   those whose names begin like this
 
 ``shown.py`` lists them, and ``shown.json`` records what each one shows. Needs regard[dev], the bundled
