@@ -196,8 +196,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "another brightness": (
         lambda: regard.locate(Patches().eval(), brightened, [GREY]),
         regard.RegardError,
-        "prepare changes the brightness of a picture by its content, so that no places can be "
-        "measured.",
+        "prepare mixes pictures, or changes the brightness of one by its content, so that no "
+        "places can be measured.",
     ),
     "a picture of one pixel": (
         lambda: regard.locate(Patches().eval(), pixels, [Image.new("RGB", (1, 1))]),

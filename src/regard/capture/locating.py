@@ -154,14 +154,19 @@ class _Measure:
         return {name: grids[name] for name in before if name in grids}
 
     def _random_parts(self, random: torch.Generator) -> list[Tensor]:
-        """Return the numbers in random rectangles of the pictures, as bool tensors."""
+        """Return the numbers in a random rectangle of each picture, as bool tensors.
+
+        Each picture has another rectangle, so that layers that read one picture each differ.
+        """
         parts: list[Tensor] = []
+        picture = self._at.picture.clamp(min=0)
         for _ in range(_PROBES):
             inside = self._at.picture >= 0
             for axis in (self._at.x, self._at.y):
-                start = (
-                    float(torch.rand((), generator=random, dtype=torch.float64, device="cpu")) * 0.5
+                starts = torch.rand(
+                    len(self._sizes), generator=random, dtype=torch.float64, device="cpu"
                 )
+                start = 0.5 * starts[picture]
                 inside = inside & (axis > start) & (axis < start + 0.4)
             parts.append(inside)
         return parts

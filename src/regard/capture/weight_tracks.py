@@ -336,7 +336,7 @@ def with_column(
     """
     tensors = list(tensors_in(operation.args[:1]))
     axes = None if track.axes is None else track.axes.of_view(source)
-    if axes is None or any(each.ndim != output.ndim for each in tensors):
+    if axes is None or any(each.ndim != output.ndim for each in (source, *tensors)):
         return None
     grown = [axis for axis in range(output.ndim) if output.shape[axis] != source.shape[axis]]
     if len(grown) != 1 or output.shape[grown[0]] != source.shape[grown[0]] + 1:

@@ -94,8 +94,15 @@ def places_of(prepare: Prepare, pictures: "Sequence[Image]") -> tuple[Inputs, di
         return _probed(prepare, inputs, list(map(draw, sizes)))
 
     black, white = probed(lambda size: _flat(size, 0.0)), probed(lambda size: _flat(size, 1.0))
-    shades = [_flat(size, (index + 1) / (len(sizes) + 1)) for index, size in enumerate(sizes)]
-    which = _probed(prepare, inputs, shades)
+    # The pictures are numbered in binary: each digit is a run with dark and light grey pictures.
+    digits = [
+        _probed(
+            prepare,
+            inputs,
+            [_flat(size, (1 + (at >> bit & 1)) / 3) for at, size in enumerate(sizes)],
+        )
+        for bit in range(max(1, (len(sizes) - 1).bit_length()))
+    ]
     across, down = (
         [probed(partial(_ramp, step=step, is_across=is_across)) for step in range(_STEPS)]
         for is_across in (True, False)
@@ -112,8 +119,8 @@ def places_of(prepare: Prepare, pictures: "Sequence[Image]") -> tuple[Inputs, di
                 "those have not.\n    Give the tokens their places with regard.grid(...)."
             )
         ramps = [torch.stack([each[leaf] for each in axis]).mean(0) for axis in (across, down)]
-        x, y, number = ((each - dark) / span for each in (*ramps, which[leaf]))
-        places[leaf] = _checked_places(holds, x, y, number * (len(sizes) + 1) - 1)
+        x, y, *bits = ((each - dark) / span for each in (*ramps, *(each[leaf] for each in digits)))
+        places[leaf] = _checked_places(holds, x, y, bits)
     if not places:
         raise RegardError(
             "prepare gives inputs that do not depend on the pictures.\n"
@@ -123,25 +130,30 @@ def places_of(prepare: Prepare, pictures: "Sequence[Image]") -> tuple[Inputs, di
     return inputs, places
 
 
-def _checked_places(holds: Tensor, x: Tensor, y: Tensor, number: Tensor) -> Places:
+def _checked_places(holds: Tensor, x: Tensor, y: Tensor, bits: Sequence[Tensor]) -> Places:
     """Return places from brightness, which must be linear in the pixels of the picture.
 
     Args:
         holds: True for the numbers that hold a pixel.
         x: the brightness of a ramp from left to right, from 0 to 1.
         y: that of a ramp from top to bottom.
-        number: the index of the picture, whose pictures have one shade each.
+        bits: the binary digits of the index of the picture, the lowest first, as the brightness
+            of 1/3 and 2/3.
     """
     x, y = ((each * _LEVELS - 0.5) / (_LEVELS - 1) for each in (x, y))
-    wrong = (number - number.round()).abs() > _OUTSIDE * (number.abs() + 2)
+    picture, wrong = torch.zeros_like(x).long(), torch.zeros_like(holds)
+    for bit, digit in enumerate(bits):
+        is_one = digit > 0.5
+        picture = picture | is_one.long() << bit
+        wrong = wrong | ((3 * digit - 1 - is_one.double()).abs() > _OUTSIDE)
     for each in (x, y):
         wrong = wrong | (each < -_OUTSIDE) | (each > 1 + _OUTSIDE)
     if bool((holds & wrong).any()):
         raise RegardError(
-            "prepare changes the brightness of a picture by its content, so that no places can be "
-            "measured.\n    Give the tokens their places with regard.grid(...)."
+            "prepare mixes pictures, or changes the brightness of one by its content, so that no "
+            "places can be measured.\n    Give the tokens their places with regard.grid(...)."
         )
-    return Places(number.nan_to_num(0).round().long().masked_fill(~holds, -1), x, y)
+    return Places(picture.masked_fill(~holds, -1), x, y)
 
 
 def _probed(prepare: Prepare, inputs: Inputs, pictures: list[Any]) -> dict[int, Tensor]:
