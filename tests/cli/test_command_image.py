@@ -48,7 +48,7 @@ def test_see_shows_a_picture(run: Run, models: Path, photo: Path) -> None:
     code, out, err = run("see", "--image", str(photo), "--model", str(models / "vit"), "--json")
     assert (code, err) == (0, "")
     seen = json.loads(out)
-    assert [token["text"] for token in seen["tokens"][:3]] == ["[0]", " 0,0", " 0,1"]
+    assert [token["text"] for token in seen["tokens"][:3]] == ["[CLS]", " 0,0", " 0,1"]
     assert list(seen["layers"]) == ["layers.0.attention", "layers.1.attention"]
 
 
@@ -104,7 +104,10 @@ def test_no_picture_keeps_the_size_only(run: Run, models: Path, photo: Path) -> 
 
 
 REFUSED = {
-    "no model": (["--image", "photo.jpg"], "--image needs a model that reads pictures."),
+    "no model": (
+        ["words", "--image", "photo.jpg"],
+        "--image needs a model that reads pictures and texts.",
+    ),
     "no picture": (["--image", "none.jpg", "-m", "VIT"], "there is no file none.jpg."),
     "a text": (["--image", "note.txt", "-m", "VIT"], "note.txt cannot be read as a picture:"),
     "layers": (

@@ -322,7 +322,7 @@ class _Measure:
 
 def _differs(value: Tensor, changed: Tensor) -> Tensor:
     """Return True where a token's value differs by more than rounding, (..., kv_len)."""
-    rounding = 8 * torch.finfo(value.dtype).eps * value.abs().amax()
+    rounding = 8 * torch.finfo(value.dtype).eps * value.abs().amax(-1, keepdim=True)
     return ((value - changed).abs() > rounding).any(-1).cpu()
 
 

