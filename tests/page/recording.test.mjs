@@ -140,7 +140,12 @@ test("notes say what is rounded, left out or shown of a recording", () => {
   );
   assert.match(said({ dtype: "float16", kind: "weights", deviation: 1e-3 })[0], /^Weights are stored in 16 bits/);
   assert.match(said({ heads: [null, null] })[0], /not numbers \(NaN\)/);
-  assert.deepEqual(said({}, { batch: 2 }), ["The recording holds 2 sequences; this is the first."]);
+  const another = "this is the first. Show another with recording.entry(1).";
+  assert.deepEqual(said({}, { batch: 2 }), [`The recording holds 2 sequences; ${another}`]);
+  const grids = [{ overlapping: false }];
+  assert.deepEqual(said({}, { batch: 4, grids }), [
+    `The recording holds 4 sequences, such as windows or tiles of the picture; ${another}`,
+  ]);
   assert.match(
     said({ kind: "map", overview: { rows: 4, columns: 4 } })[0],
     /regard\.page\(recording, path, layers=\[0\]\)\.$/,

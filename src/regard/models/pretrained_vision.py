@@ -66,7 +66,7 @@ class PretrainedVision:
     @classmethod
     def load(
         cls,
-        model: str | Path,
+        model: str | Path = DEFAULT_VISION_MODEL,
         *,
         reads_text: bool = False,
         device: str = "cpu",

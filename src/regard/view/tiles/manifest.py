@@ -128,7 +128,7 @@ def manifest(
         "title": title if is_titled else title_of(recording),
         "opened": opened,
         "model": recording.model,
-        "batch": math.prod(recording[0].shape[:-3]),
+        "batch": max(math.prod(layer.shape[:-3]) for layer in recording.layers),
         "one_text": recording.key_tokens == recording.query_tokens,
         "query_tokens": _token_lists(recording.query_tokens),
         "key_tokens": _token_lists(recording.key_tokens),

@@ -29,8 +29,11 @@ export function notes(recording: Recording, layer: number): string[] {
     );
   }
   if (info.heads?.includes(null)) found.push(NO_KINDS);
-  if (recording.batch > 1)
-    found.push(`The recording holds ${counted(recording.batch, "sequence")}; this is the first.`);
+  if (recording.batch > 1) {
+    const parts = recording.grids?.length ? ", such as windows or tiles of the picture" : "";
+    const held = counted(recording.batch, "sequence") + parts;
+    found.push(`The recording holds ${held}; this is the first. Show another with recording.entry(1).`);
+  }
   return found;
 }
 
