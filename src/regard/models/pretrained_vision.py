@@ -195,13 +195,12 @@ class PretrainedVision:
 
     def _tokens(self, seen: Recording, ids: "torch.Tensor | None") -> list[Token]:
         """Return the tokens of a text, and of parts of the picture their rows and columns."""
-        places = {token: grid for grid in seen.grids for token in grid.tokens}
+        places = {token for grid in seen.grids for token in grid.tokens}
         if ids is not None:
             tokens = tokens_of(self.processor.tokenizer, ids)
         else:
             length = seen.layers[0].shape[-1]
-            others = [at for at in range(length) if at not in places]
-            names = dict(zip(others, _learned_tokens(self.model, len(others)), strict=True))
+            names = _learned_tokens(self.model, [at for at in range(length) if at not in places])
             tokens = [Token(names.get(at, ""), special=True) for at in range(length)]
         for grid in seen.grids:
             for index, token in enumerate(grid.tokens):
@@ -210,10 +209,10 @@ class PretrainedVision:
         return tokens
 
 
-def _learned_tokens(model: Any, count: int) -> list[str]:
+def _learned_tokens(model: Any, positions: Sequence[int]) -> dict[int, str]:
     """Return the names of tokens without a place, from the parameters that are tokens.
 
-    Tokens are numbered if their number is not that of the parameters.
+    Their positions are the names if their number is not that of the parameters.
     """
     sizes = dict.fromkeys(_LEARNED, 0)
     for path, parameter in model.named_parameters():
@@ -222,10 +221,12 @@ def _learned_tokens(model: Any, count: int) -> list[str]:
             sizes[name] = parameter.numel() // parameter.shape[-1]
     names = [
         kind if size == 1 else f"{kind[:-1]}{number}]"
-        for (name, size), kind in zip(sizes.items(), _LEARNED.values(), strict=True)
+        for size, kind in zip(sizes.values(), _LEARNED.values(), strict=True)
         for number in range(1, size + 1)
     ]
-    return names if len(names) == count else [f"[{number}]" for number in range(count)]
+    if len(names) != len(positions):
+        names = [f"[{position}]" for position in positions]
+    return dict(zip(positions, names, strict=True))
 
 
 def _packaged_dinov2(transformers: Any) -> tuple[Any, Any]:
