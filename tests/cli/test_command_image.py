@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 import regard
@@ -91,6 +92,18 @@ def test_record_keeps_the_picture_and_page_reads_it(
     assert [each.pictures[0].data is None for each in served] == [False, True]
     assert served[1].grids == served[0].grids
     assert left_behind(Path()) == ["attention.html", "photo.jpg", "run.safetensors"]
+
+
+def test_a_generated_answer_looks_at_the_picture(run: Run, models: Path, photo: Path) -> None:
+    model = ("--model", str(models / "llava"))
+    code, _, err = run("record", "w6 w8", "--image", str(photo), *model, "--generate", "3")
+    assert (code, err) == (0, "")
+    seen = regard.load("run.safetensors")
+    length = seen[0].shape[-1]
+    assert length in (19, 20)  # 18 of the question, and the answer but for its last; it may end
+    share = seen.image(0, query=length - 1)
+    expected = seen[0][0, :, length - 1, :16].mean(0).view(4, 4)
+    torch.testing.assert_close(share, expected, atol=1e-6, rtol=0)
 
 
 def test_no_picture_keeps_the_size_only(run: Run, models: Path, photo: Path) -> None:

@@ -154,6 +154,30 @@ def test_two_pictures_of_different_sizes_have_a_grid_each() -> None:
     assert part.image(0, query=-1, grid=1).shape == (other.rows, other.columns)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["dinov2_with_registers", "qwen2_vl"])
+def test_places_in_bfloat16_are_those_of_float32(name: str) -> None:
+    case = case_of(name)
+    picture = Image.new("RGB", (120, 60), "grey")
+    exact = regard.locate(case.model, case.prepare, [picture])
+    model = case.model.bfloat16()
+
+    def prepare(pictures: list[Any]) -> Any:
+        inputs = case.prepare(pictures)
+        return {
+            key: each.bfloat16() if each.is_floating_point() else each
+            for key, each in inputs.items()
+        }
+
+    rounded = regard.locate(model, prepare, [picture])
+    assert list(rounded) == list(exact)
+    for layer, grids in exact.items():
+        for one, other in zip(rounded[layer], grids, strict=True):
+            assert (one.tokens, one.picture) == (other.tokens, other.picture)
+            box, expected = one.boxes(120, 60), other.boxes(120, 60)
+            torch.testing.assert_close(box, expected, atol=0.5, rtol=0)
+
+
 def by_content(pictures: list[Any]) -> Tensor:
     box = pictures[0].convert("L").point(lambda level: 255 * (level > 9)).getbbox()
     return pixels([pictures[0].crop(box or (0, 0, 1, 1))])
