@@ -57,7 +57,8 @@ def locate(
 
     Returns:
         For the name of each layer whose keys stand for parts of pictures, its grids. The boxes of
-        tokens whose fields overlap, as behind several convolutions, are centred in their fields.
+        tokens whose fields overlap, as behind several convolutions, are centred in their fields. A
+        token of several pictures, such as two frames of a video, has the place of the first.
 
     Raises:
         TypeError: pictures are not a list of images.

@@ -245,13 +245,16 @@ def _packaged_dinov2(transformers: Any) -> tuple[Any, Any]:
             "    Run: pip install 'regard[images]'"
         ) from error
     graph = onnx.load(path).graph
-    stored = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    stored = {
+        each.name: torch.tensor(onnx.numpy_helper.to_array(each), device="cpu")
+        for each in graph.initializer
+    }
     weights = {name: each for name, each in stored.items() if name.startswith("backbone.")}
     for node in graph.node:
         # A linear layer has its weight transposed, under the name of its product.
         if node.op_type == "MatMul" and node.input[1] in stored:
-            path_of = node.name.strip("/").removesuffix("/MatMul").replace("/", ".")
-            weights[f"{path_of}.weight"] = stored[node.input[1]].T
+            module = node.name.strip("/").removesuffix("/MatMul").replace("/", ".")
+            weights[f"{module}.weight"] = stored[node.input[1]].mT
     # Those of the class token and of 37 x 37 patches, from the two nodes that read them.
     positions = [
         stored[name]
@@ -261,9 +264,9 @@ def _packaged_dinov2(transformers: Any) -> tuple[Any, Any]:
         for name in node.input
         if name in stored and not name.startswith("backbone.")
     ]
-    tensors = {name.removeprefix("backbone."): torch.tensor(each) for name, each in weights.items()}
-    tensors["embeddings.position_embeddings"] = torch.cat(list(map(torch.tensor, positions)), 1)
-    tensors["embeddings.mask_token"] = torch.zeros(1, 384)
+    tensors = {name.removeprefix("backbone."): each for name, each in weights.items()}
+    tensors["embeddings.position_embeddings"] = torch.cat(positions, 1)
+    tensors["embeddings.mask_token"] = torch.zeros(1, 384, device="cpu")
     config = transformers.Dinov2Config(
         hidden_size=384, num_attention_heads=6, image_size=518, patch_size=14
     )
@@ -273,7 +276,9 @@ def _packaged_dinov2(transformers: Any) -> tuple[Any, Any]:
         )
     if loading["missing_keys"] or loading["mismatched_keys"]:
         raise RegardError(f"{path} lacks weights of DINOv2-small.")
-    processor = transformers.BitImageProcessorPil(
+    # The one that works without torchvision; older versions of transformers have no other.
+    kind = getattr(transformers, "BitImageProcessorPil", None) or transformers.BitImageProcessor
+    processor = kind(
         size={"shortest_edge": 256},
         crop_size={"height": 224, "width": 224},
         image_mean=[0.485, 0.456, 0.406],
