@@ -237,6 +237,29 @@ def _packaged_dinov2(transformers: Any) -> tuple[Any, Any]:
     """
     path = _DINOV2.folder(DEFAULT_VISION_MODEL) / Path(_DINOV2.weights).name
     _DINOV2.check(path)
+    config = transformers.Dinov2Config(
+        hidden_size=384, num_attention_heads=6, image_size=518, patch_size=14
+    )
+    weights = _dinov2_weights(path)
+    with loading_errors(DEFAULT_VISION_MODEL, "cannot be loaded"):
+        model, loading = transformers.Dinov2Model.from_pretrained(
+            None, config=config, state_dict=weights, output_loading_info=True
+        )
+    if loading["missing_keys"] or loading["mismatched_keys"]:
+        raise RegardError(f"{path} lacks weights of DINOv2-small.")
+    # The one that works without torchvision; older versions of transformers have no other.
+    kind = getattr(transformers, "BitImageProcessorPil", None) or transformers.BitImageProcessor
+    processor = kind(
+        size={"shortest_edge": 256},
+        crop_size={"height": 224, "width": 224},
+        image_mean=[0.485, 0.456, 0.406],
+        image_std=[0.229, 0.224, 0.225],
+    )
+    return model, processor
+
+
+def _dinov2_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of the backbone of an ONNX file, by their names in transformers."""
     try:
         onnx: Any = import_module("onnx")
     except ModuleNotFoundError as error:
@@ -267,24 +290,7 @@ def _packaged_dinov2(transformers: Any) -> tuple[Any, Any]:
     tensors = {name.removeprefix("backbone."): each for name, each in weights.items()}
     tensors["embeddings.position_embeddings"] = torch.cat(positions, 1)
     tensors["embeddings.mask_token"] = torch.zeros(1, 384, device="cpu")
-    config = transformers.Dinov2Config(
-        hidden_size=384, num_attention_heads=6, image_size=518, patch_size=14
-    )
-    with loading_errors(DEFAULT_VISION_MODEL, "cannot be loaded"):
-        model, loading = transformers.Dinov2Model.from_pretrained(
-            None, config=config, state_dict=tensors, output_loading_info=True
-        )
-    if loading["missing_keys"] or loading["mismatched_keys"]:
-        raise RegardError(f"{path} lacks weights of DINOv2-small.")
-    # The one that works without torchvision; older versions of transformers have no other.
-    kind = getattr(transformers, "BitImageProcessorPil", None) or transformers.BitImageProcessor
-    processor = kind(
-        size={"shortest_edge": 256},
-        crop_size={"height": 224, "width": 224},
-        image_mean=[0.485, 0.456, 0.406],
-        image_std=[0.229, 0.224, 0.225],
-    )
-    return model, processor
+    return tensors
 
 
 def _one_sequence(seen: Recording) -> list[str]:
