@@ -23,6 +23,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import matplotlib
+import matplotlib.cbook
 import torch
 from matplotlib import pyplot
 from PIL import Image
@@ -35,6 +36,7 @@ from transformers import AutoImageProcessor, ViTForImageClassification
 
 import regard
 from regard.models.pretrained import Pretrained
+from regard.models.pretrained_vision import PretrainedVision
 from regard.models.trials import repetition
 from regard.view.terminal.summary import summarise
 from regard.view.terminal.terminal_view import TerminalView
@@ -131,6 +133,14 @@ def finder() -> Recordings:
     seen = seen.with_tokens(tokens)
     seen = seen.with_pictures([image], regard.locate(model, prepare, [image]))
     return seen, {"title": "The red digit", "opened": (0, 0)}
+
+
+def photograph() -> Recordings:
+    """DINOv2 looks at the photograph of Grace Hopper that matplotlib contains."""
+    with matplotlib.cbook.get_sample_data("grace_hopper.jpg") as file:
+        photo = Image.open(file).convert("RGB")
+    seen = PretrainedVision.load().observe(photo)
+    return seen, {"title": "Grace Hopper, read by DINOv2", "opened": (10, 4)}
 
 
 def smollm2_folder() -> Path | None:
