@@ -53,14 +53,14 @@ def throughput(folder: Path, fewest: int, most: int, count: int, rounds: int) ->
 
     import regard
     from regard.corpus.surveying import _Reader  # pyright: ignore[reportPrivateUsage]
-    from regard.corpus.text_files import blocks_of
+    from regard.corpus.text_files import Corpus
     from regard.models.pretrained import Pretrained
 
     torch.set_num_threads(1)
     corpus = folder / "corpus.txt"
     corpus.write_text(texts(fewest, most, count))
     model = Pretrained.load()
-    [read] = list(blocks_of(corpus, "text", 1024))
+    [read] = list(Corpus(corpus, "text").blocks(1024))
     batches = list(_Reader(model, {}, None).batches(read))
     inputs = [
         {name: torch.cat([each.inputs[name] for each in batch]) for name in batch[0].inputs}

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import regard
-from regard.corpus import text_files
+from regard.corpus.text_files import Corpus
 from regard.corpus.text_scores import TextScores
 from regard.models.pretrained import Pretrained
 
@@ -243,11 +243,7 @@ def test_a_part_of_another_run_is_refused_by_name(
 
 
 BROKEN = {
-    "empty": (
-        "jsonl",
-        b'{"text": " "}\n',
-        "c.jsonl, line 1: text is empty; attention needs at least",
-    ),
+    "blank": ("jsonl", b'{"text": " "}\n', "c.jsonl', which has no text.\n    Give at least one."),
     "encoding": (
         "txt",
         b"one\n\xff\xfe\n",
@@ -346,9 +342,34 @@ def test_killed_at_any_moment_it_goes_on_and_gives_the_same_bytes(tmp_path: Path
     assert {path.name: path.read_bytes() for path in out.iterdir()} == whole
 
 
-def test_blank_lines_of_plain_text_are_skipped(tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("one\n\n \nfour\n")
-    [block] = text_files.blocks_of(corpus, "text", 8)
-    assert [text.text for text in block] == ["one", "four"]
-    assert [text.place.rpartition(" ")[2] for text in block] == ["1", "4"]
+BLANK = {
+    "txt": b"one\n\n \nfour\n",
+    "jsonl": b'{"text": "one"}\n\n{"text": " "}\n{"text": "four"}\n',
+    "parquet": b"",
+}
+
+
+@pytest.mark.parametrize("kind", BLANK)
+def test_blank_texts_are_skipped_with_a_count(kind: str, model: Pretrained, tmp_path: Path) -> None:
+    path = tmp_path / f"corpus.{kind}"
+    path.write_bytes(BLANK[kind])
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": ["one", "", " ", "four"]}), path)
+    corpus = Corpus(path, "text")
+    for _ in range(2):  # each reading counts anew
+        [block] = corpus.blocks(8)
+        assert [(text.number, text.text) for text in block] == [(0, "one"), (1, "four")]
+        assert [text.place.rpartition(" ")[2] for text in block] == ["1", "4"]
+        assert corpus.blank == 2
+    with pytest.warns(UserWarning, match=rf"^2 blank texts of {path} skipped\.$"):
+        found = regard.survey(model, path, tmp_path / "out")
+    assert found.to_table()["text"].unique().to_pylist() == [0, 1]
+
+
+def test_one_process_of_several_counts_blank_texts(
+    monkeypatch: pytest.MonkeyPatch, model: Pretrained, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus.txt").write_text("one\n\ntwo\n")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    regard.survey(model, tmp_path / "corpus.txt", tmp_path / "out", block=1)  # without a warning

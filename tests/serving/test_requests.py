@@ -228,6 +228,21 @@ def test_a_request_that_reads_the_prefix_cache_nevertheless_is_refused(start: St
         seen[output]
 
 
+def test_a_salt_of_its_own_does_not_keep_answers_from_reading_each_others_keys(
+    start: Start,
+) -> None:
+    """So regard lets a recorded request read nothing from the cache, instead of salting it."""
+    llm, several = start(block_size=32), params(n=2, temperature=1.0, seed=5)
+    prompt = {"prompt": PROMPTS[2], "cache_salt": "of this request"}
+    with regard.vllm.observe(llm) as seen:
+        del llm.llm_engine.add_request
+        (output,) = llm.generate([prompt], several, use_tqdm=False)
+        llm.llm_engine.add_request = llm.llm_engine.add_request
+    with pytest.raises(regard.RegardError, match=r"lacks 64 of its tokens: .*prefix cache"):
+        print(seen[output, 0], seen[output, 1])
+    assert len(regard.vllm.record(llm, [prompt], several)) == 2
+
+
 def test_workers_without_the_plugin_are_refused(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

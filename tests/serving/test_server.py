@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from safetensors.torch import save_file
 import regard
 import regard.vllm
 
+PROMPT_IDS = {"prompt_token_ids": [3, 4]}
 PROMPT = "w9 w8 w7 w6 w5 w4 w3 w2"
 TOKEN = "secret"
 FIXED = {"max_tokens": 6, "temperature": 0, "ignore_eos": True}
@@ -42,7 +44,13 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(folder: Path, recordings: Path) -> Iterator[str]:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the server keeps recordings."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path, recordings: Path, kept: Path) -> Iterator[str]:
     """Start vLLM's server with regard's plugin, and end it."""
     pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
     port = free_port()
@@ -51,12 +59,13 @@ def url(folder: Path, recordings: Path) -> Iterator[str]:
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),
         *("--port", str(port), "--dtype", "float32", "--max-model-len", "256"),
         *("--gpu-memory-utilization", "0.1", "--enforce-eager", "--block-size", "32"),
+        *("--chat-template", "{% for message in messages %}{{ message.content }} {% endfor %}"),
     ]
-    own = {"VLLM_PLUGINS": "regard", "REGARD_TOKEN": TOKEN, "TMPDIR": str(recordings)}
-    process = subprocess.Popen(command, env={**os.environ, **own})
+    own = {"VLLM_PLUGINS": "regard", "REGARD_TOKEN": TOKEN, "REGARD_FOLDER": str(kept)}
+    process = subprocess.Popen(command, env={**os.environ, **own, "TMPDIR": str(recordings)})
     url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(600):
+        for _ in range(1200):
             try:
                 urlopen(f"{url}/health", timeout=5).close()
                 break
@@ -74,17 +83,33 @@ def server(url: str) -> regard.vllm.Server:
     return regard.vllm.Server(url, token=TOKEN)
 
 
+def post(url: str, route: str, **settings: Any) -> bytes:
+    """The reply of one of vLLM's own routes."""
+    body = json.dumps({"return_token_ids": True, **FIXED, **settings}).encode()
+    request = Request(f"{url}/v1/{route}", body, {"Content-Type": "application/json"})
+    return urlopen(request, timeout=300).read()
+
+
 def plain(url: str, prompt: str, **settings: Any) -> list[int]:
     """The tokens of an answer that is not recorded."""
-    model = json.load(urlopen(f"{url}/v1/models"))["data"][0]["id"]
-    asked = {"model": model, "prompt": prompt, "return_token_ids": True, **FIXED, **settings}
-    body, kind = json.dumps(asked).encode(), {"Content-Type": "application/json"}
-    choice = json.load(urlopen(Request(f"{url}/v1/completions", body, kind)))["choices"][0]
+    choice = json.loads(post(url, "completions", prompt=prompt, **settings))["choices"][0]
     return [*choice["prompt_token_ids"], *choice["token_ids"]]
+
+
+def same(seen: regard.Recording, ids: list[int], folder: Path) -> None:
+    """Compare a recording with the tokens and the weights of a prompt and its answer."""
+    assert text_of(seen) == words(ids[:-1])
+    for matrix, weights in zip(seen.values(), eager(folder, ids), strict=True):
+        torch.testing.assert_close(matrix.to_dense(), weights, rtol=0, atol=1e-4)
 
 
 def text_of(seen: regard.Recording) -> list[str]:
     return "".join(token.text for token in seen.query_tokens or ()).split()
+
+
+def words(ids: list[int]) -> list[str]:
+    """The words of the tiny model's vocabulary."""
+    return [["<unk>", "<s>", "</s>"][each] if each < 3 else f"w{each - 3}" for each in ids]
 
 
 def eager(folder: Path, ids: list[int]) -> tuple[torch.Tensor, ...]:
@@ -101,9 +126,7 @@ def test_weights_of_a_server_equal_eager_attention(
     ids = plain(url, PROMPT)
     seen = server.record(PROMPT, tmp_path / "run.safetensors", **FIXED)
     assert (seen.model, len(seen)) == (folder.name, 3)
-    assert text_of(seen) == [f"w{each - 3}" for each in ids[:-1]]
-    for matrix, weights in zip(seen.values(), eager(folder, ids), strict=True):
-        torch.testing.assert_close(matrix.to_dense(), weights, rtol=0, atol=1e-4)
+    same(seen, ids, folder)
     assert plain(url, PROMPT) == ids
     assert list(recordings.glob("regard-*")) == []
 
@@ -128,10 +151,99 @@ def test_concurrent_requests_are_not_mixed_up(
         if ids is not None:
             assert ids == alone
         else:
-            seen = regard.load(tmp_path / f"{number}.safetensors")
-            assert text_of(seen) == [f"w{each - 3}" for each in alone[:-1]]
-            for matrix, weights in zip(seen.values(), eager(folder, alone), strict=True):
-                torch.testing.assert_close(matrix.to_dense(), weights, rtol=0, atol=1e-4)
+            same(regard.load(tmp_path / f"{number}.safetensors"), alone, folder)
+
+
+LONG = " ".join(f"w{number}" for number in range(40, 110))  # two blocks of the prefix cache
+FIELD = {"regard": TOKEN}
+
+
+def test_a_completion_with_the_field_is_recorded_into_the_folder(
+    url: str, folder: Path, kept: Path
+) -> None:
+    ids = plain(url, LONG)
+    reply = json.loads(post(url, "completions", prompt=[PROMPT, LONG], vllm_xargs=FIELD))
+    assert [*reply["choices"][1]["prompt_token_ids"], *reply["choices"][1]["token_ids"]] == ids
+    first, second = (regard.load(kept / f"{reply['id']}-{n}.safetensors") for n in range(2))
+    same(first, plain(url, PROMPT), folder)
+    same(second, ids, folder)
+
+
+def test_each_of_several_answers_is_recorded_into_the_folder(
+    url: str, folder: Path, kept: Path
+) -> None:
+    several = {"n": 3, "temperature": 1.0, "seed": 5}
+    plain_reply = json.loads(post(url, "completions", prompt=LONG, **several))
+    reply = json.loads(post(url, "completions", prompt=LONG, vllm_xargs=FIELD, **several))
+    for choice, before in zip(reply["choices"], plain_reply["choices"], strict=True):
+        assert choice["token_ids"] == before["token_ids"]
+        seen = regard.load(kept / f"{reply['id']}-0.{choice['index']}.safetensors")
+        same(seen, [*choice["prompt_token_ids"], *choice["token_ids"]], folder)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_chat_that_streams_is_recorded_before_it_ends(
+    n: int, url: str, folder: Path, kept: Path
+) -> None:
+    chat = {"messages": [{"role": "user", "content": LONG}], "n": n, "temperature": 1, "seed": 3}
+    whole = json.loads(post(url, "chat/completions", **chat))
+    field = {**FIELD, "regard_layers": [2], "regard_heads": [1]}
+    stream = post(url, "chat/completions", **chat, vllm_xargs=field, stream=True).decode()
+    *events, end = [line.removeprefix("data: ") for line in stream.splitlines() if line]
+    assert end == "[DONE]"
+    name = json.loads(events[0])["id"]
+    for choice in whole["choices"]:
+        number = f".{choice['index']}" if n > 1 else ""
+        ids = [*whole["prompt_token_ids"], *choice["token_ids"]]
+        seen = regard.load(kept / f"{name}{number}.safetensors")
+        assert text_of(seen) == words(ids[:-1])
+        weights = eager(folder, ids)[2][:, [1]]
+        torch.testing.assert_close(seen[0].to_dense(), weights, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ({"regard": "guess"}, "the token is not that of the server"),
+        ({"regard_layers": [1]}, "vllm_xargs is invalid: .*regard"),
+        ({**FIELD, "regard_layer": 1}, "vllm_xargs is invalid: .*`layer`"),
+        ({**FIELD, "regard_layers": [3]}, r"layers is \[3\], and no layer is at place 3"),
+    ],
+)
+def test_a_field_that_is_wrong_is_refused(
+    field: dict[str, Any], text: str, url: str, kept: Path
+) -> None:
+    before = sorted(kept.iterdir())
+    with pytest.raises(HTTPError) as error:
+        post(url, "completions", prompt=PROMPT, vllm_xargs=field)
+    assert re.search(text, json.load(error.value)["error"]["message"])
+    assert sorted(kept.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["../../escaped", "twice"])
+def test_an_id_that_names_no_new_file_is_refused(name: str, url: str, kept: Path) -> None:
+    (kept / "cmpl-twice-0.safetensors").touch()
+    body = json.dumps({"prompt": PROMPT, "vllm_xargs": FIELD}).encode()
+    headers = {"Content-Type": "application/json", "X-Request-Id": name}
+    with pytest.raises(HTTPError) as error:
+        urlopen(Request(f"{url}/v1/completions", body, headers), timeout=300)
+    told = json.load(error.value)["error"]["message"]
+    assert "names no new file" in told
+    assert (kept / "cmpl-twice-0.safetensors").stat().st_size == 0
+
+
+def test_without_generate_the_command_records_the_prompt_as_regard_record_does(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from regard.cli.app import app
+
+    monkeypatch.setenv("REGARD_TOKEN", TOKEN)
+    path = tmp_path / "run.safetensors"
+    ran = CliRunner().invoke(app, ["record", PROMPT, "--server", url, "--output", str(path)])
+    assert ran.exit_code == 0, ran.output
+    assert text_of(regard.load(path)) == PROMPT.split()
 
 
 def test_the_command_writes_a_recording(
@@ -185,14 +297,16 @@ def test_a_client_that_goes_away_loses_only_its_own_request(
 
 
 def test_a_disk_error_ends_only_the_recording_that_it_meets(
-    server: regard.vllm.Server, tmp_path: Path, recordings: Path
+    url: str, server: regard.vllm.Server, tmp_path: Path, recordings: Path
 ) -> None:
     with ThreadPoolExecutor(1) as threads:
         settings = {**FIXED, "max_tokens": 200}
         long = threads.submit(server.record, PROMPT, tmp_path / "long.safetensors", **settings)
-        while not (folders := list(recordings.glob("regard-*"))):
+        running = re.compile(r"^vllm:num_requests_running\{.*\} 1", re.MULTILINE)
+        while not running.search(urlopen(f"{url}/metrics").read().decode()):
             time.sleep(0.01)
-        folders[0].rmdir()
+        (recordings_folder,) = recordings.glob("regard-*")
+        recordings_folder.rmdir()
         assert len(server.record(PROMPT, tmp_path / "run.safetensors", **FIXED)) == 3
         with pytest.raises(regard.RegardError, match="a worker of vLLM stopped recording"):
             long.result()
@@ -240,6 +354,7 @@ class Engine:
 
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.folder = self.name = ""
+        self.params: Any = None
 
     def get_tokenizer(self) -> Any:
         return self.tokenizer
@@ -252,46 +367,55 @@ class Engine:
             about = {"model": "tiny", "rank": 0, "stage": 0, "heads_rank": 0}
             return [{**about, "layers": [layer], "refused_layers": []}]
         rows = {"0.query": torch.ones(2, 2, 4), "0.key": torch.ones(2, 1, 4)}
-        save_file(rows, f"{self.folder}/0.safetensors", metadata={"missing": "0"})
-        return [{"files": {f"{self.name}-abcdefgh": f"{self.folder}/0.safetensors"}, "error": None}]
+        save_file(rows, f"{self.folder}/0.safetensors")
+        files = {f"{self.name}-abcdefgh": (f"{self.folder}/0.safetensors", 0)}
+        return [{"files": files, "error": None}]
 
-    async def generate(self, prompt: Any, params: object, name: str) -> AsyncIterator[Any]:
-        answer = SimpleNamespace(token_ids=[5])
-        ids = prompt["prompt_token_ids"]
+    async def generate(self, prompt: Any, params: Any, name: str) -> AsyncIterator[Any]:
+        self.params = params
+        answer, ids = SimpleNamespace(index=0, token_ids=[5]), prompt["prompt_token_ids"]
         yield SimpleNamespace(request_id=name, prompt_token_ids=ids, outputs=[answer])
 
 
-def test_the_server_can_keep_recordings_in_a_folder_of_its_own(
+def test_the_field_of_a_request_is_seen_by_the_engine_alone(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
-    import uvicorn
-    from starlette.applications import Starlette
+    from vllm import SamplingParams
 
     from regard.vllm.endpoint import Endpoint
 
-    kept, own = tmp_path / "kept", tmp_path / "own"
-    kept.mkdir()
-    own.mkdir()
     monkeypatch.setenv("REGARD_TOKEN", TOKEN)
-    monkeypatch.setenv("REGARD_FOLDER", str(kept))
-    endpoint, app, port = Endpoint(), Starlette(), free_port()
-    endpoint.attach_router(app)
-    asyncio.run(endpoint.init_state(Engine(folder), None, None))
-    running = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
-    thread = Thread(target=running.run, daemon=True)
-    thread.start()
-    while not running.started:
-        time.sleep(0.01)
-    server = regard.vllm.Server(f"http://127.0.0.1:{port}")
-    with pytest.raises(regard.RegardError, match=f"keeps its recordings: REGARD_FOLDER, {kept}"):
-        server.record([3, 4], own / "run.safetensors")
-    running.should_exit = True
-    thread.join()
-    (path,) = kept.iterdir()
+    monkeypatch.setenv("REGARD_FOLDER", str(tmp_path))
+    endpoint, engine = Endpoint(), Engine(folder)
+    asyncio.run(endpoint.init_state(engine, None, None))
+
+    def ask(**extra: Any) -> list[Any]:
+        params = SamplingParams(extra_args=extra or None)
+
+        async def outputs() -> list[Any]:
+            return [each async for each in engine.generate(PROMPT_IDS, params, "cmpl-a-0")]
+
+        return asyncio.run(outputs())
+
+    assert (len(ask(other=1)), list(tmp_path.iterdir())) == (1, [])
+    assert engine.params.extra_args == {"other": 1}
+    assert len(ask(regard=TOKEN, other=1)) == 1
+    assert engine.params.extra_args == {"other": 1}
+    (path,) = tmp_path.iterdir()
+    assert path.name == "cmpl-a-0.safetensors"
     seen = regard.load(path)
     torch.testing.assert_close(seen[0].to_dense()[0, 1], torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
-    assert list(own.iterdir()) == []
+    with pytest.raises(ValueError, match="names no new file"):
+        ask(regard=TOKEN)
+    monkeypatch.delenv("REGARD_FOLDER")
+    with pytest.raises(
+        ValueError, match=r"keeps no recordings\.\n.*REGARD_FOLDER, or send the prompt"
+    ):
+        ask(regard=TOKEN)
+    monkeypatch.delenv("REGARD_TOKEN")
+    with pytest.raises(ValueError, match="the token is not that of the server"):
+        ask(regard="")
 
 
 # Without vLLM
@@ -336,12 +460,8 @@ def stub() -> Iterator[regard.vllm.Server]:
         ((0, b"", {}), "does not answer: "),
         ((200, b"<html>", {"Content-Length": "6"}), "part.safetensors"),
         ((500, b"no", {}), "refuses the request: no$"),
-        (
-            (200, b'{"path": "/data/a.safetensors"}', {"Content-Type": "application/json"}),
-            "keeps its recordings: REGARD_FOLDER, /data/a.safetensors",
-        ),
     ],
-    ids=["no plugin", "cut", "died", "no recording", "error", "folder"],
+    ids=["no plugin", "cut", "died", "no recording", "error"],
 )
 def test_a_reply_that_is_no_recording_is_refused(
     stub: regard.vllm.Server, answer: Any, text: str, tmp_path: Path

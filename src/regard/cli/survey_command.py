@@ -21,7 +21,10 @@ Corpus = Annotated[
         metavar="CORPUS", help="Text with one text per line, JSON lines (.jsonl) or Parquet."
     ),
 ]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the Parquet files.")]
+Output = Annotated[
+    Path,
+    typer.Option("--output", "-o", metavar="FOLDER", help="Write the Parquet files to this folder."),
+]
 Column = Annotated[
     str,
     typer.Option("--column", metavar="NAME", help="The name of the texts in JSON lines, Parquet."),
@@ -42,7 +45,7 @@ Parts = Annotated[
 def survey(
     options: ModelOptions,
     corpus: Corpus,
-    out: Out,
+    output: Output = Path("survey"),
     column: Column = "text",
     parts: Parts = None,
     as_json: AsJson = False,
@@ -50,7 +53,7 @@ def survey(
     """Measure every head on every text of a corpus, as Parquet files.
 
     Run it again to go on after an interruption. On many processes: torchrun --nproc-per-node 8
-    -m regard survey CORPUS OUT --model NAME.
+    -m regard survey CORPUS --model NAME.
     """
     from regard.cli.output_files import write_json
     from regard.cli.progress import progress
@@ -68,7 +71,7 @@ def survey(
         found = survey_corpus(
             pretrained,
             corpus,
-            out,
+            output,
             column=column,
             parts=named,
             max_tokens=options.max_tokens,
@@ -76,9 +79,9 @@ def survey(
         )
     files, rows = len(found.files), found.count_rows()
     if as_json:
-        write_json({"out": str(out), "files": files, "rows": rows})
+        write_json({"path": str(output), "files": files, "rows": rows})
     else:
-        name = visible(str(out))
+        name = visible(str(output))
         sys.stdout.write(f"{name}   {rows:,} rows in {count_text(files, 'Parquet file')}\n")
 
 

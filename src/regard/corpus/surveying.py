@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from regard.capture.observer import observe
 from regard.corpus.part_files import PartFiles
-from regard.corpus.text_files import Text, blocks_of
+from regard.corpus.text_files import Corpus, Text
 from regard.corpus.text_scores import SCORES, WEIGHTS_AT_ONCE, TextScores
-from regard.errors import RegardError, check_count, check_path
+from regard.errors import RegardError, check_count, check_path, count_text
 from regard.models.pretrained import Pretrained, quiet
 from regard.recording.version import version
 from regard.text.tokens import Token
@@ -48,7 +49,7 @@ def survey(
     Each block of texts becomes one Parquet file, written whole or not at all. A survey that was
     interrupted goes on behind its last file: call it again with the same arguments. Under torchrun
     the processes take the blocks in turn, by ``RANK`` and ``WORLD_SIZE``; they do not wait for
-    each other.
+    each other. Blank lines and blank texts are skipped; a warning has their number.
 
     Args:
         model: a folder, a name on the Hugging Face hub, or a ``Pretrained``.
@@ -69,8 +70,8 @@ def survey(
     Raises:
         TypeError: an argument of the wrong kind.
         ValueError: a part has the name of another column or is no regular expression.
-        RegardError: a line of the corpus is broken, empty or too long for the model, the folder has
-            files of another run, or a file cannot be written. The message names file and line.
+        RegardError: a line of the corpus is broken or too long for the model, the folder has files
+            of another run, or a file cannot be written. The message names file and line.
 
     Example:
         >>> from pathlib import Path
@@ -85,7 +86,7 @@ def survey(
     pretrained = model if isinstance(model, Pretrained) else Pretrained.load(model)
     if max_tokens is not None:
         check_count("max_tokens", max_tokens)
-    source = check_path(corpus)
+    source = Corpus(check_path(corpus), column)
     run = {
         "model": pretrained.name,
         "weights": _fingerprint(pretrained),
@@ -97,8 +98,12 @@ def survey(
     files = PartFiles(check_path(out), run, tuple(patterns))
     reader = _Reader(pretrained, patterns, max_tokens)
     with quiet():
-        todo, done, total = _unfinished(files, reader, blocks_of(source, column, block))
-        for number, texts in enumerate(blocks_of(source, column, block)):
+        todo, done, total = _unfinished(files, reader, source.blocks(block))
+    if source.blank and _turn()[0] == 0:
+        lines = count_text(source.blank, "blank text")
+        warnings.warn(f"{lines} of {corpus} skipped.", stacklevel=2)
+    with quiet():
+        for number, texts in enumerate(source.blocks(block)):
             if number not in todo:
                 continue
             rows: list[_Columns] = []

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from regard.errors import RegardError
 from regard.models.pretrained import check_text
 
-__all__ = ["Text", "arrow", "blocks_of"]
+__all__ = ["Corpus", "Text", "arrow"]
 
 # How many Parquet rows are in memory at once.
 _ROWS_AT_ONCE = 1024
@@ -20,7 +20,7 @@ class Text(NamedTuple):
     """One text of a corpus.
 
     Attributes:
-        number: its position in the corpus, from 0.
+        number: its position among the texts of the corpus, from 0; blank ones do not count.
         place: its file and line, for errors.
         text: what the model reads.
     """
@@ -49,63 +49,76 @@ def arrow(module: str, what: str = "a survey") -> Any:
         ) from error
 
 
-def blocks_of(corpus: Path, column: str, size: int) -> Iterator[tuple[Text, ...]]:
-    r"""Yield the texts of a corpus, ``size`` at a time; the last block may have fewer.
+class Corpus:
+    r"""A file of texts, read from its beginning as often as needed.
+
+    Blank texts are skipped: a line or a row without any character but white space.
 
     Args:
-        corpus: a Parquet file (.parquet), JSON lines (.jsonl, .ndjson), or plain text with one text
-            per line, where blank lines are skipped.
+        path: a Parquet file (.parquet), JSON lines (.jsonl, .ndjson), or plain text with one text
+            per line.
         column: the name of the texts in JSON lines and Parquet.
-        size: the number of texts in a block.
 
-    Raises:
-        RegardError: the file cannot be read, or a line of it is broken; the message names the line.
+    Attributes:
+        blank: the number of blank texts that the last reading skipped.
 
     Example:
         >>> from pathlib import Path
-        >>> from regard.corpus.text_files import blocks_of
-        >>> _ = Path("corpus.txt").write_text("one\ntwo\nthree\n")
-        >>> [[text.text for text in block] for block in blocks_of(Path("corpus.txt"), "text", 2)]
-        [['one', 'two'], ['three']]
+        >>> from regard.corpus.text_files import Corpus
+        >>> _ = Path("corpus.txt").write_text("one\n\ntwo\nthree\n")
+        >>> corpus = Corpus(Path("corpus.txt"), "text")
+        >>> [[text.text for text in block] for block in corpus.blocks(2)], corpus.blank
+        ([['one', 'two'], ['three']], 1)
     """
-    if not corpus.is_file():
-        raise RegardError(
-            f"corpus is {str(corpus)!r}, which is no file; it must be a file of texts.\n"
-            "    Give plain text with one text per line, JSON lines or Parquet."
-        )
-    texts = _checked(corpus, _READERS.get(corpus.suffix.lower(), _plain), column)
-    while block := tuple(islice(texts, size)):
-        yield block
 
+    def __init__(self, path: Path, column: str) -> None:
+        self.blank = 0
+        self._path, self._column = path, column
 
-def _checked(corpus: Path, read: "_Reader", column: str) -> Iterator[Text]:
-    number = -1
-    try:
-        for number, (place, text) in enumerate(read(corpus, column)):
-            if not isinstance(text, str):
-                raise RegardError(
-                    f"{place}: {column!r} is missing or no string; each text must be a string.\n"
-                    "    Correct it, or name another column."
-                )
-            try:
-                check_text(text)
-            except ValueError as error:
-                raise RegardError(f"{place}: {error}") from error
-            yield Text(number, place, text)
-    except OSError as error:
-        raise RegardError(f"{corpus} cannot be read: {error.strerror or error}.") from error
-    if number < 0:
-        raise RegardError(f"corpus is {str(corpus)!r}, which has no text.\n    Give at least one.")
+    def blocks(self, size: int) -> Iterator[tuple[Text, ...]]:
+        """Yield the texts, ``size`` at a time; the last block may have fewer.
+
+        Raises:
+            RegardError: the file cannot be read, or a line is broken; the message names the line.
+        """
+        if not self._path.is_file():
+            raise RegardError(
+                f"corpus is {str(self._path)!r}, which is no file; it must be a file of texts.\n"
+                "    Give plain text with one text per line, JSON lines or Parquet."
+            )
+        texts = self._texts()
+        while block := tuple(islice(texts, size)):
+            yield block
+
+    def _texts(self) -> Iterator[Text]:
+        path, number, self.blank = self._path, 0, 0
+        read = _READERS.get(path.suffix.lower(), _lines)
+        try:
+            for place, text in read(path, self._column):
+                if not isinstance(text, str):
+                    raise RegardError(
+                        f"{place}: {self._column!r} is missing or no string; each text must be a "
+                        "string.\n    Correct it, or name another column."
+                    )
+                if not text.strip():
+                    self.blank += 1
+                    continue
+                try:
+                    check_text(text)
+                except ValueError as error:
+                    raise RegardError(f"{place}: {error}") from error
+                yield Text(number, place, text)
+                number += 1
+        except OSError as error:
+            raise RegardError(f"{path} cannot be read: {error.strerror or error}.") from error
+        if number == 0:
+            raise RegardError(f"corpus is {str(path)!r}, which has no text.\n    Give at least one.")
 
 
 _Reader = Callable[[Path, str], Iterator[tuple[str, object]]]
 
 
-def _plain(corpus: Path, _column: str) -> Iterator[tuple[str, object]]:
-    return ((place, line) for place, line in _lines(corpus) if line.strip())
-
-
-def _lines(corpus: Path) -> Iterator[tuple[str, str]]:
+def _lines(corpus: Path, _column: str) -> Iterator[tuple[str, str]]:
     with corpus.open("rb") as file:
         for number, line in enumerate(file, 1):
             place = f"{corpus}, line {number:,}"
@@ -118,7 +131,10 @@ def _lines(corpus: Path) -> Iterator[tuple[str, str]]:
 
 
 def _json_lines(corpus: Path, column: str) -> Iterator[tuple[str, object]]:
-    for place, line in _lines(corpus):
+    for place, line in _lines(corpus, column):
+        if not line.strip():
+            yield place, ""
+            continue
         try:
             record: object = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -74,7 +74,8 @@ def attend(
 
     Args:
         query: (..., num_heads, q_len, head_dim), or (q_len, head_dim) for one head. float16,
-            bfloat16, float32 or float64. Query and key may be DTensors; ``docs/sharded.md``.
+            bfloat16, float32 or float64. Query and key may be DTensors, as
+            ``docs/beyond-one-process.md`` shows.
         key: (..., num_kv_heads, kv_len, head_dim). num_heads must be a multiple of num_kv_heads
             (grouped-query attention); batch axes are equal or 1.
         mask: one of ``regard.masks``; a bool tensor that broadcasts to

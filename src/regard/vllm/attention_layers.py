@@ -2,25 +2,11 @@
 
 import os
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-__all__ = ["Found", "find_layers", "of_vllm", "refusal_of"]
-
-
-class Found(NamedTuple):
-    """The attention layers of one worker.
-
-    Attributes:
-        layers: a description of each layer that can be recorded, which JSON can hold.
-        modules: the module of each, by its place in the model.
-        refused: the name of each other layer, and the reason.
-    """
-
-    layers: list[dict[str, Any]]
-    modules: dict[int, Any]
-    refused: list[tuple[str, str]]
+__all__ = ["find_layers", "of_vllm", "refusal_of"]
 
 
 def of_vllm(module: str) -> Any:
@@ -28,8 +14,15 @@ def of_vllm(module: str) -> Any:
     return import_module(f"vllm.{module}")
 
 
-def find_layers(worker: Any) -> Found:
-    """Return the attention layers of a worker, in their order in the model."""
+def find_layers(
+    worker: Any,
+) -> tuple[list[dict[str, Any]], dict[int, Any], list[tuple[str, str]]]:
+    """Find the attention layers of a worker, in their order in the model.
+
+    Returns:
+        A description of each layer that can be recorded, which JSON can hold; the module of each,
+        by its place in the model; the name of each other layer, and the reason.
+    """
     base = of_vllm("model_executor.layers.attention_layer_base").AttentionLayerBase
     all_layers = of_vllm("config").get_layers_from_vllm_config(worker.vllm_config, base)
     attention = {
@@ -39,19 +32,19 @@ def find_layers(worker: Any) -> Found:
     }
     first = _layers_before(len(attention))
     places = {name: first + index for index, name in enumerate(attention)}
-    record = Found([], {}, [])
+    layers, modules, refused = list[dict[str, Any]](), dict[int, Any](), list[tuple[str, str]]()
     for name, layer in attention.items():
         reason = _refusal_of_layer(layer)
         keys = places.get(getattr(layer, "kv_sharing_target_layer_name", None) or name)
-        if reason is None and keys not in (places[name], *record.modules):
+        if reason is None and keys not in (places[name], *modules):
             reason = "it shares the keys of a layer that is refused"
         if reason is not None:
-            record.refused.append((name, reason))
+            refused.append((name, reason))
         else:
-            record.modules[places[name]] = layer
+            modules[places[name]] = layer
             numbers = {"name": name, "place": places[name], "keys": keys}
-            record.layers.append({**numbers, **_facts(layer)})
-    return record
+            layers.append({**numbers, **_facts(layer)})
+    return layers, modules, refused
 
 
 def _layers_before(count: int) -> int:
@@ -67,18 +60,15 @@ def _layers_before(count: int) -> int:
 def _facts(layer: Any) -> dict[str, Any]:
     """Return the parameters of a layer's attention."""
     window, softcap = layer.sliding_window, getattr(layer.impl, "logits_soft_cap", None)
+    slopes, sinks = (getattr(layer.impl, name, None) for name in ("alibi_slopes", "sinks"))
     return {
         "num_heads": layer.num_heads,
         "scale": float(layer.impl.scale),
         "window": None if window is None else int(window),
         "softcap": float(softcap or 0),
-        "slopes": _numbers(getattr(layer.impl, "alibi_slopes", None)),
-        "sinks": _numbers(getattr(layer.impl, "sinks", None)),
+        "slopes": None if slopes is None else slopes.flatten().tolist(),
+        "sinks": None if sinks is None else sinks.flatten().tolist(),
     }
-
-
-def _numbers(tensor: Any) -> Any:
-    return None if tensor is None else tensor.flatten().tolist()
 
 
 def refusal_of(config: Any) -> str | None:
@@ -90,15 +80,15 @@ def refusal_of(config: Any) -> str | None:
     if getattr(parallel, "use_ubatching", False):
         return "batches run in parts; set enable_dbo=False"
     mode = compilation.cudagraph_mode
-    on_gpu = str(config.device_config.device_type) == "cuda"
-    if on_gpu and mode is not None and mode.has_full_cudagraphs():
-        return (
-            "full CUDA graphs run the model without Python; set enforce_eager=True or "
-            'compilation_config={"cudagraph_mode": "PIECEWISE"}'
-        )
-    breaks = os.environ.get("VLLM_USE_BREAKABLE_CUDAGRAPH", "").lower() in ("1", "true")
-    if on_gpu and breaks and mode is not None and mode.name != "NONE":
-        return "breakable CUDA graphs were never tried; set VLLM_USE_BREAKABLE_CUDAGRAPH=0"
+    if str(config.device_config.device_type) == "cuda" and mode is not None:
+        breaks = os.environ.get("VLLM_USE_BREAKABLE_CUDAGRAPH", "").lower() in ("1", "true")
+        if mode.has_full_cudagraphs():
+            return (
+                "full CUDA graphs run the model without Python; set enforce_eager=True or "
+                'compilation_config={"cudagraph_mode": "PIECEWISE"}'
+            )
+        if breaks and mode.name != "NONE":
+            return "breakable CUDA graphs were never tried; set VLLM_USE_BREAKABLE_CUDAGRAPH=0"
     if config.speculative_config is not None and config.scheduler_config.async_scheduling:
         return "speculation is scheduled ahead of its answers; set async_scheduling=False"
     passes = vars(getattr(compilation, "pass_config", object))

@@ -1,12 +1,11 @@
 """Recordings of finished requests, from the files that the workers of vLLM have written."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from regard.errors import RegardError
@@ -20,11 +19,10 @@ from regard.text.tokens import tokens_of
 __all__ = ["Requests"]
 
 
-class Requests(Mapping[str, Recording]):
-    """The recordings of vLLM's requests, by request id or by vLLM's own output.
+class Requests:
+    """The recordings of vLLM's requests, by vLLM's own output.
 
-    They are in memory once the block of ``observe`` has ended. The id of one of several answers is
-    that of its request with a number in front: ``0_7`` and ``1_7``.
+    They are in memory once the block of ``observe`` has ended.
 
     Args:
         tokenizer: that of the model.
@@ -48,8 +46,8 @@ class Requests(Mapping[str, Recording]):
         if reason is not None:
             raise RegardError(f"vLLM's attention cannot be recorded: {reason}.")
         self._tokenizer, self._ranks, self._heads = tokenizer, ranks, heads
-        self._parts: dict[str, list[dict[str, Tensor]]] = {}
-        self._missing: dict[str, int] = {}
+        # By request: the tensors of each worker, and the number of tokens that they lack.
+        self._parts: dict[str, tuple[list[dict[str, Tensor]], int]] = {}
 
     def read(self, stopped: Sequence[dict[str, Any]]) -> None:
         """Read the files of all workers, in the order of ``ranks``.
@@ -65,27 +63,18 @@ class Requests(Mapping[str, Recording]):
                     "layers= or heads=."
                 )
         for internal in dict.fromkeys(name for rank in stopped for name in rank["files"]):
-            parts: list[dict[str, Tensor]] = []
+            # A stage without a chosen layer has no file.
+            files = [rank["files"].get(internal, (None, 0)) for rank in stopped]
+            parts = [{} if path is None else load_file(path) for path, _ in files]
             # vLLM adds eight random letters to the id that it gives to the caller.
             request = internal.rpartition("-")[0] or internal
-            for rank in stopped:
-                if internal not in rank["files"]:  # its stage has no chosen layer
-                    parts.append({})
-                    continue
-                opened: Any = safe_open(rank["files"][internal], "pt")
-                with opened as file:
-                    parts.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-                    missing = json.loads(file.metadata()["missing"])
-                self._missing[request] = max(missing, self._missing.get(request, 0))
-            self._parts[request] = parts
+            self._parts[request] = parts, max(missing for _, missing in files)
 
     def __getitem__(self, request: Any) -> Recording:
         """Return the recording of an answer.
 
         Args:
-            request: vLLM's ``RequestOutput``; or ``(output, 1)`` for its second answer; or the id
-                of a request, without which tokens are not known, and tokens that were guessed and
-                not taken may follow the answer.
+            request: vLLM's ``RequestOutput``; or ``(output, 1)`` for its second answer.
 
         Raises:
             KeyError: it was not answered inside the block.
@@ -93,9 +82,7 @@ class Requests(Mapping[str, Recording]):
         """
         has_number = isinstance(request, tuple)
         output, at = cast(tuple[Any, int | None], request if has_number else (request, None))
-        answers = getattr(output, "outputs", None)
-        if answers is None:
-            return self._recording(str(output), None)
+        answers = output.outputs
         if at is None and len(answers) > 1:
             raise RegardError(
                 f"request {output.request_id!r} has {len(answers)} answers.\n"
@@ -104,28 +91,22 @@ class Requests(Mapping[str, Recording]):
         name = str(output.request_id) if len(answers) == 1 else f"{at}_{output.request_id}"
         return self._recording(name, [*output.prompt_token_ids, *answers[at or 0].token_ids])
 
-    def __iter__(self) -> Iterator[str]:
-        """Yield the ids of the requests."""
-        return iter(self._parts)
-
     def __len__(self) -> int:
         """Return the number of requests, in which each answer counts."""
         return len(self._parts)
 
-    def _recording(self, request: str, ids: list[int] | None) -> Recording:
+    def _recording(self, request: str, ids: list[int]) -> Recording:
         """Return the recording of a request, whose last token did not run."""
-        parts = self._parts[request]
-        ran = min(len(rows) for part in parts for rows in part.values())
-        length = ran if ids is None else len(ids) - 1
-        missing = self._missing[request] + max(0, length - ran)
+        parts, missing = self._parts[request]
+        ran, length = min(len(rows) for part in parts for rows in part.values()), len(ids) - 1
+        missing += max(0, length - ran)
         if missing:
             raise RegardError(
                 f"request {request!r} lacks {missing} of its tokens: vLLM took their keys from its "
                 "prefix cache, or ran them without Python.\n"
                 "    Start vLLM with enable_prefix_caching=False and enforce_eager=True."
             )
-        tokens = None if ids is None else tokens_of(self._tokenizer, ids)[:length]
-        model = Path(self._ranks[0]["model"]).name
+        tokens, model = tokens_of(self._tokenizer, ids)[:length], Path(self._ranks[0]["model"]).name
         recording = Recording({}, model=model, query_tokens=tokens)
         for stage in sorted({rank["stage"] for rank in self._ranks}):
             places = [at for at, rank in enumerate(self._ranks) if rank["stage"] == stage]
@@ -147,9 +128,8 @@ class Requests(Mapping[str, Recording]):
         query, key = (
             (each[0] if len(each) == 1 else torch.cat(each, 1)).transpose(0, 1) for each in heads
         )
-        total = about["num_heads"] * len(layers)
         if self._heads is not None:
-            group = total // key.shape[0]
+            group = about["num_heads"] * len(layers) // key.shape[0]
             key = key[[head // group for head in self._heads]]
         slopes, sinks = (self._by_head(layers, name) for name in ("slopes", "sinks"))
         window = about["window"]
@@ -169,8 +149,7 @@ class Requests(Mapping[str, Recording]):
         """Return a number for each kept head, from the lists of all workers of a stage."""
         if layers[0][name] is None:
             return None
-        every = [each for layer in layers for each in layer[name]]
-        numbers = torch.tensor(every, device="cpu")
+        numbers = torch.tensor([each for layer in layers for each in layer[name]], device="cpu")
         return numbers if self._heads is None else numbers[list(self._heads)]
 
 

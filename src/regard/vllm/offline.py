@@ -78,7 +78,12 @@ def observe(
                 outputs = llm.generate(prompts)
             seen[outputs[0]]
     """
-    _check(llm)
+    if not hasattr(llm, "llm_engine") or not hasattr(llm, "collective_rpc"):
+        raise TypeError(
+            f"llm is {kind_text(llm)}; it must be a vllm.LLM.\n"
+            '    Pass LLM("some/model"). To record a request to vllm serve use '
+            'regard.vllm.Server("http://localhost:8000").'
+        )
     with TemporaryDirectory(prefix="regard-") as folder:
         chosen = [None if each is None else sorted(set(each)) for each in (layers, heads)]
         try:
@@ -120,12 +125,3 @@ def _without_cache(engine: Any) -> Generator[None]:
         yield
     finally:
         del engine.add_request
-
-
-def _check(llm: Any) -> None:
-    if not hasattr(llm, "llm_engine") or not hasattr(llm, "collective_rpc"):
-        raise TypeError(
-            f"llm is {kind_text(llm)}; it must be a vllm.LLM.\n"
-            '    Pass LLM("some/model"). To record a request to vllm serve use '
-            'regard.vllm.Server("http://localhost:8000").'
-        )

@@ -3,8 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -105,31 +104,17 @@ class Server:
             json.dumps(body).encode(),
             {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
         )
-        with self._understood(), urlopen(request, timeout=self._timeout) as reply:
-            if reply.headers.get_content_type() == "application/json":
-                raise RegardError(f"{self.url} keeps its recordings: REGARD_FOLDER, {_told(reply)}")
-            with part.open("wb") as file:
-                shutil.copyfileobj(reply, file)
-            size = int(reply.headers.get("Content-Length") or -1)
-        if part.stat().st_size != size:
-            raise RegardError(
-                f"the reply of {self.url} was cut after {part.stat().st_size:,} of {size:,} bytes."
-                "\n    Send the request again."
-            )
-
-    @contextmanager
-    def _understood(self) -> Generator[None]:
-        """Turn each failure of HTTP into one sentence."""
         try:
-            yield
+            with urlopen(request, timeout=self._timeout) as reply, part.open("wb") as file:
+                shutil.copyfileobj(reply, file)
+                size = int(reply.headers.get("Content-Length") or -1)
         except HTTPError as error:
-            text = f"{self.url} refuses the request: {_told(error)}"
             if error.code in (404, 405):
-                text = (
+                raise RegardError(
                     f"{self.url} runs without regard's plugin.\n    Install regard beside vLLM and "
                     f"start it with: {_START}"
-                )
-            raise RegardError(text) from None
+                ) from None
+            raise RegardError(f"{self.url} refuses the request: {_told(error)}") from None
         except (URLError, TimeoutError, ConnectionError) as error:
             reason = getattr(error, "reason", error)
             raise RegardError(
@@ -137,13 +122,17 @@ class Server:
             ) from None
         except (HTTPException, ValueError) as error:
             raise RegardError(f"{self.url} does not answer as vLLM does: {error!r}.") from None
+        if part.stat().st_size != size:
+            raise RegardError(
+                f"the reply of {self.url} was cut after {part.stat().st_size:,} of {size:,} bytes."
+                "\n    Send the request again."
+            )
 
 
 def _told(reply: Any) -> str:
     """Return the server's own message: the sentence of regard's plugin, or the text, cut."""
     text = reply.read(10_000).decode(errors="replace")
     try:
-        told = json.loads(text)
-        return str(told["path"] if "path" in told else told["error"]["message"])
+        return str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return " ".join(text.split())[:300] or str(getattr(reply, "reason", ""))

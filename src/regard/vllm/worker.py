@@ -6,10 +6,10 @@ torch.compile; this call is wrapped while a recording is under way. The tokens o
 several requests, in the order of the batch of vLLM's model runner.
 """
 
-import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from regard.vllm.attention_layers import Found, find_layers, of_vllm, refusal_of
+from regard.vllm.attention_layers import find_layers, of_vllm, refusal_of
 
 __all__ = ["register"]
 
@@ -48,14 +48,14 @@ def regard_start(
         taps = worker._regard_taps = _Taps(worker)
     if request in taps.watches:
         return {"refused": "another recording is under way; leave its block first"}
-    found, split = taps.found, worker.vllm_config.parallel_config.tensor_parallel_size
+    split = worker.vllm_config.parallel_config.tensor_parallel_size
     about = {
         "model": str(worker.vllm_config.model_config.model),
         "rank": worker.rank,
         "stage": worker.rank // split,
         "heads_rank": worker.rank % split,
-        "layers": [each for each in found.layers if layers is None or each["place"] in layers],
-        "refused_layers": found.refused,
+        "layers": [each for each in taps.layers if layers is None or each["place"] in layers],
+        "refused_layers": taps.refused,
     }
     taps.watches[request] = _Watch(Path(folder), about, heads, request)
     return about
@@ -66,7 +66,7 @@ def regard_stop(worker: Any, request: str | None = None) -> dict[str, Any]:
     taps = worker._regard_taps
     watch = taps.watches.pop(request)
     if not taps.watches:
-        taps.undo()
+        taps.wrapped.close()
         worker._regard_taps = None
     watch.finish(list(watch.rows))
     return {"files": watch.files, "error": watch.error}
@@ -90,7 +90,8 @@ class _Watch:
     def __init__(
         self, folder: Path, about: dict[str, Any], heads: list[int] | None, request: str | None
     ) -> None:
-        self.files: dict[str, str] = {}
+        # By request: the file, and the number of tokens without rows.
+        self.files: dict[str, tuple[str, int]] = {}
         self.error: str | None = None
         # By request and name of the tensor: the position of the first row, and the rows.
         self.rows: dict[str, dict[str, list[tuple[int, Tensor]]]] = {}
@@ -105,10 +106,10 @@ class _Watch:
             self.tensors[f"{layer['keys']}.key"] = None
 
     def wants(self, request: str) -> bool:
-        """Return True if this recording is of a request; vLLM adds eight letters to its id."""
-        if self.error is not None:
-            return False
-        return self._request is None or request.rpartition("-")[0] == self._request
+        """Return True if this recording is of a request: ``0_`` and its id and eight letters."""
+        if self.error is not None or self._request is None:
+            return self.error is None
+        return request.rpartition("-")[0].rpartition("_")[2] == self._request
 
     def add(self, request: str, name: str, start: int, rows: Tensor) -> None:
         """Keep the rows of a tensor whose first one is that of the token at ``start``."""
@@ -146,10 +147,8 @@ class _Watch:
                 joined[name][at], seen[at] = rows, True
             missing = max(missing, int((~seen).sum()))
         path = self._folder / f"{len(self.files)}.rank{self._rank}.safetensors"
-        part = path.with_suffix(".part")
-        save_file(joined, part, metadata={"missing": json.dumps(missing)})
-        part.replace(path)
-        self.files[request] = str(path)
+        save_file(joined, path)
+        self.files[request] = str(path), missing
 
 
 class _Taps:
@@ -157,47 +156,37 @@ class _Taps:
 
     def __init__(self, worker: Any) -> None:
         self.watches: dict[str | None, _Watch] = {}
-        self.found: Found = find_layers(worker)
+        self.layers, modules, self.refused = find_layers(worker)
         self._worker = worker
         self._calls: list[tuple[str, Tensor]] = []
         self._total = 0  # tokens of the batch that runs, if one of its requests is recorded
         self._names: Collection[str] = ()
         self._error: Exception | None = None
-        self._undo: list[Callable[[], None]] = []
-        for layer in self.found.layers:
-            impl = self.found.modules[layer["place"]].impl
-            self._wrap(impl, layer["place"], has_key=layer["keys"] == layer["place"])
+        self.wrapped = ExitStack()
+        for layer in self.layers:
+            impl = modules[layer["place"]].impl
+            self._wrap(impl, layer["place"])
         self._wrap_steps()
 
-    def undo(self) -> None:
-        """Restore the wrapped calls."""
-        for undo in self._undo:
-            undo()
-
-    def _wrap(self, impl: Any, number: int, *, has_key: bool) -> None:
+    def _wrap(self, impl: Any, number: int) -> None:
         forward = impl.forward
 
         def recorded(layer: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
             if self._total and self._error is None:
                 try:
-                    self._copy(f"{number}.query", query)
-                    if has_key:
-                        self._copy(f"{number}.key", key)
+                    for name, tensor in ((f"{number}.query", query), (f"{number}.key", key)):
+                        if name in self._names:
+                            few = tensor[: self._total]  # the batch may be padded
+                            self._calls.append((name, few.detach().to("cpu", copy=True)))
                 except Exception as error:  # noqa: BLE001 - vLLM must go on
                     self._error = error
             return forward(layer, query, key, *args, **kwargs)
 
         impl.forward = recorded
-        self._undo.append(lambda: delattr(impl, "forward"))
-
-    def _copy(self, name: str, tensor: Tensor) -> None:
-        if name in self._names:
-            few = tensor[: self._total]  # the batch may be padded
-            self._calls.append((name, few.detach().to("cpu", copy=True)))
+        self.wrapped.callback(delattr, impl, "forward")
 
     def _wrap_steps(self) -> None:
-        worker = self._worker
-        run = worker.execute_model
+        worker, run = self._worker, self._worker.execute_model
 
         def execute_model(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
             for watch in self.watches.values():
@@ -222,7 +211,7 @@ class _Taps:
             return answer
 
         worker.execute_model = execute_model
-        self._undo.append(lambda: delattr(worker, "execute_model"))
+        self.wrapped.callback(delattr, worker, "execute_model")
 
     def _split(self, scheduled: Any, recording: list[_Watch]) -> None:
         """Give the rows of all layers to the recordings of their requests."""
@@ -234,9 +223,8 @@ class _Taps:
         starts = {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         counts: dict[str, int] = scheduled.num_scheduled_tokens
-        total = sum(counts.values())
         for name, rows in self._calls:
-            if len(rows) != total:
+            if len(rows) != sum(counts.values()):
                 raise RuntimeError("a batch ran in parts")
             first = 0
             for request in batch.req_ids[: len(counts)]:
