@@ -23,7 +23,7 @@ Corpus = Annotated[
 ]
 Output = Annotated[
     Path,
-    typer.Option("--output", "-o", metavar="FOLDER", help="Write the Parquet files to this folder."),
+    typer.Option("--output", "-o", metavar="FOLDER", help="Write Parquet files to this folder."),
 ]
 Column = Annotated[
     str,

@@ -112,7 +112,9 @@ class Corpus:
         except OSError as error:
             raise RegardError(f"{path} cannot be read: {error.strerror or error}.") from error
         if number == 0:
-            raise RegardError(f"corpus is {str(path)!r}, which has no text.\n    Give at least one.")
+            raise RegardError(
+                f"corpus is {str(path)!r}, which has no text.\n    Give at least one."
+            )
 
 
 _Reader = Callable[[Path, str], Iterator[tuple[str, object]]]
