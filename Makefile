@@ -51,11 +51,12 @@ test-oldest: .venv-oldest/.installed ## real architectures with the oldest trans
 	.venv-oldest/bin/python -m pytest -n $(WORKERS) -m 'not full' tests/capture/test_architectures.py tests/huggingface
 
 # By hand, before a release. On x86-64 this PyTorch loads NVIDIA's libraries, also without a GPU.
-# PyTorch's compiler warns of Python 3.13.0 itself, and transformers of a name that its oldest version needs.
+# Not regard's: a warning of Python 3.13.0 itself, and of names that the oldest versions need.
 test-newest: .venv-newest/.installed $(BUNDLE) ## the tests with today's PyTorch, transformers and Python (8 GB)
 	.venv-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal \
 	    -W 'ignore:Guards may run slower:RuntimeWarning' \
-	    -W 'ignore:.past_key_values. is deprecated:FutureWarning' -m 'not full' $(TESTS)
+	    -W 'ignore:`past_key_values` is deprecated:FutureWarning' \
+	    -W 'ignore:`torch.jit.script` is deprecated:FutureWarning' -m 'not full' $(TESTS)
 
 # vLLM warns of many things that are not regard's.
 test-vllm: .venv-vllm/.installed ## a model that vLLM serves, in an environment of its own (4 GB)
