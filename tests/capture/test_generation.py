@@ -285,8 +285,10 @@ class Shrinking(DynamicCache):
     It does not round them: rounding would amplify the last bit in which two kernels differ.
     """
 
-    def update(self, key: Tensor, value: Tensor, layer: int, *rest: Any) -> tuple[Tensor, Tensor]:
-        keys, values = super().update(key, value, layer, *rest)
+    def update(
+        self, key: Tensor, value: Tensor, layer: int, *rest: Any, **more: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = super().update(key, value, layer, *rest, **more)
         self.layers[layer].keys = keys * 0.9
         return keys, values
 
