@@ -131,12 +131,12 @@ def test_scores_in_half_precision_are_run_in_float32() -> None:
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [(hidden, "so that True hides a key"), (allowed, "so that True keeps a key")],
+    [(hidden, "True or 1 of mask hides a key"), (allowed, "True or 1 of mask keeps a key")],
 )
 def test_the_report_says_how_a_mask_was_read(function: Any, said: str) -> None:
     report = regard.check(function)
-    assert report.verdict == "cannot tell"
-    assert said in report.missing
+    assert report.verdict == "right"
+    assert said in str(report)
 
 
 def test_numbers_that_are_added_need_no_declaration() -> None:

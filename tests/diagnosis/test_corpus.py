@@ -48,6 +48,7 @@ UNREAD = {
 # Right by the numbers that check sees, by the reason.
 NOT_SEEN = {
     "13_tril_of_ones": "its docstring alone says that its queries are the newest tokens",
+    "17_mask_laid_over_heads": "a mask of queries and keys for each sample is right",
     "20_causal_sdpa": "pieces of a token that are an axis of their own",
     "20_no_output_layer": "pieces of a token that are an axis of their own",
     "bias_table_of_heads_viewed": "a table that is viewed is a table",
@@ -81,7 +82,8 @@ OTHER_LINES = {
     *("01_flatten_of_heads", "01_function_einsum"),
     *("05_dot_product_by_sum", "08_function_minus_forbidden", "08_given_scores_plus_triangle"),
     *("08_tril_added", "alibi_encoder_layer_bad", "attention_causale", "batch_generate_gpt"),
-    *("cache_class_next_token", "causal_off_by_one", "einops_repeat_of_groups"),
+    *("bertish_minimum", "cache_class_next_token", "cache_triangle_at_zero"),
+    *("causal_off_by_one", "einops_repeat_of_groups"),
     *("first_head_masked", "flex_flipped", "lambdas_share_slice", "mask_of_pairs_of_tokens"),
     *("mask_repeat_heads", "mqa_sees_next", "nan_rows", "padding_added_to_rows"),
     *("numpy_softmax_rows", "numpy_values_axis"),  # the lines of NumPy are not seen

@@ -203,28 +203,6 @@ def test_values_are_seen_behind_a_norm_without_an_output_projection() -> None:
     assert check(EndsWithANorm(divides=False)).findings[0].name == "no-scale"
 
 
-class KeepsTheMaskOfItsFirstCall(Heads):
-    def __init__(self, *, keeps: bool) -> None:
-        super().__init__()
-        self.keeps = keeps
-        self.mask: Tensor | None = None
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        mask = torch.arange(x.shape[1]) >= lengths[:, None, None, None]
-        if not self.keeps or self.mask is None or self.mask.shape != mask.shape:
-            self.mask = mask
-        q, k, v = self.split(x)
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        return self.merge(scores.masked_fill(self.mask, -torch.inf).softmax(-1) @ v)
-
-
-def test_a_mask_that_is_kept_from_an_earlier_call_is_wrong() -> None:
-    assert check(KeepsTheMaskOfItsFirstCall(keeps=False)).verdict == "right"
-    report = check(KeepsTheMaskOfItsFirstCall(keeps=True))
-    assert (report.verdict, broken(report)) == ("wrong", {"pure"})
-    assert report.findings[0].detail.startswith("A call depends on the inputs of the calls before")
-
-
 def broken(report: Report) -> set[str]:
     return {result.law.name for result in report.laws if result.outcome == "broken"}
 
@@ -384,53 +362,12 @@ def test_a_broken_law_without_a_name_is_called_a_law() -> None:
     assert "Formula:  f(x) = f(x), and x is as it was" in text
 
 
-def test_a_pattern_of_its_own_is_taken_as_meant_if_it_is_declared_not_to_be_causal() -> None:
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        prefix = torch.arange(q.shape[-2]) < 3
-        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
-        mask |= prefix[:, None] & prefix
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-    report = check(attention, causal=False)
-    assert "causal behind a prefix of 3 keys" in str(report)
-    assert (report.verdict, report.notes) == (
-        "right",
-        (),
-    )
-
-
 def test_the_line_of_the_first_operation_that_breaks_the_law_is_given() -> None:
     finding = check(ExponentiatesLargeScores()).findings[0]
     assert (finding.name, finding.code) == (
         "large",
         "weights = (q @ k.mT / q.shape[-1] ** 0.5).exp()",
     )
-
-
-class TurnsAlongTheHeads(Heads):
-    """Rotary positions whose angles follow the number of the head, not that of the token."""
-
-    def __init__(self, axis: int) -> None:
-        super().__init__()
-        self.axis = axis
-
-    def turned(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[self.axis]).view(
-            *(-1 if a == self.axis else 1 for a in (1, 2)), 1
-        )
-        angles = places * 10.0 ** -torch.arange(x.shape[-1] // 2)
-        one, other = x.chunk(2, -1)
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat([one * cos - other * sin, one * sin + other * cos], -1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.split(x)
-        return self.merge(self.weigh(self.turned(q), self.turned(k)) @ v)
-
-
-def test_positions_along_the_axis_of_the_heads_are_not_right() -> None:
-    assert check(TurnsAlongTheHeads(2)).verdict == "right"
-    assert check(TurnsAlongTheHeads(1)).verdict == "cannot tell"
 
 
 def in_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -468,30 +405,38 @@ def test_last_tokens_that_no_token_sees_are_never_right() -> None:
     assert check(of_the_first_tokens, causal=False).verdict == "cannot tell"
 
 
-def with_a_sink(q: Tensor, k: Tensor, v: Tensor, *, first: int = 1, diagonal: int = 1) -> Tensor:
-    """Causal attention with one more score of 0 in front; ``first``: of the weights that count."""
-    scores = q @ k.mT / q.shape[-1] ** 0.5
-    later = torch.ones_like(scores, dtype=torch.bool).triu(diagonal)
-    scores = torch.cat([torch.zeros_like(q[..., :1]), scores.masked_fill(later, -torch.inf)], -1)
-    return scores.softmax(-1)[..., first : first + k.shape[-2]] @ v
+class SharesOneValueHead(Heads):
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        q, k, v = super().split(x)
+        return q, k, v[:, :1].expand_as(v)
 
 
-def test_weights_beside_their_values_are_no_mask_that_is_off_by_one() -> None:
-    assert check(with_a_sink, causal=True).verdict == "right"
-    for causal in (True, None):
-        report = check(with_a_sink, first=0, causal=causal)
-        assert report.verdict not in ("right", "different"), report
-    report = check(with_a_sink, causal=True, diagonal=2)
-    assert [finding.name for finding in report.faults] == ["causal-off-by-one"]
+def test_a_part_of_a_parameter_without_influence_is_wrong() -> None:
+    report = check(SharesOneValueHead())
+    assert report.faults[0].detail.startswith("Numbers 36 to 47 of 48 along axis 0 of qkv.weight")
 
 
-def cosine(q: Tensor, k: Tensor, v: Tensor, *, axis: int = -1, both: bool = False) -> Tensor:
-    k = torch.nn.functional.normalize(k, dim=axis)
-    q = torch.nn.functional.normalize(q, dim=axis if both else -1)
-    return (5 * q @ k.mT).softmax(-1) @ v
+class AtTheStartOfTraining(Heads):
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
 
 
-def test_a_norm_over_the_tokens_beside_one_over_their_numbers_is_not_right() -> None:
-    assert check(cosine).verdict == "right"
-    assert check(cosine, axis=-2).verdict == "cannot tell"
-    assert check(cosine, axis=-2, both=True).verdict == "cannot tell"
+def test_a_layer_of_zeros_hides_nothing() -> None:
+    layer = AtTheStartOfTraining()
+    assert check(layer).verdict == "right"
+    assert not layer.out.weight.any()
+
+
+class ExchangesOutputs(Heads):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = super().forward(x)
+        return torch.cat([rows[:, :1], rows[:, 1:-1].flip(1), rows[:, -1:]], 1)
+
+
+def test_outputs_in_another_order_than_the_tokens_are_wrong() -> None:
+    report = check(ExchangesOutputs())
+    assert [finding.name for finding in report.faults] == ["output"], report

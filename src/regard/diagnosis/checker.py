@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.catalogue import fault
 from regard.diagnosis.expectation import Spec
-from regard.diagnosis.facts.computed import Computed, computed
+from regard.diagnosis.facts.computed import computed
 from regard.diagnosis.inputs.class_arguments import guessed_arguments
 from regard.diagnosis.inputs.examples import example_specimens
 from regard.diagnosis.inputs.isolation import undisturbed
 from regard.diagnosis.inputs.lab import Lab, as_tensors, differs
 from regard.diagnosis.inputs.mask_forms import takes_masks
-from regard.diagnosis.inputs.nested_attention import attentions_inside, running_attentions
 from regard.diagnosis.inputs.one_query import of_each_query
 from regard.diagnosis.inputs.reading import Thing, as_scores, grouped, specimens, thing_of
 from regard.diagnosis.inputs.signature import is_tried_flag, signature_of
@@ -26,11 +24,8 @@ from regard.diagnosis.inputs.subject import built_from, copied, is_installed, qu
 from regard.diagnosis.intention import Intention, intention_of
 from regard.diagnosis.kernels.kernel_check import kernel_report
 from regard.diagnosis.laws.cached import FILLED, has_filled_cache
-from regard.diagnosis.laws.judge import LAWS, Result, judged
-from regard.diagnosis.laws.law import Breach
-from regard.diagnosis.report import Finding, Report, finding_of
-from regard.diagnosis.stating import fact_findings, report_on, stated, with_computes
-from regard.diagnosis.verdicts import of_law, report_of
+from regard.diagnosis.report import Report
+from regard.diagnosis.stating import fact_findings, report_on, stated
 
 __all__ = ["check"]
 
@@ -62,9 +57,8 @@ def check(
 
     Args:
         thing: a module from embeddings (batch, tokens, dim), or (tokens, dim), to embeddings; a
-            function of query, key and value; a function of given scores; or a class of modules.
-            Of a model with attentions of several classes, or one that takes the numbers of tokens,
-            one attention of each kind is judged alone.
+            function of query, key and value; a function of given scores; or a class of modules. Of
+            a model each attention is judged, in its place.
         *class_args: for the class; what is missing is guessed from common names, such as
             ``d_model`` and ``num_heads``, and the report says what.
         args: of an example call, by position: it fixes dtypes, shapes and all that check cannot
@@ -224,18 +218,7 @@ def _by_example(
         return Report(orders[0].name, (), orders[0].words, FILLED)
     if orders[0].has_tokens and orders[0].tokens == 1:
         return Report(orders[0].name, (), orders[0].words, _ONE_TOKEN)
-    formulas = computed(orders)
-    if formulas.is_told:
-        return stated(formulas, intention)
-    report = with_computes(report_of(orders[:1]), formulas)
-    if not report.faults or len(orders) == 1 or not report_on(orders[1:], intention).ok:
-        return report
-    missing = (
-        f"As {orders[0].words} it is wrong: {report.findings[0].name}. As {orders[1].words} it is "
-        "right. Say which is meant: pass axes='batch heads tokens dim' or "
-        "axes='batch tokens heads dim'."
-    )
-    return replace(report, findings=(), missing=missing)
+    return report_on(orders, intention)
 
 
 _ONE_TOKEN = "The example has one token, whose only weight is 1: pass one with several tokens."
@@ -311,39 +294,13 @@ def _report(code: Thing, intention: Intention) -> Report:
         if report is None:
             raise
         return report
-    lab = Lab(readings[0])
-    inside = attentions_inside(lab) if isinstance(code.call, nn.Module) else {}
-    has_ids = any(slot.high for slot in readings[0].slots)
     formulas = computed(readings)
-    if len(inside) > 1 or has_ids:
-        return _of_model(lab, inside, formulas, intention)
-    if formulas.is_told:
-        report = stated(formulas, intention)
-        return report if report.faults else _with_groups(report, code, intention)
-    report = with_computes(report_of(readings), formulas)
+    report = stated(formulas, intention)
     if [fault.name for fault in report.faults] == ["runs"]:
         report = _of_one_query(code, intention) or report
-    if report.verdict == "cannot tell" and inside and "" not in inside:
-        parts = _by_parts(lab, inside, intention)
-        if parts.faults:
-            return parts
-        names = ", ".join(inside)
-        around = f"Alone, {names} has no mistake; what is around it is unclear."
-        return replace(report, missing=f"{report.missing}\n{around}")
-    return report
-
-
-def _of_model(
-    lab: Lab, inside: Mapping[str, nn.Module], formulas: Computed, intention: Intention
-) -> Report:
-    """Return the report on a model with several attentions: on the whole, if that can be read."""
-    if not formulas.is_told:
-        return with_computes(_by_parts(lab, inside, intention), formulas)
-    report = stated(formulas, intention, is_model=True)
-    named = {finding.name for finding in report.findings}
-    faults = _by_parts(lab, inside, Intention()).faults
-    others = [finding for finding in faults if finding.name not in named]
-    return replace(report, findings=(*others, *report.findings))
+    if report.faults or formulas.unread is not None:
+        return report
+    return _with_groups(report, code, intention)
 
 
 def _with_groups(report: Report, code: Thing, intention: Intention) -> Report:
@@ -384,81 +341,3 @@ def _divides_by_one_sum(call: Callable[..., Any]) -> bool:
     with suppress(Exception), quiet():  # somebody's code may raise anything
         return torch.allclose(call(scores), scores.flatten().softmax(0).view(5, 5), atol=1e-5)
     return False
-
-
-def _of_whole_model(lab: Lab) -> list[Finding]:
-    """Return what no attention of a model does wrong alone: padding, and results that none read."""
-    [padding] = judged(lab, [law for law in LAWS if law.name == "padding"])
-    if padding.breach is not None:
-        return [of_law(padding)]
-    idle = None
-    with suppress(Exception):  # somebody's code may raise anything
-        idle = _unused(lab)
-    return [] if idle is None else [idle]
-
-
-def _unused(lab: Lab) -> Finding | None:
-    """Return the finding on an attention of a model that runs, and whose result nothing reads."""
-    s = lab.specimen
-    contents = s.contents(s.batch, s.tokens)
-    rows = lab.run(contents).rows
-    for name in running_attentions(lab):
-        call = lab.fresh()
-        assert isinstance(call, nn.Module)
-        with torch.no_grad():
-            for parameter in call.get_submodule(name).parameters():
-                parameter.mul_(1.5).add_(0.1)
-        if lab.run(contents, call=call).rows.equal(rows):
-            law = next(law for law in LAWS if law.name == "gradient")
-            says = f"{name} runs, and its parameters have no influence on the output."
-            return of_law(Result(law, Breach(says)))
-    return None
-
-
-_MIXED = (
-    "It holds a softmax of its own beside other attentions or a table of tokens; what is a module "
-    "or a function of embeddings alone can be judged."
-)
-
-
-def _by_parts(lab: Lab, inside: Mapping[str, nn.Module], intention: Intention) -> Report:
-    """Return the report on a model with several attentions: one of each kind is judged alone.
-
-    A token may be hidden from others outside of an attention that takes a mask, so that the whole
-    model is asked whether it is causal.
-    """
-    s = lab.specimen
-    findings: list[Finding] = []
-    missing = [] if inside else ["No softmax was seen in it."]
-    for name, module in inside.items():
-        if not name:
-            missing.append(_MIXED)
-            continue
-        shown = f"{name} ({type(module).__name__})"
-        try:
-            part = thing_of(module, type(module).__name__, {}, {})
-            decides = not any(a.role in ("mask", "lengths", "memory") for a in part.arguments)
-            of_part = intention.of_part(decides=decides)
-            report = report_on(list(specimens(part, of_part.causal)), of_part)
-        except ValueError as error:
-            said = str(error).partition("The first error was ")[2] or str(error)
-            reason = said.partition("\n    Pass an example call")[0]
-            missing.append(f"{shown} does not run alone: {reason}")
-            continue
-        if report.missing:
-            missing.append(f"{shown}: {report.missing}")
-        findings += [
-            replace(finding, detail=f"In {shown}. {finding.detail}".strip())
-            for finding in report.findings
-            if finding.name != "no-positions"
-        ]
-    is_faulty = any(finding.severity == "fault" for finding in findings)
-    if intention.causal and not is_faulty and bool(lab.influence.triu(1).any()):
-        findings.append(finding_of(fault("not-causal"), None, "In the whole model."))
-    if not is_faulty:
-        findings += _of_whole_model(lab)
-    findings.sort(key=lambda finding: (finding.severity == "note", finding.number))
-    slot = next(iter(s.sources.values()))
-    taken = "numbers of tokens" if slot.high else s.words
-    read_as = f"{taken}, judged by its attentions, one of each kind: {', '.join(inside)}"
-    return Report(s.name, tuple(findings), read_as, "\n".join(missing))

@@ -42,21 +42,6 @@ class Intention:
         causal = ANY if self.causal is None else self.causal
         return replace(self.expected or Spec(), causal=causal)
 
-    def of_part(self, *, decides: bool) -> "Intention":
-        """Return the intention of one attention of a model, whose positions come from outside.
-
-        Args:
-            decides: the attention itself decides which tokens are seen.
-        """
-        expected = self.expected
-        if expected is not None:
-            expected = replace(expected, positions=ANY)
-        if decides:
-            return replace(self, expected=expected)
-        if expected is not None:
-            expected = replace(expected, causal=ANY, window=ANY, padding=ANY)
-        return Intention(expected, None, {})
-
     def check_arguments(self, call: Callable[..., Any]) -> None:
         """Check that code has the arguments that the intention names.
 

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.inputs.lab import Lab
+from regard.capture.storages import storage_key
+from regard.diagnosis.facts.trace import traced
 from regard.diagnosis.inputs.notebook_cells import Cell
 from regard.diagnosis.inputs.specimen import Slot, Specimen
-from regard.diagnosis.inputs.tape import addresses
 from regard.diagnosis.intention import Intention
-from regard.diagnosis.laws.lines import Lines
 from regard.diagnosis.report import Report
 from regard.diagnosis.stating import report_on
 
@@ -162,15 +161,19 @@ class _Cells:
         self._run(given)
         if time.process_time() - start > _MOST_SECONDS:
             return
-        contents = specimen.contents(1, specimen.tokens)
-        run = Lab(specimen).called(self._run, contents, {"x": given}, torch.float64, keeps=True)
-        values, _, inputs, tape = run
-        is_dropped = any(step.name in _DROPS for step in tape.steps)
-        if is_dropped:
+        values: list[Tensor] = []
+
+        def run(x: Tensor) -> Tensor:
+            values.extend(self._run(x))
+            return values[-1]
+
+        given = given.double()
+        trace = traced(run, (given,), {}, (given,))
+        if any(step.name in _DROPS for step in trace.steps):
             return
-        for number in Lines(tape.steps, inputs).mixings()[:_MOST_PRODUCTS]:
-            places = tape.steps[number].writes
-            at = [n for n, t in enumerate(values) if addresses(t)[0] in places]
+        for attention in (*trace.attentions, *trace.changed)[:_MOST_PRODUCTS]:
+            place = storage_key(attention.live)
+            at = [n for n, value in enumerate(values) if storage_key(value) == place]
             if at:
                 self._index = at[-1]  # merged, if a view of it is
                 yield specimen

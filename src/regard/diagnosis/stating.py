@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from regard.diagnosis.catalogue import Fault, fault, is_mistake
 from regard.diagnosis.expectation import ANY, Spec
-from regard.diagnosis.explaining import explained
 from regard.diagnosis.facts.arguments import Mask
 from regard.diagnosis.facts.computed import Computed, Statement, computed
 from regard.diagnosis.facts.formula import is_same_scale
@@ -15,85 +15,164 @@ from regard.diagnosis.facts.judging import Deviation, deviations
 from regard.diagnosis.facts.rows import Unread
 from regard.diagnosis.facts.statement import computes_of
 from regard.diagnosis.facts.visible import Band
-from regard.diagnosis.inputs.lab import Lab
+from regard.diagnosis.inputs.lab import Lab, as_tensors, normal
 from regard.diagnosis.inputs.specimen import Specimen
-from regard.diagnosis.inputs.tape import Place
+from regard.diagnosis.inputs.tape import Place, addresses, first_place, turns_all_axes
 from regard.diagnosis.intention import Intention
+from regard.diagnosis.laws.calls import ignores_order
 from regard.diagnosis.laws.judge import LAWS, judged
-from regard.diagnosis.laws.law import Pair, Result
+from regard.diagnosis.laws.law import Breach, Law, Pair, Result
 from regard.diagnosis.report import Finding, Report, finding_of
-from regard.diagnosis.verdicts import notes_of, of_law, report_of
 
-__all__ = ["fact_findings", "report_on", "stated", "with_computes"]
-
-_UNIVERSAL = ("runs", "pure", "samples", "padding", "gradient", "large", "training", "cache")
-"""The laws that no intention changes. All others are facts that are read."""
+__all__ = ["fact_findings", "report_on", "stated"]
 
 
 def report_on(readings: Sequence[Specimen], intention: Intention) -> Report:
-    """Return the report on code: its facts, or what its numbers show; else what the laws say."""
-    formulas = computed(readings)
-    if formulas.is_told:
-        return stated(formulas, intention)
-    return with_computes(report_of(readings), formulas)
+    """Return the report on code: what it computes, compared with an intention, and its laws."""
+    return stated(computed(readings), intention)
 
 
-def stated(formulas: Computed, intention: Intention, *, is_model: bool = False) -> Report:
-    """Return the report on code of which all could be read, or whose numbers show mistakes.
-
-    Args:
-        formulas: what it computes.
-        intention: of its author.
-        is_model: it has several attentions, of which some may be frozen.
-    """
-    if formulas.unread is not None:
-        return _with_mistakes(formulas, formulas.unread, intention)
+def stated(formulas: Computed, intention: Intention) -> Report:
+    """Return the report on code, as far as it could be read."""
+    unread = formulas.unread
+    if unread is not None and unread.mistakes:
+        return _with_mistakes(formulas, unread, intention)
     lab = Lab(formulas.specimen)
     of_facts = fact_findings(formulas, intention)
     # A fact that is wrong already says more than the law of padding, which looks at the same.
     has_fault = any(finding.severity == "fault" for finding in of_facts)
     left_out = {"padding"} if has_fault else set[str]()
-    left_out |= {"gradient"} if is_model else set()
-    names = {*_UNIVERSAL} - left_out
-    results = judged(lab, [law for law in LAWS if law.name in names])
-    findings = _law_findings(lab, results)
+    left_out |= {"gradient"} if len(formulas.statements) > 1 else set()  # a layer may be frozen
+    results = judged(lab, [law for law in LAWS if law.name not in left_out])
+    findings = _law_findings(results, formulas)
+    if unread is not None and not findings:
+        findings = _of_influence(lab, intention, unread)
     named = {finding.name for finding in findings}
     findings += [finding for finding in of_facts if finding.name not in named]
     if any(finding.name == "mask-inverted" for finding in findings):
         # Under a mask that is inverted one row has nothing to attend to either way.
         findings = [finding for finding in findings if finding.name != "nan-rows"]
-    if not findings:
-        masks = [statement.facts.mask for statement in formulas.statements]
-        findings = notes_of(lab, is_open=all(str(mask) == "every key" for mask in masks))
+    if not findings and unread is None:
+        findings = _notes(lab, formulas)
     findings.sort(key=lambda finding: (_ORDER.index(finding.severity), finding.number))
-    untried = [
-        f"The law {result.law.name!r} was not tried: {result.reason}"
-        for result in results
-        if result.outcome == "not tried" and not result.reason.startswith("The law ")
-    ]
-    if results[0].breach is not None:
-        untried = []  # code that does not run gives other laws the same reason
+    has_fault = any(finding.severity == "fault" for finding in findings)
+    missing = [_untried_argument(formulas, intention.expected), *_untried_laws(results)]
+    computes = computes_of(formulas)
+    if unread is not None:
+        missing = [
+            f"It could be read up to the {computes.stage}: {computes.reason}.",
+            *(f"{r.breach.says}" for r in results if r.breach is not None),
+            *missing,
+        ]
+        missing = [] if has_fault else missing
     return Report(
         name=formulas.specimen.name,
         findings=tuple(findings),
         read_as=formulas.specimen.words,
-        missing=_joined([_untried_argument(formulas, intention.expected), *untried]),
+        missing="\n".join(filter(None, missing)),
         laws=tuple(results),
         notes=tuple(lab.notes),
-        computes=computes_of(formulas),
+        computes=computes,
     )
 
 
 _ORDER = ("fault", "difference", "note")
 
 
-def _law_findings(lab: Lab, results: Sequence[Result]) -> list[Finding]:
+def _untried_laws(results: Sequence[Result]) -> list[str]:
+    """Return which laws could not be tried, in sentences."""
+    if results[0].breach is not None:
+        return []  # code that does not run gives other laws the same reason
+    return [
+        f"The law {result.law.name!r} was not tried: {result.reason}"
+        for result in results
+        if result.outcome == "not tried" and not result.reason.startswith("The law ")
+    ]
+
+
+def _law_findings(results: Sequence[Result], formulas: Computed) -> list[Finding]:
     """Return the findings of the laws that are broken for sure, by the names of mistakes."""
-    certain = [r for r in results if r.breach is not None and r.breach.kind != "undeclared"]
-    if not certain:
+    is_read = formulas.unread is None
+    certain = [
+        (result.law, result.breach)
+        for result in results
+        if result.breach is not None and (is_read or result.breach.is_definite)
+    ]
+    findings: dict[str, Finding] = {}
+    for law, breach in certain:
+        if is_mistake(breach.kind):
+            place = breach.place or _line_of(breach.kind, formulas)
+            finding = finding_of(fault(breach.kind), place, breach.says, breach.pair)
+            findings.setdefault(breach.kind, finding)
+            if law.name in ("runs", "samples"):
+                break  # what follows says little
+    return [*findings.values()] or [_of_law(law, breach) for law, breach in certain[:1]]
+
+
+def _of_influence(lab: Lab, intention: Intention, unread: Unread) -> list[Finding]:
+    """Return the finding on tokens that move other rows than those of a causal mask."""
+    s, expected = lab.specimen, intention.expected
+    if not intention.causal or s.memory:
         return []
-    named = [finding for finding in explained(lab, results) if finding.severity == "fault"]
-    return named or [of_law(certain[0])]
+    try:
+        seen = lab.influence
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return []
+    place = _place(unread.line)
+    if seen.shape[0] == seen.shape[1] and bool(seen.triu(1).any()):
+        return [finding_of(fault("not-causal"), place, "")]
+    has_masks = any(not slot.source and slot.kind != "fixed" for slot in s.slots)
+    hidden = (~seen).tril()
+    if expected is None or expected.window is not None or has_masks or not bool(hidden.any()):
+        return []
+    row, token = (int(n) + 1 for n in hidden.nonzero()[0])
+    says = f"mask: token {token} does not move output {row}; expected: causal, without a window."
+    return [finding_of(Fault("mask", says, ""), place, "")]
+
+
+def _line_of(mistake: str, formulas: Computed) -> Place | None:
+    """Return the line of the stage that a mistake is about; None if it is not known."""
+    stage = {"wrong-values": "value", "causal-top-left": "mask"}.get(mistake, "product")
+    lines = [statement.facts.lines.get(stage) for statement in formulas.statements]
+    return _place(next(filter(None, lines), ""))
+
+
+def _of_law(law: Law, breach: Breach) -> Finding:
+    """Return a broken law as a finding."""
+    entry = Fault(law.name, f"The law {law.name!r} is broken. {law.statement}", law.formula)
+    says = f"{breach.says} No known mistake gives these numbers."
+    return finding_of(entry, breach.place, says, breach.pair)
+
+
+def _notes(lab: Lab, formulas: Computed) -> list[Finding]:
+    """Return what is right, but worth knowing."""
+    s = lab.specimen
+    notes: list[Finding] = []
+    if not s.has_batch and not s.is_example and not _takes_batch(s):
+        run = lab.run(s.contents(s.batch, s.tokens), keeps=True)
+        own = {*addresses(run.parameters)}
+        place = first_place(run.steps, lambda x: turns_all_axes(x) and own.isdisjoint(x.reads))
+        name = "unbatched-only" if place is None else "transpose-of-batch"
+        notes.append(finding_of(fault(name), place or _line_of(name, formulas), ""))
+    facts = [statement.facts for statement in formulas.statements]
+    is_free = s.has_batch and not (s.causal or s.masks or s.is_fixed) and lab.model is not None
+    if is_free and all(str(each.mask) == "every key" for each in facts) and ignores_order(lab):
+        notes.append(finding_of(fault("no-positions"), None, ""))
+    return notes
+
+
+def _takes_batch(s: Specimen) -> bool:
+    """Return True if a function of scores gives each matrix of a batch what it gives it alone."""
+    if not s.has_own_size:
+        return False
+    widths = [int(slot.axes[-1]) for slot in s.sources.values()]
+    batch = [normal(11 + n, 2, 3, 5, width) for n, width in enumerate(widths)]
+    alone = zip(*(tensor.flatten(0, 1) for tensor in batch), strict=True)
+    try:
+        together, *outputs = [as_tensors(s.call(*given))[0] for given in (batch, *alone)]
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return False
+    return torch.allclose(together.flatten(0, 1), torch.stack(outputs), atol=1e-9)
 
 
 def fact_findings(formulas: Computed, intention: Intention) -> list[Finding]:
@@ -222,23 +301,3 @@ def _untried_argument(formulas: Computed, expected: Spec | None) -> str:
         f"What {untried[0]} hides was not tried: it shows in no run. Pass an example in which it "
         "hides some keys: args= and kwargs=."
     )
-
-
-def with_computes(report: Report, formulas: Computed) -> Report:
-    """Return a report that the laws alone gave, with what could be read of the code."""
-    computes = computes_of(formulas)
-    # Which token moves which is a fact, and no law: without a mask that is read it is unknown.
-    influences = [finding for finding in report.findings if finding.name == "influence"]
-    if influences and not computes.is_known:
-        findings = tuple(finding for finding in report.findings if finding not in influences)
-        details = [finding.detail for finding in influences]
-        report = replace(report, findings=findings, missing=_joined([*details, report.missing]))
-    missing = report.missing
-    if not report.faults and not computes.is_known:
-        stage = f"It could be read up to the {computes.stage}: {computes.reason}."
-        missing = _joined([stage, missing])
-    return replace(report, computes=computes, missing=missing)
-
-
-def _joined(sentences: Sequence[str]) -> str:
-    return "\n".join(filter(None, sentences))

@@ -179,7 +179,7 @@ def readings_of(argument: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tens
 
 def _masks(mask: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
     """Yield the ways to lay a mask over (samples, heads, q_len, kv_len), the right one first."""
-    samples, _, q_len, kv_len = shape
+    samples, heads, q_len, kv_len = shape
     if mask.ndim == 4 and _fits(mask, shape):
         yield "", mask
     elif mask.shape == (samples, q_len, kv_len):
@@ -198,6 +198,8 @@ def _masks(mask: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
         keys = mask.reshape(samples, kv_len)
         yield "", keys[:, None, None, :]
         yield " of the first sample", keys[:1, None, None, :]
+        # A mask that is repeated for the heads, where each row should be repeated.
+        yield " of another sample", keys.repeat(heads, 1).view(samples, heads, 1, kv_len)
         if q_len == kv_len:
             yield " of queries", keys[:, None, :, None]
 

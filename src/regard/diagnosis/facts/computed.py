@@ -10,6 +10,7 @@ import torch
 
 from regard.diagnosis.facts.changed_weights import raise_for_outputs
 from regard.diagnosis.facts.formula import Facts, facts_of, is_empty, mask_in, table_in
+from regard.diagnosis.facts.merged_heads import HeadOutputs
 from regard.diagnosis.facts.rows import Rows, Unread
 from regard.diagnosis.facts.runs import Run, Runs
 from regard.diagnosis.facts.surroundings import lines_of, surroundings_of
@@ -99,8 +100,7 @@ def computed(specimens: Sequence[Specimen]) -> Computed:
             unread = Unread("projection", f"it raised {type(error).__name__}")
         else:
             count += runs.count
-            read = replace(specimen, forms=search.key_forms) if search.key_forms else specimen
-            return Computed(statements, None, count, read)
+            return Computed(statements, None, count, replace(specimen, forms=search.mask_forms))
         count += runs.count
         failures.append(Computed((), unread, count, specimen))
     return replace(failures[0], runs=count)
@@ -110,12 +110,13 @@ class _Search:
     """The search for the facts of one specimen.
 
     Attributes:
-        key_forms: the forms of masks of keys, with the meaning that the runs showed.
+        mask_forms: the form of each mask, with the meaning that the runs showed; all forms of a
+            mask that could be read in none.
     """
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self.key_forms: tuple[tuple[Form, ...], ...] = ()
+        self.mask_forms: tuple[tuple[Form, ...], ...] = ()
 
     def statements(self) -> Iterator[Statement]:
         """Yield a statement for each attention.
@@ -241,8 +242,7 @@ class _Search:
                     continue
                 if any(facts.masked[form.argument].hidings for facts in with_mask):
                     without_effect, unread = (with_mask, run), None
-                    if form.is_of_keys:
-                        self.key_forms += ((_as_measured(form, with_mask),),)
+                    self.mask_forms += ((_as_measured(form, with_mask),),)
                     break
                 without_effect = without_effect or (with_mask, run)
             if without_effect is not None:
@@ -250,6 +250,8 @@ class _Search:
                 runs.append(without_effect[1])
             elif unread is not None:
                 raise unread
+            else:
+                self.mask_forms += (forms,)
         return all_facts, runs
 
     def _with_mask(self, facts: Facts, run: Run, number: int) -> Facts:
@@ -264,8 +266,14 @@ class _Search:
             reason = f"the keys that {argument} hides follow no rule that is known"
             raise Unread("mask", reason, facts.lines.get("softmax", ""))
         is_of_keys = run.form is not None and run.form.is_of_keys
+        around = facts.around
+        if run.trace is not None and len(run.rows) == 1:
+            outputs = HeadOutputs(rows, run.trace, run.sizes)
+            returns_others = around.returns_other_weights or outputs.return_other_weights()
+            around = replace(around, returns_other_weights=returns_others)
         return replace(
             facts,
+            around=around,
             masked={**facts.masked, argument: mask},
             lines={**facts.lines, f"mask {argument}": lines.get("mask", "")},
             key_masks=facts.key_masks | {argument} if is_of_keys else facts.key_masks,

@@ -241,7 +241,7 @@ def _padding_of(expected: Spec | None) -> Mapping[str, str]:
 def _mistake_of(hiding: Hiding) -> str:
     if "queries" in hiding.reading:
         return "padding-on-queries"
-    if "first sample" in hiding.reading:
+    if "sample" in hiding.reading:
         return "mask-of-another-sample"
     return ""
 

@@ -6,24 +6,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import DispatchKey
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
-from regard.capture.fused_calls import FLEX_ATTENTION, FusedCall, fused_call
+from regard.capture.fused_calls import FusedCall, fused_call
 from regard.capture.met_value import Met, MetValue
 from regard.capture.refusals import Absence
 from regard.capture.storages import Parameters, storage_key, tensors_in
 from regard.diagnosis.inputs.subject import kept_defaults, quiet
+from regard.diagnosis.inputs.tape import Tape
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.query_key import QueryKeyScores
 from regard.tracing.operations import PRODUCTS
 from regard.tracing.tracer import Listener, Operation, Tracer, apart
 
 __all__ = ["Attention", "Step", "Trace", "traced"]
-
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,68 +97,6 @@ class Trace:
     result: Any
 
 
-class _Exact(TorchDispatchMode):
-    """Casts to fewer bits than float64 are not done, and ``flex_attention`` is taken apart.
-
-    Memory that is not initialised is NaN: it may hold the numbers of an earlier run, which would
-    be read as those of this one.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_inside = False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        args = tuple(map(_uncast, args))
-        named = {name: _uncast(value) for name, value in (kwargs or {}).items()}
-        if func is FLEX_ATTENTION:
-            plain = FLEX_ATTENTION.py_kernels[DispatchKey.CompositeExplicitAutograd]
-            self._is_inside = True
-            try:
-                with self:
-                    return plain(*args, **named)
-            finally:
-                self._is_inside = False
-        if self._is_inside and _is_composite(func):  # below autograd nothing else takes it apart
-            with self:
-                return func.decompose(*args, **named)
-        try:
-            output = func(*args, **named)
-            return output.fill_(torch.nan) if _is_uninitialised(func, output) else output
-        except RuntimeError:
-            given = tensors_in((args, *named.values()))
-            if len({t.dtype for t in given if t.is_floating_point()}) < 2:
-                raise
-            return func(*tree_map(_wide, args), **tree_map(_wide, named))
-
-
-def _is_uninitialised(func: Any, output: Any) -> bool:
-    name = str(getattr(func, "overloadpacket", func)).split(".")[-1]
-    return name.removeprefix("new_").startswith("empty") and output.is_floating_point()
-
-
-def _is_composite(func: Any) -> bool:
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # pyright: ignore[reportPrivateUsage]
-    return isinstance(func, OpOverload) and has_kernel(func.name(), "CompositeImplicitAutograd")
-
-
-def _uncast(value: Any) -> Any:
-    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
-
-
-def _wide(value: Any) -> Any:
-    is_float = isinstance(value, Tensor) and value.is_floating_point()
-    return value.double() if is_float else value
-
-
 class _Function(nn.Module):
     """A function as a module."""
 
@@ -198,7 +131,7 @@ def traced(
     with quiet():
         torch.set_default_dtype(torch.float64)
         try:
-            with kept_defaults(call), Tracer(model, {}, log.listener_of), _Exact():
+            with kept_defaults(call), Tracer(model, {}, log.listener_of), Tape(poisons=True):
                 result = model(*args, **kwargs)
         finally:
             torch.set_default_dtype(dtype)

@@ -158,7 +158,9 @@ def named(visible: Tensor) -> Pattern | None:
     left = None if near <= 1 - q_len else -near
     right = None if far >= kv_len - 1 else far
     for rule in (Band(left, right), *_others(visible)):
-        if torch.equal(rule.dense(q_len, kv_len), visible):
+        seen = rule.dense(q_len, kv_len)
+        rows = seen.any(-1)  # a row that sees no key may have any weights
+        if bool(rows.any()) and torch.equal(seen[rows], visible[rows]):
             return rule
     return None
 
@@ -169,6 +171,12 @@ def _others(visible: Tensor) -> list[Pattern]:
     first = int(visible[0].sum())
     others: list[Pattern] = [Chunks(size, causal=False), Chunks(size, causal=True), Prefix(first)]
     hidden = (~visible[-1]).nonzero()
+    # The first row may see its own key alone where others do not see theirs; or so the last row.
+    first_keys, last_keys = visible[0].nonzero().flatten(), visible[-1].nonzero().flatten()
+    if visible.shape[0] == visible.shape[1] and len(last_keys) and not bool(visible[-1, -1]):
+        others.append(Band(None, int(last_keys[-1]) + 1 - visible.shape[1]))
+    if len(first_keys) and not bool(visible[0, 0]):
+        others.append(Band(-int(first_keys[0]), None))
     if len(hidden):
         length, window = int(hidden[0]), visible.shape[1] - 1 - int(hidden[-1])
         others += [Streaming(length, window)] if length and window else []

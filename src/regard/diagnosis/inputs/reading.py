@@ -238,7 +238,7 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
                     continue
             is_empty = False
             yield read
-            if (turned := read.turned(is_sure=False)) is not None:
+            if (turned := read.turned()) is not None:
                 yield turned
             break
     if not is_empty:

@@ -202,50 +202,17 @@ class Specimen:
         """Return the same with the arguments of the first sample for all."""
         return replace(self, slots=tuple(slot.of_first_sample() for slot in self.slots))
 
-    def turned(self, *, is_sure: bool) -> "Specimen | None":
-        """Return the same with the opposite meaning of the masks that are always passed.
-
-        Args:
-            is_sure: of masks whose meaning is declared; False: of all others.
-
-        Returns:
-            None if there is no such mask.
-        """
+    def turned(self) -> "Specimen | None":
+        """Return the same with the opposite meaning of masks that are always passed, or None."""
         passed = {slot.name for slot in self.slots if slot.kind in ("filled", "lengths")}
         turned = {
             form.argument: replace(form, keeps=not form.keeps)
             for form, *_ in self.forms
-            if form.argument in passed and form.is_sure == is_sure and form.kind != "added"
+            if form.argument in passed and form.kind != "added"
         }
         slots = (turned[s.name].slot() if s.name in turned else s for s in self.slots)
         forms = ((turned.get(own[0].argument, own[0]), *own[1:]) for own in self.forms)
         return replace(self, slots=tuple(slots), forms=tuple(forms)) if turned else None
-
-    def visible(self, tokens: int) -> Tensor | None:
-        """Return what the first sample's masks let each query see, bool, (tokens, tokens).
-
-        None where a mask has an unknown meaning.
-        """
-        seen = torch.ones(tokens, tokens, dtype=torch.bool)
-        if self.segments:
-            number = torch.repeat_interleave(torch.tensor(self.segments))[:tokens]
-            seen &= number[:, None] == number
-        for slot in self.masks:
-            value = slot.constant(1, tokens)
-            if slot.meaning == "unknown":
-                return None
-            if slot.meaning == "lengths":
-                own = torch.arange(tokens) < value.flatten()[0]
-            else:
-                own = (value >= 0 if slot.meaning == "added" else value.bool()).flatten()
-                own = own if slot.meaning != "hides" else ~own
-            if own.numel() not in (tokens, tokens * tokens):
-                return None
-            masked = self.masked_by(slot.name)
-            is_of_rows = len(masked) < len(self.sources) and masked != self.memory
-            hides_rows = is_of_rows and own.numel() == tokens
-            seen &= own.view(tokens, 1) if hides_rows else own.view(-1, tokens)
-        return seen
 
     @property
     def sources(self) -> dict[str, Slot]:

@@ -26,8 +26,8 @@ __all__ = [
     "in_words",
     "is_theirs",
     "place_of",
-    "reached",
     "tensors_in",
+    "turns_all_axes",
 ]
 
 _NARROWER = {
@@ -84,28 +84,22 @@ class Step:
         return set(addresses(self.alive))
 
 
-def _is_of_shape(name: str) -> bool:
-    """Return True if only the shape of what an operation gives depends on its arguments."""
-    return name.endswith("_like") or name.startswith("new_")
-
-
 def addresses(value: Any) -> list[int]:
     """Return where the numbers of every tensor in nested lists, tuples and dicts lie."""
     return [t.untyped_storage().data_ptr() for t in tensors_in(value)]
 
 
-def reached(steps: Iterable[Step], start: Iterable[int]) -> set[int]:
-    """Return the addresses of all that depends on some tensors, with those tensors."""
-    found = set(start)
-    for step in steps:
-        if not _is_of_shape(step.name) and not found.isdisjoint(step.reads):
-            found |= step.writes
-    return found
-
-
 def first_place(steps: Iterable[Step], is_wrong: Callable[[Step], bool]) -> Place | None:
     """Return the line of the first wrong operation that has one."""
     return next((s.place for s in steps if s.place is not None and is_wrong(s)), None)
+
+
+def turns_all_axes(step: Step) -> bool:
+    """Return True for x.T and the like; einsum permutes axes, too, but hardly ever so."""
+    if step.name != "permute":
+        return step.name in ("t", "numpy_T")
+    axes = [int(axis) % len(step.args[1]) for axis in step.args[1]]
+    return axes == sorted(axes, reverse=True)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -122,20 +116,21 @@ class Tape(TorchDispatchMode):
 
     Args:
         keeps: keep every operation in ``steps``.
-        note: called with the name and the arguments of each operation before it runs.
         dtype: compute in it where the code asks for fewer bits.
+        poisons: memory that is not initialised is NaN: it may hold the numbers of an earlier run,
+            which would be read as those of this one.
     """
 
     def __init__(
         self,
         *,
         keeps: bool = False,
-        note: Callable[[str, tuple[Any, ...]], None] | None = None,
         dtype: torch.dtype = torch.float64,
+        poisons: bool = False,
     ) -> None:
         super().__init__()
         self.steps: list[Step] = []
-        self._keeps, self._note, self._dtype = keeps, note, dtype
+        self._keeps, self._dtype, self._poisons = keeps, dtype, poisons
         self._is_inside = False  # of flex_attention
 
     supports_higher_order_operators = True  # all but flex_attention are refused
@@ -157,9 +152,9 @@ class Tape(TorchDispatchMode):
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        if self._note is not None:
-            self._note(_named(func), args)
         out = self._computed(func, args, kwargs)
+        if self._poisons and _named(func).removeprefix("new_").startswith("empty"):
+            out = out.fill_(torch.nan) if out.is_floating_point() else out
         # How many detachments autograd makes depends on who holds the tensors.
         if self._keeps and func is not torch.ops.aten.detach.default:
             given = tuple(tensors_in(out))
@@ -182,8 +177,8 @@ class Tape(TorchDispatchMode):
             self._is_inside = False
 
     def _computed(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        if kwargs.get("dtype") in _NARROWER[self._dtype]:
-            kwargs["dtype"] = self._dtype
+        args = tuple(map(self._uncast, args))
+        kwargs = {name: self._uncast(value) for name, value in kwargs.items()}
         try:
             return func(*args, **kwargs)
         except RuntimeError:
@@ -191,6 +186,10 @@ class Tape(TorchDispatchMode):
             if len(mixed) < 2:
                 raise
             return func(*tree_map(self._widened, args), **tree_map(self._widened, kwargs))
+
+    def _uncast(self, value: Any) -> Any:
+        is_narrower = isinstance(value, torch.dtype) and value in _NARROWER[self._dtype]
+        return self._dtype if is_narrower else value
 
     def _widened(self, value: Any) -> Any:
         is_float = isinstance(value, Tensor) and value.is_floating_point()

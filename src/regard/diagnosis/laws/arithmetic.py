@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs, normal
-from regard.diagnosis.inputs.signature import signature_of
+from regard.diagnosis.inputs.signature import projection_role, signature_of
 from regard.diagnosis.inputs.specimen import Contents
 from regard.diagnosis.inputs.tape import Place, Step, addresses, first_place, tensors_in
-from regard.diagnosis.laws.law import Breach, Law
+from regard.diagnosis.laws.law import UNUSED, Breach, Law
 
 __all__ = ["DROPS", "SOFTMAXES", "Gradient", "Large", "Training"]
 
@@ -63,7 +63,7 @@ class Gradient(Law):
         moving = next((n for n, rows in others if differs(rows, run.rows).any()), None)
         if moving is not None:
             says = f"{moving} moves the output, and gets no gradient."
-            return Breach(says, _cut(run), kind="cut")
+            return Breach(says, _cut(run))
         if idle:
             return self._idle(lab, run, idle)
         for name, grad in zip(named, found[len(leaves) :], strict=True):
@@ -106,7 +106,11 @@ class Gradient(Law):
             raise NotTried(
                 f"{says[:-1]} without {' or '.join(others)}: pass an example call that has one."
             )
-        return Breach(says, _cut(run), kind=f"idle {idle[0] if role is None else role}")
+        roles = [projection_role(name) for name in idle] if role is None else [role]
+        kind = next((UNUSED[name] for name in roles if name in UNUSED), "")
+        # Under a mask that hides all keys no query and no key has any influence.
+        is_masked = any(slot.kind in ("filled", "lengths") for slot in lab.specimen.slots)
+        return Breach(says, None if kind else _cut(run), kind="" if is_masked else kind)
 
     def _compared(
         self,

@@ -1,7 +1,9 @@
 """Laws about calls: any size runs, nothing changes, samples stay apart."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +20,12 @@ from regard.diagnosis.inputs.tape import (
     first_place,
     in_words,
     place_of,
+    tensors_in,
 )
 from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.law import Breach, Law
-from regard.diagnosis.laws.not_finite import breach_of_nan
 
-__all__ = ["Pure", "Runs", "Samples"]
+__all__ = ["Pure", "Runs", "Samples", "breach_of_nan", "ignores_order"]
 
 
 class Runs(Law):
@@ -159,6 +161,37 @@ def _not_finite(run: Run, batch: int, tokens: int) -> Breach | None:
     )
 
 
+def breach_of_nan(run: Run, says: str, extra: Mapping[str, Any] | None = None) -> Breach:
+    """Return the breach of a run whose numbers are not finite, at the operation that begins it.
+
+    A softmax of -inf alone has no key to attend to; one of inf has masked keys that are inf.
+
+    Args:
+        run: with its steps.
+        says: what is not finite, in a sentence.
+        extra: arguments by name of the call.
+    """
+    step = next(filter(_begins, run.steps), None)
+    scores = next(iter(tensors_in(step.args)), None) if step is not None else None
+    kind = "nan"
+    if step is not None and scores is not None and "softmax" in step.name:
+        if bool((scores == torch.inf).any()):
+            kind = "mask-fill-value"
+        elif bool((scores == -torch.inf).all(int(step.args[1])).any()):
+            kind = "nan-rows"
+    place = None if step is None else step.place
+    return Breach(says, place, kind=kind, extra=extra or {})
+
+
+def _begins(step: Step) -> bool:
+    """Return True for an operation that gives NaN and reads none."""
+    given, read = (
+        any(t.is_floating_point() and bool(t.isnan().any()) for t in tensors)
+        for tensors in (step.outputs, tensors_in(step.args))
+    )
+    return given and not read
+
+
 class Pure(Law):
     """In eval mode the same call gives the same output, and changes no argument."""
 
@@ -171,7 +204,7 @@ class Pure(Law):
         s = lab.specimen
         contents = s.contents(s.batch, s.tokens)
         run = lab.run(contents, keeps=True)
-        found = self._argument_changed(lab, contents, run)
+        found = self._argument_changed(lab, contents, run) or self._mask_changed(lab, contents)
         if found is not None:
             return found
         if lab.changed_defaults:
@@ -210,6 +243,19 @@ class Pure(Law):
             left = lab.run(other, call=run.call, extra=extra).rows
             if left.shape != fresh.shape or differs(left, fresh).any():
                 return Breach("A call depends on the inputs of the calls before it.")
+        return None
+
+    @staticmethod
+    def _mask_changed(lab: Lab, contents: Contents) -> Breach | None:
+        """Find a mask that the code takes, and changes in place."""
+        s = lab.specimen
+        for form in (form for form, *_ in s.forms if form.is_sure):
+            keep = torch.ones(s.batch, s.tokens, s.tokens, dtype=torch.bool).tril()
+            mask = form.encode(keep)
+            with suppress(Exception):  # it may take a mask of another form
+                run = lab.run(contents, extra={form.argument: mask})
+                if not mask.equal(torch.as_tensor(s.by_name(run.arguments)[form.argument])):
+                    return Breach(f"The argument {form.argument} is changed in place.")
         return None
 
     @staticmethod
@@ -283,6 +329,7 @@ class Samples(Law):
                     f"{most:.3g}; they should move it by 0.",
                     _first_moved(base, runs),
                     (moved, torch.eye(2), caption),
+                    kind="attends-across-batch",
                 )
         given = [slot for slot in s.slots if slot.kind == "given" and "b" in slot.axes]
         nested = [part for slot in s.slots if slot.kind == "nested" for part in slot.parts]
@@ -297,12 +344,14 @@ class Samples(Law):
             if alone.rows[0].shape != base.rows[b].shape:
                 return Breach(
                     f"Sample {b + 1} gives {tuple(alone.rows[0].shape)} alone and "
-                    f"{tuple(base.rows[b].shape)} in a batch."
+                    f"{tuple(base.rows[b].shape)} in a batch.",
+                    kind="attends-across-batch",
                 )
             if differs(alone.rows[0], base.rows[b]).any():
                 most = float((alone.rows[0] - base.rows[b]).abs().max())
                 return Breach(
-                    f"Sample {b + 1} differs by {most:.3g} between alone and in a batch of 2."
+                    f"Sample {b + 1} differs by {most:.3g} between alone and in a batch of 2.",
+                    kind="attends-across-batch",
                 )
         return self._order(lab) or self._windows(lab)
 
@@ -341,3 +390,17 @@ class Samples(Law):
                     is_definite=False,
                 )
         return None
+
+
+def ignores_order(lab: Lab) -> bool:
+    """Return True if two tokens can change places, and the last row, which sees both, stays."""
+    lab = lab.for_first_sample()
+    s = lab.specimen
+    if not s.has_tokens or not lab.sees_rows or len(s.sources) > 1 or s.tokens < 3:
+        return False
+    contents = s.contents(1, s.tokens, seed=5)
+    order = list(range(s.tokens))
+    order[0], order[-2] = order[-2], order[0]
+    turned = {name: t[:, order] for name, t in contents.items()}
+    rows, other = lab.run(contents).rows, lab.run(turned).rows
+    return not bool(differs(other[0, -1], rows[0, -1]).any())
