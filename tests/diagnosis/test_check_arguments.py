@@ -68,31 +68,6 @@ def test_an_argument_that_is_expected_to_have_influence_and_has_none_is_wrong(
     assert regard.check(function, args=(*_qkv(), *others)).verdict == "right"
 
 
-class _UnusedAlibi(nn.Module):
-    def __init__(self, dim: int, heads: int, *, is_used: bool) -> None:
-        super().__init__()
-        self.heads, self.is_used = heads, is_used
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.register_buffer("slopes", 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, d = x.shape
-        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
-        place = torch.arange(t)
-        alibi = (place - place[:, None]) * self.slopes.view(-1, 1, 1)
-        scores = q @ k.mT / (d // self.heads) ** 0.5
-        scores = scores + alibi if self.is_used else scores
-        scores = scores.masked_fill(place > place[:, None], float("-inf"))
-        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, d)
-
-
-def test_a_bias_by_distance_that_is_computed_and_not_used_is_wrong() -> None:
-    meant = regard.spec(causal=True, positions="alibi")
-    report = regard.check(_UnusedAlibi, 24, 4, expect=meant, is_used=False)
-    assert [finding.name for finding in report.findings] == ["positions"]
-    assert regard.check(_UnusedAlibi, 24, 4, expect=meant, is_used=True).verdict == "right"
-
-
 class _Appends(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -109,33 +84,6 @@ def test_a_default_that_a_call_changes_is_wrong_and_is_put_back() -> None:
     assert report.findings[0].name == "pure"
     assert "A call changes the default of past" in report.findings[0].detail
     assert _Appends.forward.__defaults__ == ([],)
-
-
-class _Returns(nn.Module):
-    """Causal attention that gives a matrix back beside its output."""
-
-    def __init__(self, dim: int, heads: int, what: str) -> None:
-        super().__init__()
-        self.heads, self.what = heads, what
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        b, t, d = x.shape
-        q, k, v = (y.view(b, t, self.heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
-        scores = q @ k.mT / (d // self.heads) ** 0.5
-        unmasked = scores.softmax(-1)
-        scores = scores.masked_fill(torch.ones(t, t).triu(1) > 0, float("-inf"))
-        weights = scores.softmax(-1)
-        returned = {"weights": weights, "mean": weights.mean(1), "scores": scores}
-        returned["unmasked"] = unmasked
-        output = self.out((weights @ v).transpose(1, 2).reshape(b, t, d))
-        return output, returned[self.what]
-
-
-@pytest.mark.parametrize("what", ["weights", "mean", "scores", "unmasked"])
-def test_returned_weights_are_those_that_met_the_values(what: str) -> None:
-    report = regard.check(_Returns, 24, 3, what, causal=True)
-    assert report.verdict == ("wrong" if what == "unmasked" else "right"), report
 
 
 def _near(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -279,17 +227,6 @@ def test_a_mask_of_pairs_that_is_turned_round_is_no_softmax_along_a_wrong_axis(
     report = regard.check(_Graph, is_turned=is_turned, args=args, causal=False)
     assert [finding.name for finding in report.faults] == names, report
     assert report.verdict == ("wrong" if names else "right"), report
-
-
-def _one_sample_at_a_time(query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
-    """query, key, value: (batch, tokens, dim); lengths: (batch,) of the keys."""
-    real = torch.arange(key.shape[0]) < lengths[:, None]
-    return nn.functional.scaled_dot_product_attention(query, key, value, real[:, None])
-
-
-def test_code_with_a_batch_in_its_docstring_is_not_read_without_one() -> None:
-    with pytest.raises(ValueError, match="fails on every input"):
-        regard.check(_one_sample_at_a_time)
 
 
 def _needs_its_mask(

@@ -249,27 +249,7 @@ def test_a_fill_that_float16_does_not_hold_is_told_where_it_stands_inside() -> N
     assert finding.code == "return scores.masked_fill(ahead, -1e9).float().softmax(-1) @ v"
 
 
-# One key for all heads, and a sum that divides last
-
-
-class SharedKey(nn.Module):
-    def __init__(self, scale: float = 0.5) -> None:
-        super().__init__()
-        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 4), nn.Linear(16, 16)
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in (self.q(x), self.v(x)))
-        k = self.k(x)[:, None].expand(-1, 4, -1, -1)
-        return ((q @ k.mT * self.scale).softmax(-1) @ v).transpose(1, 2).flatten(2)
-
-
-def test_one_key_for_all_heads_with_values_of_their_own_is_right() -> None:
-    assert regard.check(SharedKey()).ok
-
-
-def test_a_missing_scale_is_told_where_heads_share_a_key() -> None:
-    assert names(regard.check(SharedKey(1.0))) == {"no-scale"}
+# A sum that divides last
 
 
 def divided_last(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
@@ -331,11 +311,6 @@ def test_a_softmax_by_hand_is_right_in_whatever_order(core: Core, form: str) -> 
     assert {finding.name for finding in report.faults} <= broken
 
 
-def test_a_missing_scale_is_told_where_the_sum_divides_last() -> None:
-    report = regard.check(lambda q, k, v: divided_last(q, k, v, 1.0))
-    assert names(report) == {"no-scale"}
-
-
 @pytest.mark.parametrize("form", full_but({form: form for form in FORMS}, "module"))
 def test_an_exp_that_nothing_is_divided_by_is_no_verdict_and_is_named(form: str) -> None:
     def positive(x: Tensor) -> Tensor:
@@ -348,25 +323,3 @@ def test_an_exp_that_nothing_is_divided_by_is_no_verdict_and_is_named(form: str)
     report = checked(linear, form)
     assert report.verdict == "cannot tell"
     assert "no softmax of scores meets a value" in report.missing
-
-
-class Sink(Heads):
-    """gpt-oss: a logit for each head beside the keys, and the largest taken off before."""
-
-    def __init__(self) -> None:
-        super().__init__(self.with_sink)
-        self.sinks = nn.Parameter(torch.randn(4, 1, 1))
-
-    def with_sink(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        beside = self.sinks.expand(scores.shape[0], -1, scores.shape[2], 1)
-        every = torch.cat([scores, beside], -1)
-        every = every - every.max(-1, keepdim=True).values
-        return every.softmax(-1)[..., :-1] @ v
-
-
-@pytest.mark.parametrize("seed", [0, 13])  # with 13, scores of 37 are taken off a sink of 2
-def test_a_sink_from_which_the_largest_is_taken_off_is_right(seed: int) -> None:
-    torch.manual_seed(seed)
-    report = regard.check(Sink())
-    assert (report.ok, names(report)) == (True, set()), str(report)

@@ -116,43 +116,6 @@ def test_a_mistake_in_numpy_is_told() -> None:
     assert report.differences[0].detail == "scale: 1; the standard: 1/√8 = 0.3536."
 
 
-def softmax_by_numpy(scores: Any, axis: int = -1) -> Any:
-    weights = np.exp(scores - scores.max(axis, keepdims=True))
-    return weights / weights.sum(axis, keepdims=True)
-
-
-def summed_over_queries(q: Any, k: Any, v: Any) -> Any:
-    weights = softmax_by_numpy(np.einsum("hid,hjd->hij", q, k) / np.sqrt(q.shape[-1]))
-    return np.einsum("hij,hid->hjd", weights, v)
-
-
-def divided_over_queries(q: Any, k: Any, v: Any) -> Any:
-    weights = softmax_by_numpy(np.einsum("hid,hjd->hij", q, k) / np.sqrt(q.shape[-1]), 1)
-    return np.einsum("hij,hjd->hid", weights, v)
-
-
-def viewed_in_the_other_shape(q: Any, k: Any, v: Any) -> Any:
-    batch, tokens, dim = k.shape
-    keys = k.reshape(batch, dim, tokens)
-    weights = softmax_by_numpy(np.matmul(q, keys) / np.sqrt(dim))
-    return np.matmul(weights, v)
-
-
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        (summed_over_queries, "values-mixed-along-wrong-axis"),
-        (divided_over_queries, "softmax-wrong-axis"),
-        (viewed_in_the_other_shape, "keys-not-transposed"),
-    ],
-)
-def test_a_mistake_in_numpy_has_its_name(function: Callable[..., Any], name: str) -> None:
-    args = tuple(np.random.RandomState(0).randn(3, 4, 6, 8))
-    axes = None if "viewed" in function.__name__ else "heads tokens dim"
-    report = regard.check(function, args=args, axes=axes)
-    assert [finding.name for finding in report.faults] == [name], report
-
-
 def hidden(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = q @ k.mT / q.shape[-1] ** 0.5
     return scores.masked_fill(mask[:, None, None, :], float("-inf")).softmax(-1) @ v
@@ -323,34 +286,6 @@ def test_axes_of_heads_that_an_example_does_not_tell_are_said() -> None:
     assert regard.check(heads_third, args=args, axes="batch tokens heads dim").ok
     told = regard.check(heads_third, args=args, axes="batch heads tokens dim")
     assert [finding.name for finding in told.faults] == ["heads-and-tokens-exchanged"]
-
-
-class Decoder(nn.Module):
-    """Causal attention to its own tokens, then attention to frames."""
-
-    def __init__(self, *, is_masked: bool) -> None:
-        super().__init__()
-        self.is_masked = is_masked
-        self.own = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
-        self.cross = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
-
-    def forward(self, x: Tensor, xa: Tensor) -> Tensor:
-        q, k, v = (layer(x) for layer in self.own)
-        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=self.is_masked)
-        inputs = zip(self.cross, (x, xa, xa), strict=True)
-        return x + F.scaled_dot_product_attention(*(layer(own) for layer, own in inputs))
-
-
-@pytest.mark.parametrize(
-    ("is_masked", "frames", "verdict"),
-    [(True, 7, "right"), (True, 5, "right"), (False, 7, "wrong"), (False, 5, "wrong")],
-)
-def test_attention_to_another_sequence_need_not_be_causal(
-    is_masked: bool, frames: int, verdict: str
-) -> None:
-    args = torch.randn(2, 5, 16), torch.randn(2, frames, 16)
-    report = regard.check(Decoder, is_masked=is_masked, args=args, causal=True)
-    assert report.verdict == verdict, report
 
 
 def masked_pairs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, is_finite: bool) -> Tensor:

@@ -141,15 +141,6 @@ def test_a_softmax_over_queries_under_a_bias_is_named() -> None:
     assert report.faults[0].code.startswith("return biased(")
 
 
-def test_a_softmax_over_all_pairs_under_a_bias_is_named() -> None:
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = biased(q @ k.mT * q.shape[-1] ** -0.5)
-        return scores.flatten(-2).softmax(-1).view_as(scores) @ v
-
-    report = regard.check(attention)
-    assert [finding.name for finding in report.faults] == ["softmax-wrong-axis"]
-
-
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_weights_that_are_scaled_behind_the_softmax_have_no_name(factor: float) -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -160,30 +151,3 @@ def test_weights_that_are_scaled_behind_the_softmax_have_no_name(factor: float) 
     report = regard.check(attention)
     assert [finding.name for finding in report.faults] == ["weights"]
     assert f"The weights of each query sum to {factor:.4g}; they should sum to 1." in str(report)
-
-
-class Distances(nn.Module):
-    """No scale, and a bias by distance, which is learned or not."""
-
-    def __init__(self, table: Tensor, *, is_learned: bool) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(16, 48)
-        self.table = nn.Parameter(table) if is_learned else table
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        places = torch.arange(x.shape[-2])
-        bias = self.table[(places - places[:, None]).clamp(-10, 10) + 10]
-        return (q @ k.mT + bias).softmax(-1) @ v
-
-
-TABLES = {"begun": torch.linspace(-1, 1, 21), "of zeros": torch.zeros(21)}
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_no_scale_beside_a_bias_by_distance_is_different_and_right_if_it_is_expected(
-    table: str,
-) -> None:
-    layer = Distances(TABLES[table], is_learned=table == "of zeros")
-    assert [finding.name for finding in regard.check(layer).differences] == ["no-scale"]
-    assert regard.check(layer, expect=regard.spec(scale=1.0)).verdict == "right"

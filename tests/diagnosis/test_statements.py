@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import regard
 
@@ -145,64 +144,3 @@ def test_learned_keys_are_no_tokens() -> None:
     report = regard.check(Latents(learns_keys=True), args=(torch.randn(2, 7, 24),))
     assert report.verdict == "cannot tell", report
     assert "keys or values follow from no token" in report.missing
-
-
-class TwoProducts(nn.Module):
-    """Scores that are the sum of two products, as in multi-head latent attention."""
-
-    def __init__(self, factor: float = 1.0) -> None:
-        super().__init__()
-        self.q, self.kv, self.factor = nn.Linear(24, 36), nn.Linear(24, 52), factor
-        self.out = nn.Linear(24, 24)
-
-    def forward(self, x: Tensor) -> Tensor:
-        shared, *kv = self.kv(x).split([4, 24, 24], -1)
-        q = self.q(x).unflatten(-1, (3, 12)).transpose(1, 2)
-        k, v = (t.unflatten(-1, (3, 8)).transpose(1, 2) for t in kv)
-        own, common = q.split([8, 4], -1)
-        scores = own @ k.mT + common @ (self.factor * shared[:, None].mT)
-        weights = (scores / 12**0.5).softmax(-1)
-        return self.out((weights @ v).transpose(1, 2).flatten(2))
-
-
-def test_a_sum_of_two_products_is_one_product() -> None:
-    layers = nn.Sequential(TwoProducts(), Attention(), TwoProducts())
-    for code in (TwoProducts(), layers):
-        report = regard.check(code, expect=regard.spec(causal=regard.ANY, heads=3))
-        assert report.ok, report
-    assert "3 heads of 12" in str(regard.check(TwoProducts()).computes)
-
-
-def streaming(first: int, window: int) -> Any:
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys = torch.arange(k.shape[-2])
-        away = keys[:, None] - keys
-        seen = (away >= 0) & ((away < window) | (keys < first))
-        return ((q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)).softmax(-1) @ v
-
-    return attend
-
-
-def test_the_first_keys_beside_a_window_are_told() -> None:
-    report = regard.check(streaming(2, 4), expect=regard.spec(causal=True, window=regard.ANY))
-    assert report.ok, report
-    assert "a window of 4 keys and the first 2 keys" in str(report.computes)
-    assert not regard.check(streaming(2, 4), expect=regard.spec(causal=True, window=4)).ok
-
-
-@pytest.mark.parametrize(("back", "verdict"), [(2, "different"), (0, "wrong")])
-def test_keys_by_position_of_one_length_are_told(back: int, verdict: str) -> None:
-    class Rolled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.qkv = nn.Linear(24, 72)
-
-        def forward(self, x: Tensor) -> Tensor:
-            assert x.shape[1] % 4 == 0, "the length must be a multiple of the window"
-            q, k, v = (t.roll(-2, 1).unflatten(1, (-1, 4)) for t in self.qkv(x).chunk(3, -1))
-            output = functional.scaled_dot_product_attention(q, k, v).flatten(1, 2)
-            return output.roll(back, 1)
-
-    report = regard.check(Rolled(), args=(torch.randn(2, 12, 24),))
-    assert report.verdict == verdict, report
-    assert "4 keys of each query, by position" in str(report.computes)

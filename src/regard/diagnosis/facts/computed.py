@@ -75,11 +75,6 @@ class Computed:
     runs: int
     specimen: Specimen
 
-    @property
-    def is_told(self) -> bool:
-        """True if all could be read, or what could not shows mistakes."""
-        return self.unread is None or bool(self.unread.mistakes)
-
 
 def computed(specimens: Sequence[Specimen]) -> Computed:
     """Return the statements about code, for the first reading of its arguments that has them.

@@ -1,5 +1,6 @@
 """From an example call to what the laws are tried on: the meaning of arguments and axes."""
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,13 +20,12 @@ from regard.diagnosis.inputs.signature import (
     arguments_of,
     axis_of_heads,
     definition_of,
-    docstrings_of,
     is_cache,
     meaning_of_name,
     signature_of,
 )
 from regard.diagnosis.inputs.specimen import Slot, Specimen
-from regard.diagnosis.inputs.subject import source_of
+from regard.diagnosis.inputs.subject import quiet, source_of
 
 __all__ = ["example_specimens"]
 
@@ -33,9 +33,6 @@ _WORDS = {
     "b": re.compile(r"^(b|n|bs|bsz|batch|batch_size|samples?)$"),
     "t": re.compile(r"^(t|l|s|q|k|tokens?|seq|seq_len|length|len|time|steps?|q_len|kv_len)$"),
 }
-_HEADS_FIRST = re.compile(
-    r"(?i)[(\[](h|nh|(n_?|num_?)?heads?), *(n_)?(t|l|s|n|tokens?|seq\w*|len\w*),"
-)
 _NOT_CONTENT = re.compile(
     r"mask|bias|cos|sin|freq|rope|rotary|pos|table|slope|alibi|cache|past|scale|temp|weight|w_|len"
     r"|seqlen|offset|index|_idx|idx_"
@@ -268,9 +265,9 @@ def _guessed(
     if first.ndim == 3:
         if isinstance(thing, nn.MultiheadAttention):
             return [("b", "t", -3) if thing.batch_first else ("t", "b", -3)]
-        # Queries and keys of other lengths, in batches of equal size.
-        if any(map(_HEADS_FIRST.search, docstrings_of(thing))):
+        if _merges_heads(thing, first, bound):
             return [(-2, "t", -4)]
+        # Queries and keys of other lengths, in batches of equal size.
         others = [tuple(_tensor(bound[name]).shape) for name in contents]
         is_second = any(n != first.shape[0] and m == first.shape[1] for n, m, *_ in others)
         return [("t", "b", -3) if is_second else ("b", "t", -3)]
@@ -282,6 +279,15 @@ def _guessed(
         behind = first.shape[-1] > first.shape[1]
         return [("b", "t", "t", -4) if behind else ("b", -2, "t", "t")]
     return [("b", *range(-2, -1 - first.ndim, -1))]
+
+
+def _merges_heads(thing: Callable[..., Any], first: Tensor, bound: Mapping[str, Any]) -> bool:
+    """Return True if (heads, tokens, dim) give (tokens, heads · dim)."""
+    with suppress(Exception), quiet():  # somebody's code may raise anything
+        [output] = as_tensors(thing(**copy.deepcopy(dict(bound))))
+        heads, tokens, dim = first.shape
+        return tuple(output.shape) == (tokens, heads * dim)
+    return False
 
 
 def _segments(bound: Mapping[str, Any], tokens: int) -> tuple[int, ...]:

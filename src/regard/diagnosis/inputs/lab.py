@@ -81,16 +81,12 @@ class Lab:
     Attributes:
         specimen: the code with its arguments.
         notes: what was noticed that is no fault, in sentences.
-        readings: how masks were read, in words.
         changed_defaults: names of arguments whose default a call has changed.
-        outcomes: the results of the laws that were tried, by name.
     """
 
     specimen: Specimen
     notes: list[str] = field(default_factory=list[str])
-    readings: list[str] = field(default_factory=list[str])
     changed_defaults: set[str] = field(default_factory=set[str])
-    outcomes: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @cached_property
     def _exact(self) -> Callable[..., Any]:

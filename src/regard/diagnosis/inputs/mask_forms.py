@@ -49,16 +49,6 @@ class Form:
         """Return True if the mask says something of each token, and not of each pair."""
         return self.axes in ("lengths", "keys", "keys4")
 
-    @property
-    def words(self) -> str:
-        """Return what the mask means, in words."""
-        if self.axes == "lengths":
-            return self.argument
-        if self.kind == "added":
-            return f"{self.argument}: added to the scores"
-        value = "True" if self.kind == "bool" else "1"
-        return f"{self.argument}: {value} {'allows' if self.keeps else 'hides'} a key"
-
     def slot(self) -> Slot:
         """Return an argument that hides nothing."""
         axes = _AXES[self.axes]

@@ -20,7 +20,6 @@ from regard.diagnosis.inputs.signature import (
     arguments_of,
     axis_of_heads,
     definition_of,
-    docstrings_of,
     signature_of,
 )
 from regard.diagnosis.inputs.specimen import Slot, Specimen
@@ -49,7 +48,6 @@ _SECOND = re.compile(
     r"|\((t|l|s|n|time|tokens|seq\w*|length|len)[ \t]*,[ \t]*(b|n|bs|bsz|batch\w*)[ \t]*,",
     re.IGNORECASE | re.MULTILINE,
 )
-_BATCH_FIRST = re.compile(r"[(\[](b|bs|bsz|batch|batch_size|batch size)[ \t]*,", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +116,7 @@ class Thing:
             return ["tbd", "td"]
         if _SECOND.search(self.source):
             others.append("tbd")
-        has_batch = any(map(_BATCH_FIRST.search, docstrings_of(self.call)))
-        return [*found, *([] if has_batch else ["td"]), *others]
+        return [*found, "td", *others]
 
     @property
     def widths(self) -> list[int]:

@@ -16,7 +16,6 @@ __all__ = [
     "arguments_of",
     "axis_of_heads",
     "definition_of",
-    "docstrings_of",
     "is_cache",
     "is_tried_flag",
     "meaning_of_name",
@@ -99,13 +98,6 @@ def definition_of(thing: object) -> Any:
 def signature_of(call: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a function, or of a module's ``forward``."""
     return inspect.signature(call.forward if isinstance(call, nn.Module) else call)
-
-
-def docstrings_of(call: Callable[..., Any]) -> list[str]:
-    """Return the docstrings of a function, or of a module's class and its ``forward``."""
-    target = definition_of(call)
-    found = (target.__doc__, getattr(getattr(target, "forward", None), "__doc__", None))
-    return [text for text in found if text]
 
 
 def arguments_of(

@@ -1,9 +1,8 @@
 """Laws about calls: any size runs, nothing changes, samples stay apart."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -161,7 +160,7 @@ def _not_finite(run: Run, batch: int, tokens: int) -> Breach | None:
     )
 
 
-def breach_of_nan(run: Run, says: str, extra: Mapping[str, Any] | None = None) -> Breach:
+def breach_of_nan(run: Run, says: str) -> Breach:
     """Return the breach of a run whose numbers are not finite, at the operation that begins it.
 
     A softmax of -inf alone has no key to attend to; one of inf has masked keys that are inf.
@@ -169,7 +168,6 @@ def breach_of_nan(run: Run, says: str, extra: Mapping[str, Any] | None = None) -
     Args:
         run: with its steps.
         says: what is not finite, in a sentence.
-        extra: arguments by name of the call.
     """
     step = next(filter(_begins, run.steps), None)
     scores = next(iter(tensors_in(step.args)), None) if step is not None else None
@@ -180,7 +178,7 @@ def breach_of_nan(run: Run, says: str, extra: Mapping[str, Any] | None = None) -
         elif bool((scores == -torch.inf).all(int(step.args[1])).any()):
             kind = "nan-rows"
     place = None if step is None else step.place
-    return Breach(says, place, kind=kind, extra=extra or {})
+    return Breach(says, place, kind=kind)
 
 
 def _begins(step: Step) -> bool:
@@ -353,7 +351,7 @@ class Samples(Law):
                     f"Sample {b + 1} differs by {most:.3g} between alone and in a batch of 2.",
                     kind="attends-across-batch",
                 )
-        return self._order(lab) or self._windows(lab)
+        return self._order(lab)
 
     @staticmethod
     def _order(lab: Lab) -> Breach | None:
@@ -372,24 +370,6 @@ class Samples(Law):
         names = " and ".join(slot.name for slot in own)
         kind = "mask-of-another-sample" if all(slot.meaning for slot in own) else "order"
         return Breach(f"Two samples that change places, with {names}, change numbers.", kind=kind)
-
-    @staticmethod
-    def _windows(lab: Lab) -> Breach | None:
-        """Compare a mask for each window of an image with one for each sample."""
-        s = lab.specimen
-        contents = s.contents(s.batch, s.tokens)
-        for slot in s.slots:
-            count = slot.value.shape[0] if slot.kind == "given" and slot.axes[:1] == ("b",) else 1
-            if not 1 < count < s.batch:
-                continue
-            few = {slot.name: slot.constant(count, s.tokens)}
-            if differs(lab.run(contents, extra=few).rows, lab.run(contents).rows).any():
-                return Breach(
-                    f"{s.batch} samples do not take the {count} parts of {slot.name} in turns, "
-                    "as the windows of images that stand one after another.",
-                    is_definite=False,
-                )
-        return None
 
 
 def ignores_order(lab: Lab) -> bool:

@@ -34,7 +34,7 @@ _NEEDS = {
 
 
 def judged(lab: Lab, laws: Sequence[Law]) -> list[Result]:
-    """Return the result of each law; a lab tries each of them once."""
+    """Return the result of each law."""
     results: list[Result] = []
     broken: set[str] = set()
     for law in laws:
@@ -42,9 +42,7 @@ def judged(lab: Lab, laws: Sequence[Law]) -> list[Result]:
         if needed:
             results.append(Result(law, reason=f"The law {needed[0]!r} is broken."))
             continue
-        if law.name not in lab.outcomes:
-            lab.outcomes[law.name] = _tried(law, lab)
-        result = lab.outcomes[law.name]
+        result = _tried(law, lab)
         if result.breach is not None:
             broken.add(law.name)
         results.append(result)

@@ -1,9 +1,8 @@
 """A law of attention, and the results of trying one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -28,10 +27,7 @@ class Breach:
         place: the line of the first operation that breaks the law; None where none can be told.
         pair: two small matrices that should agree; None where the sentence says all.
         is_definite: no other kind of attention gives these numbers, either.
-        kind: tells apart the ways in which one law is broken: the name in the catalogue of the one
-            mistake that gives it, or another word.
-        numbers: that were measured, what they are depends on the kind.
-        extra: arguments by name of the call that broke the law.
+        kind: the name in the catalogue of the mistake that breaks the law; another word for none.
     """
 
     says: str
@@ -39,8 +35,6 @@ class Breach:
     pair: Pair | None = None
     is_definite: bool = True
     kind: str = ""
-    numbers: tuple[float, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Law(ABC):

@@ -87,14 +87,14 @@ class _Trial:
                 says = (
                     f"Under a mask {count} of {rows.shape[0] * rows.shape[1]} rows are not finite."
                 )
-                return breach_of_nan(self._run(self.contents, extra, keeps=True), says, extra)
+                return breach_of_nan(self._run(self.contents, extra, keeps=True), says)
             says = self._moved(form, keep[:, 0], rows, extra)
             # Behind padding at the start positions may be others.
             is_free = not at_start or self.side == "start" or self._is_shift_invariant()
             if says is None and is_free:
                 says = self._alone(form, keep, rows)
             if says is not None:
-                return Breach(says, extra=extra)
+                return Breach(says)
         return None
 
     def _keys(self, *, at_start: bool) -> Tensor:
