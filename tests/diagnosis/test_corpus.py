@@ -72,6 +72,7 @@ UNNAMED = {
     "15_sdpa_mask_of_rows": "a number added to a whole row changes no weight",
     "notebook_001_last_cell": "it runs with as many tokens as columns alone",
     "27_sum_over_queries": "values that are multiplied element by element",
+    "27_weights_times_columns": "values that are multiplied element by element",
     "27_weights_last_axis_summed_first": "values that are multiplied element by element",
     "pair_split_and_merged_by_view": "behind heads that are split wrongly no merge is read",
     "numpy_default_axis": "the projections of a NumPy function cannot be seen",

@@ -171,7 +171,12 @@ class _Cells:
         trace = traced(run, (given,), {}, (given,))
         if any(step.name in _DROPS for step in trace.steps):
             return
-        for attention in (*trace.attentions, *trace.changed)[:_MOST_PRODUCTS]:
+        attentions = [
+            attention
+            for attention in (*trace.attentions, *trace.changed)
+            if trace.steps[attention.at].depends and not trace.steps[attention.at].projects
+        ]
+        for attention in attentions[:_MOST_PRODUCTS]:
             place = storage_key(attention.live)
             at = [n for n, value in enumerate(values) if storage_key(value) == place]
             if at:

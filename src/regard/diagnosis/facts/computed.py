@@ -144,7 +144,7 @@ class _Search:
                 failures.append(error)
             except Exception as error:  # noqa: BLE001  # it may not take so many tokens
                 failures.append(error)
-        raise failures[0]
+        raise next((error for error in failures if isinstance(error, Unread)), failures[0])
 
     def _facts(self, base: Run) -> list[Facts]:
         """Return the facts of all attentions of the run, with their surroundings and lines."""

@@ -169,7 +169,9 @@ def _others(visible: Tensor) -> list[Pattern]:
     """Return the patterns with the sizes that the first and the last row tell."""
     size = int(visible[:, 0].sum())
     first = int(visible[0].sum())
-    others: list[Pattern] = [Chunks(size, causal=False), Chunks(size, causal=True), Prefix(first)]
+    others: list[Pattern] = [Prefix(first)]
+    if size:
+        others += [Chunks(size, causal=False), Chunks(size, causal=True)]
     hidden = (~visible[-1]).nonzero()
     # The first row may see its own key alone where others do not see theirs; or so the last row.
     first_keys, last_keys = visible[0].nonzero().flatten(), visible[-1].nonzero().flatten()

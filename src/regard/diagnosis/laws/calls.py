@@ -41,7 +41,7 @@ class Runs(Law):
         if (overflow := lab.overflow(contents, {})) is not None:
             return Breach(*overflow, kind="mask-fill-value")
         first = lab.run(contents, is_double=False, keeps=True)
-        found = _not_finite(first, s.batch, s.tokens)
+        found = _not_finite(first, s, s.batch, s.tokens)
         if found is not None:
             return found
         if (turned := self._turned(lab)) is not None:
@@ -61,7 +61,7 @@ class Runs(Law):
                     continue
                 said = f"{_sized(batch, tokens)}: {in_words(error)}."
                 return Breach(said, place_of(error), kind="raises")
-            found = _not_finite(run, batch, tokens)
+            found = _not_finite(run, s, batch, tokens)
             if found is not None:
                 return found
             if lab.has_batch and run.rows.shape[0] != batch:
@@ -150,14 +150,15 @@ def _sized(batch: int, tokens: int) -> str:
     return f"{samples} of {tokens} tokens" if tokens > 1 else f"{samples} of one token"
 
 
-def _not_finite(run: Run, batch: int, tokens: int) -> Breach | None:
+def _not_finite(run: Run, s: Specimen, batch: int, tokens: int) -> Breach | None:
     wrong = int((~run.rows.isfinite()).sum())
     if not wrong:
         return None
-
-    return breach_of_nan(
-        run, f"{_sized(batch, tokens)}: {wrong} of {run.rows.numel()} numbers are NaN or infinite."
-    )
+    says = f"{_sized(batch, tokens)}: {wrong} of {run.rows.numel()} numbers are NaN or infinite."
+    # A mask whose meaning is unknown may hide all keys where it should hide none.
+    passed = {slot.name for slot in s.slots if slot.kind in ("filled", "lengths")}
+    known = [form.is_sure for form, *_ in s.forms if form.argument in passed]
+    return replace(breach_of_nan(run, says), is_definite=all(known))
 
 
 def breach_of_nan(run: Run, says: str) -> Breach:

@@ -29,6 +29,7 @@ _NEEDS = {
     "padding": ("runs", "pure", "samples"),
     "cache": ("runs", "pure"),
     "gradient": ("pure",),
+    "large": ("runs",),
     "training": ("pure", "samples"),
 }
 
