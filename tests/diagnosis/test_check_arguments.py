@@ -135,10 +135,10 @@ def test_numbers_that_are_added_to_the_scores_are_a_mask() -> None:
     assert "mask is added to the scores" in str(report)
 
 
-def test_a_mask_that_follows_no_rule_is_no_verdict() -> None:
+def test_a_mask_that_follows_no_rule_is_asked_for() -> None:
     report = regard.check(_shifted)
     assert report.verdict == "cannot tell", report
-    assert "mask" in report.missing
+    assert "pass means={'mask': 'True keeps'}" in report.missing
 
 
 class _Cross(nn.Module):

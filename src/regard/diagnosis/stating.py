@@ -61,7 +61,8 @@ def stated(formulas: Computed, intention: Intention) -> Report:
     if unread is not None:
         missing = [
             f"It could be read up to the {computes.stage}: {computes.reason}.",
-            *(f"{r.breach.says}" for r in results if r.breach is not None),
+            *(result.breach.says for result in results if result.breach is not None),
+            *(_ASKED.format(form.argument) for form, *_ in lab.specimen.forms if not form.is_sure),
             *missing,
         ]
         missing = [] if has_fault else missing
@@ -76,6 +77,7 @@ def stated(formulas: Computed, intention: Intention) -> Report:
     )
 
 
+_ASKED = "Nothing says what {0} means: pass means={{{0!r}: 'True keeps'}}, or 'True hides'."
 _ORDER = ("fault", "difference", "note")
 
 
