@@ -65,8 +65,13 @@ class Cache(Law):
             whole = lab.run(contents).rows
         except Exception as error:
             raise NotTried(f"Without a cache it raises {type(error).__name__}.") from error
-        is_causal = self._is_causal(lab, contents, whole)
-        pieces = _Pieces(lab, caches, flags, starts)
+        return self._in_pieces(lab, contents, whole, _Pieces(lab, caches, flags, starts))
+
+    def _in_pieces(
+        self, lab: Lab, contents: Contents, whole: Tensor, pieces: "_Pieces"
+    ) -> Breach | None:
+        """Compare the last rows with those of pieces of several sizes."""
+        s, is_causal = lab.specimen, self._is_causal(lab, contents, whole)
         splits = ((1, 1), (2,), (1,) * (s.tokens - 1)) if is_causal else ((1, 1),)
         for sizes in splits:
             try:
