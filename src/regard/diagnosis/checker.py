@@ -296,7 +296,7 @@ def _report(code: Thing, intention: Intention) -> Report:
         return report
     formulas = computed(readings)
     report = stated(formulas, intention)
-    if [fault.name for fault in report.faults] == ["runs"]:
+    if formulas.unread is not None and [fault.name for fault in report.faults] == ["runs"]:
         report = _of_one_query(code, intention) or report
     if report.faults or formulas.unread is not None:
         return report
