@@ -106,7 +106,7 @@ def _law_findings(results: Sequence[Result], formulas: Computed) -> list[Finding
             place = breach.place or _line_of(breach.kind, formulas)
             finding = finding_of(fault(breach.kind), place, breach.says, breach.pair)
             findings.setdefault(breach.kind, finding)
-        if breach.kind == "raises" or findings and law.name in ("runs", "samples"):
+        if breach.kind == "raises" or (findings and law.name in ("runs", "samples")):
             break  # what follows says little
     return [*findings.values()] or [_of_law(law, breach) for law, breach in certain[:1]]
 
