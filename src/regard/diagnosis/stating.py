@@ -103,8 +103,8 @@ def _law_findings(results: Sequence[Result], formulas: Computed) -> list[Finding
     findings: dict[str, Finding] = {}
     for law, breach in certain:
         if is_mistake(breach.kind):
-            place = breach.place or _line_of(breach.kind, formulas)
-            finding = finding_of(fault(breach.kind), place, breach.says, breach.pair)
+            line = breach.place or _line_of(breach.kind, formulas)
+            finding = finding_of(fault(breach.kind), line, breach.says, breach.pair)
             findings.setdefault(breach.kind, finding)
         if breach.kind == "raises" or (findings and law.name in ("runs", "samples")):
             break  # what follows says little
@@ -120,16 +120,16 @@ def _of_influence(lab: Lab, intention: Intention, unread: Unread) -> list[Findin
         seen = lab.influence
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return []
-    place = _place(unread.line)
+    line = _place(unread.line)
     if seen.shape[0] == seen.shape[1] and bool(seen.triu(1).any()):
-        return [finding_of(fault("not-causal"), place, "")]
+        return [finding_of(fault("not-causal"), line, "")]
     has_masks = any(not slot.source and slot.kind != "fixed" for slot in s.slots)
     hidden = (~seen).tril()
     if expected is None or expected.window is not None or has_masks or not bool(hidden.any()):
         return []
     row, token = (int(n) + 1 for n in hidden.nonzero()[0])
     says = f"mask: token {token} does not move output {row}; expected: causal, without a window."
-    return [finding_of(Fault("mask", says, ""), place, "")]
+    return [finding_of(Fault("mask", says, ""), line, "")]
 
 
 def _line_of(mistake: str, formulas: Computed) -> Place | None:
@@ -152,10 +152,12 @@ def _notes(lab: Lab, formulas: Computed) -> list[Finding]:
     notes: list[Finding] = []
     if not s.has_batch and not s.is_example and not _takes_batch(s):
         run = lab.run(s.contents(s.batch, s.tokens), keeps=True)
-        own = {*addresses(run.parameters)}
-        place = first_place(run.steps, lambda x: turns_all_axes(x) and own.isdisjoint(x.reads))
-        name = "unbatched-only" if place is None else "transpose-of-batch"
-        notes.append(finding_of(fault(name), place or _line_of(name, formulas), ""))
+        parameters = {*addresses(run.parameters)}
+        transposed_at = first_place(
+            run.steps, lambda x: turns_all_axes(x) and parameters.isdisjoint(x.reads)
+        )
+        name = "unbatched-only" if transposed_at is None else "transpose-of-batch"
+        notes.append(finding_of(fault(name), transposed_at or _line_of(name, formulas), ""))
     facts = [statement.facts for statement in formulas.statements]
     is_free = s.has_batch and not (s.causal or s.masks or s.is_fixed) and lab.model is not None
     if is_free and all(str(each.mask) == "every key" for each in facts) and ignores_order(lab):

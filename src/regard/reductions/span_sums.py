@@ -36,8 +36,8 @@ def span_sums(numbers: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
     total = numbers.new_zeros((*numbers.shape[:-1], len(spans)))
     while numbers.shape[-1]:
         left = start < stop
-        for taken, place in ((left & (start % 2 == 1), start), (left & (stop % 2 == 1), stop - 1)):
-            at = place.where(taken, 0).to(numbers.device, non_blocking=True)
+        for taken, index in ((left & (start % 2 == 1), start), (left & (stop % 2 == 1), stop - 1)):
+            at = index.where(taken, 0).to(numbers.device, non_blocking=True)
             chosen = taken.to(numbers.device, non_blocking=True)
             total = total + torch.where(chosen, numbers[..., at], 0.0)
         start, stop = (start + 1) // 2, stop // 2

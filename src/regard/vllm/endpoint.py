@@ -166,11 +166,11 @@ class Endpoint:
                 stopped = await asyncio.shield(call("regard_stop", args=(name,)))
         await asyncio.to_thread(requests.read, stopped)
         each = [SimpleNamespace(token_ids=answers[index]) for index in sorted(answers)]
-        whole = SimpleNamespace(request_id=name, prompt_token_ids=read, outputs=each)
+        finished = SimpleNamespace(request_id=name, prompt_token_ids=read, outputs=each)
         for index in range(len(each)):
-            seen = await asyncio.to_thread(requests.__getitem__, (whole, index))
-            place = path if len(each) == 1 else path.with_suffix(f".{index}.safetensors")
-            await asyncio.to_thread(seen.save, place)
+            seen = await asyncio.to_thread(requests.__getitem__, (finished, index))
+            target = path if len(each) == 1 else path.with_suffix(f".{index}.safetensors")
+            await asyncio.to_thread(seen.save, target)
 
 
 _OTHER_TOKEN = (

@@ -540,10 +540,10 @@ class Mean(regard.Reduction):
 
 def test_the_kernels_give_a_users_own_statistic_and_its_gradient(interpreted: None) -> None:
     leaves = [torch.randn(2, 9, 4, requires_grad=True) for _ in range(2)]
-    found: list[torch.Tensor] = []
+    answers: list[torch.Tensor] = []
     for name, dtype in (("triton", torch.float32), ("dense", torch.float64)):
         pair = (leaf.to(dtype) for leaf in leaves)
         answer = regard.attend(*pair, mask=regard.Causal()).reduce(Mean(), backend=name)
         gradients = torch.autograd.grad(answer.square().sum(), leaves)
-        found.append(torch.cat([each.double().flatten() for each in (answer, *gradients)]))
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+        answers.append(torch.cat([each.double().flatten() for each in (answer, *gradients)]))
+    torch.testing.assert_close(*answers, rtol=1e-5, atol=1e-5)

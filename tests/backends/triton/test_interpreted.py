@@ -121,8 +121,8 @@ KEY_SPANS = [(0, 37), (36, 37), (3, 20)]
 
 
 def _run_rows(x: Operands) -> dict[str, Tensor]:
-    found = Launch(x).rows(mean_shifted=True)._asdict()
-    return {name: x for name, x in found.items() if isinstance(x, Tensor)}
+    statistics = Launch(x).rows(mean_shifted=True)._asdict()
+    return {name: x for name, x in statistics.items() if isinstance(x, Tensor)}
 
 
 def _twin_rows(x: Operands, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -80,20 +80,20 @@ class Request:
     def divergences(self) -> "list[tuple[Request, _Divergences]]":
         """The other matrix of each divergence, and its answers."""
         found: list[tuple[Request, _Divergences]] = []
-        for place, divergence in enumerate(self.needs.divergences):
-            start = f"{place} "
+        for number, divergence in enumerate(self.needs.divergences):
+            start = f"{number} "
             kept = {
                 name.removeprefix(start): each
                 for name, each in self.kept.items()
                 if name.startswith(start)
             }
             source = cast(QueryKeyScores, divergence.source)
-            other = Request(source, divergence.mask, Needs(), self.graded, kept)
+            compared = Request(source, divergence.mask, Needs(), self.graded, kept)
             if kept:
                 answers = _Divergences(kept["divergence"], kept.get("half"))
             else:
-                answers = self._diverge(divergence, other)
-            found.append((other, answers))
+                answers = self._diverge(divergence, compared)
+            found.append((compared, answers))
         return found
 
     def _diverge(self, divergence: Divergence, other: "Request") -> "_Divergences":
@@ -194,14 +194,14 @@ class Request:
         if needs.keys:
             answers["visible_keys"] = self.launch.visible_keys(norms)
         between()
-        for place, each in enumerate(needs.sums):
-            answers[f"sums {place}"] = self._sums(each)
+        for number, each in enumerate(needs.sums):
+            answers[f"sums {number}"] = self._sums(each)
         between()
-        for place, operand in enumerate(needs.operands):
+        for number, operand in enumerate(needs.operands):
             across = _four_axes(operand, self.launch.given.shape)
-            answers[f"operands {place}"] = self.launch.transposed_product(norms, across)
-        for place, (_, divergence) in enumerate(self.divergences):
-            answers[f"divergences {place}"] = divergence.numbers
+            answers[f"operands {number}"] = self.launch.transposed_product(norms, across)
+        for number, (_, divergence) in enumerate(self.divergences):
+            answers[f"divergences {number}"] = divergence.numbers
         between()
         leading = self.source.shape[:-2]
         return {name: each.reshape(*leading, *each.shape[2:]) for name, each in answers.items()}
@@ -219,12 +219,12 @@ class Request:
             numbers = (gradient if factor is None else gradient * factor).contiguous()
             last_axes = numbers.shape[len(self.source.shape) - 2 :]
             numbers = numbers.view(*self.launch.given.shape[:2], *last_axes)
-            kind, _, place = name.partition(" ")
+            kind, _, number = name.partition(" ")
             if kind == "divergences":
-                self._add_divergence(by_id, int(place), numbers)
+                self._add_divergence(by_id, int(number), numbers)
             else:
                 derivatives = derivatives or Derivatives(self.launch, self.rows)
-                self._add(derivatives, kind, int(place or 0), numbers)
+                self._add(derivatives, kind, int(number or 0), numbers)
         if derivatives is not None:
             self._add_gradients(by_id, derivatives)
         if factor is not None:

@@ -31,7 +31,7 @@ class WholeMatrix(RowStatistics):
             numbers[name].unbind(-1) if name in numbers else () for name in ("diagonals", "columns")
         )
         self._sums = {
-            of.spans(shape): numbers[f"sums {place}"] for place, of in enumerate(needs.sums)
+            of.spans(shape): numbers[f"sums {position}"] for position, of in enumerate(needs.sums)
         }
 
     @property
@@ -76,8 +76,8 @@ class WholeMatrix(RowStatistics):
         raise AssertionError("fused kernels give the products with values")
 
     def transposed_product(self, operand: Tensor) -> Tensor:
-        place = next(n for n, each in enumerate(self._needs.operands) if each is operand)
-        return self._numbers[f"operands {place}"]
+        position = next(n for n, each in enumerate(self._needs.operands) if each is operand)
+        return self._numbers[f"operands {position}"]
 
     def window(self, rows: slice, columns: slice) -> Tensor:
         keys = range(self.shape[-1])[columns]
@@ -85,8 +85,8 @@ class WholeMatrix(RowStatistics):
         return torch.stack(numbers, -1)[..., rows, :]
 
     def divergence(self, of: object) -> Tensor | None:
-        place = next(n for n, each in enumerate(self._needs.divergences) if each is of)
-        return self._numbers[f"divergences {place}"]
+        position = next(n for n, each in enumerate(self._needs.divergences) if each is of)
+        return self._numbers[f"divergences {position}"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def with_gradient(
 
     The sweep can then compute what a GPU has no memory for.
     """
-    kind, _, place = name.partition(" ")
+    kind, _, position = name.partition(" ")
     match kind:
         case "logsumexp":
             yield LogSumExp(), gradient
@@ -129,11 +129,11 @@ def with_gradient(
             for number, key in enumerate(needs.columns):
                 yield Window(range(shape[-2]), range(key, key + 1)), gradient[..., number, None]
         case "sums":
-            yield needs.sums[int(place)], gradient
+            yield needs.sums[int(position)], gradient
         case "operands":
-            yield TransposedOutput(needs.operands[int(place)]), gradient
+            yield TransposedOutput(needs.operands[int(position)]), gradient
         case _:
-            yield needs.divergences[int(place)], gradient
+            yield needs.divergences[int(position)], gradient
 
 
 def _rows_on(offset: int, shape: torch.Size) -> slice:

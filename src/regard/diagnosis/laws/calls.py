@@ -41,9 +41,9 @@ class Runs(Law):
         if (overflow := lab.overflow(contents, {})) is not None:
             return Breach(*overflow, kind="mask-fill-value")
         first = lab.run(contents, is_double=False, keeps=True)
-        found = _not_finite(first, s, s.batch, s.tokens)
-        if found is not None:
-            return found
+        violation = _not_finite(first, s, s.batch, s.tokens)
+        if violation is not None:
+            return violation
         if (turned := self._turned(lab)) is not None:
             return turned
         lab.notes += _notes_on_arguments(s)
@@ -61,9 +61,9 @@ class Runs(Law):
                     continue
                 said = f"{_sized(batch, tokens)}: {in_words(error)}."
                 return Breach(said, place_of(error), kind="raises")
-            found = _not_finite(run, s, batch, tokens)
-            if found is not None:
-                return found
+            violation = _not_finite(run, s, batch, tokens)
+            if violation is not None:
+                return violation
             if lab.has_batch and run.rows.shape[0] != batch:
                 return Breach(f"{_sized(batch, tokens)} gave {run.rows.shape[0]} samples.")
         axes = next(iter(s.sources.values())).axes
@@ -157,8 +157,8 @@ def _not_finite(run: Run, s: Specimen, batch: int, tokens: int) -> Breach | None
     says = f"{_sized(batch, tokens)}: {wrong} of {run.rows.numel()} numbers are NaN or infinite."
     # A mask whose meaning is unknown may hide all keys where it should hide none.
     passed = {slot.name for slot in s.slots if slot.kind in ("filled", "lengths")}
-    known = [form.is_sure for form, *_ in s.forms if form.argument in passed]
-    return replace(breach_of_nan(run, says), is_definite=all(known))
+    are_known = [form.is_sure for form, *_ in s.forms if form.argument in passed]
+    return replace(breach_of_nan(run, says), is_definite=all(are_known))
 
 
 def breach_of_nan(run: Run, says: str) -> Breach:
@@ -178,8 +178,8 @@ def breach_of_nan(run: Run, says: str) -> Breach:
             kind = "mask-fill-value"
         elif bool((scores == -torch.inf).all(int(step.args[1])).any()):
             kind = "nan-rows"
-    place = None if step is None else step.place
-    return Breach(says, place, kind=kind)
+    origin = None if step is None else step.place
+    return Breach(says, origin, kind=kind)
 
 
 def _begins(step: Step) -> bool:
@@ -203,19 +203,19 @@ class Pure(Law):
         s = lab.specimen
         contents = s.contents(s.batch, s.tokens)
         run = lab.run(contents, keeps=True)
-        found = self._argument_changed(lab, contents, run) or self._mask_changed(lab, contents)
-        if found is not None:
-            return found
+        violation = self._argument_changed(lab, contents, run) or self._mask_changed(lab, contents)
+        if violation is not None:
+            return violation
         if lab.changed_defaults:
             names = ", ".join(sorted(lab.changed_defaults))
             return Breach(f"A call changes the default of {names}, which the next call gets.")
-        other = lab.run(contents, seed=1, keeps=True)
-        if differs(other.rows, run.rows).any():
-            most = float((other.rows - run.rows).abs().max())
+        reseeded = lab.run(contents, seed=1, keeps=True)
+        if differs(reseeded.rows, run.rows).any():
+            most = float((reseeded.rows - run.rows).abs().max())
             is_drop = any(step.name in DROPS for step in run.steps)
             return Breach(
                 f"Two calls with other random seeds differ by up to {most:.3g}.",
-                _first_moved(run, [other]),
+                _first_moved(run, [reseeded]),
                 kind="dropout-in-eval" if is_drop else "random",
                 is_definite=is_drop,
             )
@@ -231,15 +231,15 @@ class Pure(Law):
                 f"The second of two equal calls differs by up to {most:.3g}.",
                 first_place(run.steps, lambda step: step.name.endswith("_")),
             )
-        other = s.contents(s.batch, s.tokens, seed=1)
+        reseeded = s.contents(s.batch, s.tokens, seed=1)
         masks = _other_masks(s)
         extras: list[dict[str, Tensor]] = [{}, masks] if masks else [{}]
         for extra in extras if isinstance(s.call, nn.Module) else ():
             try:
-                fresh = lab.run(other, extra=extra).rows
+                fresh = lab.run(reseeded, extra=extra).rows
             except Exception:  # noqa: BLE001  # it may take masks of another form alone
                 continue
-            left = lab.run(other, call=run.call, extra=extra).rows
+            left = lab.run(reseeded, call=run.call, extra=extra).rows
             if left.shape != fresh.shape or differs(left, fresh).any():
                 return Breach("A call depends on the inputs of the calls before it.")
         return None
@@ -383,5 +383,5 @@ def ignores_order(lab: Lab) -> bool:
     order = list(range(s.tokens))
     order[0], order[-2] = order[-2], order[0]
     turned = {name: t[:, order] for name, t in contents.items()}
-    rows, other = lab.run(contents).rows, lab.run(turned).rows
-    return not bool(differs(other[0, -1], rows[0, -1]).any())
+    rows, swapped = lab.run(contents).rows, lab.run(turned).rows
+    return not bool(differs(swapped[0, -1], rows[0, -1]).any())

@@ -27,15 +27,15 @@ class Padding(Law):
         s = lab.specimen
         given = [form for slot in s.masks if (form := form_of_given(slot)) is not None]
         groups = s.forms or tuple((form,) for form in given)
-        known = [[form for form in forms if form.is_sure and form.is_of_keys] for forms in groups]
-        if not any(known):
+        sure = [[form for form in forms if form.is_sure and form.is_of_keys] for forms in groups]
+        if not any(sure):
             raise NotTried("It takes no mask that was left to check.", applies=False)
         if not s.has_tokens or not lab.sees_rows:
             raise NotTried("No axis of its arguments and its output stands for the tokens.")
-        for forms in filter(None, known):
-            found = _Trial(lab, forms[0].argument, given).of(forms)
-            if found is not None:
-                return found
+        for forms in filter(None, sure):
+            violation = _Trial(lab, forms[0].argument, given).of(forms)
+            if violation is not None:
+                return violation
         return None
 
 
@@ -128,9 +128,9 @@ class _Trial:
         self, form: Form, real: Tensor, rows: Tensor, extra: Mapping[str, Any]
     ) -> str | None:
         """Other numbers in hidden tokens move nothing that is read."""
-        other = self.lab.specimen.changed(self.contents, only=self.masked)
+        changed = self.lab.specimen.changed(self.contents, only=self.masked)
         contents = {
-            name: torch.where(real.view(*real.shape, *[1] * (t.ndim - 2)), t, other[name])
+            name: torch.where(real.view(*real.shape, *[1] * (t.ndim - 2)), t, changed[name])
             for name, t in self.contents.items()
         }
         read = real | self._is_of_memory  # the rows of hidden tokens are not read
