@@ -115,16 +115,21 @@ def _llava_next() -> Case:
     return Case(model, lambda each: processor(images=each, text=text, return_tensors="pt"))
 
 
-def _qwen(model_type: str) -> Case:
-    model = build(model_type)
-    config = model.config
-    vision = config.vision_config
-    processor = transformers.Qwen2VLImageProcessorPil(
+def qwen_processor(vision: Any) -> Any:
+    """The image processor for the config of a Qwen vision model, with small pictures."""
+    return transformers.Qwen2VLImageProcessorPil(
         patch_size=vision.patch_size,
         merge_size=vision.spatial_merge_size,
         temporal_patch_size=vision.temporal_patch_size,
         size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64},
     )
+
+
+def _qwen(model_type: str) -> Case:
+    model = build(model_type)
+    config = model.config
+    vision = config.vision_config
+    processor = qwen_processor(vision)
 
     def prepare(pictures: list[Any]) -> Any:
         inputs = processor(images=pictures, return_tensors="pt")

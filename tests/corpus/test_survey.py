@@ -362,8 +362,8 @@ def test_blank_texts_are_skipped_with_a_count(kind: str, model: Pretrained, tmp_
         assert [text.place.rpartition(" ")[2] for text in block] == ["1", "4"]
         assert corpus.blank == 2
     with pytest.warns(UserWarning, match=rf"^2 blank texts of {path} skipped\.$"):
-        found = regard.survey(model, path, tmp_path / "out")
-    assert found.to_table()["text"].unique().to_pylist() == [0, 1]
+        surveyed = regard.survey(model, path, tmp_path / "out")
+    assert surveyed.to_table()["text"].unique().to_pylist() == [0, 1]
 
 
 def test_one_process_of_several_counts_blank_texts(

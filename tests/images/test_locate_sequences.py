@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from small_transformers import build
-from vision_models import Case, case_of, without_mixing
+from vision_models import Case, case_of, qwen_processor, without_mixing
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,12 +27,7 @@ def video_case(model_type: str) -> Case:
     model = build(model_type)
     config = model.config
     vision = config.vision_config
-    processor = transformers.Qwen2VLImageProcessorPil(
-        patch_size=vision.patch_size,
-        merge_size=vision.spatial_merge_size,
-        temporal_patch_size=vision.temporal_patch_size,
-        size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64},
-    )
+    processor = qwen_processor(vision)
     patch = vision.patch_size
 
     def prepare(frames: list[Any]) -> Any:

@@ -120,9 +120,9 @@ def test_the_licence_of_every_package_in_the_bundle_is_with_it() -> None:
     licences = [(ROOT / path).read_text() for path in project["license-files"]]
     notice = (web / "bundle" / "page.js").read_text().partition("*/")[0]
     for package in packages:
-        own = (ROOT / "node_modules" / package / "LICENSE").read_text()
-        assert any(package in text and own in text for text in licences)
-        assert " ".join(own.split()) in notice
+        licence = (ROOT / "node_modules" / package / "LICENSE").read_text()
+        assert any(package in text and licence in text for text in licences)
+        assert " ".join(licence.split()) in notice
 
 
 # Types
@@ -164,6 +164,6 @@ verdict: str = regard.check(torch.nn.Linear(2, 2)).verdict
 )
 def test_a_consumer_gets_the_types_of_regard(line: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "consumer.py").write_text(f"# pyright: strict\n{CONSUMER}{line}\n")
-    found = pyright("--pythonpath", sys.executable, "consumer.py", folder=tmp_path)
-    assert problem in found, found
-    assert "Stub file not found" not in found
+    checked = pyright("--pythonpath", sys.executable, "consumer.py", folder=tmp_path)
+    assert problem in checked, checked
+    assert "Stub file not found" not in checked

@@ -44,8 +44,10 @@ def outdated(module: Any) -> list[str]:
 
 
 def test_every_picture_is_of_this_commit() -> None:
-    found = outdated(shown)
-    assert not found, f"draw them again, and look at them: docs/images/render.py {' '.join(found)}"
+    old_pictures = outdated(shown)
+    assert not old_pictures, (
+        f"draw them again, and look at them: docs/images/render.py {' '.join(old_pictures)}"
+    )
 
 
 def test_every_picture_is_shown_and_every_shown_picture_has_its_script() -> None:

@@ -61,8 +61,8 @@ def url(folder: Path, recordings: Path, kept: Path) -> Iterator[str]:
         *("--gpu-memory-utilization", "0.1", "--enforce-eager", "--block-size", "32"),
         *("--chat-template", "{% for message in messages %}{{ message.content }} {% endfor %}"),
     ]
-    own = {"VLLM_PLUGINS": "regard", "REGARD_TOKEN": TOKEN, "REGARD_FOLDER": str(kept)}
-    process = subprocess.Popen(command, env={**os.environ, **own, "TMPDIR": str(recordings)})
+    settings = {"VLLM_PLUGINS": "regard", "REGARD_TOKEN": TOKEN, "REGARD_FOLDER": str(kept)}
+    process = subprocess.Popen(command, env={**os.environ, **settings, "TMPDIR": str(recordings)})
     url = f"http://127.0.0.1:{port}"
     try:
         for _ in range(1200):
@@ -186,15 +186,15 @@ def test_a_chat_that_streams_is_recorded_before_it_ends(
     n: int, url: str, folder: Path, kept: Path
 ) -> None:
     chat = {"messages": [{"role": "user", "content": LONG}], "n": n, "temperature": 1, "seed": 3}
-    whole = json.loads(post(url, "chat/completions", **chat))
+    reply = json.loads(post(url, "chat/completions", **chat))
     field = {**FIELD, "regard_layers": [2], "regard_heads": [1]}
     stream = post(url, "chat/completions", **chat, vllm_xargs=field, stream=True).decode()
     *events, end = [line.removeprefix("data: ") for line in stream.splitlines() if line]
     assert end == "[DONE]"
     name = json.loads(events[0])["id"]
-    for choice in whole["choices"]:
+    for choice in reply["choices"]:
         number = f".{choice['index']}" if n > 1 else ""
-        ids = [*whole["prompt_token_ids"], *choice["token_ids"]]
+        ids = [*reply["prompt_token_ids"], *choice["token_ids"]]
         seen = regard.load(kept / f"{name}{number}.safetensors")
         assert text_of(seen) == words(ids[:-1])
         weights = eager(folder, ids)[2][:, [1]]
@@ -264,9 +264,9 @@ def test_the_command_writes_a_recording(
 
 def test_the_page_reads_texts_with_the_model_of_the_server(url: str) -> None:
     command = (sys.executable, "-m", "regard", "serve", "--server", url, "--no-browser", PROMPT)
-    own = {**os.environ, "REGARD_TOKEN": TOKEN}
+    environment = {**os.environ, "REGARD_TOKEN": TOKEN}
     browser = build_opener(HTTPCookieProcessor())
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         base = address.partition("?")[0].rstrip("/")

@@ -67,8 +67,8 @@ def observed(layer: Attention, query: Tensor, key: Tensor, rows: int | None = No
         layer(query, key)
     samples = samples_of(seen.layers[0], STATISTICS)
     assert samples is not None
-    found = summarize({"a": (range(HEADS), samples)})
-    return {name: summary for (_, name), summary in found.items()}
+    summaries = summarize({"a": (range(HEADS), samples)})
+    return {name: summary for (_, name), summary in summaries.items()}
 
 
 def assert_summary(got: Summary, numbers: list[Tensor]) -> None:

@@ -177,8 +177,8 @@ class _Cells:
             if trace.steps[attention.at].depends and not trace.steps[attention.at].projects
         ]
         for attention in attentions[:_MOST_PRODUCTS]:
-            place = storage_key(attention.live)
-            at = [n for n, value in enumerate(values) if storage_key(value) == place]
+            storage = storage_key(attention.live)
+            at = [n for n, value in enumerate(values) if storage_key(value) == storage]
             if at:
                 self._index = at[-1]  # merged, if a view of it is
                 yield specimen

@@ -33,7 +33,7 @@ _LN2 = log(2)
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What reductions need of one matrix; each pass runs once, when it is first needed.
+    """The numbers of one matrix that reductions need; each pass runs once, when it is needed.
 
     Its answers have names: those of ``Needs`` and of ``RowStatistics``, with a position where
     there are several.
@@ -121,7 +121,7 @@ class Request:
 
     @cached_property
     def largest_k(self) -> int:
-        """How many largest weights of each row are listed.
+        """The number of largest weights that are listed for each row.
 
         The gradient of the largest score goes to its key, which the forward pass finds.
         """

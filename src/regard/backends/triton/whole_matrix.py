@@ -19,7 +19,7 @@ from regard.scores.box import Box
 
 @final
 class WholeMatrix(RowStatistics):
-    """What reductions read of all rows at once; see ``Request`` for the names of the numbers."""
+    """The block of all rows that reductions read; ``Request`` has the names of its numbers."""
 
     def __init__(self, shape: torch.Size, needs: Needs, numbers: Mapping[str, Tensor]) -> None:
         self.shape, self._needs, self._numbers = shape, needs, numbers
