@@ -71,9 +71,9 @@ class Request:
             numbers["in_columns"] = self.in_columns
         if packed is not None:
             numbers["slots"], numbers["words"] = packed.slots, packed.words
-        for place, (other, answers) in enumerate(self.divergences):
-            numbers |= {f"{place} {name}": each for name, each in other.numbers.items()}
-            numbers |= {f"{place} divergence": answers.numbers, f"{place} half": answers.half}
+        for number, (other, answers) in enumerate(self.divergences):
+            numbers |= {f"{number} {name}": each for name, each in other.numbers.items()}
+            numbers |= {f"{number} divergence": answers.numbers, f"{number} half": answers.half}
         return {name: tensor for name, tensor in numbers.items() if tensor is not None}
 
     @cached_property
@@ -231,7 +231,7 @@ class Request:
             by_id = {name: gradient / factor for name, gradient in by_id.items()}
         return by_id
 
-    def _add(self, derivatives: "Derivatives", kind: str, place: int, numbers: Tensor) -> None:
+    def _add(self, derivatives: "Derivatives", kind: str, number: int, numbers: Tensor) -> None:
         """Add the derivative by an answer of this matrix alone."""
         match kind:
             case "logsumexp" | "log_normalizer":  # the maximum is a constant
@@ -256,27 +256,27 @@ class Request:
                 keys = int_tensor(self.needs.columns, weights.device)
                 derivatives.add_weights(_where_seen(keys, weights), weights, numbers)
             case "sums":
-                down, across = self.needs.sums[place].spans(self.source.shape)
+                down, across = self.needs.sums[number].spans(self.source.shape)
                 if across is None:
                     derivatives.add_column_sums(numbers)
                 else:
                     derivatives.add_grid(*_tensors(down, across), numbers)
             case _:
-                operand = self.needs.operands[place]
+                operand = self.needs.operands[number]
                 across = _four_axes(operand, self.launch.given.shape)
                 derivatives.add_product(id(operand), across, numbers)
 
-    def _add_divergence(self, by_id: dict[int, Tensor], place: int, numbers: Tensor) -> None:
+    def _add_divergence(self, by_id: dict[int, Tensor], number: int, numbers: Tensor) -> None:
         """Add the gradients of both matrices of a divergence."""
         from regard.backends.triton.derivatives import Derivatives
 
-        other, answers = self.divergences[place]
+        other, answers = self.divergences[number]
         # An infinite divergence is a constant.
         constant = answers.numbers == torch.inf
         numbers, found = numbers.masked_fill(constant, 0), answers.numbers.masked_fill(constant, 0)
         first, second = found, found
         kinds: tuple[DivergenceKind, DivergenceKind] = ("kullback_leibler", "second")
-        if isinstance(self.needs.divergences[place], JensenShannon):
+        if isinstance(self.needs.divergences[number], JensenShannon):
             assert answers.half is not None
             numbers, kinds = numbers / 2, ("jensen_shannon", "jensen_shannon")
             first, second = answers.half, 2 * found - answers.half
