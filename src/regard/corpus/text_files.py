@@ -1,13 +1,12 @@
 """Reading a corpus: one text per line, per JSON line or per Parquet row."""
 
-import importlib
 import json
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from regard.errors import RegardError
+from regard.errors import RegardError, optional_module
 from regard.models.pretrained import check_text
 
 __all__ = ["Corpus", "Text", "arrow"]
@@ -41,12 +40,7 @@ def arrow(module: str, what: str = "a survey") -> Any:
         >>> arrow("pyarrow").int16()
         DataType(int16)
     """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise RegardError(
-            f"{what} needs pyarrow, which is not installed.\n    Run: pip install 'regard[survey]'"
-        ) from error
+    return optional_module(module, f"{what} needs pyarrow", "'regard[survey]'")
 
 
 class Corpus:

@@ -46,6 +46,7 @@ from regard.errors.input_checks import (
     check_weights,
     check_width,
 )
+from regard.errors.optional_packages import optional_module
 
 __all__ = [
     "DENSE_LIMIT",
@@ -82,6 +83,7 @@ __all__ = [
     "is_sharded",
     "is_whole",
     "kind_text",
+    "optional_module",
     "refuse_sharded",
     "shape_text",
     "with_article",

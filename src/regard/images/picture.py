@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from regard.errors import RegardError, bytes_text, check_count, kind_text
+from regard.errors import RegardError, bytes_text, check_count, kind_text, optional_module
 from regard.text.escaping import visible
 
 if TYPE_CHECKING:
@@ -219,9 +219,4 @@ def _to_8_bits(value: Any) -> Any:
 
 
 def _pillow() -> Any:
-    try:
-        return import_module("PIL.Image")
-    except ModuleNotFoundError as error:
-        raise RegardError(
-            "pictures need Pillow, which is not installed.\n    Run: pip install 'regard[images]'"
-        ) from error
+    return optional_module("PIL.Image", "pictures need Pillow", "'regard[images]'")

@@ -21,7 +21,7 @@ import torch
 
 from regard.analysis.head_classes import Trial
 from regard.capture.observer import observe
-from regard.errors import RegardError
+from regard.errors import RegardError, optional_module
 from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
 from regard.text.tokens import Token, tokens_of
@@ -505,13 +505,7 @@ def _hub_answers(model: str) -> bool:
 
 def transformers_library() -> Any:
     """Return the module of transformers; raise a RegardError if it is not installed."""
-    try:
-        return importlib.import_module("transformers")
-    except ModuleNotFoundError as error:
-        raise RegardError(
-            f"real models need {error.name}, which is not installed.\n"
-            "    Run: pip install 'regard[models]'"
-        ) from error
+    return optional_module("transformers", "real models need transformers", "'regard[models]'")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ As for texts, weights are read as safetensors, and no code of a model's reposito
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +12,7 @@ import torch
 
 from regard.capture.locating import locate
 from regard.capture.observer import observe
-from regard.errors import RegardError
+from regard.errors import RegardError, optional_module
 from regard.images.picture import keep as keep_picture
 from regard.models.pretrained import (
     Packaged,
@@ -260,13 +259,8 @@ def _packaged_dinov2(transformers: Any) -> tuple[Any, Any]:
 
 def _dinov2_weights(path: Path) -> dict[str, torch.Tensor]:
     """Return the weights of the backbone of an ONNX file, by their names in transformers."""
-    try:
-        onnx: Any = import_module("onnx")
-    except ModuleNotFoundError as error:
-        raise RegardError(
-            f"the weights of {DEFAULT_VISION_MODEL} are ONNX, and onnx is not installed.\n"
-            "    Run: pip install 'regard[images]'"
-        ) from error
+    needed = f"the weights of {DEFAULT_VISION_MODEL} need onnx"
+    onnx = optional_module("onnx", needed, "'regard[images]'")
     graph = onnx.load(path).graph
     stored = {
         each.name: torch.tensor(onnx.numpy_helper.to_array(each), device="cpu")

@@ -1,13 +1,12 @@
 """A table of plain values, with conversion to pandas and JSON."""
 
-import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import isfinite
 from typing import Any
 
-from regard.errors import RegardError
+from regard.errors import optional_module
 from regard.text.escaping import visible
 
 __all__ = ["Cell", "Table"]
@@ -99,12 +98,7 @@ class Table:
         Raises:
             RegardError: pandas is not installed.
         """
-        try:
-            pandas: Any = importlib.import_module("pandas")
-        except ModuleNotFoundError as error:
-            raise RegardError(
-                "to_pandas() needs pandas, which is not installed.\n    Run: pip install pandas"
-            ) from error
+        pandas = optional_module("pandas", "to_pandas() needs pandas", "pandas")
         return pandas.DataFrame(dict(self._columns))
 
     def text(self) -> str:

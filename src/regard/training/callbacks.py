@@ -2,10 +2,9 @@
 
 import sys
 from contextlib import ExitStack
-from importlib import import_module
 from typing import Any
 
-from regard.errors import RegardError
+from regard.errors import optional_module
 from regard.tracing.tracer import is_compiled_module
 from regard.training.monitor import Monitor
 
@@ -26,7 +25,10 @@ def trainer(monitor: Monitor) -> Any:
         >>> type(regard.callbacks.trainer(monitor)).__name__
         'MonitorCallback'
     """
-    base, block = _package("transformers").TrainerCallback, ExitStack()
+    transformers = optional_module(
+        "transformers", "the callback needs transformers", "transformers"
+    )
+    base, block = transformers.TrainerCallback, ExitStack()
 
     def close(*called: Any) -> None:
         """Leave the block when the model has run; a hook gets None for an output if it failed."""
@@ -69,7 +71,8 @@ def lightning(monitor: Monitor) -> Any:
         >>> monitor = regard.Monitor(torch.nn.Linear(1, 1))
         >>> callback = regard.callbacks.lightning(monitor)  # doctest: +SKIP
     """
-    base, block = _package("lightning.pytorch").Callback, ExitStack()
+    package = optional_module("lightning.pytorch", "the callback needs lightning", "lightning")
+    base, block = package.Callback, ExitStack()
 
     class MonitorCallback(base):
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
@@ -88,13 +91,3 @@ def lightning(monitor: Monitor) -> Any:
             monitor.close()
 
     return MonitorCallback()
-
-
-def _package(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        name = module.partition(".")[0]
-        raise RegardError(
-            f"the callback needs {name}, which is not installed.\n    Run: pip install {name}"
-        ) from error

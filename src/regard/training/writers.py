@@ -5,11 +5,10 @@ to numbers.
 """
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from os import PathLike
 from typing import Any
 
-from regard.errors import RegardError, check_path, kind_text
+from regard.errors import check_path, kind_text, optional_module
 
 __all__ = ["mlflow", "tensorboard", "wandb"]
 
@@ -30,7 +29,9 @@ def tensorboard(path: str | PathLike[str]) -> _Writer:
         >>> import regard
         >>> write = regard.writers.tensorboard("logs")  # doctest: +SKIP
     """
-    events = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(check_path(path))
+    events = optional_module(
+        "torch.utils.tensorboard", "writers.tensorboard() needs tensorboard", "tensorboard"
+    ).SummaryWriter(check_path(path))
 
     def write_tensorboard(step: int, numbers: Mapping[str, float]) -> None:
         for name, number in numbers.items():
@@ -77,7 +78,7 @@ def mlflow() -> _Writer:
         >>> import regard
         >>> write = regard.writers.mlflow()  # doctest: +SKIP
     """
-    client = _package("mlflow", "mlflow")
+    client = optional_module("mlflow", "writers.mlflow() needs mlflow", "mlflow")
 
     def write_mlflow(step: int, numbers: Mapping[str, float]) -> None:
         items = list(numbers.items())
@@ -85,12 +86,3 @@ def mlflow() -> _Writer:
             client.log_metrics(dict(items[start : start + _MOST_METRICS]), step=step)
 
     return write_mlflow
-
-
-def _package(module: str, name: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise RegardError(
-            f"writers.{name}() needs {name}, which is not installed.\n    Run: pip install {name}"
-        ) from error

@@ -6,7 +6,6 @@ matplotlib is imported where a picture is drawn, so that ``import regard`` stays
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from importlib.util import find_spec
 from itertools import product
 from math import floor, log10
 from textwrap import wrap
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.errors import optional_module
 from regard.text.escaping import visible
 from regard.text.token_labels import bare
 from regard.text.tokens import Token
@@ -89,10 +88,7 @@ def log_floor(keys: int) -> float:
 
 def check_package(call: str) -> None:
     """Raise an error if matplotlib is missing."""
-    if find_spec("matplotlib") is None:
-        raise RegardError(
-            f"{call} needs matplotlib, which is not installed.\n    Run: pip install matplotlib"
-        )
+    optional_module("matplotlib", f"{call} needs matplotlib", "matplotlib")
 
 
 def axes_of(ax: "Axes | None", width: float, height: float) -> "Axes":
