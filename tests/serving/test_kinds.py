@@ -29,6 +29,8 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 2,
 }
 MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+SIDES = ("encoder", "decoder")
+PARTS = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
 PER_LAYER = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 128}
 
 
@@ -110,6 +112,56 @@ def test_weights_equal_eager_attention_and_answers_do_not_change(
             attentions = eager.eval()(ids, output_attentions=True).attentions
         assert (len(seen[output]), seen[output].refused) == (len(attentions), [])
         for matrix, weights in zip(seen[output].values(), attentions, strict=True):
+            torch.testing.assert_close(matrix.to_dense(), weights, rtol=0, atol=1e-4)
+    torch.testing.assert_close(part[0].to_dense(), seen[outputs[1]][1].to_dense()[:, [1, 2]])
+    del llm
+    gc.collect()
+
+
+def test_cross_attention_of_whisper_equals_eager_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    torch.manual_seed(0)
+    sizes = {f"{part}_{name}": size for part in SIDES for name, size in PARTS.items()}
+    special = {"bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 0, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(
+        vocab_size=128, d_model=128, max_target_positions=64, init_std=0.15, **sizes, **special
+    )
+    transformers.WhisperForConditionalGeneration(config).save_pretrained(tmp_path)
+    tokenizer = transformers.WhisperTokenizer(vocab={}, merges=[])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|startoftranscript|>", "<|en|>"]})
+    sound = transformers.WhisperFeatureExtractor()
+    transformers.WhisperProcessor(sound, tokenizer).save_pretrained(tmp_path)
+    llm = vllm.LLM(
+        str(tmp_path),
+        dtype="float32",
+        max_model_len=64,
+        gpu_memory_utilization=0.1,
+        enforce_eager=True,
+    )
+    text, rate = "<|startoftranscript|><|en|>", sound.sampling_rate
+    sounds = [torch.randn(seconds * rate).numpy() for seconds in (3, 2, 4)]
+    prompts = [{"prompt": text, "multi_modal_data": {"audio": (each, rate)}} for each in sounds]
+    params = vllm.SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    before = llm.generate(prompts, params, use_tqdm=False)
+    with regard.vllm.observe(llm) as seen:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    (part,) = regard.vllm.record(llm, prompts[1:2], params, layers=[1], heads=[1, 2])
+    eager = transformers.WhisperForConditionalGeneration.from_pretrained(
+        tmp_path, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    for each, plain, output in zip(sounds, before, outputs, strict=True):
+        answer = output.outputs[0].token_ids
+        assert plain.outputs[0].token_ids == answer
+        ids = torch.tensor([[*output.prompt_token_ids, *answer][:-1]])
+        features = sound(each, sampling_rate=rate, return_tensors="pt").input_features
+        with torch.no_grad():
+            dense = eager(features, decoder_input_ids=ids, output_attentions=True)
+        pairs = zip(dense.decoder_attentions, dense.cross_attentions, strict=True)
+        expected = [weights for pair in pairs for weights in pair]
+        assert (len(seen[output]), seen[output].refused) == (4, [])
+        for matrix, weights in zip(seen[output].values(), expected, strict=True):
             torch.testing.assert_close(matrix.to_dense(), weights, rtol=0, atol=1e-4)
     torch.testing.assert_close(part[0].to_dense(), seen[outputs[1]][1].to_dense()[:, [1, 2]])
     del llm

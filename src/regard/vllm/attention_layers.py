@@ -6,12 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["find_layers", "of_vllm", "refusal_of"]
-
-
-def of_vllm(module: str) -> Any:
-    """Import a module of vLLM, which only a process of vLLM has for certain."""
-    return import_module(f"vllm.{module}")
+__all__ = ["find_layers", "refusal_of"]
 
 
 def find_layers(
@@ -23,15 +18,14 @@ def find_layers(
         A description of each layer that can be recorded, which JSON can hold; the module of each,
         by its place in the model; the name of each other layer, and the reason.
     """
-    base = of_vllm("model_executor.layers.attention_layer_base").AttentionLayerBase
-    all_layers = of_vllm("config").get_layers_from_vllm_config(worker.vllm_config, base)
+    base = import_module("vllm.model_executor.layers.attention_layer_base").AttentionLayerBase
+    all_layers = import_module("vllm.config").get_layers_from_vllm_config(worker.vllm_config, base)
     attention = {
         name: layer
         for name, layer in all_layers.items()
         if not getattr(layer, "is_draft_layer", False)
     }
-    first = _layers_before(len(attention))
-    places = {name: first + index for index, name in enumerate(attention)}
+    places = {name: at for at, name in enumerate(attention, _layers_before(len(attention)))}
     layers, modules, refused = list[dict[str, Any]](), dict[int, Any](), list[tuple[str, str]]()
     for name, layer in attention.items():
         reason = _refusal_of_layer(layer)
@@ -49,7 +43,7 @@ def find_layers(
 
 def _layers_before(count: int) -> int:
     """Return the number of layers in the earlier stages of pipeline parallelism."""
-    stages = of_vllm("distributed.parallel_state").get_pp_group()
+    stages = import_module("vllm.distributed.parallel_state").get_pp_group()
     if stages.world_size == 1:
         return 0
     counts: list[Any] = [0] * stages.world_size
@@ -63,6 +57,7 @@ def _facts(layer: Any) -> dict[str, Any]:
     slopes, sinks = (getattr(layer.impl, name, None) for name in ("alibi_slopes", "sinks"))
     return {
         "num_heads": layer.num_heads,
+        "cross": layer.attn_type != "decoder",
         "scale": float(layer.impl.scale),
         "window": None if window is None else int(window),
         "softcap": float(softcap or 0),
@@ -102,10 +97,10 @@ def refusal_of(config: Any) -> str | None:
 
 def _refusal_of_layer(layer: Any) -> str | None:
     """Return why a layer cannot be recorded, or None."""
-    if type(layer) is not of_vllm("model_executor.layers.attention").Attention:
+    layers = import_module("vllm.model_executor.layers.attention")
+    kinds = {layers.Attention: "decoder", layers.CrossAttention: "encoder_decoder"}
+    if kinds.get(type(layer), "") != getattr(layer, "attn_type", None):
         return f"it is a {type(layer).__name__}, of which regard cannot record query and key"
-    if layer.attn_type != "decoder":
-        return f"its kind of attention is {layer.attn_type}; regard records decoders"
     stored = str(layer.kv_cache_dtype)
     facts = {
         "its query is quantised": layer.query_quant is not None,

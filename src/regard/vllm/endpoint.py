@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -22,7 +23,6 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from regard.errors import RegardError
-from regard.vllm.attention_layers import of_vllm
 from regard.vllm.finished_requests import Requests
 
 __all__ = ["Endpoint"]
@@ -123,7 +123,7 @@ class Endpoint:
                 raise ValueError(
                     "n must be 1.\n    Send a request for each answer, with its own seed."
                 )
-            params = of_vllm("sampling_params").SamplingParams(**asked.settings)
+            params = import_module("vllm.sampling_params").SamplingParams(**asked.settings)
             is_text = isinstance(asked.prompt, str)
             prompt: Any = asked.prompt if is_text else {"prompt_token_ids": asked.prompt}
             with ExitStack() as stack:

@@ -98,15 +98,18 @@ class Requests:
     def _recording(self, request: str, ids: list[int]) -> Recording:
         """Return the recording of a request, whose last token did not run."""
         parts, missing = self._parts[request]
-        ran, length = min(len(rows) for part in parts for rows in part.values()), len(ids) - 1
-        missing += max(0, length - ran)
+        queries = [part[name] for part in parts for name in part if name.endswith("query")]
+        length = len(ids) - 1
+        missing += max(0, length - min(map(len, queries)))
         if missing:
             raise RegardError(
                 f"request {request!r} lacks {missing} of its tokens: vLLM took their keys from its "
                 "prefix cache, or ran them without Python.\n"
                 "    Start vLLM with enable_prefix_caching=False and enforce_eager=True."
             )
-        tokens, model = tokens_of(self._tokenizer, ids)[:length], Path(self._ranks[0]["model"]).name
+        has_encoder = any(layer["cross"] for rank in self._ranks for layer in rank["layers"])
+        tokens = None if has_encoder else tokens_of(self._tokenizer, ids)[:length]
+        model = Path(self._ranks[0]["model"]).name
         recording = Recording({}, model=model, query_tokens=tokens)
         for stage in sorted({rank["stage"] for rank in self._ranks}):
             places = [at for at, rank in enumerate(self._ranks) if rank["stage"] == stage]
@@ -124,20 +127,23 @@ class Requests:
         """Return a layer, of which each worker of its stage has recorded some heads."""
         about = layers[0]
         names = f"{about['place']}.query", f"{about['keys']}.key"
-        heads = [[part[name][:length] for part in parts] for name in names]
         query, key = (
-            (each[0] if len(each) == 1 else torch.cat(each, 1)).transpose(0, 1) for each in heads
+            (parts[0][name] if len(parts) == 1 else torch.cat([part[name] for part in parts], 1))
+            for name in names
         )
+        query, key = query[:length].transpose(0, 1), key.transpose(0, 1)
+        key = key if about["cross"] else key[:, :length]
         if self._heads is not None:
             group = about["num_heads"] * len(layers) // key.shape[0]
             key = key[[head // group for head in self._heads]]
         slopes, sinks = (self._by_head(layers, name) for name in ("slopes", "sinks"))
         window = about["window"]
+        causal = Causal() if window is None else SlidingWindow(window - 1, 0)
         matrix = attend(
             query[None],
             key[None],
             scale=about["scale"],
-            mask=Causal() if window is None else SlidingWindow(window - 1, 0),
+            mask=None if about["cross"] else causal,
             softcap=about["softcap"] or None,
             bias=None if slopes is None else ALiBi(slopes),
             sink_bias=None if sinks is None else sinks.to(query.dtype),

@@ -32,7 +32,8 @@ def record(
     Returns:
         One recording for each answer, in the order of the prompts; several in a row for ``n=2``.
         Its matrices have shape (1, num_heads, tokens, tokens), and its tokens are those of prompt
-        and answer. The last token of an answer is not read, so it is not among them.
+        and answer. The last token of an answer is not read, so it is not among them. The keys of
+        cross-attention are an encoder's, and a recording with such layers has no tokens.
 
     Raises:
         TypeError: llm is not a ``vllm.LLM``.

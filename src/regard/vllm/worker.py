@@ -10,6 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from regard.vllm.attention_layers import find_layers, of_vllm, refusal_of
+from regard.vllm.attention_layers import find_layers, refusal_of
 
 __all__ = ["register"]
 
@@ -75,13 +76,12 @@ def regard_stop(worker: Any, request: str | None = None) -> dict[str, Any]:
 def register() -> None:
     """Give these methods to the workers of vLLM; each process of vLLM calls this as it starts."""
     try:
-        base = of_vllm("v1.worker.worker_base").WorkerBase
+        base = import_module("vllm.v1.worker.worker_base").WorkerBase
     except (ImportError, AttributeError) as error:
         # Everybody who has vLLM and regard runs this: vLLM must start nevertheless.
         logging.getLogger(__name__).warning("regard cannot record this vLLM: %s", error)
         return
-    for method in (regard_start, regard_stop):
-        setattr(base, method.__name__, method)
+    base.regard_start, base.regard_stop = regard_start, regard_stop
 
 
 class _Watch:
@@ -107,13 +107,12 @@ class _Watch:
 
     def wants(self, request: str) -> bool:
         """Return True if this recording is of a request: ``0_`` and its id and eight letters."""
-        if self.error is not None or self._request is None:
-            return self.error is None
-        return request.rpartition("-")[0].rpartition("_")[2] == self._request
+        name = request.rpartition("-")[0].rpartition("_")[2]
+        return self.error is None and self._request in (None, name)
 
     def add(self, request: str, name: str, start: int, rows: Tensor) -> None:
         """Keep the rows of a tensor whose first one is that of the token at ``start``."""
-        if name in self.tensors:
+        if name in self.tensors and self.wants(request):
             heads = self.tensors[name]
             chosen = rows.clone() if heads is None else rows[:, heads]
             of_request = self.rows.setdefault(request, defaultdict(list))
@@ -157,27 +156,28 @@ class _Taps:
     def __init__(self, worker: Any) -> None:
         self.watches: dict[str | None, _Watch] = {}
         self.layers, modules, self.refused = find_layers(worker)
+        self._of_encoder = {f"{each['keys']}.key" for each in self.layers if each["cross"]}
         self._worker = worker
         self._calls: list[tuple[str, Tensor]] = []
         self._total = 0  # tokens of the batch that runs, if one of its requests is recorded
         self._names: Collection[str] = ()
         self._error: Exception | None = None
         self.wrapped = ExitStack()
-        for layer in self.layers:
-            impl = modules[layer["place"]].impl
-            self._wrap(impl, layer["place"])
+        for place, module in modules.items():
+            self._wrap(module.impl, place)
         self._wrap_steps()
 
     def _wrap(self, impl: Any, number: int) -> None:
         forward = impl.forward
 
-        def recorded(layer: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def recorded(layer: Any, query: Tensor, key: Any, *args: Any, **kwargs: Any) -> Any:
             if self._total and self._error is None:
                 try:
                     for name, tensor in ((f"{number}.query", query), (f"{number}.key", key)):
-                        if name in self._names:
-                            few = tensor[: self._total]  # the batch may be padded
-                            self._calls.append((name, few.detach().to("cpu", copy=True)))
+                        # The keys of an encoder come once, in the first step of a decoder.
+                        if name in self._names and tensor is not None:
+                            end = None if name in self._of_encoder else self._total  # no padding
+                            self._calls.append((name, tensor[:end].detach().to("cpu", copy=True)))
                 except Exception as error:  # noqa: BLE001 - vLLM must go on
                     self._error = error
             return forward(layer, query, key, *args, **kwargs)
@@ -222,15 +222,17 @@ class _Taps:
         cached = scheduled.scheduled_cached_reqs
         starts = {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        counts: dict[str, int] = scheduled.num_scheduled_tokens
+        requests = batch.req_ids[: len(scheduled.num_scheduled_tokens)]
+        tokens = [(each, starts[each], scheduled.num_scheduled_tokens[each]) for each in requests]
+        new = [each for each in requests if self._of_encoder and starts[each] == 0]
+        sounds = {each: runner.requests[each].mm_features or () for each in new}
+        encoded = [(each, 0, sum(s.mm_position.length for s in sounds[each])) for each in new]
         for name, rows in self._calls:
-            if len(rows) != sum(counts.values()):
+            parts, first = encoded if name in self._of_encoder else tokens, 0
+            if len(rows) != sum(count for _, _, count in parts):
                 raise RuntimeError("a batch ran in parts")
-            first = 0
-            for request in batch.req_ids[: len(counts)]:
-                some = slice(first, first + counts[request])
+            for request, start, count in parts:
                 for watch in recording:
-                    if watch.wants(request):
-                        watch.add(request, name, starts[request], rows[some])
-                first = some.stop
+                    watch.add(request, name, start, rows[first : first + count])
+                first += count
         self._calls.clear()
