@@ -16,6 +16,7 @@ from regard.backends.triton.operands import (
     position_numbers,
     query_factor,
 )
+from regard.backends.triton.whole_matrix import Answer
 from regard.masks import Mask
 from regard.reductions.divergences import Divergence, JensenShannon
 from regard.reductions.needs import Needs
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from regard.backends.triton.derivatives import Derivatives
     from regard.backends.triton.launch import Launch, RowStatistics
 
+Kept = tuple[str, int]
+"""The name of a number, and its matrix: 0 for that of the request, 1 for its first divergence's."""
+
 MOST_STRIPS = 2**26  # numbers between two passes: 256 MiB
 _LN2 = log(2)
 
@@ -35,25 +39,30 @@ _LN2 = log(2)
 class Request:
     """The numbers of one matrix that reductions need; each pass runs once, when it is needed.
 
-    Its answers have names: those of ``Needs`` and of ``RowStatistics``, with a position where
-    there are several.
+    An answer is addressed by its name, which is one of ``Needs`` or of ``RowStatistics``, and its
+    position among the answers of this name.
     """
 
     source: QueryKeyScores
     mask: Mask | None
     needs: Needs
     graded: bool
-    kept: dict[str, Tensor]  # numbers of the forward pass, in the backward pass
+    kept: dict[Kept, Tensor]  # numbers of the forward pass, in the backward pass
 
     @cached_property
     def launch(self) -> "Launch":
         from regard.backends.triton.launch import Launch  # imports triton
 
-        return Launch(operands(self.source, self.mask, self.kept))
+        return Launch(operands(self.source, self.mask, self.kept_here))
+
+    @cached_property
+    def kept_here(self) -> dict[str, Tensor]:
+        """The numbers of this matrix in ``kept``."""
+        return {name: each for (name, matrix), each in self.kept.items() if matrix == 0}
 
     @property
-    def numbers(self) -> dict[str, Tensor]:
-        """The numbers of the forward pass that the backward pass reads, by name."""
+    def numbers(self) -> dict[Kept, Tensor]:
+        """The numbers of the forward pass that the backward pass reads."""
         rows, packed = self.rows, self.launch.given.limits.packed
         numbers: dict[str, Tensor | None] = {
             "logsumexp": rows.logsumexp,
@@ -71,30 +80,31 @@ class Request:
             numbers["in_columns"] = self.in_columns
         if packed is not None:
             numbers["slots"], numbers["words"] = packed.slots, packed.words
-        for number, (other, answers) in enumerate(self.divergences):
-            numbers |= {f"{number} {name}": each for name, each in other.numbers.items()}
-            numbers |= {f"{number} divergence": answers.numbers, f"{number} half": answers.half}
-        return {name: tensor for name, tensor in numbers.items() if tensor is not None}
+        of_matrices: list[dict[str, Tensor | None]] = [numbers]
+        for other, answers in self.divergences:
+            names = {name: each for (name, _), each in other.numbers.items()}
+            of_matrices.append({**names, "divergence": answers.numbers, "half": answers.half})
+        return {
+            (name, matrix): tensor
+            for matrix, numbers in enumerate(of_matrices)
+            for name, tensor in numbers.items()
+            if tensor is not None
+        }
 
     @cached_property
     def divergences(self) -> "list[tuple[Request, _Divergences]]":
         """The other matrix of each divergence, and its answers."""
-        found: list[tuple[Request, _Divergences]] = []
-        for number, divergence in enumerate(self.needs.divergences):
-            start = f"{number} "
-            kept = {
-                name.removeprefix(start): each
-                for name, each in self.kept.items()
-                if name.startswith(start)
-            }
+        pairs: list[tuple[Request, _Divergences]] = []
+        for number, divergence in enumerate(self.needs.divergences, 1):
+            kept = {(name, 0): each for (name, of), each in self.kept.items() if of == number}
             source = cast(QueryKeyScores, divergence.source)
             compared = Request(source, divergence.mask, Needs(), self.graded, kept)
             if kept:
-                answers = _Divergences(kept["divergence"], kept.get("half"))
+                answers = _Divergences(kept["divergence", 0], kept.get(("half", 0)))
             else:
                 answers = self._diverge(divergence, compared)
-            found.append((compared, answers))
-        return found
+            pairs.append((compared, answers))
+        return pairs
 
     def _diverge(self, divergence: Divergence, other: "Request") -> "_Divergences":
         symmetric = isinstance(divergence, JensenShannon)
@@ -113,7 +123,7 @@ class Request:
             from regard.backends.triton.launch import RowStatistics  # imports triton
             from regard.backends.triton.tile import Norms
 
-            kept = self.kept
+            kept = self.kept_here
             norms = Norms(kept["top"], kept["above"])
             first = kept["logsumexp"], norms, kept["maximum"], kept["mass"]
             return RowStatistics(*first, kept.get("mean_shifted"))
@@ -131,21 +141,21 @@ class Request:
     def largest(self) -> tuple[Tensor, Tensor]:
         """The largest weights and their keys, (batch, num_heads, q_len, largest_k)."""
         if self.kept:
-            return self.kept["weights"], self.kept["keys"]
+            return self.kept_here["weights"], self.kept_here["keys"]
         return self.launch.top(self.rows, self.largest_k)
 
     @cached_property
     def on_diagonals(self) -> Tensor:
         """The weights at each offset, (batch, num_heads, q_len, offsets); 0 outside the matrix."""
-        if "on_diagonals" in self.kept:
-            return self.kept["on_diagonals"]
+        if "on_diagonals" in self.kept_here:
+            return self.kept_here["on_diagonals"]
         return self.launch.entries(self.rows.norms, self.needs.sorted_offsets, diagonal=True)
 
     @cached_property
     def in_columns(self) -> Tensor:
         """The weights in each column, (batch, num_heads, q_len, columns)."""
-        if "in_columns" in self.kept:
-            return self.kept["in_columns"]
+        if "in_columns" in self.kept_here:
+            return self.kept_here["in_columns"]
         return self.launch.entries(self.rows.norms, self.needs.columns, diagonal=False)
 
     @cached_property
@@ -174,66 +184,68 @@ class Request:
             return joined_parts(self.grids.strips)
         return self.launch.column_sums(self.rows.norms)
 
-    def forward(self, between: Callable[[], None]) -> dict[str, Tensor]:
-        """Return all numbers by name, with the axes of the matrix.
+    def forward(self, between: Callable[[], None]) -> dict[Answer, Tensor]:
+        """Return all answers, with the axes of the matrix.
 
         Args:
             between: called when the kernels of some of them have been launched.
         """
         rows, needs, norms = self.rows, self.needs, self.rows.norms
-        answers = {"logsumexp": rows.logsumexp, "maximum": rows.maximum, "row_sum": rows.mass}
+        answers = {"logsumexp": [rows.logsumexp], "maximum": [rows.maximum], "row_sum": [rows.mass]}
         if rows.mean_shifted is not None:
-            answers |= {"mean_shifted": rows.mean_shifted, "log_normalizer": norms.above * _LN2}
+            answers |= {"mean_shifted": [rows.mean_shifted], "log_normalizer": [norms.above * _LN2]}
         between()
         if needs.k:
-            answers["weights"], answers["keys"] = (each[..., : needs.k] for each in self.largest)
+            weights, keys = (each[..., : needs.k] for each in self.largest)
+            answers |= {"weights": [weights], "keys": [keys]}
         if needs.offsets:
-            answers["diagonals"] = self.on_diagonals
+            answers["diagonals"] = [self.on_diagonals]
         if needs.windows:
-            answers["columns"] = self.in_columns
+            answers["columns"] = [self.in_columns]
         if needs.keys:
-            answers["visible_keys"] = self.launch.visible_keys(norms)
+            answers["visible_keys"] = [self.launch.visible_keys(norms)]
         between()
-        for number, each in enumerate(needs.sums):
-            answers[f"sums {number}"] = self._sums(each)
+        answers["sums"] = [self._sums(each) for each in needs.sums]
         between()
-        for number, operand in enumerate(needs.operands):
-            across = _four_axes(operand, self.launch.given.shape)
-            answers[f"operands {number}"] = self.launch.transposed_product(norms, across)
-        for number, (_, divergence) in enumerate(self.divergences):
-            answers[f"divergences {number}"] = divergence.numbers
+        across = [_four_axes(each, self.launch.given.shape) for each in needs.operands]
+        answers["operands"] = [self.launch.transposed_product(norms, each) for each in across]
+        answers["divergences"] = [divergence.numbers for _, divergence in self.divergences]
         between()
         leading = self.source.shape[:-2]
-        return {name: each.reshape(*leading, *each.shape[2:]) for name, each in answers.items()}
+        return {
+            (name, position): each.reshape(*leading, *each.shape[2:])
+            for name, several in answers.items()
+            for position, each in enumerate(several)
+        }
 
-    def backward(self, arriving: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        """Return the gradients of tensors by their ids, given those of some answers by name."""
+    def backward(self, arriving: Mapping[Answer, Tensor]) -> dict[int, Tensor]:
+        """Return the gradients of tensors by their ids, given those of some answers."""
         from regard.backends.triton.derivatives import Derivatives
 
         others = [each.source.dtype for each in self.needs.divergences]
         factor = _power_for_half([self.source.dtype, *others], arriving.values())
         derivatives: Derivatives | None = None
         by_id: dict[int, Tensor] = {}
-        for name, gradient in arriving.items():
+        for (name, position), gradient in arriving.items():
             # One number may arrive for all entries, without memory of its own; kernels read it.
             numbers = (gradient if factor is None else gradient * factor).contiguous()
             last_axes = numbers.shape[len(self.source.shape) - 2 :]
             numbers = numbers.view(*self.launch.given.shape[:2], *last_axes)
-            kind, _, number = name.partition(" ")
-            if kind == "divergences":
-                self._add_divergence(by_id, int(number), numbers)
+            if name == "divergences":
+                self._add_divergence(by_id, position, numbers)
             else:
                 derivatives = derivatives or Derivatives(self.launch, self.rows)
-                self._add(derivatives, kind, int(number or 0), numbers)
+                self._add(derivatives, (name, position), numbers)
         if derivatives is not None:
             self._add_gradients(by_id, derivatives)
         if factor is not None:
-            by_id = {name: gradient / factor for name, gradient in by_id.items()}
+            by_id = {tensor: gradient / factor for tensor, gradient in by_id.items()}
         return by_id
 
-    def _add(self, derivatives: "Derivatives", kind: str, number: int, numbers: Tensor) -> None:
+    def _add(self, derivatives: "Derivatives", answer: Answer, numbers: Tensor) -> None:
         """Add the derivative by an answer of this matrix alone."""
-        match kind:
+        name, position = answer
+        match name:
             case "logsumexp" | "log_normalizer":  # the maximum is a constant
                 derivatives.add_logsumexp(numbers)
             case "mean_shifted":
@@ -256,30 +268,30 @@ class Request:
                 keys = int_tensor(self.needs.columns, weights.device)
                 derivatives.add_weights(_where_seen(keys, weights), weights, numbers)
             case "sums":
-                down, across = self.needs.sums[number].spans(self.source.shape)
+                down, across = self.needs.sums[position].spans(self.source.shape)
                 if across is None:
                     derivatives.add_column_sums(numbers)
                 else:
                     derivatives.add_grid(*_tensors(down, across), numbers)
             case _:
-                operand = self.needs.operands[number]
+                operand = self.needs.operands[position]
                 across = _four_axes(operand, self.launch.given.shape)
                 derivatives.add_product(id(operand), across, numbers)
 
-    def _add_divergence(self, by_id: dict[int, Tensor], number: int, numbers: Tensor) -> None:
+    def _add_divergence(self, by_id: dict[int, Tensor], position: int, numbers: Tensor) -> None:
         """Add the gradients of both matrices of a divergence."""
         from regard.backends.triton.derivatives import Derivatives
 
-        other, answers = self.divergences[number]
+        other, answers = self.divergences[position]
         # An infinite divergence is a constant.
         constant = answers.numbers == torch.inf
-        numbers, found = numbers.masked_fill(constant, 0), answers.numbers.masked_fill(constant, 0)
-        first, second = found, found
+        numbers, values = numbers.masked_fill(constant, 0), answers.numbers.masked_fill(constant, 0)
+        first, second = values, values
         kinds: tuple[DivergenceKind, DivergenceKind] = ("kullback_leibler", "second")
-        if isinstance(self.needs.divergences[number], JensenShannon):
+        if isinstance(self.needs.divergences[position], JensenShannon):
             assert answers.half is not None
             numbers, kinds = numbers / 2, ("jensen_shannon", "jensen_shannon")
-            first, second = answers.half, 2 * found - answers.half
+            first, second = answers.half, 2 * values - answers.half
         mass = self.rows.mass
         beside_self, beside_other = other.beside(numbers, kinds[0]), self.beside(numbers, kinds[1])
         pairs = ((self, beside_self, first), (other, beside_other, second))

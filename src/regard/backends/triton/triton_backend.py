@@ -16,8 +16,8 @@ from regard.backends.recomputed import recomputed
 from regard.backends.sdpa import Sdpa
 from regard.backends.sweep import PlainBlocks, SweepTask, fill_buffers
 from regard.backends.triton.operands import bytes_of_bits, refused
-from regard.backends.triton.requested_answers import Request
-from regard.backends.triton.whole_matrix import WholeMatrix, with_gradient
+from regard.backends.triton.requested_answers import Kept, Request
+from regard.backends.triton.whole_matrix import Answer, WholeMatrix, with_gradient
 from regard.errors import check_operand, dtype_text
 from regard.masks import Mask
 from regard.reductions.divergences import Divergence
@@ -264,8 +264,8 @@ def _whole(
     tensors = _tensors_of(source, reductions)
     graded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     request = Request(source, mask, needs, graded, {})
-    names: list[str] = []
-    kept: list[str] = []
+    names: list[Answer] = []
+    kept: list[Kept] = []
     saved: list[Tensor] = []
 
     def run() -> tuple[Tensor, ...]:
@@ -311,7 +311,7 @@ def _tensors_of(source: QueryKeyScores, reductions: Sequence[Reduction]) -> tupl
 
 
 def _gradients_of_blocks(
-    request: Request, arriving: Mapping[str, Tensor], tensors: Sequence[Tensor]
+    request: Request, arriving: Mapping[Answer, Tensor], tensors: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """Return what the sweep gives, where a GPU cannot run the kernels of a backward pass."""
     source, needs = request.source, request.needs

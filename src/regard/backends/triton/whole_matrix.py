@@ -16,47 +16,51 @@ from regard.reductions.sums import Diagonal, Sum
 from regard.reductions.top_k import TopK
 from regard.scores.box import Box
 
+Answer = tuple[str, int]
+"""The name of an answer of ``Request``, and its position among those of this name."""
+
 
 @final
 class WholeMatrix(RowStatistics):
-    """The block of all rows that reductions read; ``Request`` has the names of its numbers."""
+    """The block of all rows that reductions read; ``Request`` names and computes its answers."""
 
-    def __init__(self, shape: torch.Size, needs: Needs, numbers: Mapping[str, Tensor]) -> None:
-        self.shape, self._needs, self._numbers = shape, needs, numbers
+    def __init__(self, shape: torch.Size, needs: Needs, answers: Mapping[Answer, Tensor]) -> None:
+        self.shape, self._needs, self._answers = shape, needs, answers
         *leading, q_len, kv_len = (slice(0, length) for length in shape)
         self.box = Box(tuple(leading), q_len, kv_len)
-        self.maximum = numbers["maximum"].detach()[..., None]
+        self.maximum = answers["maximum", 0].detach()[..., None]
         # A list as an index would make the CPU wait.
         self._diagonals, self._columns = (
-            numbers[name].unbind(-1) if name in numbers else () for name in ("diagonals", "columns")
+            answers[name, 0].unbind(-1) if (name, 0) in answers else ()
+            for name in ("diagonals", "columns")
         )
         self._sums = {
-            of.spans(shape): numbers[f"sums {position}"] for position, of in enumerate(needs.sums)
+            of.spans(shape): answers["sums", position] for position, of in enumerate(needs.sums)
         }
 
     @property
     def largest_score(self) -> Tensor:
-        return self._numbers["maximum"]
+        return self._answers["maximum", 0]
 
     @property
     def log_normalizer(self) -> Tensor:
-        return self._numbers["log_normalizer"]
+        return self._answers["log_normalizer", 0]
 
     @property
     def logsumexp(self) -> Tensor:
-        return self._numbers["logsumexp"]
+        return self._answers["logsumexp", 0]
 
     @property
     def mean_shifted(self) -> Tensor:
-        return self._numbers["mean_shifted"]
+        return self._answers["mean_shifted", 0]
 
     @property
     def row_sum(self) -> Tensor:
-        return self._numbers["row_sum"]
+        return self._answers["row_sum", 0]
 
     @property
     def visible_keys(self) -> Tensor:
-        return self._numbers["visible_keys"]
+        return self._answers["visible_keys", 0]
 
     def sum_rows(self, parts: Sequence[slice]) -> Tensor:
         spans = tuple((part.start, part.stop) for part in parts)
@@ -66,7 +70,7 @@ class WholeMatrix(RowStatistics):
         return self._sums[tuple((part.start, part.stop) for part in parts), tuple(spans)]
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
-        return self._numbers["weights"][..., :k], self._numbers["keys"][..., :k]
+        return self._answers["weights", 0][..., :k], self._answers["keys", 0][..., :k]
 
     def diagonal(self, offset: int) -> Tensor:
         of_all = self._diagonals[self._needs.sorted_offsets.index(offset)]
@@ -77,7 +81,7 @@ class WholeMatrix(RowStatistics):
 
     def transposed_product(self, operand: Tensor) -> Tensor:
         position = next(n for n, each in enumerate(self._needs.operands) if each is operand)
-        return self._numbers[f"operands {position}"]
+        return self._answers["operands", position]
 
     def window(self, rows: slice, columns: slice) -> Tensor:
         keys = range(self.shape[-1])[columns]
@@ -86,7 +90,7 @@ class WholeMatrix(RowStatistics):
 
     def divergence(self, of: object) -> Tensor | None:
         position = next(n for n, each in enumerate(self._needs.divergences) if each is of)
-        return self._numbers[f"divergences {position}"]
+        return self._answers["divergences", position]
 
 
 @dataclass(frozen=True)
@@ -102,14 +106,14 @@ class _MeanShifted(RowStatistic):
 
 
 def with_gradient(
-    name: str, gradient: Tensor, needs: Needs, shape: torch.Size
+    answer: Answer, gradient: Tensor, needs: Needs, shape: torch.Size
 ) -> Iterator[tuple[Reduction, Tensor]]:
-    """Yield reductions that add up the numbers of a name, and the gradient of each one's sums.
+    """Yield reductions that give the numbers of an answer, and the gradient of each one's sums.
 
     The sweep can then compute what a GPU has no memory for.
     """
-    kind, _, position = name.partition(" ")
-    match kind:
+    name, position = answer
+    match name:
         case "logsumexp":
             yield LogSumExp(), gradient
         case "maximum":
@@ -129,11 +133,11 @@ def with_gradient(
             for number, key in enumerate(needs.columns):
                 yield Window(range(shape[-2]), range(key, key + 1)), gradient[..., number, None]
         case "sums":
-            yield needs.sums[int(position)], gradient
+            yield needs.sums[position], gradient
         case "operands":
-            yield TransposedOutput(needs.operands[int(position)]), gradient
+            yield TransposedOutput(needs.operands[position]), gradient
         case _:
-            yield needs.divergences[int(position)], gradient
+            yield needs.divergences[position], gradient
 
 
 def _rows_on(offset: int, shape: torch.Size) -> slice:
