@@ -15,11 +15,10 @@ from regard.diagnosis.facts.computed import computed
 from regard.diagnosis.inputs.class_arguments import guessed_arguments
 from regard.diagnosis.inputs.examples import example_specimens
 from regard.diagnosis.inputs.isolation import undisturbed
-from regard.diagnosis.inputs.lab import Lab, as_tensors, differs
 from regard.diagnosis.inputs.mask_forms import takes_masks
 from regard.diagnosis.inputs.one_query import of_each_query
 from regard.diagnosis.inputs.reading import Thing, as_scores, grouped, specimens, thing_of
-from regard.diagnosis.inputs.signature import is_tried_flag, signature_of
+from regard.diagnosis.inputs.signature import signature_of
 from regard.diagnosis.inputs.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.intention import Intention, intention_of
 from regard.diagnosis.kernels.kernel_check import kernel_report
@@ -155,7 +154,7 @@ def _checked(
         counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
         numbers = tuple(number for number in counted if type(number) is int)
         code = thing_of(built, name, rest, intention.means, numbers)
-        report = _with_flags(_report(code, intention), code, intention)
+        report = _report(code, intention)
     if report is None:
         report = _by_example(built, args or (), {**rest, **(kwargs or {})}, axes, intention)
     spec = None if report.computes is None else report.computes.spec
@@ -234,39 +233,6 @@ def _with_causal(thing: object, options: Mapping[str, Any], causal: bool | None)
 def _causal_flags(thing: Callable[..., Any]) -> list[str]:
     names = signature_of(thing).parameters
     return [name for name in ("causal", "is_causal") if name in names]
-
-
-def _with_flags(report: Report, code: Thing, intention: Intention) -> Report:
-    """Return the report on a call with a flag set, where that is wrong; else the report itself."""
-    if report.verdict != "right" or is_installed(code.call):
-        return report
-    flags = _causal_flags(code.call)
-    for name, parameter in signature_of(code.call).parameters.items():
-        is_tried = is_tried_flag(name) and "cache" not in name
-        if not is_tried or parameter.default is not False or name in code.options:
-            continue
-        with suppress(Exception):  # it may not run with the flag alone
-            flagged = replace(code, options={**code.options, name: True})
-            if name not in flags and not _gives_the_same(code, flagged, intention.causal):
-                continue  # it may return the weights alone
-            meant = replace(intention, causal=True) if name in flags else intention
-            flagged_report = _report(flagged, meant)
-            if flagged_report.faults:
-                read_as = f"{flagged_report.read_as}, with {name}=True"
-                return replace(flagged_report, read_as=read_as)
-    return report
-
-
-def _gives_the_same(code: Thing, flagged: Thing, causal: bool | None) -> bool:
-    """Return True if two calls give the same first tensor."""
-    tensors: list[Tensor] = []
-    for thing in (code, flagged):
-        lab = Lab(next(specimens(thing, causal)))
-        s = lab.specimen
-        tensors.append(as_tensors(lab.run(s.contents(s.batch, s.tokens)).result)[0])
-    plain, flagged_tensor = tensors
-    is_same_shape = plain.shape == flagged_tensor.shape
-    return is_same_shape and not bool(differs(plain, flagged_tensor).any())
 
 
 def _refuse_masks(name: str, options: Mapping[str, Any]) -> None:

@@ -17,7 +17,6 @@ __all__ = [
     "axis_of_heads",
     "definition_of",
     "is_cache",
-    "is_tried_flag",
     "meaning_of_name",
     "projection_role",
     "signature_of",
@@ -78,16 +77,6 @@ def is_cache(name: str) -> bool:
     """Return True if the name of an argument says that it holds cached keys or values."""
     lower = name.lower()
     return _CACHE.search(lower) is not None and not _ABOUT_CACHE.search(lower)
-
-
-_TRIED = re.compile(
-    r"(is_)?causal|(return|need|output)_(attn|attentions?|weights|w|attn_weights)|\w*cache\w*"
-)
-
-
-def is_tried_flag(name: str) -> bool:
-    """Return True for a flag of a call that check sets itself."""
-    return _TRIED.fullmatch(name) is not None
 
 
 def definition_of(thing: object) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.inputs.mask_forms import form_of_given
-from regard.diagnosis.inputs.signature import is_cache, is_tried_flag, signature_of
+from regard.diagnosis.inputs.signature import is_cache, signature_of
 from regard.diagnosis.inputs.specimen import Contents, Specimen
 from regard.diagnosis.inputs.subject import is_installed
 from regard.diagnosis.inputs.tape import (
@@ -139,7 +139,7 @@ def _notes_on_arguments(s: Specimen) -> list[str]:
     elif left:
         notes.append(f"It was tried without {', '.join(left)}: pass an example call to try that.")
     flags = {n: p.default for n, p in parameters.items() if isinstance(p.default, bool)}
-    kept = [f"{n}={value}" for n, value in flags.items() if n not in tried and not is_tried_flag(n)]
+    kept = [f"{n}={value}" for n, value in flags.items() if n not in tried and "cache" not in n]
     if kept:
         notes.append(f"It was tried with {', '.join(kept)} alone.")
     return notes
