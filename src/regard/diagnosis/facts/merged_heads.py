@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from regard.diagnosis.facts.origins import Coordinates, Sizes, located
 from regard.diagnosis.facts.rows import Rows
-from regard.diagnosis.facts.trace import Step, Trace
+from regard.diagnosis.facts.trace import Trace
+from regard.diagnosis.inputs.tape import Step
 
 __all__ = ["HeadOutputs"]
 

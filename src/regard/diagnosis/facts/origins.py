@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.diagnosis.facts.trace import Step
+from regard.diagnosis.inputs.tape import Step
 
 __all__ = ["Coordinates", "Numbers", "Origin", "Sizes", "located", "rows_of_parameters"]
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regard.diagnosis.facts.trace import Attention, Step, Trace
+from regard.diagnosis.facts.trace import Attention, Trace
+from regard.diagnosis.inputs.tape import Step
 
 __all__ = ["stage_lines"]
 
@@ -31,15 +32,16 @@ def _changes(trace: Trace, attention: Attention) -> Iterator[tuple[str, str]]:
     """Yield the stages with their lines, in order."""
     count = attention.weights.numel()
     steps = trace.steps[: attention.at]
-    starts = [
+    products = [
         at
         for at, step in enumerate(steps)
-        if step.line == attention.lines["product"] and step.name in ("mm", "bmm", "baddbmm")
+        if step.name in ("mm", "bmm", "baddbmm") and step.depends and not step.projects
     ]
+    starts = [at for at in products if steps[at].outputs[0].numel() == count]
     if not starts:
         return
-    before = steps[starts[0]].outputs[0]
-    for step in steps[starts[0] + 1 :]:
+    before = steps[starts[-1]].outputs[0]
+    for step in steps[starts[-1] + 1 :]:
         if "softmax" in step.name or step.name == "exp":
             return
         after = next((t for t in step.outputs if _may_follow(t, step, count)), None)

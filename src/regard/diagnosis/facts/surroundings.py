@@ -12,7 +12,8 @@ from regard.diagnosis.facts.merged_heads import HeadOutputs
 from regard.diagnosis.facts.origins import Sizes
 from regard.diagnosis.facts.rows import Rows
 from regard.diagnosis.facts.stages import stage_lines
-from regard.diagnosis.facts.trace import Step, Trace
+from regard.diagnosis.facts.trace import Trace
+from regard.diagnosis.inputs.tape import Step
 
 __all__ = ["ROLES", "Surroundings", "lines_of", "surroundings_of"]
 

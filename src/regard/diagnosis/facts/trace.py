@@ -1,7 +1,7 @@
 """One run of somebody's code under the capture of ``observe``: its attention and all its steps."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,37 +12,12 @@ from regard.capture.met_value import Met, MetValue
 from regard.capture.refusals import Absence
 from regard.capture.storages import Parameters, storage_key, tensors_in
 from regard.diagnosis.inputs.subject import kept_defaults, quiet
-from regard.diagnosis.inputs.tape import Tape
+from regard.diagnosis.inputs.tape import Step, Tape
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.query_key import QueryKeyScores
-from regard.tracing.operations import PRODUCTS
 from regard.tracing.tracer import Listener, Operation, Tracer, apart
 
-__all__ = ["Attention", "Step", "Trace", "traced"]
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One operation of a run.
-
-    Attributes:
-        name: of the operation, such as ``addmm``.
-        inputs: the tensors that it read; the code may have changed them since.
-        outputs: copies of the tensors that it gave.
-        line: the ``file:line`` that ran it.
-        projects: it is a product with numbers that do not follow from the inputs, or adds a
-            parameter.
-        depends: its outputs follow from the inputs.
-        alive: the tensors that it gave; while they live, no other tensor gets their storage.
-    """
-
-    name: str
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    line: str
-    projects: bool
-    depends: bool
-    alive: tuple[Tensor, ...]
+__all__ = ["Attention", "Trace", "traced"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,12 +101,13 @@ def traced(
         Exception: whatever the code raises.
     """
     model = call if isinstance(call, nn.Module) else _Function(call)
-    log = _Log(model, inputs)
+    tape = Tape(keeps=True, poisons=True)
+    log = _Log(model, tape.steps)
     dtype = torch.get_default_dtype()
     with quiet():
         torch.set_default_dtype(torch.float64)
         try:
-            with kept_defaults(call), Tracer(model, {}, log.listener_of), Tape(poisons=True):
+            with kept_defaults(call), Tracer(model, {}, log.listener_of), tape:
                 result = model(*args, **kwargs)
         finally:
             torch.set_default_dtype(dtype)
@@ -139,7 +115,7 @@ def traced(
     return Trace(
         tuple(log.attentions),
         tuple(log.changed),
-        tuple(log.steps),
+        tuple(_followed(tape.steps, model, inputs)),
         tuple(log.refused),
         tuple(log.left),
         result,
@@ -147,13 +123,12 @@ def traced(
 
 
 class _Log:
-    """The listeners of a run; each operation becomes a step after the capture has seen it."""
+    """The listeners of a run; each of them runs before its operation becomes a step."""
 
-    def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
-        self._inputs = {storage_key(t) for t in inputs}
+    def __init__(self, model: nn.Module, steps: Sequence[Step]) -> None:
+        self._steps = steps
         self.attentions: list[Attention] = []
         self.changed: list[Attention] = []
-        self.steps: list[Step] = []
         self.refused: list[tuple[str, str]] = []
         self.left: list[tuple[str, str]] = []
         self.met = MetValue(
@@ -164,7 +139,6 @@ class _Log:
             Absence(model),
             self._note_changed,
         )
-        self._parameters = Parameters(model)
         self._operation: Operation | None = None
 
     def listener_of(self, func: Callable[..., Any]) -> Listener:
@@ -179,33 +153,8 @@ class _Log:
                 self._read(fused, operation)
             elif inner is not None:
                 inner(operation)
-            self._keep(operation)
 
         return listen
-
-    def _keep(self, operation: Operation) -> None:
-        inputs = tuple(tensors_in((operation.args, *operation.kwargs.values())))
-        with apart():
-            outputs = tuple(t.detach().clone() for t in tensors_in((operation.output,)))
-        alive = tuple(tensors_in((operation.output,)))
-        follow = [storage_key(t) in self._inputs for t in inputs]
-        depends = any(follow)
-        if depends:
-            self._inputs.update(map(storage_key, alive))
-        func = operation.func
-        projects = False
-        if func in PRODUCTS or func in _LAYERS:
-            projects = depends and not all(follow)
-        elif func in _ADDS:
-            projects = any(self._parameters.has(t) or _is_parameter(t) for t in inputs)
-            # Code that takes its parameters as arguments adds a row of numbers.
-            projects |= depends and any(
-                t.ndim == 1 and t.numel() > 1 and not own
-                for t, own in zip(inputs, follow, strict=True)
-            )
-        name = str(func).split(".")[-2 if "." in str(func) else -1]
-        line = operation.line()
-        self.steps.append(Step(name, inputs, outputs, line, projects, depends, alive))
 
     def _read(self, call: FusedCall, operation: Operation) -> None:
         with apart(), torch.no_grad():
@@ -225,12 +174,12 @@ class _Log:
                     output.detach().clone(),
                     output,
                     {"softmax": operation.line()},
-                    len(self.steps),
+                    len(self._steps),
                 )
             )
 
     def _note_changed(self, met: Met) -> None:
-        if not self.changed or self.changed[-1].at < len(self.steps):  # one product, one note
+        if not self.changed or self.changed[-1].at < len(self._steps):  # one product, one note
             self.changed.append(self._attention(met))
 
     def _attention(self, met: Met) -> Attention:
@@ -249,7 +198,7 @@ class _Log:
             output.detach().clone(),
             output,
             dict(met.lines),
-            len(self.steps),
+            len(self._steps),
         )
 
 
@@ -258,11 +207,34 @@ def _scores_of(matrix: AttentionMatrix) -> Tensor:
     return matrix.scores[...].detach().clone()
 
 
+def _followed(steps: Sequence[Step], model: nn.Module, inputs: Sequence[Tensor]) -> Iterator[Step]:
+    """Yield the steps with which of them follow from the inputs, and which of these project."""
+    storages = {storage_key(tensor) for tensor in inputs}
+    parameters = Parameters(model)
+    for step in steps:
+        follow = [storage_key(tensor) in storages for tensor in step.inputs]
+        depends, projects = any(follow), False
+        if depends:
+            storages.update(map(storage_key, step.alive))
+        if step.name in _PROJECTING:
+            projects = depends and not all(follow)
+        elif step.name in _ADDS:
+            projects = any(parameters.has(t) or _is_parameter(t) for t in step.inputs)
+            # Code that takes its parameters as arguments adds a row of numbers.
+            projects |= depends and any(
+                tensor.ndim == 1 and tensor.numel() > 1 and not follows
+                for tensor, follows in zip(step.inputs, follow, strict=True)
+            )
+        yield replace(step, depends=depends, projects=projects)
+
+
 def _is_parameter(tensor: Tensor) -> bool:
     base = tensor._base  # pyright: ignore[reportPrivateUsage]
     return isinstance(tensor, nn.Parameter) or isinstance(base, nn.Parameter)
 
 
-_ATEN = torch.ops.aten
-_ADDS = (_ATEN.add.Tensor, _ATEN.add_.Tensor, _ATEN.sub.Tensor)
-_LAYERS = (_ATEN.convolution.default, _ATEN.embedding.default, _ATEN.linear.default)
+_ADDS = ("add", "add_", "sub")
+_PROJECTING = (
+    *("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmm_", "baddbmm", "baddbmm_"),
+    *("convolution", "embedding", "linear"),
+)

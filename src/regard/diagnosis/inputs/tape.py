@@ -16,6 +16,8 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from regard.tracing.tracer import apart
+
 __all__ = [
     "OpaqueOperator",
     "Place",
@@ -62,8 +64,10 @@ class Step:
         args: its arguments as the code passed them; their numbers may have changed since.
         kwargs: those that it passed by name.
         outputs: copies of the tensors that it gave.
-        alive: those tensors themselves.
+        alive: those tensors themselves; while they live, no other tensor gets their storage.
         place: the line that ran it; None where no line is the user's.
+        depends: its outputs follow from the inputs of the run, as far as ``traced`` followed them.
+        projects: it is a product with numbers that do not follow from them, or adds a parameter.
     """
 
     name: str
@@ -72,11 +76,23 @@ class Step:
     outputs: tuple[Tensor, ...]
     alive: tuple[Tensor, ...]
     place: Place | None
+    depends: bool = False
+    projects: bool = False
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The tensors that it read."""
+        return tensors_in((self.args, [*self.kwargs.values()]))
+
+    @property
+    def line(self) -> str:
+        """The ``file:line`` that ran it; "" where no line is the user's."""
+        return "" if self.place is None else f"{self.place.file}:{self.place.line}"
 
     @property
     def reads(self) -> list[int]:
         """The addresses of the tensors among its arguments."""
-        return addresses((self.args, self.kwargs))
+        return addresses(self.inputs)
 
     @property
     def writes(self) -> set[int]:
@@ -158,7 +174,8 @@ class Tape(TorchDispatchMode):
         # How many detachments autograd makes depends on who holds the tensors.
         if self._keeps and func is not torch.ops.aten.detach.default:
             given = tuple(tensors_in(out))
-            copies = tuple(t.detach().clone() for t in given)
+            with apart():
+                copies = tuple(t.detach().clone() for t in given)
             self.steps.append(
                 Step(_named(func), args, kwargs, copies, given, _place(inspect.currentframe()))
             )
@@ -208,11 +225,11 @@ def _place(own: FrameType | None) -> Place | None:
     frame = own.f_back if own is not None else None
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_OWN):
+        if file.startswith(_OWN) and file != __file__:
             return second  # all frames further out called check
         if file.startswith(_INSTALLED) and not file.startswith(_LIBRARIES):
             second = second or Place(file, frame.f_lineno)
-        elif not file.startswith(_LIBRARIES):
+        elif not file.startswith((*_LIBRARIES, __file__)):
             return Place(file, frame.f_lineno) if second is None else second
         frame = frame.f_back
     return second
