@@ -32,12 +32,13 @@ def _changes(trace: Trace, attention: Attention) -> Iterator[tuple[str, str]]:
     """Yield the stages with their lines, in order."""
     count = attention.weights.numel()
     steps = trace.steps[: attention.at]
-    products = [
+    starts = [
         at
         for at, step in enumerate(steps)
-        if step.name in ("mm", "bmm", "baddbmm") and step.depends and not step.projects
+        if step.name in ("mm", "bmm", "baddbmm")
+        and step.depends
+        and step.outputs[0].numel() == count
     ]
-    starts = [at for at in products if steps[at].outputs[0].numel() == count]
     if not starts:
         return
     before = steps[starts[-1]].outputs[0]
