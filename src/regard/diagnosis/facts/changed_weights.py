@@ -34,13 +34,8 @@ def raise_for_changed(trace: Trace, numbers: Numbers, sizes: Sizes) -> None:
             _raise_for(_mistakes(rows, numbers))
 
 
-def raise_for_outputs(rows: Rows, line: str = "") -> None:
-    """Raise ``Unread`` with the mistakes of weights that the outputs of a function gave.
-
-    Args:
-        rows: its rows.
-        line: the ``file:line`` of its softmax; "" where none is known.
-    """
+def raise_for_outputs(rows: Rows) -> None:
+    """Raise ``Unread`` with the mistakes of weights that the outputs of a function gave."""
     *samples, length, head_dim = rows.key.shape
     turned = replace(rows, key=rows.key.reshape(*samples, head_dim, length).mT)
     try:
@@ -49,10 +44,10 @@ def raise_for_outputs(rows: Rows, line: str = "") -> None:
         pass
     else:
         says = "The keys are viewed in the shape of their transpose: a row holds several tokens."
-        _raise_for([Mistake("keys-not-transposed", says, line)])
+        _raise_for([Mistake("keys-not-transposed", says)])
     sums = rows.weights.sum(-1)
     if not bool((((sums - 1).abs() < _CLOSE) | (sums == 0)).all()):
-        _raise_for(m._replace(line=m.line or line) for m in _mistakes(rows, Numbers({}, [])))
+        _raise_for(_mistakes(rows, Numbers({}, [])))
 
 
 def _raise_for(mistakes: Iterable[Mistake]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from regard.diagnosis.facts.changed_weights import raise_for_outputs
 from regard.diagnosis.facts.formula import Facts, facts_of, is_empty, mask_in, table_in
 from regard.diagnosis.facts.merged_heads import HeadOutputs
 from regard.diagnosis.facts.rows import Rows, Unread
@@ -149,13 +148,11 @@ class _Search:
     def _facts(self, base: Run) -> list[Facts]:
         """Return the facts of all attentions of the run, with their surroundings and lines."""
         all_facts = self._plain_facts(base)
-        lines = self._runs.stage_lines(base) if base.trace is None else {}
         adds_positions = self._runs.adds_positions(base)
         is_alone = len(base.rows) == 1
         found: list[Facts] = []
         for rows, facts in zip(base.rows, all_facts, strict=True):
-            if base.trace is not None:
-                lines = lines_of(rows, base.trace)
+            lines = _lines_in(base, rows)
             if facts.mask is None and self._runs.has_one_length and not base.arguments:
                 facts = replace(facts, mask=table_in(rows))
             if facts.mask is None:
@@ -184,7 +181,7 @@ class _Search:
             return [facts_of(rows, base.arguments) for rows in base.rows]
         except Unread as error:
             for rows in base.rows:
-                raise_for_weak_mask(rows, base.arguments, _weak_line(self._lines(base, rows)))
+                raise_for_weak_mask(rows, base.arguments, _weak_line(_lines_in(base, rows)))
             if base.sizes.batch is not None or error.stage != "scores":
                 raise
         other = self._runs.run(base.sizes.tokens, seed=7)
@@ -252,10 +249,8 @@ class _Search:
     def _with_mask(self, facts: Facts, run: Run, number: int) -> Facts:
         """Return the facts of an attention with the mask of a run that passes one."""
         rows, argument = run.rows[number], run.mask_argument
-        lines = self._lines(run, rows)
+        lines = _lines_in(run, rows)
         raise_for_weak_mask(rows, {argument: run.arguments[argument]}, _weak_line(lines))
-        if run.trace is None:
-            raise_for_outputs(rows, _weak_line(lines))
         mask = mask_in(rows, run.arguments)
         if mask is None:
             reason = f"the keys that {argument} hides follow no rule that is known"
@@ -274,9 +269,10 @@ class _Search:
             key_masks=facts.key_masks | {argument} if is_of_keys else facts.key_masks,
         )
 
-    def _lines(self, run: Run, rows: Rows) -> Mapping[str, str]:
-        """Return the ``file:line`` of each stage of an attention."""
-        return self._runs.stage_lines(run) if run.trace is None else lines_of(rows, run.trace)
+
+def _lines_in(run: Run, rows: Rows) -> Mapping[str, str]:
+    """Return the ``file:line`` of each stage of an attention."""
+    return run.lines if run.trace is None else lines_of(rows, run.trace)
 
 
 def _weak_line(lines: Mapping[str, str]) -> str:

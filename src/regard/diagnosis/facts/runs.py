@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from regard.diagnosis.facts.black_box import rows_of_function
 from regard.diagnosis.facts.changed_weights import raise_for_changed, raise_for_outputs
-from regard.diagnosis.facts.formula import facts_of
 from regard.diagnosis.facts.origins import Numbers, Sizes, located
 from regard.diagnosis.facts.rows import Rows, Unread, rows_of
 from regard.diagnosis.facts.stages import stage_lines
@@ -40,6 +39,7 @@ class Run:
         sizes: its batch and tokens.
         form: of the mask that was passed; None without one.
         trace: of the run; None if its outputs gave the rows.
+        lines: the ``file:line`` of the stages that its operations showed all the same.
     """
 
     rows: list[Rows]
@@ -47,6 +47,7 @@ class Run:
     sizes: Sizes
     form: Form | None
     trace: Trace | None
+    lines: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def mask_argument(self) -> str:
@@ -66,9 +67,10 @@ class Runs:
         self.specimen = specimen
         self.count = 0
         self._lab = Lab(specimen)
-        # True: the outputs of a function give its facts. False: they do not, as where it rotates
-        # query and key itself, so it is traced. None: not tried yet.
-        self._is_black_box: bool | None = None
+        # True for a function whose operations could not be read, as where it uses NumPy or loops
+        # over tiles: its outputs give its weights.
+        self._is_black_box = False
+        self._lines: Mapping[str, str] = {}
         taken = self._integers()
         batches = [batch for batch in _BATCHES if batch not in taken]
         if self.has_ids:
@@ -143,16 +145,44 @@ class Runs:
             if len(tensors) == 1 and (name in masks or name not in names)
         }
         sizes = self._sizes(tokens)
-        rows = self._from_outputs(contents, masks, arguments)
-        if rows is not None:
-            return Run([rows], arguments, sizes, form, None)
-        if not all(isinstance(by_name[name], Tensor) for name in names):
-            if self._is_function:
-                raise_for_outputs(self._rows_of_outputs(contents, masks))
+        inputs = {slot.source: by_name[slot.name] for slot in s.slots if slot.source}
+        unread: Unread | None = None
+        if not self._is_black_box:
+            try:
+                rows, trace = self._from_steps(args, kwargs, inputs, sizes)
+            except Unread as error:
+                if not self._is_function or error.mistakes:
+                    raise
+                unread = error
+                self._lines = self._lines or {"softmax": error.line}
+            else:
+                return Run(rows, arguments, sizes, form, trace)
+        try:
+            rows = [self._from_outputs(contents, masks)]
+        except Unread as error:
+            raise (error if unread is None or error.mistakes else unread) from None
+        self._is_black_box = True
+        return Run(rows, arguments, sizes, form, None, self._lines)
+
+    def _from_steps(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        sizes: Sizes,
+    ) -> tuple[list[Rows], Trace]:
+        """Return the rows of the attentions of a run, and its trace.
+
+        Raises:
+            Unread: a stage of an attention could not be read.
+        """
+        if not all(isinstance(tensor, Tensor) for tensor in inputs.values()):
             raise Unread("projection", "NumPy code with projections inside cannot be looked into")
-        inputs = {slot.source: by_name[slot.name].clone() for slot in s.slots if slot.source}
-        trace = self._trace(args, kwargs, [by_name[name] for name in names])
-        numbers = Numbers(inputs, trace.steps)
+        copies = {source: tensor.clone() for source, tensor in inputs.items()}
+        trace = self._trace(args, kwargs, [*inputs.values()])
+        if trace.attentions:
+            self._lines = stage_lines(trace, trace.attentions[0])
+        numbers = Numbers(copies, trace.steps)
         raise_for_changed(trace, numbers, sizes)
         refused = [*trace.refused]
         if not trace.attentions:
@@ -164,27 +194,22 @@ class Runs:
         for attention in attentions:
             if isinstance(attention, Unread):
                 raise attention
-        read = [attention for attention in attentions if isinstance(attention, Rows)]
-        return Run(read, arguments, sizes, form, trace)
+        return [attention for attention in attentions if isinstance(attention, Rows)], trace
 
-    def stage_lines(self, run: Run) -> dict[str, str]:
-        """Return the lines of the stages of a function whose rows are from its outputs."""
-        s = self.specimen
-        form = run.form
-        tokens = run.sizes.tokens if form is not None else s.tokens
-        masks = {} if form is None else {form.argument: self._mask(form, tokens)}
-        batch = s.batch if form is None else self._batch
-        args, kwargs = s.arguments(s.contents(batch, tokens), torch.float64, masks)
-        by_name = s.by_name((args, kwargs))
-        inputs = [by_name[name] for name in self.input_names]
-        if all(isinstance(tensor, Tensor) for tensor in inputs):
-            with suppress(Exception):  # it may not run under a trace
-                trace = self._trace(args, kwargs, inputs)
-                if trace.attentions:
-                    return stage_lines(trace, trace.attentions[0])
-                if refused := (*trace.refused, *trace.left):
-                    return {"softmax": refused[0][1]}
-        return {}
+    def _from_outputs(self, contents: Contents, masks: Mapping[str, Any]) -> Rows:
+        """Return the rows of a function of query, key and value by its outputs alone.
+
+        Raises:
+            Unread: they show a mistake, or are no weights times values.
+        """
+
+        def output(changed: Contents) -> Tensor:
+            self.count += 1
+            return self._lab.run(changed, extra=masks).rows
+
+        rows = rows_of_function(output, contents, self.specimen.name)
+        raise_for_outputs(rows)
+        return rows
 
     def adds_positions(self, run: Run) -> bool | None:
         """Return True if equal tokens are projected to different queries; None if unknown.
@@ -246,32 +271,10 @@ class Runs:
         batch = self._batch if s.has_batch else written if isinstance(written, int) else None
         return Sizes(batch, tokens, is_token_first, positions)
 
-    def _from_outputs(
-        self, contents: Contents, masks: Mapping[str, Any], arguments: Mapping[str, Tensor]
-    ) -> Rows | None:
-        """Return the rows of a function of query, key and value; None if it must be traced."""
-        if not self._is_function or self._is_black_box is False:
-            return None
-        with suppress(Unread):
-            rows = self._rows_of_outputs(contents, masks)
-            if self._is_black_box is None:
-                self._is_black_box = False
-                facts_of(rows, arguments)
-                self._is_black_box = True
-            return rows
-        return None
-
     @property
     def _is_function(self) -> bool:
         """True for a function of query, key and value."""
         return {*self.specimen.sources} == {"query", "key", "value"} and self._lab.model is None
-
-    def _rows_of_outputs(self, contents: Contents, masks: Mapping[str, Any]) -> Rows:
-        def output(changed: Contents) -> Tensor:
-            self.count += 1
-            return self._lab.run(changed, extra=masks).rows
-
-        return rows_of_function(output, contents, self.specimen.name)
 
     def _mask(self, form: Form, tokens: int) -> Tensor:
         """Return a mask of a form that hides some keys, different ones in each sample."""

@@ -88,7 +88,6 @@ def example_specimens(
             slot = _slot(key, value, key in contents, named.get(key), own, sizes, role)
             slot = _with_meaning(slot, role, means)
             slots.append(_with_all_rows(slot, tokens))
-        slots = _fullest_first(slots)
         specimen = _of_slots(name, thing, slots, sizes, _segments(bound, tokens), causal)
         is_shorter = is_query and first.shape != longest.shape
         alike = [n for n, t in zip(others, keys, strict=True) if tokens and t.ndim == first.ndim]
@@ -124,23 +123,6 @@ def _with_all_rows(slot: Slot, queries: int) -> Slot:
     rows = rows.to(value.dtype).expand(*value.shape[:-2], *rows.shape)
     value = torch.cat([rows, value], -2)
     return replace(slot, value=value, axes=(*slot.axes[:-2], "t", "t"))
-
-
-def _fullest_first(slots: list[Slot]) -> list[Slot]:
-    """Return the arguments with the samples first in which a mask hides the least."""
-    for mask in slots:
-        if mask.meaning in ("keeps", "hides") and mask.axes[:1] == ("b",):
-            shown = (mask.value != 0) == (mask.meaning == "keeps")
-            order = shown.flatten(1).sum(1).argsort(descending=True, stable=True)
-            return [
-                replace(slot, value=slot.value[order])
-                if slot.kind == "given"
-                and slot.axes[:1] == ("b",)
-                and len(slot.value) == len(order)
-                else slot
-                for slot in slots
-            ]
-    return slots
 
 
 def _without_chance(specimen: Specimen) -> Specimen:

@@ -111,12 +111,6 @@ class Lab:
     def _uses_flex(self) -> bool:
         return isinstance(self.specimen.call, nn.Module) and uses_flex_attention(self.specimen.call)
 
-    def for_first_sample(self) -> "Lab":
-        """Return a lab in which all samples have the caller's arguments of the first."""
-        if not self.specimen.has_given_samples:
-            return self
-        return Lab(self.specimen.of_first_sample(), self.notes)
-
     @property
     def model(self) -> nn.Module | None:
         """The module in float64; None for a function."""
@@ -349,20 +343,19 @@ class Lab:
         Raises:
             NotTried: tokens or rows cannot be told apart.
         """
-        lab = self.for_first_sample()
-        s = lab.specimen
-        if not s.has_tokens or not lab.sees_rows:
+        s = self.specimen
+        if not s.has_tokens or not self.sees_rows:
             raise NotTried("No axis of its arguments and its output stands for the tokens.")
         contents = s.contents(1, s.tokens, seed=3, size=0.1)  # no score hides a token by its size
-        call = lab.fresh()
-        base = lab.run(contents, call=call).rows[0]
+        call = self.fresh()
+        base = self.run(contents, call=call).rows[0]
 
         def moved(token: int, only: Collection[str]) -> Tensor:
             other = {
                 name: torch.lerp(contents[name], t, 0.2) if t.is_floating_point() else t
                 for name, t in s.changed(contents, token=token, only=only).items()
             }
-            return differs(lab.run(other, call=call).rows[0], base).any(-1)
+            return differs(self.run(other, call=call).rows[0], base).any(-1)
 
         own = [name for name in s.sources if name not in s.memory]
         seen = torch.stack([moved(token, own) for token in range(s.tokens)], -1)

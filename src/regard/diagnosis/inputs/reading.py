@@ -15,7 +15,6 @@ from regard.diagnosis.inputs.lab import Lab
 from regard.diagnosis.inputs.mask_forms import Form, forms_of, takes_masks
 from regard.diagnosis.inputs.numpy_arrays import loaded_numpy
 from regard.diagnosis.inputs.signature import (
-    MEMORY,
     Argument,
     arguments_of,
     axis_of_heads,
@@ -250,9 +249,6 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
         needed = (replace(a, required=a.required or a in masks) for a in thing.arguments)
         yield from specimens(replace(thing, arguments=tuple(needed)), causal)
         return
-    if (other := _with_memory(thing)) is not None:
-        yield from specimens(other, causal)
-        return
     advice = f"an example call: {call_to_copy(thing.name, thing.arguments, thing.widths[0])}"
     if thing.kind == "scores":
         advice = "the function of query, key and value that calls it"
@@ -260,17 +256,6 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
         f"{thing.name} fails on every input that was tried; it must run on one of them.\n"
         f"    The first error was {said}\n    Pass {advice}."
     ) from first
-
-
-def _with_memory(thing: Thing) -> Thing | None:
-    """Return code with the tokens passed that it attends to, if its signature leaves them out."""
-    parameters = signature_of(thing.call).parameters
-    others = (a for a in thing.arguments if a.role == "other" and MEMORY.search(a.name.lower()))
-    memory = next((a for a in others if parameters[a.name].default is None), None)
-    if memory is None or thing.kind != "embeddings":
-        return None
-    own = {memory: replace(memory, role="memory", required=True)}
-    return replace(thing, arguments=tuple(own.get(a, a) for a in thing.arguments))
 
 
 def grouped(thing: Thing, causal: bool | None) -> Specimen | None:

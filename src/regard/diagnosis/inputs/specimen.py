@@ -91,14 +91,6 @@ class Slot:
         leaves = tree_leaves(self.value) if self.kind == "nested" else [self]
         return [leaf for leaf in leaves if isinstance(leaf, Slot) and leaf.kind == "given"]
 
-    def of_first_sample(self) -> "Slot":
-        """Return the same with the part of the first sample for all."""
-        if self.kind == "nested":
-            return replace(self, value=tree_map(_of_first_sample, self.value))
-        if self.kind != "given" or "b" not in self.axes:
-            return self
-        return replace(self, value=self.value.narrow(self.axes.index("b"), 0, 1))
-
     def constant(self, batch: int, tokens: int, start: int = 0) -> Any:
         """Return the value of an argument that holds no numbers of tokens.
 
@@ -132,10 +124,6 @@ class Slot:
 
 
 _OF_QUERIES = re.compile("tgt|target|quer|q_|self|dec")
-
-
-def _of_first_sample(leaf: Any) -> Any:
-    return leaf.of_first_sample() if isinstance(leaf, Slot) else leaf
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,10 +185,6 @@ class Specimen:
     def has_given_samples(self) -> bool:
         """Return True if arguments of the caller differ from sample to sample."""
         return any("b" in part.axes for slot in self.slots for part in slot.parts)
-
-    def of_first_sample(self) -> "Specimen":
-        """Return the same with the arguments of the first sample for all."""
-        return replace(self, slots=tuple(slot.of_first_sample() for slot in self.slots))
 
     def turned(self) -> "Specimen | None":
         """Return the same with the opposite meaning of masks that are always passed, or None."""

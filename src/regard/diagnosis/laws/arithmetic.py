@@ -347,7 +347,6 @@ class Training(Law):
 
     def breach(self, lab: Lab) -> Breach | None:
         """Average many runs in training mode, side by side in one batch."""
-        lab = lab.for_first_sample()
         s = lab.specimen
         if not isinstance(s.call, nn.Module):
             raise NotTried("A function has no training mode.", applies=False)
@@ -363,6 +362,8 @@ class Training(Law):
             return self._same(lab, contents, still, one.rows[0])
         if not lab.has_batch:
             raise NotTried("It takes no batch, in which many runs could stand side by side.")
+        if s.has_given_samples:
+            raise NotTried("Its example has other arguments for each sample.", applies=False)
         self._check_linear(one, drops)
         wide = {name: t.expand(self._SAMPLES, *t.shape[1:]) for name, t in contents.items()}
         many = lab.run(wide, call=call).rows

@@ -375,7 +375,6 @@ class Samples(Law):
 
 def ignores_order(lab: Lab) -> bool:
     """Return True if two tokens can change places, and the last row, which sees both, stays."""
-    lab = lab.for_first_sample()
     s = lab.specimen
     if not s.has_tokens or not lab.sees_rows or len(s.sources) > 1 or s.tokens < 3:
         return False

@@ -88,13 +88,11 @@ class _Trial:
                     f"Under a mask {count} of {rows.shape[0] * rows.shape[1]} rows are not finite."
                 )
                 return breach_of_nan(self._run(self.contents, extra, keeps=True), says)
-            says = self._moved(form, keep[:, 0], rows, extra)
             # Behind padding at the start positions may be others.
-            is_free = not at_start or self.side == "start" or self._is_shift_invariant()
-            if says is None and is_free:
+            if not at_start or self.side == "start" or self._is_shift_invariant():
                 says = self._alone(form, keep, rows)
-            if says is not None:
-                return Breach(says)
+                if says is not None:
+                    return Breach(says)
         return None
 
     def _keys(self, *, at_start: bool) -> Tensor:
@@ -123,25 +121,6 @@ class _Trial:
     @property
     def _is_of_memory(self) -> bool:
         return self.masked == self.lab.specimen.memory
-
-    def _moved(
-        self, form: Form, real: Tensor, rows: Tensor, extra: Mapping[str, Any]
-    ) -> str | None:
-        """Other numbers in hidden tokens move nothing that is read."""
-        changed = self.lab.specimen.changed(self.contents, only=self.masked)
-        contents = {
-            name: torch.where(real.view(*real.shape, *[1] * (t.ndim - 2)), t, changed[name])
-            for name, t in self.contents.items()
-        }
-        read = real | self._is_of_memory  # the rows of hidden tokens are not read
-        moved = differs(self._run(contents, extra).rows, rows).any(-1) & read
-        if not moved.any():
-            return None
-        sample, token = (int(n) + 1 for n in moved.nonzero()[0])
-        return (
-            f"Other numbers in the tokens that {form.argument} hides move output {token} of "
-            f"sample {sample}."
-        )
 
     def _alone(self, form: Form, keep: Tensor, rows: Tensor) -> str | None:
         """Without what is hidden a sample gives what it gives with it."""
