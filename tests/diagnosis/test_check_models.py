@@ -131,3 +131,9 @@ def test_heads_side_by_side_are_one_attention() -> None:
             return torch.stack([head(x) for head in self.heads]).amax(0)
 
     assert f"{HEADS} heads of" in str(regard.check(Heads()))
+
+
+def test_a_layer_of_pytorch_has_no_line_of_its_caller() -> None:
+    report = regard.check(nn.TransformerEncoderLayer(DIM, HEADS, batch_first=True))
+    assert report.ok
+    assert "(line" not in str(report.computes)

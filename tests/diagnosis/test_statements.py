@@ -144,3 +144,31 @@ def test_learned_keys_are_no_tokens() -> None:
     report = regard.check(Latents(learns_keys=True), args=(torch.randn(2, 7, 24),))
     assert report.verdict == "cannot tell", report
     assert "keys or values follow from no token" in report.missing
+
+
+def test_a_rule_by_which_most_queries_see_no_key_is_not_stated() -> None:
+    """A mask that begins anew for each piece of the queries is no band."""
+
+    def in_pieces(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pieces: list[Tensor] = []
+        for piece in q.split(4, -2):
+            mask = torch.ones(piece.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+            scores = (piece @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
+            pieces.append(scores.softmax(-1) @ v)
+        return torch.cat(pieces, -2)
+
+    report = regard.check(in_pieces)
+    assert report.verdict == "cannot tell", report
+    report = regard.check(in_pieces, expect=regard.spec(causal=True))
+    assert [finding.name for finding in report.faults] == ["mask"], report
+
+
+def test_keys_of_the_past_alone_are_not_called_later_ones() -> None:
+    def before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril(-3)
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, -1e9)
+        return scores.softmax(-1) @ v
+
+    report = regard.check(before, expect=regard.spec(causal=True))
+    assert [finding.name for finding in report.faults] == ["mask"], report
+    assert "keys that stand at least 3 before the query" in str(report)

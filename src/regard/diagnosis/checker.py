@@ -260,10 +260,14 @@ def _report(code: Thing, intention: Intention) -> Report:
         if report is None:
             raise
         return report
+    first = readings[0]
+    if first.tokens in next(iter(first.sources.values())).axes:
+        # It runs with as many tokens as columns alone, as keys @ query does.
+        report = _of_one_query(code, intention)
+        if report is not None:
+            return report
     formulas = computed(readings)
     report = stated(formulas, intention)
-    if formulas.unread is not None and [fault.name for fault in report.faults] == ["runs"]:
-        report = _of_one_query(code, intention) or report
     if report.faults or formulas.unread is not None:
         return report
     return _with_groups(report, code, intention)

@@ -26,6 +26,12 @@ _WORDS = {
     "starts": "{} is where documents begin and end",
     "resets": "documents begin where {} is 0",
 }
+_MORE_WORDS = {
+    "of queries": ", but along the queries: it hides their rows",
+    "of the first sample": ", but that of the first sample is laid over all",
+    "of another sample": ", but samples get that of another one",
+    "turned": ", but with queries and keys exchanged",
+}
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,10 @@ class Hiding:
     def __str__(self) -> str:
         """Return it as words of a formula."""
         base = next(reading for reading in RIGHT if self.reading.startswith(reading))
-        rest = self.reading.removeprefix(base)
-        return _WORDS[base].format(self.argument) + (f", {rest.strip()}" if rest else "")
+        rest = self.reading.removeprefix(base).strip()
+        if rest in ("+ 1", "- 1"):
+            return _WORDS[base].format(f"{self.argument} {rest}")
+        return _WORDS[base].format(self.argument) + _MORE_WORDS.get(rest, "")
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,8 @@ def _pattern_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviati
         words = "causal without the query's own key" if right == -1 else str(pattern)
         expected_keys = "causal with the query's own key"
         yield Deviation("mask", words, expected_keys, "mask", _OFF_BY_ONE)
+    elif right is not None and right < 0:
+        yield Deviation("mask", str(pattern), "keys up to the query's own", "mask")
     elif causal is True and not pattern.is_causal:
         mistake = "mask-inverted" if turned else "not-causal"
         mistake = _OFF_BY_ONE if right in (1, -1) else mistake

@@ -112,9 +112,16 @@ def traced(
         finally:
             torch.set_default_dtype(dtype)
     log.met.finish()
+    # The line of the capture is that of the caller of check where no line is the code's.
+    known = {step.line for step in tape.steps}
+
+    def with_known(attention: Attention) -> Attention:
+        lines = {stage: line for stage, line in attention.lines.items() if line in known}
+        return replace(attention, lines=lines)
+
     return Trace(
-        tuple(log.attentions),
-        tuple(log.changed),
+        tuple(map(with_known, log.attentions)),
+        tuple(map(with_known, log.changed)),
         tuple(_followed(tape.steps, model, inputs)),
         tuple(log.refused),
         tuple(log.left),

@@ -160,7 +160,7 @@ def named(visible: Tensor) -> Pattern | None:
     for rule in (Band(left, right), *_others(visible)):
         seen = rule.dense(q_len, kv_len)
         rows = seen.any(-1)  # a row that sees no key may have any weights
-        if bool(rows.any()) and torch.equal(seen[rows], visible[rows]):
+        if 2 * int(rows.sum()) > q_len and torch.equal(seen[rows], visible[rows]):
             return rule
     return None
 
