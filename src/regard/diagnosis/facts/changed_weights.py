@@ -6,13 +6,12 @@ a softmax over the keys, times 0 at some of them, or times one number.
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
-from regard.diagnosis.facts.formula import facts_of, is_same_scale, mistake_of_scale
+from regard.diagnosis.facts.formula import is_same_scale, mistake_of_scale
 from regard.diagnosis.facts.origins import Numbers, Sizes
 from regard.diagnosis.facts.rows import Mistake, Rows, Unread, is_single, rows_of
 from regard.diagnosis.facts.trace import Trace
@@ -36,15 +35,6 @@ def raise_for_changed(trace: Trace, numbers: Numbers, sizes: Sizes) -> None:
 
 def raise_for_outputs(rows: Rows) -> None:
     """Raise ``Unread`` with the mistakes of weights that the outputs of a function gave."""
-    *samples, length, head_dim = rows.key.shape
-    turned = replace(rows, key=rows.key.reshape(*samples, head_dim, length).mT)
-    try:
-        facts_of(turned, {})
-    except Unread:
-        pass
-    else:
-        says = "The keys are viewed in the shape of their transpose: a row holds several tokens."
-        _raise_for([Mistake("keys-not-transposed", says)])
     sums = rows.weights.sum(-1)
     if not bool((((sums - 1).abs() < _CLOSE) | (sums == 0)).all()):
         _raise_for(_mistakes(rows, Numbers({}, [])))
