@@ -1,6 +1,5 @@
 """What a check says and leaves behind: the report, the errors word for word, the user's process."""
 
-import html
 import json
 import random
 import re
@@ -214,37 +213,6 @@ def test_code_that_always_fails_is_an_error_with_its_own_words() -> None:
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         regard.check(broken)
-
-
-def test_a_notebook_shows_the_two_matrices_as_pictures() -> None:
-    report = regard.check(unscaled)
-    page = report._repr_html_()  # as IPython calls it
-    finding = report.findings[0]
-    assert finding.did is not None
-    assert page.count("<table") == 2
-    assert page.count("<td") == 2 * finding.did.numel()
-    assert f">{float(finding.did[0, 0]):.3f}</td>" in page
-    text = re.sub(r"<[^>]*>", "", re.sub(r"<div>.*</div>", "", page))
-    assert text.split() == [
-        word for line in _without_matrices(str(report)) for word in html.escape(line).split()
-    ]
-
-
-def _without_matrices(text: str) -> list[str]:
-    lines = text.splitlines()
-    first = next(n for n, line in enumerate(lines) if line.startswith("  weights of "))
-    last = next(n for n, line in enumerate(lines) if line.startswith("  Write:"))
-    return lines[:first] + lines[last:]
-
-
-def test_what_the_code_calls_itself_is_no_html() -> None:
-    unscaled.__name__, before = "<script>alert(1)</script>", unscaled.__name__
-    try:
-        page = regard.check(unscaled)._repr_html_()
-    finally:
-        unscaled.__name__ = before
-    assert "<script" not in page
-    assert "&lt;script&gt;" in page
 
 
 def test_a_finding_in_a_running_notebook_is_in_its_cell() -> None:

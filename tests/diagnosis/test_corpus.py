@@ -88,8 +88,7 @@ OTHER_LINES = {
     *("first_head_masked", "flex_flipped", "lambdas_share_slice", "mask_of_pairs_of_tokens"),
     *("mask_repeat_heads", "mqa_sees_next", "nan_rows", "padding_added_to_rows"),
     *("numpy_softmax_rows", "numpy_values_axis"),  # the lines of NumPy are not seen
-    *("09_masked_softmax_of_lengths", "09_padding_mask_times_weights", "10_plus_infinity"),
-    *("pair_slices_filled_and_no_scale", "scale_twice"),
+    *("10_plus_infinity", "pair_slices_filled_and_no_scale", "scale_twice"),
 }
 
 

@@ -3,7 +3,6 @@
 import linecache
 import sys
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -99,23 +98,6 @@ class Finding:
 
     def __str__(self) -> str:
         """Return the finding in lines of text."""
-        above, below = self._above(), self._below()
-        if self.did is None or self.attention is None:
-            return f"{above}\n{below}" if below else above
-        sides = _side_by_side(self.did, self.attention, self.caption)
-        return "\n".join([above, *sides, below])
-
-    def _repr_html_(self) -> str:
-        """Return the finding with its two matrices as pictures, for a notebook."""
-        pictures = ""
-        if self.did is not None and self.attention is not None:
-            top = max(_largest(self.did), _largest(self.attention)) or 1.0
-            both = (("what it did", self.did), ("what attention is", self.attention))
-            pictures = "".join(_picture(name, matrix, top) for name, matrix in both)
-            pictures = f"<div>{escape(self.caption)}</div><div>{pictures}</div>"
-        return f"<pre>{escape(self._above())}</pre>{pictures}<pre>{escape(self._below())}</pre>"
-
-    def _above(self) -> str:
         label = f"mistake {self.number}" if self.number else "law" if self.fault.mending else "fact"
         label = label if self.severity == "fault" else self.severity
         lines = [f"{self.name} ({label})", f"  {self.fault.sentence}"]
@@ -123,15 +105,16 @@ class Finding:
             lines.append(f"  {self.detail}")
         if self.file is not None:
             lines.append(f"  {self.place}:  {self.code}")
-        return "\n".join(lines)
-
-    def _below(self) -> str:
-        is_law = not self.number and self.severity == "fault"
-        said = self.fault.mending
-        lines = [f"  {'Formula' if is_law else 'Write'}:  {said}"] if said else []
+        if self.did is not None and self.attention is not None:
+            lines += _side_by_side(self.did, self.attention, self.caption)
+        if said := self.fault.mending:
+            is_law = not self.number and self.severity == "fault"
+            lines.append(f"  {'Formula' if is_law else 'Write'}:  {said}")
         if self.fault.sources:
             lines.append(f"  Others did the same: {', '.join(self.fault.sources)}")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def finding_of(entry: Fault, place: Place | None, detail: str, pair: Pair | None = None) -> Finding:
@@ -222,32 +205,22 @@ class Report:
 
     def __str__(self) -> str:
         """Return the report as text."""
-        first, *rest = self._around()
-        return "\n\n".join([first, *(str(finding) for finding in self.findings), *rest])
-
-    def _around(self) -> list[str]:
-        """Return the paragraphs before the findings, one, and after them."""
         parts = [f"{self.name}: read as {self.read_as}"]
         if self.computes is not None and self.computes.is_known:
             lines = str(self.computes).splitlines()
             read = [f"read as {self.read_as}"] if self.read_as else []
             parts = ["\n  ".join([f"{self.name} computes {lines[0]}", *lines[1:], *read])]
+        parts += map(str, self.findings)
         if self.missing:
             parts.append(self.missing)
-        remarks = [f"Note: {note}" for note in self.notes]
-        if remarks and self.verdict != "wrong":
-            parts.append("\n".join(remarks))
+        if self.notes and self.verdict != "wrong":
+            parts.append("\n".join(f"Note: {note}" for note in self.notes))
         parts.append(f"{self.name} is {_sentence(self)}")
-        return [*parts, f"To pin it:  {self.pin}"] if self.pin else parts
+        if self.pin:
+            parts.append(f"To pin it:  {self.pin}")
+        return "\n\n".join(parts)
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """Return the report for a notebook, with the small matrices as pictures."""
-        first, *rest = self._around()
-        findings = [finding._repr_html_() for finding in self.findings]  # pyright: ignore[reportPrivateUsage]
-        texts = [f"<pre>{escape(text)}</pre>" for text in rest]
-        return "\n".join([f"<pre>{escape(first)}</pre>", *findings, *texts])
 
 
 def _sentence(report: Report) -> str:
@@ -285,21 +258,3 @@ def _side_by_side(did: Tensor, attention: Tensor, caption: str) -> list[str]:
 def _rows(matrix: Tensor) -> list[str]:
     rows = cast("list[list[float]]", matrix.tolist())
     return ["  ".join(f"{value:6.3f}" for value in row) for row in rows]
-
-
-def _largest(matrix: Tensor) -> float:
-    return float(matrix.abs().nan_to_num(0.0, posinf=0.0).max())
-
-
-def _picture(name: str, matrix: Tensor, top: float) -> str:
-    """Return a matrix as a table of coloured cells: blue above 0, orange below."""
-    rows: list[str] = []
-    for row in cast("list[list[float]]", matrix.tolist()):
-        cells: list[str] = []
-        for value in row:
-            share = min(abs(value) / top, 1.0) if abs(value) < float("inf") else 0.0
-            colour = f"rgba({'31,119,180' if value >= 0 else '230,120,20'},{share:.2f})"
-            cells.append(f'<td style="background:{colour};padding:6px 8px">{value:.3f}</td>')
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    style = "display:inline-table;margin:4px 24px 4px 0"
-    return f'<table style="{style}"><caption>{name}</caption>{"".join(rows)}</table>'
