@@ -183,7 +183,6 @@ def thing_of(
             "query, key and value."
         )
     unknown = [a.name for a in arguments if a.required and a.role in ("other", "weight")]
-    unknown = [own for own in unknown if own != "position_embeddings"]
     if unknown:
         raise ValueError(
             f"{name} needs {', '.join(unknown)}; check knows embeddings, query, key, value, "
@@ -359,12 +358,9 @@ def _read(
     slots: list[Slot] = []
     call: Callable[..., Any] = thing.call
     chosen = {form.argument: form for form in forms}
-    positions = _positions(thing, tokens)
     for argument in thing.arguments:
         if argument.name in chosen:
             slots.append(chosen[argument.name].slot())
-        elif argument.name in positions:
-            slots.append(Slot(argument.name, "fixed", value=positions[argument.name]))
         elif (slot := _content(thing, argument, axes, vocabulary)) is not None:
             slots.append(slot)
     if kind == "scores":
@@ -454,14 +450,3 @@ def _weighed(
         shapes = ", ".join(str(tuple(weights.shape)) for weights in found) or "no tensor"
         raise ValueError(f"it gave {shapes} for scores {tuple(scores.shape)}")
     return found[0] @ value
-
-
-def _positions(thing: Thing, tokens: int) -> dict[str, Any]:
-    """Return rotary angles for a module of transformers that wants them: cosines and sines."""
-    width = getattr(thing.model, "head_dim", None)
-    names = [a.name for a in thing.arguments]
-    if "position_embeddings" not in names or not isinstance(width, int):
-        return {}
-    slopes = 10000.0 ** (-torch.arange(0, width, 2) / width)
-    angles = torch.arange(tokens)[:, None] * torch.cat([slopes, slopes])
-    return {"position_embeddings": (angles.cos()[None], angles.sin()[None])}

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs
-from regard.diagnosis.inputs.mask_forms import form_of_given
 from regard.diagnosis.inputs.signature import is_cache, signature_of
 from regard.diagnosis.inputs.specimen import Contents, Specimen
 from regard.diagnosis.inputs.subject import is_installed
@@ -231,15 +230,9 @@ class Pure(Law):
                 f"The second of two equal calls differs by up to {most:.3g}.",
                 first_place(run.steps, lambda step: step.name.endswith("_")),
             )
-        reseeded = s.contents(s.batch, s.tokens, seed=1)
-        masks = _other_masks(s)
-        extras: list[dict[str, Tensor]] = [{}, masks] if masks else [{}]
-        for extra in extras if isinstance(s.call, nn.Module) else ():
-            try:
-                fresh = lab.run(reseeded, extra=extra).rows
-            except Exception:  # noqa: BLE001  # it may take masks of another form alone
-                continue
-            left = lab.run(reseeded, call=run.call, extra=extra).rows
+        if isinstance(s.call, nn.Module):
+            others = s.contents(s.batch, s.tokens, seed=1)
+            fresh, left = lab.run(others).rows, lab.run(others, call=run.call).rows
             if left.shape != fresh.shape or differs(left, fresh).any():
                 return Breach("A call depends on the inputs of the calls before it.")
         return None
@@ -277,14 +270,6 @@ class Pure(Law):
                 f"The argument {name} is changed in place.", first_place(run.steps, writes)
             )
         return None
-
-
-def _other_masks(s: Specimen) -> dict[str, Tensor]:
-    """Return masks that hide the last token, by argument."""
-    forms = [form for form, *_ in s.forms if any(slot.name == form.argument for slot in s.slots)]
-    forms += [form for slot in s.masks if (form := form_of_given(slot)) is not None]
-    keep = torch.arange(s.tokens) < max(s.tokens - 1, 1)
-    return {form.argument: form.encode(keep.expand(s.batch, s.tokens, -1)) for form in forms}
 
 
 def _first_moved(base: Run, others: Sequence[Run]) -> Place | None:
@@ -352,25 +337,7 @@ class Samples(Law):
                     f"Sample {b + 1} differs by {most:.3g} between alone and in a batch of 2.",
                     kind="attends-across-batch",
                 )
-        return self._order(lab)
-
-    @staticmethod
-    def _order(lab: Lab) -> Breach | None:
-        """Exchange two samples, with all arguments that belong to them."""
-        s = lab.specimen
-        given = [slot for slot in s.slots if slot.kind == "given" and "b" in slot.axes]
-        # A table may have as many rows as there are samples by chance.
-        own = [slot for slot in given if "t" in slot.axes or not slot.dtype.is_floating_point]
-        if not own:
-            return None
-        extra = {slot.name: slot.constant(2, s.tokens).flip(slot.axes.index("b")) for slot in own}
-        contents = s.contents(2, s.tokens)
-        turned = lab.run({n: t.flip(0) for n, t in contents.items()}, extra=extra).rows
-        if not differs(turned.flip(0), lab.run(contents).rows).any():
-            return None
-        names = " and ".join(slot.name for slot in own)
-        kind = "mask-of-another-sample" if all(slot.meaning for slot in own) else "order"
-        return Breach(f"Two samples that change places, with {names}, change numbers.", kind=kind)
+        return None
 
 
 def ignores_order(lab: Lab) -> bool:
