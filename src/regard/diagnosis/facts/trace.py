@@ -113,15 +113,15 @@ def traced(
             torch.set_default_dtype(dtype)
     log.met.finish()
     # The line of the capture is that of the caller of check where no line is the code's.
-    known = {step.line for step in tape.steps}
+    code_lines = {step.line for step in tape.steps}
 
-    def with_known(attention: Attention) -> Attention:
-        lines = {stage: line for stage, line in attention.lines.items() if line in known}
+    def with_code_lines(attention: Attention) -> Attention:
+        lines = {stage: line for stage, line in attention.lines.items() if line in code_lines}
         return replace(attention, lines=lines)
 
     return Trace(
-        tuple(map(with_known, log.attentions)),
-        tuple(map(with_known, log.changed)),
+        tuple(map(with_code_lines, log.attentions)),
+        tuple(map(with_code_lines, log.changed)),
         tuple(_followed(tape.steps, model, inputs)),
         tuple(log.refused),
         tuple(log.left),

@@ -208,13 +208,13 @@ class Pure(Law):
         if lab.changed_defaults:
             names = ", ".join(sorted(lab.changed_defaults))
             return Breach(f"A call changes the default of {names}, which the next call gets.")
-        reseeded = lab.run(contents, seed=1, keeps=True)
-        if differs(reseeded.rows, run.rows).any():
-            most = float((reseeded.rows - run.rows).abs().max())
+        reseeded_run = lab.run(contents, seed=1, keeps=True)
+        if differs(reseeded_run.rows, run.rows).any():
+            most = float((reseeded_run.rows - run.rows).abs().max())
             is_drop = any(step.name in DROPS for step in run.steps)
             return Breach(
                 f"Two calls with other random seeds differ by up to {most:.3g}.",
-                _first_moved(run, [reseeded]),
+                _first_moved(run, [reseeded_run]),
                 kind="dropout-in-eval" if is_drop else "random",
                 is_definite=is_drop,
             )
@@ -231,8 +231,8 @@ class Pure(Law):
                 first_place(run.steps, lambda step: step.name.endswith("_")),
             )
         if isinstance(s.call, nn.Module):
-            others = s.contents(s.batch, s.tokens, seed=1)
-            fresh, left = lab.run(others).rows, lab.run(others, call=run.call).rows
+            reseeded = s.contents(s.batch, s.tokens, seed=1)
+            fresh, left = lab.run(reseeded).rows, lab.run(reseeded, call=run.call).rows
             if left.shape != fresh.shape or differs(left, fresh).any():
                 return Breach("A call depends on the inputs of the calls before it.")
         return None
