@@ -116,7 +116,7 @@ def traced(
     code_lines = {step.line for step in tape.steps}
 
     def with_code_lines(attention: Attention) -> Attention:
-        lines = {stage: line for stage, line in attention.lines.items() if line in code_lines}
+        lines = {s: line if line in code_lines else "" for s, line in attention.lines.items()}
         return replace(attention, lines=lines)
 
     return Trace(
