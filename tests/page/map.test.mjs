@@ -16,7 +16,7 @@ const RULER = { measureText: (text) => ({ width: 7 * [...text].length }) };
 const STAGE = { width: 600, height: 560 };
 
 function framed(queries, keys, at = {}) {
-  return new Axes(RULER).frame(STAGE, queries, keys, { zoom: 1, row: 0, column: 0, ...at });
+  return new Axes(RULER).frame(STAGE, { queries, keys }, { zoom: 1, row: 0, column: 0, ...at });
 }
 
 function counted(length) {
@@ -38,7 +38,11 @@ test("where rows have no room for every label, the margin has room for positions
   const text = tokens(WORDS);
   const widest = Math.max(...text.map((token) => 7 * [...token.text.trim()].length));
   for (let height = 150; height < 560; height += 1) {
-    const frame = new Axes(RULER).frame({ width: 600, height }, text, text, { zoom: 1, row: 0, column: 0 });
+    const frame = new Axes(RULER).frame(
+      { width: 600, height },
+      { queries: text, keys: text },
+      { zoom: 1, row: 0, column: 0 },
+    );
     if (frame.cellHeight < 16) assert.ok(frame.left >= widest + 7 + 7 + 8, `${height} pixels: ${frame.left}`);
   }
 });
@@ -50,6 +54,25 @@ test("cells grow no more than to 84 pixels", () => {
   const { most, cellWidth } = framed(text, text);
   assert.equal(framed(text, text, { zoom: most }).cellWidth, 84);
   assert.ok(most > 84 / cellWidth - 1);
+});
+
+test("on a large screen eight cells fill the stage", () => {
+  const axes = { queries: counted(9), keys: counted(9) };
+  const { cellWidth } = new Axes(RULER).frame({ width: 1500, height: 1100 }, axes, { zoom: 1, row: 0, column: 0 });
+  assert.ok(cellWidth > 100 && cellWidth <= 1100 / 8);
+});
+
+test("maps beside each other stand at one height, also with longer words in one of them", () => {
+  const [short, long] = [
+    ["Life", "is"],
+    ["Life", "isextraordinary"],
+  ].map(tokens);
+  const both = [short, long].map((text) => ({ queries: text, keys: text }));
+  const frames = both.map((axes) =>
+    new Axes(RULER).frame({ width: 160, height: 560 }, axes, { zoom: 1, row: 0, column: 0 }, both),
+  );
+  assert.deepEqual(frames[0], frames[1]);
+  assert.ok(frames[0].slanted && !framed(short, short).slanted);
 });
 
 test("a part of the map keeps its margins and stays inside the matrix", () => {

@@ -1,6 +1,6 @@
 /** Where the map lies on its canvas and what stands beside it: tokens on both axes, at any zoom. */
 
-import type { Axis } from "../data/axes";
+import type { Axis, TwoAxes } from "../data/axes";
 import { fittedText } from "../dom";
 import type { Ink } from "../look";
 import type { Token } from "../protocol/recording";
@@ -22,15 +22,16 @@ export interface Frame {
   slanted: boolean; // key labels do not fit side by side
 }
 
-const LARGEST = 84; // pixels of a cell, so that one token is not a poster
-const LABEL = 13; // pixels of type
+const LARGEST = 84; // pixels of a cell, so that one token is not a poster,
+const FEWEST = 8; // or so many of them fill a large screen
 const SLANT = -Math.PI / 3;
 const APART = 17; // pixels between two labels
 const NAMES = 66; // pixels of the names of the axes, in the corner
 const MEASURED = 2000; // labels of a long text, to know the widest
 
-function setType(context: Pen, token: Token, family: string) {
-  context.font = token.special ? `600 10px ${family}` : `${LABEL}px ${family}`;
+/** @param type its size in pixels */
+function setType(context: Pen, token: Token, type: number, family: string) {
+  context.font = token.special ? `600 ${type - 3}px ${family}` : `${type}px ${family}`;
   context.letterSpacing = token.special ? "0.6px" : "0px";
 }
 
@@ -41,6 +42,7 @@ function written(token: Token): string {
 export class Axes {
   private family = getComputedStyle(document.body).fontFamily;
   limit = 124;
+  private type = 13;
   private labels = new Map<Token, { text: string; width: number }>();
   private widths = new Map<Token[], number>();
 
@@ -48,17 +50,18 @@ export class Axes {
 
   /** @param limit pixels of the widest label */
   setLimit(limit: number) {
-    if (limit === this.limit) return;
+    const type = Number.parseFloat(getComputedStyle(document.body).fontSize) - 1;
+    if (limit === this.limit && type === this.type) return;
     this.labels.clear();
     this.widths.clear();
-    this.limit = limit;
+    [this.limit, this.type] = [limit, type];
   }
 
   /** @returns shortened until it fits */
   private labelOf(token: Token): { text: string; width: number } {
     let label = this.labels.get(token);
     if (!label) {
-      setType(this.context, token, this.family);
+      setType(this.context, token, this.type, this.family);
       const text = fittedText(this.context, written(token), this.limit);
       label = { text, width: this.context.measureText(text).width };
       this.labels.set(token, label);
@@ -79,32 +82,37 @@ export class Axes {
   }
 
   /**
-   * The margins are those of the whole text, so that nothing moves but the map itself.
-   * @param queries all
-   * @param keys all
+   * The margins are those of whole texts, so that nothing moves but the map itself.
+   * @param all the texts of the maps on the stage, whose edges lie at one height
    */
   frame(
     stage: { width: number; height: number },
-    queries: Token[],
-    keys: Token[],
+    { queries, keys }: TwoAxes,
     { zoom, row, column }: { zoom: number; row: number; column: number },
+    all: TwoAxes[] = [{ queries, keys }],
   ): Frame {
     this.setLimit(Math.round(Math.max(60, Math.min(124, stage.width * 0.12))));
+    const largest = Math.max(LARGEST, Math.min(stage.width, stage.height) / FEWEST);
+    const sides = (["queries", "keys"] as const).map((side) => ({
+      length: Math.max(...all.map((axes) => axes[side].length)),
+      label: Math.max(...all.map((axes) => this.widest(axes[side]))),
+    }));
+    const [down, across] = sides;
     // With fewer pixels than labels need, each label carries its position: "250 the".
-    const name = this.widest(keys) + positionWidth(keys);
+    const name = across.label + positionWidth(across);
     const high = stage.height - slope(name) - 20;
     const wide = stage.width - NAMES - Math.ceil(name * Math.cos(SLANT));
-    const least = Math.min(wide / keys.length, high / queries.length);
-    const counter = stride(Math.floor(least)) > 1 ? positionWidth(queries) : 0;
-    const left = Math.max(NAMES, Math.ceil(this.widest(queries) + counter + 16));
+    const least = Math.min(wide / across.length, high / down.length);
+    const counter = stride(Math.floor(least)) > 1 ? positionWidth(down) : 0;
+    const left = Math.max(NAMES, Math.ceil(down.label + counter + 16));
     const room = { width: stage.width - left - 2, height: stage.height - 30 };
-    const flat = Math.min(room.width / keys.length, room.height / queries.length, LARGEST);
-    const slanted = this.widest(keys) > flat - 10;
-    const label = this.widest(keys) + (flat * 0.8 < APART ? positionWidth(keys) : 0);
+    const flat = Math.min(room.width / across.length, room.height / down.length, largest);
+    const slanted = across.label > flat - 10;
+    const label = across.label + (flat * 0.8 < APART ? positionWidth(across) : 0);
     const top = slanted ? slope(label) : 30;
     const right = slanted ? Math.ceil(label * Math.cos(SLANT)) : 0;
     const space = { width: room.width - right, height: stage.height - top - 20 };
-    const { cellWidth, cellHeight, most } = sides(space, keys.length, queries.length, zoom);
+    const { cellWidth, cellHeight, most } = sidesOf(space, keys.length, queries.length, zoom, largest);
     const width = Math.min(whole(space.width), keys.length * cellWidth);
     const height = Math.min(whole(space.height), queries.length * cellHeight);
     const [rows, columns] = [height / cellHeight, width / cellWidth];
@@ -181,7 +189,7 @@ export class Axes {
     context.textBaseline = "middle";
     context.fillStyle = chosen ? ink.accent : token.special ? ink.faint : ink.grey;
     const { text, width } = this.labelOf(token);
-    setType(context, token, this.family);
+    setType(context, token, this.type, this.family);
     context.fillText(text, 0, 0);
     if (!counts || text === String(at)) return;
     const shift = width + 7;
@@ -196,28 +204,29 @@ export class Axes {
  * Square cells, of whole device pixels where they are large enough to show it, else as a whole; a
  * matrix much longer than wide may stretch.
  */
-function sides(
+function sidesOf(
   { width, height }: { width: number; height: number },
   columns: number,
   rows: number,
   zoom: number,
+  largest: number,
 ): { cellWidth: number; cellHeight: number; most: number } {
-  const fit = [Math.min(width / columns, LARGEST), Math.min(height / rows, LARGEST)];
+  const fit = [Math.min(width / columns, largest), Math.min(height / rows, largest)];
   const square = Math.min(fit[0], fit[1]);
   const long = Math.max(columns / rows, rows / columns) > 4;
   const [cellWidth, cellHeight] = fit.map((side, axis) => {
-    const chosen = Math.min(LARGEST, zoom * (long ? Math.min(side, Math.max(square, 28)) : square));
+    const chosen = Math.min(largest, zoom * (long ? Math.min(side, Math.max(square, 28)) : square));
     const device = chosen * devicePixelRatio;
     if (device >= 6) return Math.floor(device + 0.01) / devicePixelRatio;
     if (zoom > 1) return chosen;
     const count = axis === 0 ? columns : rows;
     return Math.max(1, Math.floor(device * count)) / (count * devicePixelRatio);
   });
-  return { cellWidth, cellHeight, most: LARGEST / square };
+  return { cellWidth, cellHeight, most: largest / square };
 }
 
 /** @returns pixels of the widest position beside a label */
-function positionWidth({ length }: Token[]): number {
+function positionWidth({ length }: { length: number }): number {
   return Math.ceil(8 + 6.5 * String(length - 1).length);
 }
 

@@ -55,12 +55,14 @@ export class HeadMap {
 
   /**
    * @param pick what it shows
+   * @param stage what is shown beside each other
    * @param ceiling the weight of the darkest colour on the fitted scale
    */
   constructor(
     readonly holder: HTMLElement,
     readonly session: Session,
     private readonly pick: (state: Readonly<State>) => Which,
+    private readonly stage: (state: Readonly<State>) => Which[],
     private readonly ceiling: () => number,
   ) {
     new ResizeObserver(() => this.size.value++).observe(holder);
@@ -102,9 +104,9 @@ export class HeadMap {
 
   /** @returns what would be shown */
   framed(at: { zoom: number; row: number; column: number }): Frame {
-    const { queries, keys } = this.session.axes(this.which.layer);
     const size = { width: this.holder.clientWidth, height: this.holder.clientHeight };
-    return this.axes.frame(size, queries, keys, at);
+    const all = this.stage(this.session.store.drawn).map(({ layer }) => this.session.axes(layer));
+    return this.axes.frame(size, this.session.axes(this.which.layer), at, all);
   }
 
   private tileName(place: Place): string {
@@ -229,7 +231,8 @@ export class HeadMap {
   private drawNumbers(context: Pen, { ramp, at }: Palette) {
     const frame = this.frame as Frame;
     const { top, bottom, left, right } = this.part as Part;
-    context.font = `${frame.cellWidth < 40 ? 10 : frame.cellWidth < 50 ? 11 : 12}px ${this.session.look.mono}`;
+    const type = [10, 11, 12, 16][[40, 50, 100].filter((width) => frame.cellWidth >= width).length];
+    context.font = `${type}px ${this.session.look.mono}`;
     context.textAlign = "center";
     context.textBaseline = "middle";
     for (let query = top; query < bottom; query++) {

@@ -5,6 +5,7 @@ import { ceilingOf } from "../data/small";
 import { byId, offerNumbers } from "../dom";
 import { headNumber, layerName } from "../protocol/recording";
 import type { Session } from "../session";
+import type { State } from "../state";
 import { legendOf } from "../map/legend";
 import { HeadMap } from "../map/map";
 import { followPointer } from "../map/travel";
@@ -25,8 +26,10 @@ export class MapView implements View {
   constructor(readonly session: Session) {
     const { layers, store } = session;
     const ceiling = () => this.ceiling();
-    this.first = new HeadMap(this.holders[0], session, (state) => shown(state, layers), ceiling);
-    this.second = this.holders[1] ? new HeadMap(this.holders[1], session, beside, ceiling) : null;
+    const first = (state: Readonly<State>) => shown(state, layers);
+    const stage = (state: Readonly<State>) => [first(state), ...(state.compare === "beside" ? [beside(state)] : [])];
+    this.first = new HeadMap(this.holders[0], session, first, stage, ceiling);
+    this.second = this.holders[1] ? new HeadMap(this.holders[1], session, beside, stage, ceiling) : null;
     const second = this.second?.draws.map((draw) => () => this.isBeside() && draw()) ?? [];
     this.draws = [() => this.name(), ...this.first.draws, ...second];
     Object.assign(this, mapSaving(this));
