@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { sinksOf } from "../../src/regard/view/web/data/axes";
-import { lastWord, openingCells } from "../../src/regard/view/web/data/opening";
 import * as patches from "../../src/regard/view/web/data/patches";
 import { inBlocks, perToken } from "../../src/regard/view/web/data/reading";
 import { rowHeight } from "../../src/regard/view/web/map/patch_picture";
@@ -94,20 +93,6 @@ test("patches are named by their places, are no sinks, and are one part of a tex
   const rest = info({ rows: 1, columns: 2, tokens: [[9, 11]] });
   const two = patches.withPatches(texts, grids(info(), rest), true);
   assert.equal(two[9].text, " patch 0,0 of grid 1");
-});
-
-test("a page of a picture opens at a word after it, or at the class token", () => {
-  const cells = [{ query: 0 }, { query: 9 }, { query: 10 }];
-  const named = patches.withPatches(tokens([" Look", ...Array(8).fill("."), " a", " dog"]), grids(info()), true);
-  assert.deepEqual(patches.afterPictures(cells, named), cells.slice(1));
-  assert.deepEqual(patches.afterPictures(cells.slice(0, 1), named), []);
-  assert.deepEqual(patches.afterPictures(cells.slice(0, 1), named.slice(0, 9)), cells.slice(0, 1));
-  const seen = patches.withPatches(tokens(["[CLS]", ...Array(8).fill(" 1")]), grids(info()), false);
-  assert.equal(lastWord(seen), 0);
-  assert.deepEqual(
-    openingCells(null, { queries: seen, keys: seen }, () => null),
-    [],
-  );
 });
 
 // Numbers

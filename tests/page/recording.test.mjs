@@ -8,7 +8,6 @@ import { smallMap } from "../../src/regard/view/web/data/small";
 import { blockAt, missing, strongestBlocks } from "../../src/regard/view/web/text/block_words";
 import { sorted } from "../../src/regard/view/web/views/heads_view";
 import { countRefused, notes } from "../../src/regard/view/web/views/notes";
-import { lastWord, notableHeads, openingCells, openingHead } from "../../src/regard/view/web/data/opening";
 import { introduced } from "../../src/regard/view/web/text/head_words";
 import { layer, recording, tokens } from "./recordings.mjs";
 
@@ -18,6 +17,7 @@ const WHOLE = {
   version: 1,
   title: "a",
   layers: [layer()],
+  opened: { layer: 0, head: 1, query: 0, key: null },
   query_tokens: { texts: ["a", " b"], special: [0] },
   one_text: true,
 };
@@ -29,17 +29,16 @@ test("tokens, and of one text the same on both axes", () => {
     { text: " b", special: false },
   ]);
   assert.equal(read.key_tokens, read.query_tokens);
-  assert.deepEqual(read.opened, [null, null]);
+  assert.deepEqual(read.opened, WHOLE.opened);
 });
 
 test("of two recordings each layer says which it is of", () => {
   const other = { first: 1, title: "b", query_tokens: null, key_tokens: null, one_text: false };
-  const read = readRecording(JSON.stringify({ ...WHOLE, layers: [layer(), layer()], opened: [0, "x"], other }));
+  const read = readRecording(JSON.stringify({ ...WHOLE, layers: [layer(), layer()], other }));
   assert.deepEqual(
     [0, 1].map((at) => headsName({ layer: at, head: 1 }, read.layers)),
     ["layer 0 head 1 (a)", "layer 1 head 1 (b)"],
   );
-  assert.deepEqual(read.opened, [0, null]);
 });
 
 test("layers and heads have their numbers in the model", () => {
@@ -54,6 +53,7 @@ const DAMAGES = {
   "not there": [undefined, "its list of layers and tokens is cut off or changed."],
   "of another format": [JSON.stringify({ ...WHOLE, version: 2 }), "it has format 2; this page reads format 1."],
   "without layers": [JSON.stringify({ ...WHOLE, layers: [] }), "it holds no layer."],
+  "not opened": [JSON.stringify({ ...WHOLE, opened: null }), "it does not say where it opens."],
   "of no shape": [JSON.stringify({ ...WHOLE, layers: [layer({ q_len: -1 })] }), "a layer has no valid shape."],
 };
 for (const [name, [text, message]] of Object.entries(DAMAGES))
@@ -207,27 +207,6 @@ test("a head without a kind stands last", () => {
   assert.equal(sorted(tiles, "kind").at(-1).kind, null);
 });
 
-test("of each kind the strongest head stands out, the most telling kind first", () => {
-  const layers = [
-    layer({ heads: [head("mixed"), head("self", 0.6)] }),
-    layer({ heads: [head("self", 0.8), head("induction", 0.2)] }),
-  ];
-  assert.deepEqual(
-    notableHeads(layers).map((one) => [one.layer, one.head]),
-    [
-      [1, 1],
-      [1, 0],
-    ],
-  );
-  assert.deepEqual(openingHead(layers, [null, null]), { layer: 1, head: 1 });
-  assert.deepEqual(openingHead(layers, [0, null]), { layer: 0, head: 1 });
-  assert.deepEqual(openingHead(layers, [0, 0]), { layer: 0, head: 0 });
-  assert.deepEqual(openingHead([layer({ kind: "map", heads: layers[1].heads }), layer()], [null, null]), {
-    layer: 1,
-    head: 0,
-  });
-});
-
 test("one sentence introduces a head", () => {
   const said = (kind) => introduced({ layer: "0", head: 1, kind }).replaceAll("\u202f", " ");
   assert.equal(
@@ -240,52 +219,5 @@ test("one sentence introduces a head", () => {
     said(induction),
     "Layer 0, head 1 is an induction head: each token attends to the token after its previous occurrence " +
       "(99 % in a trial made to show it). In this text it is a first-token sink (89 %).",
-  );
-});
-
-/** @returns the cell that a text of one head opens at; its small map is exact if there are rows */
-function opened(kind, axes, rows = []) {
-  const rowOf = (query) => (rows[query] ? Float32Array.from(rows[query]) : null);
-  return openingCells(kind, axes, rowOf)[0];
-}
-
-test("a page opens at a content word that shows what the head does", () => {
-  const text = tokens(["[CLS]", "The", " baker", " sold", " bread", " to", " the", " sailor", ".", "[SEP]"]);
-  const one = { queries: text, keys: text };
-  assert.deepEqual(opened(head("previous token"), one), { query: 3, key: 2 });
-  assert.deepEqual(opened(head("next token"), one), { query: 2, key: 3 });
-  assert.deepEqual(opened(head("first-token sink"), one), { query: 2, key: 0 });
-  const keys = tokens(["Das", " ist"]);
-  assert.deepEqual(opened(head("previous token"), { queries: text, keys }), { query: 2, key: null });
-  assert.equal(opened(null, { queries: tokens(["[CLS]"]), keys }), undefined);
-  assert.equal(lastWord(text), 7);
-  assert.equal(lastWord(tokens(["[CLS]"])), 0);
-});
-
-test("an induction head opens where a word comes again, at the word after it", () => {
-  const text = tokens([" sold", " bread", " and", " sold"]);
-  assert.deepEqual(opened(head("induction"), { queries: text, keys: text }), { query: 3, key: 1 });
-});
-
-test("of exact rows a page opens at the clearest one, and at none that shows no pattern", () => {
-  const text = tokens([" bread", " rises", " bread", " rises"]);
-  const axes = { queries: text, keys: text };
-  const rows = [[1], [0.95, 0.05], [0.3, 0, 0.7], [0, 0.46, 0, 0.54]];
-  assert.deepEqual(opened(head("duplicate token"), axes, rows), { query: 3, key: 1 });
-  rows[2][0] = rows[3][1] = 0.05;
-  assert.equal(opened(head("duplicate token"), axes, rows), undefined);
-  const ended = { queries: [...text, ...tokens(["[SEP]"])], keys: [...text, ...tokens(["[SEP]"])] };
-  assert.deepEqual(opened(head("separator sink"), ended, Array(5).fill([0.1, 0.1, 0, 0, 0.8])), { query: 0, key: 4 });
-});
-
-test("a page opens on no head whose pattern the text does not show", () => {
-  const text = tokens(["[CLS]", "She", " ate", " the", " dessert", ".", "[SEP]"]);
-  const axes = { queries: text, keys: text };
-  const layers = [layer({ heads: [head("duplicate token"), head("retrieval"), head("induction"), head("self", 0.6)] })];
-  const fits = ({ kind }) => opened(kind, axes) !== undefined;
-  assert.deepEqual(openingHead(layers, [null, null], fits), { layer: 0, head: 3 });
-  assert.deepEqual(
-    openingHead(layers, [null, null], () => false),
-    { layer: 0, head: 2 },
   );
 });

@@ -15,5 +15,14 @@ export function layer(more = {}) {
 }
 
 export function recording(layers = [layer(), layer()], more = {}) {
-  return { version: 1, title: "a title", model: "a model", layers, refused: [], opened: [null, null], ...more };
+  return {
+    version: 1,
+    title: "a title",
+    model: "a model",
+    layers,
+    refused: [],
+    opened: { layer: 0, head: 0, query: 0, key: null },
+    notable: [],
+    ...more,
+  };
 }

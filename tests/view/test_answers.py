@@ -391,15 +391,15 @@ def test_hidden_sinks_are_the_first_key_and_special_tokens() -> None:
 def test_heads_are_those_of_the_library() -> None:
     seen = recording(attended(12, 12), query_tokens=tokens(12))
     with Answers(seen) as answers:
-        assert [head.kind for head in answers.heads()] == list(regard.heads(seen)["kind"])
+        assert [head.kind for head in answers.heads().kinds[0]] == list(regard.heads(seen)["kind"])
 
 
 def test_a_layer_that_is_not_numbers_leaves_the_others_their_kinds() -> None:
     wrong = regard.AttentionMatrix.from_weights(torch.full((1, 2, 12, 12), torch.nan))
     seen = regard.Recording({"wrong": wrong, "right": attended(12, 12)})
     with Answers(seen) as answers:
-        first, second, *right = answers.heads()
-    assert (first, second) == (None, None)
+        wrong_heads, right = answers.heads().kinds
+    assert wrong_heads == [None, None]
     assert [head and (head.layer, head.kind) for head in right] == [
         (1, kind) for kind in regard.heads(regard.Recording({"right": seen[1]}))["kind"]
     ]

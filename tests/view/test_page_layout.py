@@ -20,13 +20,13 @@ def test_no_view_is_wider_than_the_screen_and_the_whole_map_stands_above_the_lin
                 page.evaluate(f"location.hash = 'view={view}&query=3&key=2'")
                 page.wait_for_selector(f'body[data-view="{view}"][data-read]')
                 assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.evaluate("location.hash = 'view=map&query=3&key=2'")
+    page.wait_for_selector('body[data-view="map"]')
     with step("the text stands right of the stage"):
         stage, text = (page.locator(name).bounding_box() for name in ("#stage", "#text"))
         assert stage
         assert text
         assert stage["x"] + stage["width"] <= text["x"] + 1
-    page.evaluate("location.hash = 'view=map&query=3&key=2'")
-    page.wait_for_selector('body[data-view="map"]')
     for width in (700, 850, 1099):
         with step(f"the map stands above the line at {width} pixels"):
             page.set_viewport_size({"width": width, "height": 680})

@@ -16,10 +16,11 @@ import regard
 from regard.view.export.page_file import write_page
 from regard.view.notebook import notebook_page as notebook
 from regard.view.tiles.manifest import live_layers, manifest, sink_keys, title_of
+from regard.view.tiles.page_opening import blind_opening
 
 
 def told(seen: regard.Recording) -> dict[str, Any]:
-    return manifest(seen, live_layers(seen), title="a title")
+    return manifest(seen, live_layers(seen), title="a title", opened=blind_opening(seen))
 
 
 def test_a_recording_without_pictures_says_nothing_of_them() -> None:
@@ -104,7 +105,8 @@ def test_patches_are_no_sinks_and_no_title() -> None:
     seen = pictured.language()
     assert sink_keys(seen, 0) == (0,)
     assert title_of(seen) == "What is the dog doing?"
-    untitled = manifest(seen, live_layers(seen), title="Attention")
+    opened = blind_opening(seen)
+    untitled = manifest(seen, live_layers(seen), title="Attention", opened=opened)
     assert untitled["title"] == "What is the dog doing?"
     assert told(seen)["title"] == "a title"
     plain = regard.Recording({"a": seen[0]}, query_tokens=seen.query_tokens)

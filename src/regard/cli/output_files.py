@@ -14,7 +14,8 @@ from regard.errors import RegardError, count_text
 from regard.recording.layers import Refusal
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
-from regard.view.export.page_file import MIB, save_page
+from regard.view.export.page_file import MIB, read_layers
+from regard.view.export.page_file import write_page as write_file
 from regard.view.tiles.manifest import PageLayer
 
 __all__ = ["check_output", "page_line", "report_refused", "show_page", "write_json", "write_page"]
@@ -66,17 +67,16 @@ def write_page(
         other_title: what stands over the maps of a second recording.
         options: more of those of ``regard.page``.
     """
-    held = save_page(
+    write_file(
         seen,
         page,
         title=visible(title),
         limit=limit * MIB * 63 // 64,  # a 64th is for the page's own code
         other_title=visible(other_title),
         progress=partial(report, f"writing {page}"),
-        prefers_words=True,
         **options,
     )
-    return page_lines(page, held)
+    return page_lines(page, read_layers(page))
 
 
 def page_lines(page: Path, held: Sequence[PageLayer]) -> str:

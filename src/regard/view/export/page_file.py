@@ -5,6 +5,7 @@ query, the key and two numbers of every row, from which the browser computes any
 Of layers that are too large for that it holds block means.
 """
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.analysis.head_kinds import Head, opening_head, stand_out
+from regard.analysis.head_kinds import Head, stand_out
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import layer_at
@@ -43,8 +44,9 @@ from regard.view.tiles.manifest import (
     sink_keys,
     small_numbers,
 )
+from regard.view.tiles.page_opening import openings
 
-__all__ = ["LIMIT", "count_exact", "page_text", "save_page", "write_page"]
+__all__ = ["LIMIT", "count_exact", "page_text", "read_layers", "write_page"]
 
 MIB = 2**20
 LIMIT = 63 * MIB  # with the page's own code a file is below 64 MiB
@@ -86,8 +88,8 @@ def write_page(
         recording: what was seen.
         path: the file to write; one that exists is replaced only once the new one is complete.
         title: what stands at the top.
-        opened: indices in the recording of the layer and the head to show first; None for the
-            first ones.
+        opened: indices in the recording of the layer and the head to show first. Those that are
+            None are chosen: the head that says most about the words, or else one that stands out.
         layers: names or places of the layers to hold, all of them when left out. The others keep
             their small map.
         heads: the kinds of heads, from ``classify``; computed when left out.
@@ -113,40 +115,6 @@ def write_page(
         >>> page.name, page.read_text().startswith("<!doctype html>")
         ('attention.html', True)
     """
-    save_page(
-        recording,
-        path,
-        title=title,
-        opened=opened,
-        layers=layers,
-        heads=heads,
-        limit=limit,
-        progress=progress,
-        other=other,
-        other_title=other_title,
-    )
-    return Path(path)
-
-
-@torch.no_grad()
-def save_page(
-    recording: Recording,
-    path: str | Path,
-    *,
-    title: str,
-    opened: tuple[int | None, int | None] = (None, None),
-    layers: Iterable[str | int] | None = None,
-    heads: Sequence[Head] | None = None,
-    limit: int = LIMIT,
-    progress: Callable[[int, int], None] | None = None,
-    other: Recording | None = None,
-    other_title: str = "Other",
-    prefers_words: bool = False,
-) -> list[PageLayer]:
-    """Write a page as ``write_page`` does, and return what it has of each layer.
-
-    With ``prefers_words`` the page opens on ``opening_head``, if nothing else is asked for.
-    """
     for name, each in (("recording", recording), ("other", other)):
         if each is not None and not each.layers:
             raise RegardError(f"{name} has no layers; a page needs at least one.")
@@ -163,15 +131,14 @@ def save_page(
             share = _room(limit, both) // len(both)
             counted = RowCount(both, heads, progress)
             kinds = _kinds(recording, heads, counted)
-            if prefers_words and opened == (None, None):
-                opened = _opening(kinds)
-            held, blocks = _blocks(recording, wanted, opened[0], kinds, share, counted)
-            first = manifest(recording, held, title=title, opened=opened)
+            opening, notable = openings(recording, kinds, opened, wanted)
+            held, blocks = _blocks(recording, wanted, opening.layer, kinds, share, counted)
+            first = manifest(recording, held, title=title, opened=opening, notable=notable)
             if other is not None:
                 kinds = _kinds(other, None, counted)
                 more, others = _blocks(other, range(len(other)), None, kinds, share, counted)
                 blocks |= {place + len(held): block for place, block in others.items()}
-                add_other(first, manifest(other, more, title=other_title))
+                add_other(first, manifest(other, more, title=other_title, opened=opening))
                 held += more
             file.writelines(_page(first, blocks))
         temporary.replace(target)
@@ -182,7 +149,15 @@ def save_page(
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
-    return held
+    return Path(path)
+
+
+def read_layers(path: Path) -> list[PageLayer]:
+    """Return what a written page has of each layer."""
+    with path.open(encoding="ascii") as file:
+        block = next(line for line in file if 'type="application/json" id="recording"' in line)
+    text = block[block.index('id="recording">') + 15 : block.index("</script>")]
+    return [PageLayer(**layer) for layer in json.loads(text)["layers"]]
 
 
 @torch.no_grad()
@@ -190,8 +165,10 @@ def page_text(recording: Recording, *, title: str, is_small: bool = False) -> st
     """Return a recording as the text of a page."""
     counted = RowCount([recording], None, None)
     kinds = _kinds(recording, None, counted)
+    opened, notable = openings(recording, kinds)
     layers, blocks = _blocks(recording, range(len(recording)), None, kinds, LIMIT, counted)
-    return "".join(_page(manifest(recording, layers, title=title), blocks, is_small=is_small))
+    first = manifest(recording, layers, title=title, opened=opened, notable=notable)
+    return "".join(_page(first, blocks, is_small=is_small))
 
 
 def _room(limit: int, recordings: Sequence[Recording]) -> int:
@@ -239,18 +216,6 @@ def _kinds(
         return [*kinds_of(recording, counted.add)]
     counts = [layer.shape[-3] if len(layer.shape) > 2 else 1 for layer in recording.layers]
     return [heads[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
-
-
-def _opening(kinds: Sequence[Sequence[Head | None]]) -> tuple[int | None, int | None]:
-    """Return the indices of the layer and the head that say most about the words."""
-    best = opening_head([head for row in kinds for head in row if head is not None])
-    places = (
-        (layer, head)
-        for layer, row in enumerate(kinds)
-        for head, each in enumerate(row)
-        if each is best and best is not None
-    )
-    return next(places, (None, None))
 
 
 def _blocks(

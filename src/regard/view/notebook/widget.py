@@ -20,6 +20,7 @@ from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed
 from regard.view.tiles.manifest import first_sequence, live_layers, manifest, small_map
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone, Wanted
+from regard.view.tiles.page_opening import blind_opening
 from regard.view.tiles.page_questions import QUESTIONS, Threads
 
 __all__ = ["PageWidget", "reply", "view"]
@@ -112,7 +113,7 @@ def _pages(seen: Recording, title: str) -> tuple[str, str | None]:
     """Return the page that asks the kernel, and the one with small maps alone, if they are fast."""
 
     def page() -> str:
-        first = manifest(seen, layers, title=title)
+        first = manifest(seen, layers, title=title, opened=blind_opening(seen))
         return "".join(filled_template([json_block("recording", first)]))
 
     layers = live_layers(seen)

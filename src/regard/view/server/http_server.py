@@ -52,9 +52,10 @@ from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.export.page_template import filled_template, json_block
 from regard.view.tiles.head_tiles import WrongQuestionError
-from regard.view.tiles.manifest import PageLayer, head_records, live_layers, manifest, title_of
+from regard.view.tiles.manifest import head_records, live_layers, manifest, title_of
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
+from regard.view.tiles.page_opening import blind_opening
 from regard.view.tiles.page_questions import QUESTIONS, Answer, Question, Threads
 
 __all__ = ["Read", "application", "serve", "serve_text"]
@@ -221,7 +222,7 @@ class _Served:
 
     def _show(self, recording: Recording, text: str) -> None:
         answers = Answers(recording)
-        first = manifest(recording, _known_at_once(recording, answers), title=self._title)
+        first = _known_at_once(recording, answers, self._title)
         if self._read is not None:
             first |= {"text": text, "run": self._runs}
         self._page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
@@ -309,16 +310,16 @@ async def _posted_text(request: Request) -> str:
         raise WrongQuestionError(str(error)) from error
 
 
-def _known_at_once(recording: Recording, answers: Answers) -> list[PageLayer]:
-    """Return the layers; of a short recording with what opens the page on the right head."""
+def _known_at_once(recording: Recording, answers: Answers, title: str) -> dict[str, Any]:
+    """Return what the page reads first; of a short recording with the kinds of its heads."""
     layers = live_layers(recording)
     if sum(layer.num_heads * layer.q_len * layer.kv_len for layer in layers) > _AT_ONCE:
-        return layers
-    kinds = head_records(answers.heads())
+        return manifest(recording, layers, title=title, opened=blind_opening(recording))
+    found = answers.heads()
     for place, layer in enumerate(layers):
         layer.overview = answers.overview(place)
-        layer.heads, kinds = kinds[: layer.num_heads], kinds[layer.num_heads :]
-    return layers
+        layer.heads = head_records(found.kinds[place])
+    return manifest(recording, layers, title=title, opened=found.opened, notable=found.notable)
 
 
 def serve(

@@ -7,6 +7,7 @@ from textwrap import shorten
 from typing import Any, Literal
 
 import torch
+from msgspec import to_builtins
 from torch import Tensor
 
 from regard.analysis.head_kinds import Head
@@ -17,6 +18,7 @@ from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.text.tokens import Token
 from regard.view.tiles.packing import base64_text, memory
+from regard.view.tiles.protocol import Opening
 
 __all__ = [
     "SMALL",
@@ -27,6 +29,7 @@ __all__ = [
     "head_records",
     "live_layers",
     "manifest",
+    "patch_keys",
     "sink_keys",
     "small_map",
     "small_numbers",
@@ -118,15 +121,25 @@ def manifest(
     layers: Sequence[PageLayer],
     *,
     title: str,
-    opened: tuple[int | None, int | None] = (None, None),
+    opened: Opening,
+    notable: Sequence[Opening] = (),
 ) -> dict[str, Any]:
-    """Return the JSON that the page reads first."""
+    """Return the JSON that the page reads first.
+
+    Args:
+        recording: what was seen.
+        layers: what the page has of each layer.
+        title: what stands at the top.
+        opened: where the page opens.
+        notable: the heads that stand out.
+    """
     # The page makes a title of all tokens, also of those that stand for parts of a picture.
     is_titled = title != _UNTITLED or not recording.pictures
     return {
         "version": 1,
         "title": title if is_titled else title_of(recording),
-        "opened": opened,
+        "opened": to_builtins(opened),
+        "notable": to_builtins(notable),
         "model": recording.model,
         "batch": max(math.prod(layer.shape[:-3]) for layer in recording.layers),
         "one_text": recording.key_tokens == recording.query_tokens,
@@ -201,7 +214,7 @@ def title_of(recording: Recording) -> str:
         >>> title_of(regard.Recording({"layer": A}, query_tokens=["Life", " is"]))
         'Life is'
     """
-    patches = _patch_keys(recording, 0) if recording.layers else set[int]()
+    patches = patch_keys(recording, 0) if recording.layers else set[int]()
     tokens = [token for key, token in enumerate(recording.key_tokens or ()) if key not in patches]
     text = "".join(token.text for token in tokens[:200] if not token.special)
     return visible(shorten(text, 60, placeholder=" …") or recording.model) or _UNTITLED
@@ -265,12 +278,12 @@ def sink_keys(recording: Recording, layer: int) -> tuple[int, ...]:
     """
     tokens = recording.key_tokens
     named = () if tokens is None or len(tokens) != recording.layers[layer].shape[-1] else tokens
-    patches = _patch_keys(recording, layer)
+    patches = patch_keys(recording, layer)
     special = (key for key, token in enumerate(named) if token.special and key)
     return (0, *(key for key in special if key not in patches))
 
 
-def _patch_keys(recording: Recording, layer: int) -> set[int]:
+def patch_keys(recording: Recording, layer: int) -> set[int]:
     """Return the keys of a layer that stand for parts of a picture."""
     grids = recording.layer_grids(layer)
     return {key for grid in grids if grid.entry == 0 for key in grid.tokens}

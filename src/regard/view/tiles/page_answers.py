@@ -6,7 +6,7 @@ for last first; tiles go before it.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from math import isnan
 from typing import Any, Literal, NamedTuple, cast
@@ -32,9 +32,20 @@ from regard.view.tiles.head_tiles import (
 )
 from regard.view.tiles.layer_survey import layer_kinds, reduced
 from regard.view.tiles.manifest import SMALL, first_sequence, first_value, sink_keys, small_numbers
+from regard.view.tiles.page_opening import openings
+from regard.view.tiles.protocol import Opening
 from regard.view.tiles.query_steps import query_steps
 
-__all__ = ["Answers", "Gone", "Progress", "RowOfWeights", "Wanted", "Which", "is_wanted"]
+__all__ = [
+    "Answers",
+    "Gone",
+    "KindsOfHeads",
+    "Progress",
+    "RowOfWeights",
+    "Wanted",
+    "Which",
+    "is_wanted",
+]
 
 MIB = 2**20
 _LOOK_AGAIN = 0.25  # seconds
@@ -75,6 +86,20 @@ class RowOfWeights(NamedTuple):
 
     values: Tensor
     mask: Tensor
+
+
+class KindsOfHeads(NamedTuple):
+    """What every head does, and where the page opens.
+
+    Attributes:
+        kinds: the heads of each layer; None for each of a layer whose weights are not all numbers.
+        opened: the head that the page opens, and its cell.
+        notable: the heads that stand out.
+    """
+
+    kinds: Sequence[Sequence[Head | None]]
+    opened: Opening
+    notable: Sequence[Opening]
 
 
 class Progress(NamedTuple):
@@ -236,10 +261,8 @@ class Answers:
         maps = [_sampled(matrix[head], rows, pause) for head in range(heads)]
         return small_numbers(torch.stack(maps)) | {"sampled": step}
 
-    def heads(self, *, wanted: Wanted = is_wanted) -> tuple[Head | None, ...]:
-        """Every head with its kind, layer by layer; see ``regard.heads``.
-
-        None for each head of a layer whose weights are not all numbers.
+    def heads(self, *, wanted: Wanted = is_wanted) -> KindsOfHeads:
+        """Return every head with its kind, layer by layer; see ``regard.heads``.
 
         It takes as long as a pass over each layer, and lets those that somebody waits for go first.
         What is known of a layer is kept, also when the answer is not wanted any more.
@@ -253,7 +276,8 @@ class Answers:
         for place in places:
             if place not in self._heads:
                 self._heads[place] = layer_kinds(self._recording, place, lambda _: pause())
-        return tuple(head for place in places for head in self._heads[place])
+        kinds = [self._heads[place] for place in places]
+        return KindsOfHeads(kinds, *openings(self._recording, kinds))
 
     def _layer(self, layer: int) -> Layer:
         layers = self._recording.layers

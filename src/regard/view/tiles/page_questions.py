@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -86,7 +87,9 @@ def _overview(asked: Overview, answers: Answers, wanted: Wanted) -> Answer:
 
 
 def _heads(_: Heads, answers: Answers, wanted: Wanted) -> Answer:
-    return Answer({"heads": head_records(answers.heads(wanted=wanted))})
+    found = answers.heads(wanted=wanted)
+    content = {"heads": head_records(chain.from_iterable(found.kinds))}
+    return Answer(content | msgspec.to_builtins({"notable": found.notable, "opened": found.opened}))
 
 
 @dataclass(frozen=True)

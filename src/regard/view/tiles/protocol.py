@@ -16,6 +16,7 @@ __all__ = [
     "Column",
     "Heads",
     "OfHead",
+    "Opening",
     "Overview",
     "Progress",
     "Row",
@@ -198,10 +199,24 @@ class HeadKind(Struct, frozen=True, kw_only=True):
     here: KindHere | None = None
 
 
+class Opening(Struct, frozen=True, kw_only=True):
+    """A head, and a cell that shows what it does; without a key none does."""
+
+    layer: int
+    head: int
+    query: int
+    key: int | None
+
+
 class HeadsAnswer(Struct, frozen=True, kw_only=True):
-    """The kind of each head, layer by layer; null where its weights are not numbers."""
+    """The kind of each head, layer by layer, or null for NaN; a head of each kind, and the first.
+
+    The page opens on the first; notable heads stand out, the most telling kind first.
+    """
 
     heads: list[HeadKind | None]
+    notable: list[Opening]
+    opened: Opening
 
 
 QUESTIONS: dict[str, tuple[type, type]] = {

@@ -59,7 +59,7 @@ export function liveHost({ layers, run }: Recording): Host {
 
 /** Asks a live host for the small maps and the kinds of all heads, those of the open layer first. */
 export async function gather(session: Session): Promise<void> {
-  const { layers, source, store } = session;
+  const { layers, recording, source, store } = session;
   const open = store.state.layer;
   const nearest = layers.map((_, at) => at).sort((a, b) => Math.abs(a - open) - Math.abs(b - open));
   /** Asks for one layer after the other. */
@@ -72,8 +72,9 @@ export async function gather(session: Session): Promise<void> {
   try {
     // Two at a time: a host has more than one core.
     await Promise.all([ask(), ask()]);
-    const kinds = await source.heads();
-    for (const layer of layers) layer.heads = kinds.splice(0, layer.num_heads);
+    const { heads, ...found } = await source.heads();
+    for (const layer of layers) layer.heads = heads.splice(0, layer.num_heads);
+    Object.assign(recording, found);
   } catch {
     // The map and the sentence say that a host is lost; without kinds the maps stand in layers.
   }

@@ -36,7 +36,6 @@ export function openPage(recording: Recording) {
   const { store } = session;
   for (const layer of recording.layers) layer.of &&= visible(layer.of);
   for (const view of names) (document.querySelector(`button[data-set="view=${view}"]`) as HTMLElement).hidden = false;
-  const isFresh = !new URLSearchParams(location.hash.slice(1)).has("query");
   store.go(location.hash);
   store.draw();
   session.start();
@@ -65,7 +64,6 @@ export function openPage(recording: Recording) {
     const ends = session.view?.draws.map((draw) => untracked(() => effect(draw)));
     return () => ends?.forEach((end) => end());
   });
-  if (isFresh) void session.clarify();
   byId("failure").textContent = "";
   document.body.classList.add("ready");
   document.body.classList.toggle("pictured", isPictured);

@@ -7,17 +7,15 @@ import { batch, computed, effect, signal } from "@preact/signals-core";
 import { forAxis, sinksOf, type TwoAxes } from "./data/axes";
 import { fitted } from "./data/bounds";
 import { Client } from "./data/client";
-import { lastWord, openingCells, openingHead, smallRows } from "./data/opening";
-import { afterPictures, gridsOf, withPatches, type Grid } from "./data/patches";
+import { gridsOf, withPatches, type Grid } from "./data/patches";
 import { CAUSES, inBlocks, Reader, type Reading } from "./data/reading";
 import { ceilingOfAll, smallMap, type Maps } from "./data/small";
 import { Source, type Host } from "./data/source";
 import { lookOf, type Look } from "./look";
-import { isWhole, ownLayers, type LayerInfo, type Recording } from "./protocol/recording";
+import type { Opening } from "./protocol/questions";
+import type { LayerInfo, Recording } from "./protocol/recording";
 import { freshState, Store, type Cell, type State } from "./state";
 import type { View } from "./view";
-
-const MOST_READ = 48; // queries whose weights are asked for, to open at the clearest
 
 export class Session implements Maps {
   readonly layers: LayerInfo[] = this.recording.layers;
@@ -76,55 +74,19 @@ export class Session implements Maps {
     });
   }
 
-  /** @returns the head that stands out most, at a word that shows what it does */
   private fresh(partsOf: (axes: TwoAxes) => State["parts"]): State {
-    const layers = ownLayers(this.recording);
-    const { layer, head } = openingHead(
-      layers,
-      this.recording.opened,
-      (one) => this.openingCells(one.layer, one.head).length > 0,
+    const { opened, other } = this.recording;
+    const parts = partsOf(this.axes(opened.layer));
+    const view = this.grids(opened.layer).length > 0 ? "image" : "map";
+    return freshState(
+      { ...opened, compare: other ? "beside" : "alone", parts, view },
+      this.layers[opened.layer].kv_len,
     );
-    const at = Math.max(0, Math.min(layers.length - 1, layer));
-    const parts = partsOf(this.axes(at));
-    const compare = this.recording.other ? "beside" : "alone";
-    const view = this.grids(at).length > 0 ? "image" : "map";
-    return freshState({ layer: at, head, ...this.openingCell(at, head), compare, parts, view }, layers[at].kv_len);
-  }
-
-  /** @returns words that show what a head does, as far as its small map says; none: the text does not show it */
-  openingCells(layer: number, head: number) {
-    const axes = this.axes(layer);
-    const cells = openingCells(this.layers[layer].heads?.[head], axes, smallRows(this.maps[layer], axes, head));
-    return afterPictures(cells, axes.queries);
-  }
-
-  private openingCell(layer: number, head: number): Cell {
-    return this.openingCells(layer, head)[0] ?? { query: lastWord(this.axes(layer).queries), key: null };
   }
 
   /** Opens a head at a word that shows what it does. */
-  openHead(layer: number, head: number) {
-    this.store.set({ layer, head, heads: "one", ...this.openingCell(layer, head), hover: null });
-    void this.clarify();
-  }
-
-  /** Goes on from an opened cell to the clearest of some, once their weights are known, unless somebody moved. */
-  async clarify() {
-    const { layer, head, query, key } = this.store.state;
-    const info = this.layers[layer];
-    const axes = this.axes(layer);
-    if (!info.heads?.[head] || !isWhole(info) || smallRows(this.maps[layer], axes, head)(0)) return;
-    const among = this.openingCells(layer, head).map((cell) => cell.query);
-    among.splice(MOST_READ);
-    try {
-      const rows = await Promise.all(among.map((at) => this.source.row({ layer, head, hidden: false }, at)));
-      const [cell] = openingCells(info.heads[head], axes, (at) => rows[among.indexOf(at)].values, among);
-      const now = this.store.state;
-      const isStill = now.layer === layer && now.head === head && now.query === query && (key ?? now.key) === now.key;
-      if (cell && isStill) this.store.set(cell);
-    } catch {
-      // What is damaged or lost, the map and the sentence say.
-    }
+  open(opening: Opening) {
+    this.store.set({ ...opening, heads: "one", hover: null });
   }
 
   get maps() {

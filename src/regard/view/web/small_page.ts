@@ -25,7 +25,6 @@ export const blockAnswer: typeof Answers.blockAnswer = absent;
 export const pinsOf: typeof Pinned.pinsOf = () => [];
 export const written: typeof Pinned.written = () => "";
 export const gridsOf: typeof Patches.gridsOf = () => [];
-export const afterPictures: typeof Patches.afterPictures = (cells) => cells;
 export const withPatches: typeof Patches.withPatches = (tokens) => tokens;
 export const pictureNotes: typeof Pictures.pictureNotes = () => [];
 export const isStored: typeof Passes.isStored = () => false;

@@ -76,12 +76,6 @@ export function withPatches(tokens: Token[], grids: Grid[], isNamed: boolean): T
   return named;
 }
 
-/** @returns those after the last picture, unless it ends the text: a word before a picture may not look at it */
-export function afterPictures<Of extends { query: number }>(cells: Of[], queries: Token[]): Of[] {
-  const last = queries.findLastIndex(({ patch }) => patch);
-  return last < queries.length - 1 ? cells.filter(({ query }) => query > last) : cells;
-}
-
 /** @returns null: the token stands for no part of a picture */
 export function patchOf(grids: Grid[], token: number): Patch | null {
   for (const grid of grids) {

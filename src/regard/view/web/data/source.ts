@@ -8,7 +8,7 @@ import type { Place } from "../maths/blocks";
 import type { Part } from "../maths/row_steps";
 import type {
   Answers,
-  HeadKind,
+  HeadsAnswer,
   ProgressAnswer,
   Question,
   RowAnswer,
@@ -108,12 +108,9 @@ export class Source {
     return (await this.host.ask({ kind: "overview", layer }, NEVER)).overview;
   }
 
-  /**
-   * Of a live host.
-   * @returns of every head, layer by layer
-   */
-  async heads(): Promise<(HeadKind | null)[]> {
-    return (await this.host.ask({ kind: "heads" }, NEVER)).heads;
+  /** Of a live host. */
+  heads(): Promise<HeadsAnswer> {
+    return this.host.ask({ kind: "heads" }, NEVER);
   }
 }
 

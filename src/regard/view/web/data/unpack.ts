@@ -21,11 +21,10 @@ export function readRecording(text: string | null | undefined): Recording {
     const counts = [layer.num_heads, layer.q_len, layer.kv_len];
     if (!counts.every((n) => Number.isInteger(n) && n > 0)) throw new Damaged("a layer has no valid shape.");
   }
-  const places = Array.isArray(raw.opened) ? raw.opened : [];
-  const opened = [0, 1].map((i) => (Number.isInteger(places[i]) ? places[i] : null));
-  if (!raw.other) return { ...raw, opened, ...readTexts(raw) };
+  if (!raw.layers[raw.opened?.layer]) throw new Damaged("it does not say where it opens.");
+  if (!raw.other) return { ...raw, ...readTexts(raw) };
   for (const [i, layer] of raw.layers.entries()) layer.of = i < raw.other.first ? raw.title : raw.other.title;
-  return { ...raw, opened, ...readTexts(raw), other: { ...raw.other, ...readTexts(raw.other) } };
+  return { ...raw, ...readTexts(raw), other: { ...raw.other, ...readTexts(raw.other) } };
 }
 
 /** Tokens as the page's JSON block has them. */

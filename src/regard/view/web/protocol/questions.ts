@@ -88,8 +88,10 @@ export type OverviewQuestion = { kind: "overview"; layer: number };
 export type KindHere = { kind: string; score: number };
 /** The kind of one head, as docs/heads.md has it; its entropy as a share of the largest. */
 export type HeadKind = { kind: string; score: number; entropy: number; sink: number; here?: KindHere | null };
-/** The kind of each head, layer by layer; null where its weights are not numbers. */
-export type HeadsAnswer = { heads: (HeadKind | null)[] };
+/** A head, and a cell that shows what it does; without a key none does. */
+export type Opening = { layer: number; head: number; query: number; key: number | null };
+/** The kind of each head, layer by layer, or null for NaN; a head of each kind, and the first. */
+export type HeadsAnswer = { heads: (HeadKind | null)[]; notable: Opening[]; opened: Opening };
 /** The kinds of all heads, of a live host. */
 export type HeadsQuestion = { kind: "heads" };
 /** The answer to a question of each kind. */

@@ -1,6 +1,6 @@
 /** What page_file.py puts into the page: a recording, its tokens and its layers. */
 
-import type { HeadKind, SmallNumbers } from "./questions";
+import type { HeadKind, Opening, SmallNumbers } from "./questions";
 
 export interface Token {
   text: string; // exactly as in the source, leading space included
@@ -88,7 +88,8 @@ export interface Recording {
   query_tokens: Token[] | null;
   key_tokens: Token[] | null;
   one_text: boolean; // the keys are the queries' own tokens
-  opened: (number | null)[]; // layer and head of a fresh page; null: the first one here
+  opened: Opening; // where a fresh page opens
+  notable: Opening[]; // of each kind the head that is it most
   layers: LayerInfo[];
   refused: Refusal[];
   other?: Other;

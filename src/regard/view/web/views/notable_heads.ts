@@ -1,6 +1,5 @@
 /** The heads that stand out, and what the open one does: words for somebody who sees the page first. */
 
-import { notableHeads } from "../data/opening";
 import { byId, element } from "../dom";
 import { headNumber, layerName, ownLayers, shortName } from "../protocol/recording";
 import type { Session } from "../session";
@@ -21,24 +20,28 @@ export class NotableHeads {
     return this.layers.some(({ heads }) => heads !== null);
   }
 
-  /** Beside a head that was opened before the kinds were known, the one that stands out most. */
+  /** Beside a head that was opened before the kinds were known, the one that a page opens. */
   private offer(layer: number, head: number) {
-    const best = notableHeads(this.layers).find((one) => this.session.openingCells(one.layer, one.head).length > 0);
+    const { opened: best } = this.session.recording;
     const isMoved = layer !== this.session.store.fresh.layer || head !== this.session.store.fresh.head;
     if (isMoved) this.isLate = false;
-    if (isMoved || !best || (best.layer === layer && best.head === head)) return;
-    const text = `Open layer ${layerName(this.layers, best.layer)}, head ${headNumber(this.layers, best)}, which stands out most: ${best.kind.kind}`;
-    const onclick = () => this.session.openHead(best.layer, best.head);
+    const kind = this.layers[best.layer].heads?.[best.head];
+    if (isMoved || !kind || (best.layer === layer && best.head === head)) return;
+    const text = `Open layer ${layerName(this.layers, best.layer)}, head ${headNumber(this.layers, best)}, which says most about the words: ${kind.kind}`;
+    const onclick = () => this.session.open(best);
     this.sentence.append(" ", element("button", { type: "button", className: "offer", onclick }, text));
   }
 
   /** A button for each kind of head, with the head that is it most. */
   list() {
-    const found = this.session.maps && notableHeads(this.layers);
-    this.pane.hidden = found.length === 0;
-    const buttons = found.map(({ layer, head, kind }) => {
+    const { notable } = this.session.maps && this.session.recording;
+    this.pane.hidden = notable.length === 0;
+    const buttons = notable.flatMap((one) => {
+      const { layer, head } = one;
+      const kind = this.layers[layer].heads?.[head];
+      if (!kind) return [];
       const name = element("span", {}, shortName(this.layers, { layer, head }));
-      const onclick = () => this.session.openHead(layer, head);
+      const onclick = () => this.session.open(one);
       const properties = { type: "button", "data-head": `${layer}.${head}`, title: doing(kind), onclick };
       return element("button", properties, name, ` ${kind.kind} ${Math.round(100 * kind.score)}\u202f%`);
     });

@@ -1,0 +1,172 @@
+"""The head on which a fresh page opens, the heads that stand out, and a cell that shows each."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from regard.analysis.head_kinds import Head, opening_head, stand_out
+from regard.recording.recording import Recording
+from regard.reductions.products import Window
+from regard.text.tokens import Token
+from regard.view.tiles.manifest import first_sequence, patch_keys, sink_keys
+from regard.view.tiles.protocol import Opening
+
+__all__ = ["blind_opening", "openings"]
+
+_LETTERS = re.compile(r"[^\W\d_]")
+_CONTENT = 4  # letters of a word that is probably no article or preposition
+_SEEN = 0.1  # the share from which a cell shows a pattern
+_MOST_QUERIES = 512  # that are weighed to find the clearest cell
+_MOST_WEIGHTS = 2**24
+
+Kinds = Sequence[Sequence[Head | None]]
+
+
+def openings(
+    recording: Recording,
+    kinds: Kinds,
+    asked: tuple[int | None, int | None] = (None, None),
+    among: Iterable[int] | None = None,
+) -> tuple[Opening, list[Opening]]:
+    """Return where a page of a recording opens, and the head of each kind that stands out.
+
+    It opens on the head that says most about the words. If there is none, it opens on the first
+    head that stands out and whose pattern this text shows. Each cell is a content word and the key
+    that it attends to.
+
+    Args:
+        recording: what was seen.
+        kinds: the heads of each layer.
+        asked: the indices of the layer and of the head to open, as far as they are chosen.
+        among: the layers that may be opened; all of them when left out.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.view.tiles.layer_survey import kinds_of
+        >>> from regard.view.tiles.page_opening import openings
+        >>> A = regard.AttentionMatrix.from_weights(torch.eye(2)[None])
+        >>> seen = regard.Recording({"layer": A}, query_tokens=["Life", " is"])
+        >>> openings(seen, kinds_of(seen, lambda _: None))[0]
+        Opening(layer=0, head=0, query=0, key=0)
+    """
+    cells, (layer, number) = _Cells(recording), asked
+    place = {
+        id(head): (at, index)
+        for at, row in enumerate(kinds)
+        for index, head in enumerate(row)
+        if head is not None
+    }
+    known = [head for row in kinds for head in row if head is not None]
+    notable = [cells.opening(*place[id(head)], head.kind) for head, _ in stand_out(known)]
+    layers = {*(range(len(kinds)) if among is None else among)} if layer is None else {layer}
+    if number is not None:
+        head = kinds[layer or 0][number]
+        return cells.opening(layer or 0, number, None if head is None else head.kind), notable
+    known = [head for head in known if place[id(head)][0] in layers]
+    best = opening_head(known)
+    # Of a head that opens for its words, not for its kind, the strongest pair of words counts.
+    found = [] if best is None else [cells.opening(*place[id(best)], "mixed")]
+    found += [cells.opening(*place[id(head)], head.kind) for head, _ in stand_out(known)]
+    shown = (one for one in found if one.key is not None)
+    return next(
+        shown, found[0] if found else cells.opening(min(layers, default=0), 0, None)
+    ), notable
+
+
+def blind_opening(recording: Recording) -> Opening:
+    """Return where a page opens while the kinds of the heads are not known."""
+    return _Cells(recording).opening(0, 0, None)
+
+
+class _Cells:
+    """The clearest cells of the heads of a recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._texts: dict[int, tuple[list[Token], list[Token]]] = {}
+
+    def opening(self, layer: int, head: int, kind: str | None) -> Opening:
+        """Return a head at a content word that shows its kind; key is None if no word does."""
+        cell = None if kind is None else self._clearest(layer, head, kind)
+        if cell is not None:
+            return Opening(layer=layer, head=head, query=cell[0], key=cell[1])
+        queries, _ = self._text(layer)
+        words = [at for at, token in enumerate(queries) if _worth(token) > 0]
+        plain = [at for at, token in enumerate(queries) if not token.special]
+        return Opening(layer=layer, head=head, query=(words or plain or [0])[-1], key=None)
+
+    def _text(self, layer: int) -> tuple[list[Token], list[Token]]:
+        """Return the tokens of queries and keys; those of patches and unknown ones have no text."""
+        if layer not in self._texts:
+            seen, shape = self._recording, self._recording.layers[layer].shape[-2:]
+            patches = patch_keys(seen, layer)
+            queries, keys = (
+                [Token("")] * length if tokens is None or len(tokens) != length else [*tokens]
+                for tokens, length in zip((seen.query_tokens, seen.key_tokens), shape, strict=True)
+            )
+            keys = [Token("", True) if at in patches else token for at, token in enumerate(keys)]
+            is_one = seen.query_tokens == seen.key_tokens and len(queries) == len(keys)
+            self._texts[layer] = keys if is_one else queries, keys
+        return self._texts[layer]
+
+    def _clearest(self, layer: int, head: int, kind: str) -> tuple[int, int] | None:
+        queries, keys = self._text(layer)
+        matrix = first_sequence(self._recording.layers[layer].whole())[head]
+        step = -(-len(queries) // max(1, min(_MOST_QUERIES, _MOST_WEIGHTS // len(keys))))
+        rows = range(0, len(queries), step)
+        shares = cast(Tensor, matrix.reduce(Window(rows, range(len(keys))))).float().cpu()
+        worth = torch.tensor([_worth(queries[at]) for at in rows], device="cpu")
+        last = max(patch_keys(self._recording, layer), default=-1)
+        if queries is keys and last < len(keys) - 1:  # a word before a picture may not look at it
+            worth[: (last + step) // step] = 0
+        key_worth = torch.tensor([_worth(token) for token in keys], device="cpu")
+        key_worth[list(sink_keys(self._recording, layer))] = 0
+        if kind.endswith("sink"):
+            key_worth.fill_(1)
+        if kind in _PATTERNS and queries is keys:
+            column = _PATTERNS[kind](keys)[::step, None]
+            is_shown = (column >= 0) & (column < len(keys))
+            column = column.clamp(0, len(keys) - 1)
+            is_shown &= shares.gather(1, column) >= _SEEN
+        else:
+            column = (shares.nan_to_num(0) * key_worth).argmax(-1, keepdim=True)
+            is_shown = torch.ones_like(column, dtype=torch.bool)
+        values = shares.nan_to_num(0).gather(1, column) * key_worth[column] * worth[:, None]
+        values = (values * is_shown)[:, 0]
+        best = int(values.argmax())
+        return (rows[best], int(column[best])) if values[best] > 0 else None
+
+
+def _worth(token: Token) -> float:
+    """Return how much a token says: a content word more than an article, a full stop nothing."""
+    letters = 0 if token.special else len(_LETTERS.findall(token.text))
+    return min(1.0, letters / _CONTENT)
+
+
+def _earlier(tokens: Sequence[Token]) -> Tensor:
+    """Return the last earlier place of each token of a text; -2 without one."""
+    last: dict[str, int] = {}
+    places: list[int] = []
+    for at, token in enumerate(tokens):
+        places.append(last.get(token.text.strip(), -2))
+        last[token.text.strip()] = at
+    return torch.tensor(places, device="cpu")
+
+
+def _beside(by: int) -> Callable[[Sequence[Token]], Tensor]:
+    return lambda tokens: torch.arange(len(tokens), device="cpu") + by
+
+
+_PATTERNS: dict[str, Callable[[Sequence[Token]], Tensor]] = {
+    "induction": lambda tokens: _earlier(tokens) + 1,
+    "duplicate token": _earlier,
+    "retrieval": lambda tokens: torch.cat((_earlier(tokens)[1:], torch.tensor([-1], device="cpu"))),
+    "previous token": _beside(-1),
+    "next token": _beside(1),
+    "self": _beside(0),
+    "first-token sink": lambda tokens: torch.zeros(len(tokens), dtype=torch.long, device="cpu"),
+}
+"""The key that each query attends to in a head of a kind, where the kind says which."""
