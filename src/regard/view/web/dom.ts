@@ -106,18 +106,6 @@ export function resize(canvas: HTMLCanvasElement, width: number, height: number)
 }
 
 /**
- * Empties a canvas and gives it the sharpness of the screen.
- * @param width CSS pixels
- * @returns for drawing in CSS pixels
- */
-export function sharpened(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
-  [canvas.width, canvas.height] = [Math.round(width * devicePixelRatio), Math.round(height * devicePixelRatio)];
-  const context = context2d(canvas);
-  context.scale(devicePixelRatio, devicePixelRatio);
-  return context;
-}
-
-/**
  * @param pixels row by row
  * @param canvas that shows them
  * @returns with one pixel for each

@@ -16,7 +16,6 @@ import { HeadsView } from "./views/heads_view";
 import { ImageView } from "./views/image_view";
 import type { Binding } from "./views/keys";
 import { NotableHeads } from "./views/notable_heads";
-import { Overview } from "./views/overview";
 import { Pins } from "./views/pins";
 import { SaveMenu } from "./views/save";
 import { SegmentsView } from "./views/segments_view";
@@ -33,14 +32,9 @@ export const MORE_VIEWS: Partial<Record<State["view"], (session: Session) => Vie
 
 /** @returns the keys that act upon them */
 export function panes(session: Session): Binding[] {
-  const [overview, notable, pins] = [new Overview(session), new NotableHeads(session), new Pins(session)];
+  const [notable, pins] = [new NotableHeads(session), new Pins(session)];
   effect(() => notable.list());
   effect(() => notable.show());
-  effect(() => {
-    if (session.store.drawn.view !== "overview") overview.draw();
-  });
-  effect(() => overview.name());
-  effect(() => overview.outline());
   effect(() => pins.draw());
   return ofSeveral(() => pins.toggle());
 }

@@ -1,8 +1,9 @@
-/** All heads at once: a small map of each with its kind, in layers or sorted. */
+/** All heads at once: a small map of each. Beside the stage it is the way to move; as a view it has their kinds. */
 
-import { signal } from "@preact/signals-core";
+import { effect, signal } from "@preact/signals-core";
+import { areSeveral, chosenHeads, withHead } from "../data/compare";
 import { byId, element, moving } from "../dom";
-import { legendOf } from "../map/legend";
+import { darkest, legendOf } from "../map/legend";
 import { headPicture } from "../map/small_picture";
 import { counted, share } from "../maths/numbers";
 import type { HeadKind } from "../protocol/questions";
@@ -21,9 +22,11 @@ export interface Tile {
 const ORDERS = { place: "Place", kind: "Kind", score: "Score", entropy: "Entropy" };
 const NO_KIND = "no kind: not numbers (NaN)";
 const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
+const NUMBERS = 24; // the same beside the stage, for the number alone
 
 export class HeadsView implements View {
   private layers = ownLayers(this.session.recording);
+  private most = Math.max(...this.layers.map(({ num_heads }) => num_heads));
   private order = element(
     "select",
     { onchange: () => this.session.store.set({ sort: this.order.value as State["sort"] }) },
@@ -32,14 +35,13 @@ export class HeadsView implements View {
   private choices = element("div", { className: "filters pressed" }, element("label", {}, "Sort by ", this.order));
   private count = element("p", { className: "count", role: "status" });
   private grid = element("div", {
-    className: "heads",
     role: "group",
-    "aria-label": "Heads. Arrow keys move, Enter opens the map.",
-    onclick: ({ target }: Event) => this.open(target),
-    onpointerover: ({ target }: Event) => this.say(target),
-    onfocusin: ({ target }: Event) => this.say(target),
-    onpointerleave: () => this.say(null),
-    onfocusout: () => this.say(null),
+    "aria-label": "Small maps of the heads. Arrow keys move, Enter opens.",
+    onclick: (event: MouseEvent) => this.open(event),
+    onpointerover: ({ target }: Event) => (this.pointed.value = this.buttonOf(target)),
+    onfocusin: ({ target }: Event) => (this.pointed.value = this.buttonOf(target)),
+    onpointerleave: () => (this.pointed.value = null),
+    onfocusout: () => (this.pointed.value = null),
     onkeydown: moving((down, right) => this.go(down, right)),
   });
   private details = element("p", { className: "details", hidden: true });
@@ -47,15 +49,24 @@ export class HeadsView implements View {
   private tileOf = new Map<Element, Tile>();
   private columns = 1;
   private side = 0; // pixels of a tile
+  private isLarge = false; // on the stage, with the kinds
   private inLayers = true; // a row for each layer
-  private pane = byId("view-overview");
-  private size = signal(0); // changes with that of the pane
+  private pane = byId("overview");
+  private about = this.pane.querySelector(".caption") as HTMLElement;
+  private stage = byId("view-overview");
+  private size = signal(0); // changes with that of the stage
   private arranged = signal<Element[]>([]); // the buttons
-  readonly draws = [() => this.arrange(), () => this.repaint(), () => this.outline()];
+  private pointed = signal<HTMLElement | null>(null); // one of them
+  readonly draws = []; // it is drawn beside other views, too
 
   constructor(private readonly session: Session) {
-    this.pane.append(this.choices, this.count, this.grid, this.details);
-    new ResizeObserver(() => this.size.value++).observe(this.pane);
+    this.stage.append(this.choices, this.count, this.details);
+    new ResizeObserver(() => this.size.value++).observe(this.stage);
+    window.addEventListener("resize", () => this.size.value++);
+    effect(() => this.arrange());
+    effect(() => this.repaint());
+    effect(() => this.outline());
+    effect(() => this.say());
   }
 
   /** @returns every head of the recording */
@@ -65,26 +76,58 @@ export class HeadsView implements View {
     );
   }
 
-  /** Which tiles, in which order, how large. */
+  /** Which tiles, in which order, how large, and where. */
   private arrange() {
-    const { sort } = this.session.store.drawn;
+    const { sort, view } = this.session.store.drawn;
     const all = this.session.maps && this.all();
-    if (this.size.value < 0 || this.grid.clientWidth === 0) return;
-    const known = all.some(({ kind }) => Boolean(kind));
+    this.isLarge = view === "overview";
+    const before = this.isLarge ? this.details : this.about;
+    if (this.grid.nextSibling !== before) before.before(this.grid);
+    if (this.size.value < 0 || before.parentElement?.clientWidth === 0) return;
+    const known = this.isLarge && all.some(({ kind }) => Boolean(kind));
     this.choices.hidden = !known;
     this.order.value = sort;
     this.tiles = known ? sorted(all, sort) : all;
     this.count.textContent = counted(all.length, "head");
     this.inLayers = sort === "place" || !known;
-    const most = Math.max(...this.layers.map(({ num_heads }) => num_heads));
     const room = this.grid.clientWidth - (this.inLayers ? LABELS : 0) - 12;
-    this.side = this.inLayers ? Math.max(26, Math.min(132, Math.floor(room / most) - 8)) : 108;
-    this.columns = this.inLayers ? most : Math.max(1, Math.floor(room / (this.side + 12)));
+    this.side = !this.isLarge
+      ? this.sideBeside()
+      : this.inLayers
+        ? Math.max(26, Math.min(132, Math.floor(room / this.most) - 8))
+        : 108;
+    this.columns = this.inLayers ? this.most : Math.max(1, Math.floor(room / (this.side + 12)));
     this.grid.style.setProperty("--side", `${this.side}px`);
-    this.grid.classList.toggle("small", this.side < 64);
+    this.grid.className = ["heads", this.isLarge ? "" : "beside", this.side < 64 ? "small" : ""].join(" ");
     this.tileOf.clear();
-    this.grid.replaceChildren(...(this.inLayers ? this.rows() : [this.row(this.tiles)]));
+    const rows = this.isLarge && !this.inLayers ? [this.row(this.tiles)] : this.rows();
+    this.grid.replaceChildren(...(this.isLarge ? [] : [this.numbers()]), ...rows);
     this.arranged.value = [...this.tileOf.keys()];
+  }
+
+  /** @returns as large as the pane allows, from 8 to 40 pixels: what stands under the tiles is seen too */
+  private sideBeside(): number {
+    const style = getComputedStyle(this.pane);
+    const width = Number.parseFloat(style.getPropertyValue("--grid-width")) - NUMBERS;
+    const isTall = this.pane.clientHeight > this.pane.clientWidth && style.maxHeight !== "none";
+    const others = [...this.pane.children].filter((child) => child !== this.grid);
+    const height = this.pane.clientHeight - others.reduce((sum, { clientHeight }) => sum + clientHeight + 14, 58);
+    const most = isTall ? Math.max(14, Math.floor(height / this.layers.length)) : 44;
+    const step = Math.max(10, Math.min(44, most, Math.floor(width / this.most)));
+    return step - (step >= 18 ? 4 : 2);
+  }
+
+  /** The numbers of the heads over their columns; none where it differs between layers, or has no room. */
+  private numbers(): HTMLElement {
+    const every = this.side >= 14 ? 1 : this.side >= 11 ? 2 : 4;
+    const texts = Array.from({ length: this.most }, (_, head) => {
+      const there = this.layers.flatMap(({ num_heads }, layer) =>
+        head < num_heads ? [this.numberOf({ layer, head })] : [],
+      );
+      return head % every === 0 && there.every((number) => number === there[0]) ? String(there[0]) : "";
+    });
+    const spans = texts.map((text) => element("span", { className: "number" }, text));
+    return element("div", { className: "row", "aria-hidden": "true" }, element("p", { className: "layer" }), ...spans);
   }
 
   /** One row for each layer, its number and mean entropy in front. */
@@ -93,7 +136,9 @@ export class HeadsView implements View {
       const tiles = this.tiles.filter((tile) => tile.layer === layer);
       if (tiles.length === 0) return [];
       const row = this.row(tiles);
-      const label = element("p", { className: "layer" }, `Layer ${this.nameOf(layer)}`);
+      const label = element("p", { className: "layer" }, `${this.isLarge ? "Layer " : ""}${this.nameOf(layer)}`);
+      row.prepend(label);
+      if (!this.isLarge) return [row];
       const known = heads?.filter((kind) => kind !== null) ?? [];
       if (heads && known.length < heads.length) {
         label.title = NO_KINDS;
@@ -107,7 +152,6 @@ export class HeadsView implements View {
           number,
         );
       }
-      row.prepend(label);
       return [row];
     });
   }
@@ -125,12 +169,9 @@ export class HeadsView implements View {
 
   private row(tiles: Tile[]): HTMLElement {
     const buttons = tiles.map((tile) => {
-      const spans = Object.entries(this.words(tile)).map(([className, text]) => element("span", { className }, text));
-      const properties = {
-        type: "button",
-        tabIndex: -1,
-        "aria-label": described(tile.kind, `layer ${this.nameOf(tile.layer)} head ${this.numberOf(tile)}`),
-      };
+      const words = this.isLarge ? Object.entries(this.words(tile)) : [];
+      const spans = words.map(([className, text]) => element("span", { className }, text));
+      const properties = { type: "button", tabIndex: -1, "aria-label": described(tile.kind, this.headName(tile)) };
       const button = element("button", properties, element("canvas"), ...spans);
       this.tileOf.set(button, tile);
       return button;
@@ -141,44 +182,68 @@ export class HeadsView implements View {
   private repaint() {
     for (const button of this.arranged.value) {
       const picture = headPicture(this.session, this.tileOf.get(button) as Tile);
-      if (picture) button.querySelector("canvas")?.replaceWith(picture);
+      if (!picture) continue;
+      // Fewer pixels than cells: let the browser average. More: keep the cells' edges sharp.
+      picture.style.imageRendering = picture.width > this.side * devicePixelRatio ? "auto" : "pixelated";
+      button.querySelector("canvas")?.replaceWith(picture);
     }
   }
 
-  /** The open head, and where the Tab key goes. */
+  /** The open heads, and where the Tab key goes. */
   private outline() {
-    const { layer, head } = this.session.store.drawn;
+    const { layer, head, heads } = this.session.store.drawn;
+    const open = heads === "mean" ? [{ layer, head }] : chosenHeads({ layer, head, heads }, this.layers);
     this.arranged.value.forEach((button, at) => {
-      const tile = this.tileOf.get(button);
-      const open = tile?.layer === layer && tile.head === head;
-      button.setAttribute("aria-pressed", String(open));
-      (button as HTMLElement).tabIndex = open || at === 0 ? 0 : -1;
+      const tile = this.tileOf.get(button) as Tile;
+      const isOpen = open.some((one) => one.layer === tile.layer && one.head === tile.head);
+      button.setAttribute("aria-pressed", String(isOpen));
+      (button as HTMLElement).tabIndex = isOpen || at === 0 ? 0 : -1;
+      if (isOpen && !this.isLarge && this.grid.contains(document.activeElement)) (button as HTMLElement).focus();
     });
   }
 
-  private open(target: EventTarget | null) {
-    const button = (target as HTMLElement).closest("button");
-    const tile = button && this.tileOf.get(button);
-    if (tile) this.session.store.set({ layer: tile.layer, head: tile.head, view: "map" });
+  private buttonOf(target: EventTarget | null): HTMLElement | null {
+    return (target as HTMLElement).closest("button");
   }
 
-  /** What there is to know of a head, at its tile. */
-  private say(target: EventTarget | null) {
-    const button = (target as HTMLElement | null)?.closest("button");
-    const tile = button && this.tileOf.get(button);
-    this.details.hidden = !tile;
+  private open(event: MouseEvent) {
+    const { store } = this.session;
+    const tile = this.tileOf.get(this.buttonOf(event.target) as Element);
     if (!tile) return;
-    this.details.textContent = described(tile.kind, `layer ${this.nameOf(tile.layer)} head ${this.numberOf(tile)}`);
-    const [box, pane] = [button.getBoundingClientRect(), this.pane.getBoundingClientRect()];
-    const left = Math.min(box.left - pane.left, pane.width - this.details.offsetWidth);
-    this.details.style.left = `${Math.max(0, left)}px`;
-    const below = box.bottom - pane.top + 2;
-    const fits = below + this.details.offsetHeight <= pane.height;
-    this.details.style.top = `${fits ? below : box.top - pane.top - this.details.offsetHeight - 2}px`;
+    const { layer, head } = tile;
+    if (this.isLarge) store.set({ layer, head, view: "map" });
+    else if (event.shiftKey || areSeveral(store.state)) store.set({ heads: withHead(store.state, tile) });
+    else store.set({ layer, head });
   }
 
-  /** The arrows go from tile to tile. */
+  /** What there is to know of the head that is pointed at, at its tile; beside the stage under them all. */
+  private say() {
+    const { drawn } = this.session.store;
+    const button = this.arranged.value && this.pointed.value;
+    const tile = button && this.tileOf.get(button);
+    this.details.hidden = !tile || !this.isLarge;
+    if (tile && this.isLarge) {
+      this.details.textContent = described(tile.kind, this.headName(tile));
+      const [box, pane] = [button.getBoundingClientRect(), this.stage.getBoundingClientRect()];
+      const left = Math.min(box.left - pane.left, pane.width - this.details.offsetWidth);
+      this.details.style.left = `${Math.max(0, left)}px`;
+      const below = box.bottom - pane.top + 2;
+      const fits = below + this.details.offsetHeight <= pane.height;
+      this.details.style.top = `${fits ? below : box.top - pane.top - this.details.offsetHeight - 2}px`;
+    }
+    const at = tile ?? drawn;
+    const { kind } = this.layers[at.layer];
+    const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
+    const fitted = drawn.scale === "fit" ? ` · ${darkest(this.session.gridCeilings.value)}` : "";
+    const adds = areSeveral(drawn) ? "Press a map to add its head or take it away. " : "";
+    const head = `layer ${this.nameOf(at.layer)}, head ${this.numberOf(at)}`;
+    this.about.textContent = `${adds}${tile ? "Open" : "Open now:"} ${head}${missing}${fitted}`;
+  }
+
+  /** The arrows go from tile to tile; beside the stage they open it. */
   private go(down: number, right: number) {
+    const { store } = this.session;
+    if (!this.isLarge) return store.set({ layer: store.state.layer + down, head: store.state.head + right });
     const buttons = [...this.tileOf.keys()];
     const to = buttons.indexOf(document.activeElement as Element) + down * this.columns + right;
     (buttons[Math.max(0, Math.min(buttons.length - 1, to))] as HTMLElement).focus();
@@ -204,6 +269,10 @@ export class HeadsView implements View {
 
   private numberOf(tile: Pick<Tile, "layer" | "head">): number {
     return headNumber(this.layers, tile);
+  }
+
+  private headName(tile: Tile): string {
+    return `layer ${this.nameOf(tile.layer)} head ${this.numberOf(tile)}`;
   }
 
   table(): Table {
