@@ -3,7 +3,6 @@
  * are too large for their file. build.mjs puts this module in the place of those that it names.
  */
 
-import type * as Answers from "./data/block_answers";
 import type * as Full from "./full_page";
 import type * as Passes from "./data/pass";
 import type * as Patches from "./data/patches";
@@ -21,7 +20,6 @@ export const panes: typeof Full.panes = () => [];
 export const menus: typeof Full.menus = () => {};
 export const liveHost: typeof Full.liveHost = absent;
 export const gather: typeof Full.gather = absent;
-export const blockAnswer: typeof Answers.blockAnswer = absent;
 export const pinsOf: typeof Pinned.pinsOf = () => [];
 export const written: typeof Pinned.written = () => "";
 export const gridsOf: typeof Patches.gridsOf = () => [];

@@ -18,7 +18,6 @@ import type {
   TileQuestion,
 } from "../protocol/questions";
 import type { LayerInfo } from "../protocol/recording";
-import { blockAnswer } from "./block_answers";
 import { readLayer } from "./layer";
 import { blockSize, isStored, Pass } from "./pass";
 
@@ -63,7 +62,6 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
 
   /** @returns null: nobody waits */
   async function answerTo(question: { id: number } & HeadQuestion, layer: Layer) {
-    if (layer.levels) return blockAnswer(layer, question);
     const still = () => goesOn(question);
     switch (question.kind) {
       case "row":
@@ -73,8 +71,10 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
       case "tile":
         return tile(question, layer);
       case "steps":
+        checkWhole(layer);
         return rowSteps(layer, question, question.query, question);
       case "segments":
+        checkWhole(layer);
         return shares(layer, question, question, still);
       case "progress":
         return passes.get(passName(question))?.progress() ?? { done: 1, seconds: 0 };
@@ -140,6 +140,10 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
       urgent.delete(id);
     }
   };
+}
+
+function checkWhole({ levels }: Layer) {
+  if (levels) throw new Error("not every weight of this layer is in this file.");
 }
 
 type OfHead = { layer: number } & Which;

@@ -1,6 +1,6 @@
 /** The numbers of a layer, read from the page. */
 
-import { blocksOf } from "../maths/block_means";
+import { blocksOf, meansOf } from "../maths/block_means";
 import type { Layer } from "../maths/softmax";
 import type { LayerInfo } from "../protocol/recording";
 import { unpack, unpackBytes } from "./unpack";
@@ -20,6 +20,7 @@ export async function readLayer(info: LayerInfo, raw: Record<string, Uint8Array>
     value: null,
     weights: null,
     levels: null,
+    means: meansOf(info),
     spans: null,
     sinks: new Uint8Array(kv_len),
     rows: null,

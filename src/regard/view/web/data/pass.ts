@@ -5,13 +5,13 @@
  */
 
 import { addRow, tileOfBlocks, type Extent } from "../maths/blocks";
-import { allowed, weightsOf, type Layer, type Which } from "../maths/softmax";
+import { allowed, levelsOf, weightsOf, type Layer, type Which } from "../maths/softmax";
 
 const MOST = 2048; // blocks a side that are kept: at most 16 MB
 
 /** @returns is it in the file? */
-export function isStored({ sums }: Layer, { hidden }: Which): boolean {
-  return sums !== null && !hidden;
+export function isStored({ sums, levels }: Layer, { hidden }: Which): boolean {
+  return (sums !== null && !hidden) || levels !== null;
 }
 
 /** @returns tokens of a block, each way */
@@ -44,8 +44,14 @@ export class Pass {
 
   /** What the file holds of this head: all is done. */
   private stored() {
-    const start = this.which.head * this.blocks;
-    return (this.layer.sums as Float32Array).subarray(start, start + this.blocks);
+    const { head } = this.which;
+    const { info, means, sums } = this.layer;
+    if (sums) return sums.subarray(head * this.blocks).subarray(0, this.blocks);
+    const levels = levelsOf(this.layer, head, 0).subarray(0, this.blocks);
+    return Float32Array.from(levels, (level, at) => {
+      const first = Math.floor(at / this.columns) * this.size;
+      return means[level] * (Math.min(info.q_len, first + this.size) - first);
+    });
   }
 
   private cost(query: number) {

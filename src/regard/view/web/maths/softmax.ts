@@ -8,6 +8,7 @@
  */
 
 import type { LayerInfo } from "../protocol/recording";
+import { blocksOf } from "./block_means";
 
 const LARGE = 256; // scores computed in float32 move each weight by less than 2e-5 up to here
 
@@ -23,6 +24,7 @@ export interface Layer {
   value: Float32Array | null; // (value_heads, kv_len, value_dim)
   weights: Float32Array | null; // (num_heads, q_len, kv_len)
   levels: Uint8Array | null; // of block means (num_heads, rows, columns), where neither is in this file
+  means: Float32Array; // what each of the 256 levels stands for
   spans: Int32Array | null; // (span_heads, q_len, 2): first allowed key, and the one past the last
   sinks: Uint8Array; // (kv_len): 1 where a key is set aside by `hide sinks`
   /** (4, num_heads, q_len): maximum and log_normalizer, then both of the row without sinks; null beside weights */
@@ -99,12 +101,23 @@ export function maskOf(layer: Layer, { head, hidden }: Which, query: number, wei
  */
 export function weightsOf(layer: Layer, which: Which, query: number, from: number, to: number, out: Float64Array) {
   out.fill(0, from, to);
-  const { maximum, log_normalizer } = rowOf(layer, which, query);
-  if (maximum === -Infinity) return;
   const [start, stop] = allowed(layer, which.head, query);
   const [first, end] = [Math.max(from, start), Math.min(to, stop)];
+  if (layer.levels) {
+    const levels = levelsOf(layer, which.head, Math.floor(query / layer.info.block));
+    for (let key = first; key < end; key++) out[key] = layer.means[levels[Math.floor(key / layer.info.block)]];
+    return;
+  }
+  const { maximum, log_normalizer } = rowOf(layer, which, query);
+  if (maximum === -Infinity) return;
   scores(layer, which, query, first, end, out);
   for (let key = first; key < end; key++) out[key] = Math.exp(out[key] - maximum - log_normalizer);
+}
+
+/** The levels of a row of blocks, and of those below it. */
+export function levelsOf({ info, levels }: Layer, head: number, row: number): Uint8Array {
+  const { rows, columns } = blocksOf(info);
+  return (levels as Uint8Array).subarray((head * rows + row) * columns);
 }
 
 /**
@@ -113,6 +126,7 @@ export function weightsOf(layer: Layer, which: Which, query: number, from: numbe
  */
 export function rowWeights(layer: Layer, which: Which, query: number, out: Float64Array): Row {
   weightsOf(layer, which, query, 0, out.length, out);
+  if (layer.levels) return { maximum: NaN, log_normalizer: NaN };
   // Stored weights are kept as they are: they may be less than 1 together.
   const total = layer.weights && !which.hidden ? 1 : out.reduce((sum, weight) => sum + weight, 0);
   if (total > 0 && total !== 1) for (let key = 0; key < out.length; key++) out[key] /= total;
