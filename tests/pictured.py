@@ -67,6 +67,18 @@ def several() -> regard.Recording:
     return seen.with_pictures([photo(), photo(64, 40)], grids)
 
 
+def windows() -> regard.Recording:
+    """Two layers whose four windows of a picture, each of 2 x 2 patches, are entries of a batch."""
+    torch.manual_seed(3)
+    layers = {f"stage.{at}": regard.attend(*torch.randn(2, 4, 2, 4, 8)) for at in range(2)}
+    boxes = [(48 * (at % 2), 32 * (at // 2)) for at in range(4)]
+    grids = [
+        regard.grid(range(4), 2, 2, entry=entry, box=(x, y, x + 48, y + 32))
+        for entry, (x, y) in enumerate(boxes)
+    ]
+    return regard.Recording(layers, model="windows").with_pictures([photo()], grids)
+
+
 def crossing() -> regard.Recording:
     """A text whose queries look at a class token and the patches of a picture."""
     layers = matrices(len(TEXT), keys=1 + PATCHES)

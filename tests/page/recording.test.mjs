@@ -44,6 +44,7 @@ test("of two recordings each layer says which it is of", () => {
 test("layers and heads have their numbers in the model", () => {
   const part = layer({ place: 23, head_numbers: [3, 7] });
   const { layers } = readRecording(JSON.stringify({ ...WHOLE, layers: [part, layer({ place: 24 })] }));
+  assert.equal(headsName({ layer: 0, head: 0 }, [layer({ place: 3, part: 1 })]), "layer 3.1 head 0");
   const heads = [0, 1].flatMap((at) => [0, 1].map((head) => headsName({ layer: at, head }, layers)));
   assert.deepEqual(heads, ["layer 23 head 3", "layer 23 head 7", "layer 24 head 0", "layer 24 head 1"]);
 });
@@ -142,10 +143,7 @@ test("notes say what is rounded, left out or shown of a recording", () => {
   assert.match(said({ heads: [null, null] })[0], /not numbers \(NaN\)/);
   const another = "this is the first. Show another with recording.entry(1).";
   assert.deepEqual(said({}, { batch: 2 }), [`The recording holds 2 sequences; ${another}`]);
-  const grids = [{ overlapping: false }];
-  assert.deepEqual(said({}, { batch: 4, grids }), [
-    `The recording holds 4 sequences, such as windows or tiles of the picture; ${another}`,
-  ]);
+  assert.match(said({ place: 3, part: 1 })[0], /^Layer 3\.1 is one window or tile of the picture/);
   assert.match(
     said({ kind: "map", overview: { rows: 4, columns: 4 } })[0],
     /regard\.page\(recording, path, layers=\[0\]\)\.$/,

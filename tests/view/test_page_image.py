@@ -440,3 +440,19 @@ def test_block_means_are_drawn_and_called_so(show: Open, tmp_path: Path) -> None
     assert " These are means of blocks of 2 × 2 tokens, ± " in words(page, 0)
     said = words(page, 0).split(" to patch ")[0].rsplit(" ", 2)[-2]
     assert float(said) == pytest.approx(100 * float(means.max()), rel=0.03)
+
+
+def test_a_click_opens_the_window_that_lies_there(show: Open) -> None:
+    page = show(pictured.windows(), "#view=image&layer=1&head=1&query=0")
+    ready(page, 1, 1, 0, 0)
+    with step("the open layer is the first window of the second layer"):
+        assert page.locator("#layer option:checked").inner_text() == "1.0"
+        assert "1.0 is one window or tile of the picture" in page.inner_text("#notes")
+        assert "2 layers" in page.inner_text("#about")
+    with step("the lower right of the picture lies in the last window"):
+        canvas = page.locator(".frames canvas").first
+        box = canvas.bounding_box()
+        assert box is not None
+        canvas.click(position={"x": 0.9 * box["width"], "y": 0.9 * box["height"]})
+        page.wait_for_selector('body[data-read^="7,1,3,"]')
+        assert page.locator("#layer option:checked").inner_text() == "1.3"

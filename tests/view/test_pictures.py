@@ -93,6 +93,28 @@ def test_pictures_are_encoded_anew_without_metadata() -> None:
     assert Image.open(io.BytesIO(data)).tobytes() == pictured.photo(32, 32).tobytes()
 
 
+def test_windows_of_a_picture_are_layers_of_their_own(tmp_path: Path) -> None:
+    seen = pictured.windows()
+    page = write_page(seen, tmp_path / "page.html", opened=(1, 1), layers=["stage.1"])
+    first = json.loads(pages.Blocks(page.read_text()).scripts["recording"])
+    layers = [(layer["place"], layer["part"], layer["kind"]) for layer in first["layers"]]
+    kinds = {0: "map", 1: "query-key"}
+    places = [(0, 0), (1, 0), *((place, part) for place in (0, 1) for part in (1, 2, 3))]
+    assert layers == [(place, part, kinds[place]) for place, part in places]
+    assert [len(grid["layers"]) for grid in first["grids"]] == [2] * 4
+    assert (first["opened"]["layer"], first["opened"]["head"], first["batch"]) == (1, 1, 1)
+    apart = seen.apart()
+    for place, part in ((0, 2), (1, 3)):
+        whole = seen.entry(part)[place].to_dense()
+        assert torch.equal(apart[f"stage.{place} part {part}"].to_dense(), whole)
+
+
+def test_without_windows_a_recording_is_not_taken_apart() -> None:
+    for seen in (pages.recorded(), pictured.several(), pictured.crossing()):
+        assert list(seen.apart()) == list(seen)
+        assert seen.apart().grids == seen.grids
+
+
 def test_a_picture_that_was_left_out_leaves_its_size() -> None:
     picture = regard.images.keep(pictured.photo(), "photo.jpg", data=False)
     grid = regard.grid(tokens=range(1, 7), rows=2, columns=3)

@@ -337,6 +337,39 @@ class Recording(Mapping[str, AttentionMatrix]):
                 one._grids[layer.name] = entry_grids(one._grids[layer.name], index, layer)
         return one
 
+    def apart(self) -> "Recording":
+        """Return a recording whose windows and tiles of a picture are layers of their own.
+
+        A layer of which several batch entries have parts of a picture has the first of them in its
+        place; the others follow all layers. They are named as in ``"layer part 3"``, and have the
+        index of the layer in the model. Other layers are the same.
+
+        Example:
+            >>> import torch, regard
+            >>> from PIL import Image
+            >>> x = torch.zeros(2, 1, 4, 4)
+            >>> tiles = [regard.grid(range(4), 2, 2, entry=entry) for entry in (0, 1)]
+            >>> seen = regard.Recording({"layer": regard.attend(x, x)})
+            >>> list(seen.with_pictures([Image.new("RGB", (64, 64))], tiles).apart())
+            ['layer part 0', 'layer part 1']
+        """
+        layers: list[tuple[Layer, tuple[Grid, ...]]] = []
+        others: list[tuple[Layer, tuple[Grid, ...]]] = []
+        for index, layer in enumerate(self.layers):
+            grids = self.layer_grids(layer.name)
+            entries = sorted({0, *(grid.entry for grid in grids)})
+            if len(entries) < 2:
+                layers.append((layer, grids))
+                continue
+            for entry in entries:
+                name, origin = f"{layer.name} part {entry}", layer.origin or Origin(index)
+                part = replace(layer.entry(entry), name=name, origin=origin)
+                (others if entry else layers).append((part, entry_grids(grids, entry, layer)))
+        layers += others
+        same = self._with([layer for layer, _ in layers], self.query_tokens, self.key_tokens)
+        same._grids = {layer.name: grids for layer, grids in layers if grids}
+        return same
+
     def with_pictures(
         self,
         pictures: "Sequence[Image | Picture]",

@@ -119,6 +119,8 @@ def write_page(
         if each is not None and not each.layers:
             raise RegardError(f"{name} has no layers; a page needs at least one.")
     wanted = _places(recording, layers, *opened)
+    recording, wanted = _apart(recording, wanted)
+    heads = heads if heads is None or len(heads) == sum(_head_counts(recording)) else None
     target = Path(path).resolve()
     temporary = target.with_name(f".{target.name[:100]}.part")
     try:
@@ -163,6 +165,7 @@ def read_layers(path: Path) -> list[PageLayer]:
 @torch.no_grad()
 def page_text(recording: Recording, *, title: str, is_small: bool = False) -> str:
     """Return a recording as the text of a page."""
+    recording = recording.apart()
     counted = RowCount([recording], None, None)
     kinds = _kinds(recording, None, counted)
     opened, notable = openings(recording, kinds)
@@ -199,6 +202,15 @@ def _places(
     return sorted(places, key=lambda place: (place != opened, place))
 
 
+def _apart(recording: Recording, wanted: Sequence[int]) -> tuple[Recording, list[int]]:
+    """Return a recording whose windows and tiles are apart, and the indices of its layers."""
+    whole = recording.apart()
+    names = [recording.layers[place].name for place in wanted]
+    parts = range(len(recording), len(whole))
+    more = [at for at in parts if whole.layers[at].name.rpartition(" part ")[0] in names]
+    return whole, [*wanted, *more]
+
+
 def _page(first: dict[str, Any], blocks: dict[int, Block], *, is_small: bool = False) -> list[str]:
     data = [json_block("recording", first)]
     for place in sorted(blocks):
@@ -214,8 +226,12 @@ def _kinds(
     """Return the heads of each layer with their kinds, which may be known."""
     if heads is None:
         return [*kinds_of(recording, counted.add)]
-    counts = [layer.shape[-3] if len(layer.shape) > 2 else 1 for layer in recording.layers]
+    counts = _head_counts(recording)
     return [heads[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
+
+
+def _head_counts(recording: Recording) -> list[int]:
+    return [layer.shape[-3] if len(layer.shape) > 2 else 1 for layer in recording.layers]
 
 
 def _blocks(

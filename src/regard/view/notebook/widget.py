@@ -46,6 +46,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
 
     def __init__(self, seen: Recording, title: str) -> None:
         # First, for a widget that cannot be made is closed all the same.
+        seen = seen.apart()
         self._answers = Answers(seen, limit=128 * _MIB)
         self._threads = Threads()
         self._waiting: set[str] = set()

@@ -221,6 +221,7 @@ class _Served:
             ]
 
     def _show(self, recording: Recording, text: str) -> None:
+        recording = recording.apart()
         answers = Answers(recording)
         first = _known_at_once(recording, answers, self._title)
         if self._read is not None:

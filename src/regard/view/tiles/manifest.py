@@ -53,6 +53,7 @@ class PageLayer:
     q_len: int
     kv_len: int
     place: int = 0
+    part: int | None = None  # of a layer whose windows or tiles are apart
     head_numbers: tuple[int, ...] | None = None
     overview: dict[str, Any] | None = None
     heads: list[dict[str, Any] | None] | None = None
@@ -112,7 +113,10 @@ def live_layers(recording: Recording) -> list[PageLayer]:
         num_heads, q_len, kv_len = first_sequence(layer.whole()).shape
         numbers = None if layer.origin is None else layer.origin.heads
         place = layer.place(index)
-        layers.append(PageLayer(layer.name, num_heads, q_len, kv_len, place, numbers, kind="live"))
+        name, _, part = layer.name.rpartition(" part ")
+        apart = int(part) if name and part.isdecimal() else None
+        shape = num_heads, q_len, kv_len
+        layers.append(PageLayer(layer.name, *shape, place, apart, numbers, kind="live"))
     return layers
 
 

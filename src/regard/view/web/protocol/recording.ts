@@ -32,6 +32,7 @@ export interface GridInfo {
 export interface LayerInfo {
   name: string;
   place?: number; // the index of the layer in the model
+  part?: number | null; // of a layer whose windows or tiles of a picture are layers of their own
   head_numbers?: number[] | null; // the index in the model of each head; null: all heads were recorded
   of?: string; // the title of its recording, where the page has two
   num_heads: number;
@@ -101,9 +102,10 @@ export interface Recording {
 
 export type Head = { layer: number; head: number };
 
-/** @returns the number of a layer in the model */
+/** @returns the number of a layer in the model; of a window or a tile with that: "3.1" */
 export function layerName(layers: LayerInfo[], layer: number): string {
-  return String(layers[layer].place ?? layer);
+  const { place = layer, part = null } = layers[layer];
+  return part === null ? String(place) : `${place}.${part}`;
 }
 
 /** @returns the number of a head in the model */

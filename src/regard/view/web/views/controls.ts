@@ -44,7 +44,7 @@ export class Controls {
     const heads = Math.max(...layers.map((info) => info.num_heads));
     const { q_len, kv_len } = layers[0];
     const tokens = q_len === kv_len ? counted(q_len, "token") : `${grouped(q_len)} × ${counted(kv_len, "token")}`;
-    const size = `${counted(layers.length, "layer")} × ${counted(heads, "head")}`;
+    const size = `${counted(layers.filter(({ part }) => !part).length, "layer")} × ${counted(heads, "head")}`;
     const about = [model, tokens, size, refused && `${counted(refused, "layer")} refused`];
     byId("about").textContent = about.filter(Boolean).join(" · ");
   }

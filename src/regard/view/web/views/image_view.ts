@@ -147,7 +147,11 @@ export class ImageView implements View {
         "aria-roledescription": "picture",
         onpointermove: (event: MouseEvent) => this.session.hover(this.cellOf(at(event))),
         onpointerleave: () => this.session.hover(null),
-        onclick: (event: MouseEvent) => this.choose(at(event), part.shows),
+        onclick: (event: MouseEvent) => {
+          const token = at(event);
+          if (token === null) this.turnTo(event, frames);
+          this.choose(token, part.shows);
+        },
       },
       ...frames.map(({ canvas, label }) => element("figure", {}, canvas, label)),
     );
@@ -187,6 +191,18 @@ export class ImageView implements View {
       const isTurned = shows && store.state.compare !== "beside";
       store.set({ query: token, hover: null, ...(isTurned ? { side: shows === "row" ? "looks" : "looked" } : {}) });
     } else store.set({ ...cell, hover: null, side: "looked" });
+  }
+
+  /** Opens the window or tile of the layer that a point of the picture lies in. */
+  private turnTo(event: MouseEvent, frames: Side["frames"]) {
+    const { layers, store } = this.session;
+    const frame = frames.find(({ canvas }) => canvas === event.target)?.frame;
+    layers.forEach(({ place, part }, layer) => {
+      if (!frame || (part ?? null) === null || place !== layers[store.state.layer].place) return;
+      const grids = this.session.grids(layer).filter(({ picture }) => picture === frame.grids[0].picture);
+      const patch = pointed(event, { ...frame, grids });
+      if (patch) store.set({ layer, query: patches.tokenOf(patch), key: null, hover: null });
+    });
   }
 
   /** The arrows go from patch to patch; left and right go on in the row above or below, and in the words around. */

@@ -1,7 +1,7 @@
 /** What must be said beside the numbers: rounding, what is left out, what is shown of it. */
 
 import { counted, digits } from "../maths/numbers";
-import type { Other, Recording, Refusal } from "../protocol/recording";
+import { layerName, type Other, type Recording, type Refusal } from "../protocol/recording";
 import { meansNotes } from "../text/block_words";
 import { pictureNotes } from "../text/picture_words";
 import { visible } from "../text/tokens";
@@ -28,10 +28,13 @@ export function notes(recording: Recording, layer: number): string[] {
       `${stored} stored in 16 bits: weights are within ${digits(info.deviation * 100)} percentage points of the recording, measured on a sample of rows.`,
     );
   }
+  if ((info.part ?? null) !== null)
+    found.push(
+      `Layer ${layerName(recording.layers, layer)} is one window or tile of the picture; the others have a number after the point, too.`,
+    );
   if (info.heads?.includes(null)) found.push(NO_KINDS);
   if (recording.batch > 1) {
-    const parts = recording.grids?.length ? ", such as windows or tiles of the picture" : "";
-    const held = counted(recording.batch, "sequence") + parts;
+    const held = counted(recording.batch, "sequence");
     found.push(`The recording holds ${held}; this is the first. Show another with recording.entry(1).`);
   }
   return found;
