@@ -1,5 +1,5 @@
 /**
- * One sequential scale from ground to ink, even to the eye (mixed in OKLab), safe for the colour
+ * One sequential scale from ground to ink, whose stops are even to the eye (in OKLab), safe for the colour
  * blind (lightness alone orders it): to deep indigo, or to warm light. Weight 0 is the ground itself.
  * Differences go from the ground to orange where there is more, to blue where there is less: no two
  * colours that any kind of colour blindness confuses. The table, which figures use as well, has the
@@ -21,31 +21,10 @@ function linear(value: number): number {
 
 /**
  * @param hex "#fafaf9"
- * @returns the same in OKLab
+ * @returns red, green, blue in 0..255
  */
-function labOf(hex: string): number[] {
-  const [red, green, blue] = [1, 3, 5].map((at) => linear(Number.parseInt(hex.slice(at, at + 2), 16)));
-  const l = Math.cbrt(0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue);
-  const m = Math.cbrt(0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue);
-  const s = Math.cbrt(0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue);
-  return [
-    0.2104542553 * l + 0.793617785 * m - 0.0040720468 * s,
-    1.9779984951 * l - 2.428592205 * m + 0.4505937099 * s,
-    0.0259040371 * l + 0.7827717662 * m - 0.808675766 * s,
-  ];
-}
-
-/** @returns red, green, blue in 0..255 */
-function toRgb([lightness, a, b]: number[]): number[] {
-  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
-  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
-  const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
-  const linear = [
-    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
-    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
-    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
-  ];
-  return linear.map((x) => 255 * Math.min(1, Math.max(0, x <= 0.0031308 ? 12.92 * x : 1.055 * x ** (1 / 2.4) - 0.055)));
+function rgbOf(hex: string): number[] {
+  return [1, 3, 5].map((at) => Number.parseInt(hex.slice(at, at + 2), 16));
 }
 
 export interface Ramp {
@@ -59,13 +38,13 @@ export interface Ramp {
  * @param ground its ground, as "#fafaf9"
  */
 export function ramp(theme: "light" | "dark", ground: string): Ramp {
-  return through([ground, ...table.weights[theme]].map(labOf), 256);
+  return through([ground, ...table.weights[theme]].map(rgbOf), 256);
 }
 
 /** The 511 colours of differences: the ground in the middle, at 255. */
 export function differenceRamp(theme: "light" | "dark", ground: string): Ramp {
   const less = [...table.less[theme]].reverse();
-  return through([...less, ground, ...table.more[theme]].map(labOf), 511);
+  return through([...less, ground, ...table.more[theme]].map(rgbOf), 511);
 }
 
 /** @returns a colour for text whose contrast is at least 4.5, as WCAG 2 defines it. */
@@ -92,8 +71,7 @@ function through(stops: number[][], count: number): Ramp {
     const position = (i / (count - 1)) * (stops.length - 1);
     const left = Math.min(stops.length - 2, Math.floor(position));
     const mix = position - left;
-    const lab = stops[left].map((value, c) => value + (stops[left + 1][c] - value) * mix);
-    const [red, green, blue] = toRgb(lab).map(Math.round);
+    const [red, green, blue] = stops[left].map((value, c) => Math.round(value + (stops[left + 1][c] - value) * mix));
     packed[i] = (255 << 24) | (blue << 16) | (green << 8) | red;
     css.push(`rgb(${red},${green},${blue})`);
     onTop.push(readableOn(luminance([red, green, blue])));
