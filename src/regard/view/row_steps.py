@@ -29,7 +29,7 @@ from regard.text.escaping import visible
 from regard.text.tables import Cell, Table
 from regard.text.tokens import Token, as_tokens
 
-__all__ = ["RowScores", "Steps", "checked_tokens", "one_head", "parts_of", "steps", "table"]
+__all__ = ["QueryRow", "Steps", "checked_tokens", "one_head", "query_row", "steps", "table"]
 
 # What fits beside each other in a terminal, and what a person reads.
 _WIDEST_VALUE = 6
@@ -127,11 +127,17 @@ class RowScores:
 
 
 @dataclass(frozen=True, eq=False)
-class _Row:
-    """One row of the matrix, step by step."""
+class QueryRow:
+    """One row of the matrix, step by step.
 
-    columns: dict[str, Tensor]  # (kv_len,) each, scores before the mask
-    allowed: Tensor | None  # (kv_len,)
+    Attributes:
+        columns: the scores before the mask after each step, (kv_len,) each.
+        allowed: True where the query may attend, (kv_len,); None without a mask.
+        scores: those after the mask.
+    """
+
+    columns: dict[str, Tensor]
+    allowed: Tensor | None
     scores: RowScores
 
 
@@ -173,7 +179,9 @@ def steps(
     most = check_count("most", most)
     names = _names(checked_tokens("tokens", tokens, "kv_len", kv_len))
     value = None if value is None else _checked_value(value, source)
-    row = _row(source, mask, place)
+    row = query_row(source, mask, place)
+    if mask is None and len(row.columns) > 1:
+        row.columns.popitem()  # the last step gives the score
     weight = row.scores.weight(row.scores.score)
     strongest = weight.sort(descending=True, stable=True).indices[:most]
     shown = strongest.sort().values
@@ -282,27 +290,25 @@ def _checked_value(value: object, source: Scores) -> Tensor:
     return tensor[:, None] if tensor.ndim == 1 else tensor
 
 
-def _row(source: Scores, mask: Mask | None, place: int) -> _Row:
-    """One row, step by step: the same source with the later steps left out."""
+def query_row(source: Scores, mask: Mask | None, place: int) -> QueryRow:
+    """Return one row, step by step: the same source with the later steps left out."""
     box = Box((), slice(place, place + 1), slice(0, source.shape[-1]))
 
     def scores(of: Scores) -> Tensor:
         with without_autocast(source.device):
             return of.block(box, cut_whole)[0]
 
-    columns = {name: scores(part) for name, part in parts_of(source)}
+    columns = {name: scores(part) for name, part in _parts_of(source)}
     allowed = None
     score = scores(source)
     if mask is not None:
         allowed = mask.block(box, source.shape, source.device).expand(1, source.shape[-1])[0]
         score = score.masked_fill(~allowed, -torch.inf)
-    elif len(columns) > 1:
-        columns.popitem()  # the last step gives the score
     sink = source.sink(box, cut_whole)
-    return _Row(columns, allowed, RowScores(score, None if sink is None else sink.reshape(())))
+    return QueryRow(columns, allowed, RowScores(score, None if sink is None else sink.reshape(())))
 
 
-def parts_of(source: Scores) -> list[tuple[str, Scores]]:
+def _parts_of(source: Scores) -> list[tuple[str, Scores]]:
     """Return the source up to each of its steps by name, without steps that do nothing."""
     if not isinstance(source, QueryKeyScores):
         return []
@@ -322,7 +328,7 @@ def parts_of(source: Scores) -> list[tuple[str, Scores]]:
 
 
 def _columns(
-    row: _Row, weight: Tensor, terms: Tensor | None, shown: Tensor, names: list[str] | None
+    row: QueryRow, weight: Tensor, terms: Tensor | None, shown: Tensor, names: list[str] | None
 ) -> dict[str, list[Cell]]:
     """Return the columns: the shown keys, the sink and the other keys if any, then the sums."""
     places = [int(place) for place in shown]

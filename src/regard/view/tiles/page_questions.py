@@ -11,20 +11,10 @@ import msgspec
 import torch
 from torch import Tensor
 
+from regard.view.tiles import protocol
 from regard.view.tiles.head_tiles import Place, WrongQuestionError
 from regard.view.tiles.manifest import head_records
 from regard.view.tiles.page_answers import Answers, Wanted, Which
-from regard.view.tiles.protocol import (
-    Column,
-    Heads,
-    OfHead,
-    Overview,
-    Progress,
-    Row,
-    Segments,
-    Steps,
-    Tile,
-)
 
 __all__ = ["QUESTIONS", "Answer", "Question", "Threads"]
 
@@ -47,64 +37,17 @@ class Answer:
     arrays: tuple[Tensor, ...] = ()
 
 
-def _which(asked: OfHead) -> Which:
-    return Which(asked.layer, asked.head, asked.hidden)
-
-
-def _row(asked: Row, answers: Answers, wanted: Wanted) -> Answer:
-    row = answers.row(_which(asked), asked.query, wanted=wanted)
-    return Answer(arrays=(row.values.float(), row.mask.to(torch.uint8)))
-
-
-def _column(asked: Column, answers: Answers, wanted: Wanted) -> Answer:
-    return Answer(arrays=(answers.column(_which(asked), asked.key, wanted=wanted).float(),))
-
-
-def _tile(asked: Tile, answers: Answers, wanted: Wanted) -> Answer:
-    place = Place(asked.level, asked.row, asked.column)
-    tile = answers.tile(_which(asked), place, wanted=wanted)
-    height, width = tile.values.shape
-    content = {"height": height, "width": width, "exact": tile.exact, "sampled": tile.sampled}
-    return Answer(content, (tile.values.float(),))
-
-
-def _progress(asked: Progress, answers: Answers, _: Wanted) -> Answer:
-    return Answer(answers.progress(_which(asked))._asdict())
-
-
-def _steps(asked: Steps, answers: Answers, _: Wanted) -> Answer:
-    which = _which(asked)
-    return Answer(answers.steps(which, asked.query, asked.by, asked.start, asked.count))
-
-
-def _segments(asked: Segments, answers: Answers, wanted: Wanted) -> Answer:
-    shares = answers.segments(_which(asked), asked.queries, asked.keys, wanted=wanted)
-    return Answer(arrays=(shares.float(),))
-
-
-def _overview(asked: Overview, answers: Answers, wanted: Wanted) -> Answer:
-    return Answer({"overview": answers.overview(asked.layer, wanted=wanted)})
-
-
-def _heads(_: Heads, answers: Answers, wanted: Wanted) -> Answer:
-    found = answers.heads(wanted=wanted)
-    content = {"heads": head_records(chain.from_iterable(found.kinds))}
-    return Answer(content | msgspec.to_builtins({"notable": found.notable, "opened": found.opened}))
-
-
 @dataclass(frozen=True)
 class Question:
     """A kind of question.
 
     Attributes:
         asked: the type of its requests, as the protocol has it.
-        answers: computes the answer to one.
-        threads: which threads compute it.
+        threads: which threads compute its answers.
     """
 
-    asked: Any
-    answers: Callable[[Any, Answers, Wanted], Answer]
-    threads: Literal["quick", "long", "waiting"] = "quick"
+    asked: type
+    threads: Literal["quick", "long", "waiting"]
 
     def answer(self, answers: Answers, parameters: Mapping[str, Any], wanted: Wanted) -> Answer:
         """Return the answer to one request.
@@ -118,7 +61,42 @@ class Question:
             request = msgspec.convert(given, self.asked, strict=False)
         except msgspec.ValidationError as error:
             raise WrongQuestionError(_said(error)) from error
-        return self.answers(request, answers, wanted)
+        return _answered(request, answers, wanted)
+
+
+def _answered(asked: Any, answers: Answers, wanted: Wanted) -> Answer:
+    match asked:
+        case protocol.Overview():
+            return Answer({"overview": answers.overview(asked.layer, wanted=wanted)})
+        case protocol.Heads():
+            found = answers.heads(wanted=wanted)
+            opening = msgspec.to_builtins({"notable": found.notable, "opened": found.opened})
+            return Answer({"heads": head_records(chain.from_iterable(found.kinds))} | opening)
+        case _:
+            return _of_head(asked, Which(asked.layer, asked.head, asked.hidden), answers, wanted)
+
+
+def _of_head(asked: Any, which: Which, answers: Answers, wanted: Wanted) -> Answer:
+    match asked:
+        case protocol.Row():
+            row = answers.row(which, asked.query, wanted=wanted)
+            return Answer(arrays=(row.values.float(), row.mask.to(torch.uint8)))
+        case protocol.Column():
+            return Answer(arrays=(answers.column(which, asked.key, wanted=wanted).float(),))
+        case protocol.Tile():
+            place = Place(asked.level, asked.row, asked.column)
+            tile = answers.tile(which, place, wanted=wanted)
+            size = dict(zip(("height", "width"), tile.values.shape, strict=True))
+            content = size | {"exact": tile.exact, "sampled": tile.sampled}
+            return Answer(content, (tile.values.float(),))
+        case protocol.Progress():
+            return Answer(answers.progress(which)._asdict())
+        case protocol.Steps():
+            part = asked.by, asked.start, asked.count
+            return Answer(answers.steps(which, asked.query, *part))
+        case _:
+            shares = answers.segments(which, asked.queries, asked.keys, wanted=wanted)
+            return Answer(arrays=(shares.float(),))
 
 
 def _value(name: str, given: Any) -> Any:
@@ -137,15 +115,15 @@ def _said(error: msgspec.ValidationError) -> str:
     return f"the question cannot be read: {ascii(text)[1:-1][:200]}."
 
 
+_SLOW: dict[str, Literal["long", "waiting"]] = {
+    "column": "waiting",
+    "segments": "waiting",
+    "overview": "long",
+    "heads": "long",
+}
 QUESTIONS = {
-    "row": Question(Row, _row),
-    "column": Question(Column, _column, "waiting"),
-    "tile": Question(Tile, _tile),
-    "progress": Question(Progress, _progress),
-    "steps": Question(Steps, _steps),
-    "segments": Question(Segments, _segments, "waiting"),
-    "overview": Question(Overview, _overview, "long"),
-    "heads": Question(Heads, _heads, "long"),
+    kind: Question(asked, _SLOW.get(kind, "quick"))
+    for kind, (asked, _) in protocol.QUESTIONS.items()
 }
 """Every question by its name."""
 

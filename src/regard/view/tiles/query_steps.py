@@ -8,10 +8,9 @@ from torch import Tensor
 
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.masked_product import masked_product
-from regard.scores.box import Box, cut_whole
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
-from regard.view.row_steps import RowScores, parts_of
+from regard.view.row_steps import query_row
 
 __all__ = ["query_steps"]
 
@@ -40,24 +39,22 @@ def query_steps(
         count: how many keys are returned.
         value: of every key, (kv_len, value_dim).
     """
-    source, keys, place = matrix.source, slice(0, matrix.shape[1]), slice(query, query + 1)
-    sink = source.sink(Box((), place, keys), cut_whole)
-    row = RowScores(matrix.scores[query], None if sink is None else sink.flatten()[0])
+    source = matrix.source
+    steps = query_row(source, matrix.mask, query)
+    row = steps.scores
     weight, allowed = row.weight(row.score), row.score != -torch.inf
-    order = torch.arange(keys.stop, device=weight.device)
+    order = torch.arange(len(weight), device=weight.device)
     if by == "weight":
         order = weight.sort(descending=True, stable=True).indices
     chosen = order[start : start + count]
     has_vectors = isinstance(source, QueryKeyScores)
     is_score_known = not (isinstance(source, GivenScores) and source.are_weights)
-    parts = dict(parts_of(source))
     columns: dict[str, list[Any]] = {
         "key": chosen.tolist(),
         "vector": _vectors(source.key[chosen]) if has_vectors else [None] * len(chosen),
     }
     for name, step in _STEPS.items():
-        scores = parts[step].block(Box((), place, keys), cut_whole)[0] if step in parts else None
-        columns[name] = _finite(scores, chosen)
+        columns[name] = _finite(steps.columns.get(step), chosen)
     columns["allowed"] = allowed[chosen].tolist()
     columns["score"] = _finite(row.score if is_score_known else None, chosen)
     columns["weight"] = weight[chosen].tolist()
@@ -75,7 +72,7 @@ def query_steps(
         "maximum": float(row.maximum) if is_known else None,
         "log_normalizer": float(row.log_normalizer) if is_known else None,
         "sink": None if row.sink is None else float(row.sink),
-        "keys": keys.stop,
+        "keys": len(weight),
         "allowed": int(allowed.sum()),
         "total": float(weight.sum()),
         "rows": rows,
