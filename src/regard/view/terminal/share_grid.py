@@ -1,14 +1,16 @@
 """Shares of the parts of a text in the terminal: a row for each query part."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import cast
 
 from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
 
 from regard.analysis.span_shares import Shares
 from regard.errors import count_text
 from regard.text.escaping import visible
-from regard.view.terminal.terminal_lines import fitted
+from regard.view.terminal.terminal_lines import fitted, table_lines
 
 __all__ = ["share_lines"]
 
@@ -56,35 +58,23 @@ def share_lines(shares: Shares, width: int = 80) -> Iterator[str]:
     yield f"What each part draws{beyond} from each   mean of {of}"
     yield ""
     rows = cast(list[list[float]], shares.total().tolist())
-    if beside + column * len(keys) > width:
-        yield from _strongest(queries, numbered, rows, beside, width)
-        return
-    yield " " * beside + "".join(_right(name, column) for name in above)
+    table = Table.grid(padding=(0, 0, 0, _GAP))
+    table.add_column(max_width=beside, no_wrap=True, overflow="ellipsis")
+    fits = beside + column * len(keys) <= width
+    count = len(keys) if fits else max(1, min(_TOP, (width - beside) // _LEAST))
+    for _ in range(count):
+        table.add_column(justify="right" if fits else "left", no_wrap=True, overflow="ellipsis")
+    if fits:
+        table.add_row("", *map(Text, above))
     for name, row in zip(queries, rows, strict=True):
-        yield fitted(name, beside) + "".join(f"{share:{column}.4f}" for share in row)
-    if above != keys and queries != numbered:
+        cells = [f"{share:.4f}" for share in row]
+        if not fits:
+            best = sorted(range(len(row)), key=lambda place: -row[place])[:count]
+            word = (width - beside) // count - _GAP - 8
+            cells = [f"{fitted(numbered[at], word)}{100 * row[at]:6.1f} %" for at in best]
+        table.add_row(*map(Text, (name, *cells)))
+    yield from (line.plain for line in table_lines(table, width))
+    if not fits:
+        yield from ("", f"the strongest {count} of {len(keys)} parts; --json gives all")
+    elif above != keys and queries != numbered:
         yield from ("", *(fitted(entry, width).rstrip() for entry in numbered))
-
-
-def _strongest(
-    queries: Sequence[str],
-    keys: Sequence[str],
-    rows: Sequence[Sequence[float]],
-    beside: int,
-    width: int,
-) -> Iterator[str]:
-    """Yield for each query the parts that it draws most from, as many as fit into a line."""
-    count = max(1, min(_TOP, len(keys), (width - beside) // _LEAST))
-    cells = (width - beside) // count - _GAP
-    for name, row in zip(queries, rows, strict=True):
-        best = sorted(range(len(row)), key=lambda place: -row[place])[:count]
-        parts = (
-            " " * _GAP + fitted(keys[at], cells - 8) + f"{100 * row[at]:6.1f} %" for at in best
-        )
-        yield fitted(name, beside) + "".join(parts)
-    yield ""
-    yield f"the strongest {count} of {len(keys)} parts; --json gives all"
-
-
-def _right(name: str, cells: int) -> str:
-    return " " * (cells - cell_len(name)) + name

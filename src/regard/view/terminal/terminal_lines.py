@@ -1,9 +1,11 @@
 """Lines of a terminal: words in grey that wrap under where they began, and what fits."""
 
 from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-__all__ = ["QUIET", "fitted", "hanging"]
+__all__ = ["QUIET", "fitted", "hanging", "table_lines"]
 
 QUIET = "bright_black"
 
@@ -19,6 +21,18 @@ def fitted(text: str, cells: int) -> str:
     if cell_len(text) <= cells:
         return set_cell_size(text, cells)
     return set_cell_size(text, cells - 1) + "…"
+
+
+def table_lines(table: Table, width: int) -> list[Text]:
+    """Return the lines of a table without blanks at their ends."""
+    console = Console(width=width, emoji=False)
+    lines = [
+        Text.assemble(*((part.text, part.style or "") for part in line))
+        for line in console.render_lines(table, pad=False)
+    ]
+    for line in lines:
+        line.rstrip()
+    return lines
 
 
 def hanging(start: Text, words: str, width: int) -> list[Text]:

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from regard.errors import count_text
@@ -17,7 +19,7 @@ from regard.text.escaping import visible
 from regard.text.token_labels import SUBSCRIPTS, labels
 from regard.view.terminal.head_grid import overview, standing_out
 from regard.view.terminal.summary import Row, Summary
-from regard.view.terminal.terminal_lines import QUIET, fitted, hanging
+from regard.view.terminal.terminal_lines import QUIET, fitted, hanging, table_lines
 
 __all__ = ["TerminalView"]
 
@@ -102,11 +104,7 @@ def _rows(summary: Summary, most_rows: int, width: int) -> list[Text]:
     lines = hanging(title, _whose(summary), width)
     for sentence in _remarks(summary, shown, names):
         lines += hanging(Text(), sentence, width)
-    table = _Table(summary, shown, names, width)
-    lines += [Text(""), table.head()]
-    for row in shown:
-        lines += table.row(row)
-    return lines
+    return [*lines, Text(""), *table_lines(_table(summary, shown, names, width), width)]
 
 
 def _whose(summary: Summary) -> str:
@@ -152,72 +150,44 @@ def _interesting(summary: Summary, most_rows: int) -> list[Row]:
     return sorted(best, key=lambda row: row.token)
 
 
-class _Table:
-    """The rows of the tokens, with the widths of their columns in cells.
-
-    As many tokens stand side by side as were asked for, if their words stay readable.
-    """
-
-    def __init__(self, summary: Summary, shown: list[Row], names: list[str], width: int) -> None:
-        self.sinks, self.names = summary.sinks, names
-        self.label = min(max(cell_len(names[row.token]) for row in shown), max(10, width // 6))
-        shares = [share for row in shown for share in row.top_text]
-        longest = max((cell_len(names[share.token]) for share in shares), default=1)
-        self.longest_bar = max((share.share for share in shares), default=1.0)
-        self.across = max(len(row.top_text) for row in shown) or 1
-        self.percent = 5 if self.longest_bar >= 0.995 else 4
-        self.bar = left = 0
-        for self.bar in (10, 8, 6, 4, 2, 0):
-            left = width - self.label - self._sink_cells()  # with the gap of two after each entry
-            gaps = 1 + self.percent + (self.bar + 1 if self.bar else 0) + 2
-            self.word = min(longest, 14, left // self.across - gaps)
-            if self.word >= min(longest, 9 if self.bar else 7):
-                return
-        self.word = min(longest, 10)
-        self.across = max(1, left // (self.word + self.percent + 3))
-
-    @property
-    def sink_bar(self) -> int:
-        return 6 if self.bar >= 6 else 4 if self.bar else 0
-
-    def _sink_cells(self) -> int:
-        return 0 if not self.sinks else 5 + (self.sink_bar + 1 if self.sink_bar else 0) + 3
-
-    def head(self) -> Text:
-        """Return the header of the columns."""
-        line = Text(" " * (self.label + 2), QUIET)
-        if self.sinks:
-            cells = self._sink_cells()
-            who = " ".join(self.names[place] for place in self.sinks)
-            line.append(fitted(who if len(who) <= cells - 3 else "sinks", cells), QUIET)
-        line.append("looks most at", QUIET)
-        if self.bar:
-            line.append(f"   the longest bar is {_percent(self.longest_bar).strip()}", QUIET)
-        return line
-
-    def row(self, row: Row) -> list[Text]:
-        """One token; a second line where not all fit beside each other."""
-        is_sink = row.token in self.sinks
-        line = Text().append(fitted(self.names[row.token], self.label), QUIET if is_sink else "")
-        line.append("  ")
-        if self.sinks:
-            line.append(_percent(row.on_sinks))
-            if self.sink_bar:
-                line.append(" ").append(_bar(row.on_sinks, self.sink_bar), QUIET)
-            line.append("   ")
-        margin = cell_len(line.plain)
-        if not row.top_text:
-            return [line.append("nothing else", QUIET)]
-        lines = [line]
-        for place, share in enumerate(row.top_text):
-            if place and place % self.across == 0:
-                lines.append(Text(" " * margin))
-            lines[-1].append(fitted(self.names[share.token], self.word) + " ")
-            lines[-1].append(_percent(share.share)[-self.percent :])
-            if self.bar:
-                lines[-1].append(" ").append(_bar(share.share / self.longest_bar, self.bar), _BAR)
-            lines[-1].append("  ")
-        return lines
+def _table(summary: Summary, shown: list[Row], names: list[str], width: int) -> Table:
+    """Return the rows of the tokens; the tokens that one looks at wrap under each other."""
+    shares = [share for row in shown for share in row.top_text]
+    longest = max((share.share for share in shares), default=1.0)
+    word = min(max((cell_len(names[share.token]) for share in shares), default=1), 14)
+    label = min(max(cell_len(names[row.token]) for row in shown), max(10, width // 6))
+    across = max(len(row.top_text) for row in shown) or 1
+    percent = 5 if longest >= 0.995 else 4
+    # Words and numbers first: bars have what is left of a line.
+    left = width - label - 2 - (14 if summary.sinks else 0)
+    bar = left // across - word - percent - 4
+    bar = min(10, bar) if bar > 1 else 0
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(max_width=label, no_wrap=True, overflow="ellipsis")
+    head = [Text()]
+    if summary.sinks:
+        table.add_column(max_width=12, no_wrap=True, overflow="ellipsis")
+        head.append(Text(" ".join(names[place] for place in summary.sinks), QUIET))
+    table.add_column()
+    about = f"   the longest bar is {_percent(longest).strip()}" if bar else ""
+    table.add_row(*head, Text(f"looks most at{about}", QUIET))
+    for row in shown:
+        cells: list[RenderableType] = [
+            Text(names[row.token], QUIET if row.token in summary.sinks else "")
+        ]
+        if summary.sinks:
+            cells.append(
+                Text(_percent(row.on_sinks)).append(f" {_bar(row.on_sinks, min(bar, 6))}", QUIET)
+            )
+        entries = [
+            Text(f"{fitted(names[share.token], word)} {_percent(share.share)[-percent:]} ").append(
+                _bar(share.share / longest, bar), _BAR
+            )
+            for share in row.top_text
+        ]
+        cells.append(Columns(entries, padding=(0, 2)) if entries else Text("nothing else", QUIET))
+        table.add_row(*cells)
+    return table
 
 
 # Words, numbers, bars
