@@ -208,5 +208,5 @@ def _percent(share: float) -> str:
 
 def _bar(share: float, cells: int) -> str:
     """Return a bar as long as the share, to half a cell; it is empty only for 0."""
-    halves = max(1, round(2 * share * cells)) if share > 0 else 0
+    halves = max(1, round(2 * share * cells)) if share > 0 and cells else 0
     return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(cells)

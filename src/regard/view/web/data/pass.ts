@@ -4,7 +4,7 @@
  * long head as it is, the file holds what the pass would find.
  */
 
-import { addRow, tileOfBlocks, type Extent } from "../maths/blocks";
+import { addRow, type Extent } from "../maths/blocks";
 import { allowed, levelsOf, weightsOf, type Layer, type Which } from "../maths/softmax";
 
 const MOST = 2048; // blocks a side that are kept: at most 16 MB
@@ -81,9 +81,21 @@ export class Pass {
     return size >= this.size && this.done >= end;
   }
 
-  tile(part: Extent): Float32Array {
+  /** The cells are whole blocks, added up. */
+  tile({ first, end, from, to, height, width, size: cell }: Extent): Float32Array {
     const { size, columns, sums } = this;
-    // A sum over rows of means over keys; a block at the edge has fewer keys.
-    return tileOfBlocks(part, size, (query, key, _, across) => sums[(query / size) * columns + key / size] * across);
+    const values = new Float32Array(height * width);
+    for (let query = first; query < end; query += size) {
+      const row = Math.floor((query - first) / cell);
+      const queries = Math.min(end, first + (row + 1) * cell) - (first + row * cell);
+      for (let key = from; key < to; key += size) {
+        const column = Math.floor((key - from) / cell);
+        const keys = Math.min(to, from + (column + 1) * cell) - (from + column * cell);
+        // A sum over rows of means over keys; a block at the edge has fewer keys.
+        const sum = sums[(query / size) * columns + key / size] * (Math.min(to, key + size) - key);
+        values[row * width + column] += sum / (queries * keys);
+      }
+    }
+    return values;
   }
 }

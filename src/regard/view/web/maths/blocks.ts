@@ -57,31 +57,6 @@ export function addRow(
 }
 
 /**
- * The tile whose cells are means of whole blocks, or of parts of them where its cells are smaller.
- * @param step tokens of a block, each way, or of a cell
- * @param sumOf the sum of so many weights down and across, from a query and a key on
- */
-export function tileOfBlocks(
-  { size, first, end, from, to, height, width }: Extent,
-  step: number,
-  sumOf: (query: number, key: number, down: number, across: number) => number,
-): Float32Array {
-  const values = new Float32Array(height * width);
-  for (let query = first; query < end; query += step) {
-    const cells = Math.floor((query - first) / size) * width;
-    const down = Math.min(end, query + step) - query;
-    for (let key = from; key < to; key += step) {
-      const across = Math.min(to, key + step) - key;
-      values[cells + Math.floor((key - from) / size)] += sumOf(query, key, down, across);
-    }
-  }
-  return values.map((sum, cell) => {
-    const [query, key] = [first + Math.floor(cell / width) * size, from + (cell % width) * size];
-    return sum / ((Math.min(end, query + size) - query) * (Math.min(to, key + size) - key));
-  });
-}
-
-/**
  * The query that stands for its block in a sample: the middle one.
  * @param cell of the tile
  */
