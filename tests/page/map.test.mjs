@@ -9,7 +9,7 @@ import { layer, tokens, WORDS } from "./recordings.mjs";
 
 globalThis.devicePixelRatio = 1;
 globalThis.document = { body: {} };
-globalThis.getComputedStyle = () => ({ fontFamily: "sans-serif" });
+globalThis.getComputedStyle = () => ({ fontFamily: "sans-serif", fontSize: "14px" });
 
 /** A canvas whose letters are all 7 pixels wide. */
 const RULER = { measureText: (text) => ({ width: 7 * [...text].length }) };

@@ -25,7 +25,7 @@ export interface Frame {
 const LARGEST = 84; // pixels of a cell, so that one token is not a poster,
 const FEWEST = 8; // or so many of them fill a large screen
 const SLANT = -Math.PI / 3;
-const APART = 17; // pixels between two labels
+const APART = 4; // pixels between two labels
 const NAMES = 66; // pixels of the names of the axes, in the corner
 const MEASURED = 2000; // labels of a long text, to know the widest
 
@@ -42,7 +42,7 @@ function written(token: Token): string {
 export class Axes {
   private family = getComputedStyle(document.body).fontFamily;
   limit = 124;
-  private type = 13;
+  private type = 13; // pixels of labels
   private labels = new Map<Token, { text: string; width: number }>();
   private widths = new Map<Token[], number>();
 
@@ -103,12 +103,12 @@ export class Axes {
     const high = stage.height - slope(name) - 20;
     const wide = stage.width - NAMES - Math.ceil(name * Math.cos(SLANT));
     const least = Math.min(wide / across.length, high / down.length);
-    const counter = stride(Math.floor(least)) > 1 ? positionWidth(down) : 0;
+    const counter = this.stride(Math.floor(least)) > 1 ? positionWidth(down) : 0;
     const left = Math.max(NAMES, Math.ceil(down.label + counter + 16));
     const room = { width: stage.width - left - 2, height: stage.height - 30 };
     const flat = Math.min(room.width / across.length, room.height / down.length, largest);
     const slanted = across.label > flat - 10;
-    const label = across.label + (flat * 0.8 < APART ? positionWidth(across) : 0);
+    const label = across.label + (flat * 0.8 < this.type + APART ? positionWidth(across) : 0);
     const top = slanted ? slope(label) : 30;
     const right = slanted ? Math.ceil(label * Math.cos(SLANT)) : 0;
     const space = { width: room.width - right, height: stage.height - top - 20 };
@@ -142,8 +142,8 @@ export class Axes {
     const base = frame.top - Math.max(7, 12 - frame.cellHeight / 2); // above the first label
     this.context.fillText("keys →", frame.left - 8, base - 13);
     this.context.fillText("queries ↓", frame.left - 8, base);
-    const down = stride(frame.cellHeight);
-    const across = stride(frame.cellWidth);
+    const down = this.stride(frame.cellHeight);
+    const across = this.stride(frame.cellWidth);
     for (let i = aligned(frame.row - 0.5, down); i <= frame.row + frame.rows - 0.5; i += down)
       this.label(frame, "query", queries[i], i, down > 1, ink);
     for (let i = aligned(frame.column - 0.5, across); i <= frame.column + frame.columns - 0.5; i += across)
@@ -155,7 +155,7 @@ export class Axes {
     const { row, rows, column, columns, cellWidth, cellHeight } = frame;
     const cell = axis === "query" ? cellHeight : cellWidth;
     const slant = frame.top / Math.sin(-SLANT);
-    const overlapped = axis === "query" ? neighbours(row, rows, cell, at) : neighbours(column, columns, cell, at);
+    const overlapped = axis === "query" ? this.near(row, rows, cell, at) : this.near(column, columns, cell, at);
     this.context.fillStyle = ink.ground;
     for (const near of overlapped)
       this.at(frame, axis, near, () => {
@@ -163,7 +163,30 @@ export class Axes {
         else if (frame.slanted) this.context.fillRect(-1, -8, slant, 16);
         else this.context.fillRect(-cell / 2, -9, cell, 18);
       });
-    this.label(frame, axis, token, at, stride(cell) > 1, ink, true);
+    this.label(frame, axis, token, at, this.stride(cell) > 1, ink, true);
+  }
+
+  /**
+   * @param cell pixels
+   * @returns every how many tokens there is room for a label
+   */
+  private stride(cell: number): number {
+    const least = (this.type + APART) / cell;
+    if (least <= 1.06) return 1;
+    const power = 10 ** Math.floor(Math.log10(least));
+    return power * ([1, 2, 5, 10].find((n) => n * power >= least) as number);
+  }
+
+  /**
+   * The position itself and the labels that it would overlap.
+   * @param cell pixels
+   */
+  private near(first: number, count: number, cell: number, at: number): number[] {
+    const every = this.stride(cell);
+    const found = [at];
+    for (let i = aligned(first - 0.5, every); i <= first + count - 0.5; i += every)
+      if (i !== at && Math.abs(i - at) * cell < this.type + APART - 1) found.push(i);
+    return found;
   }
 
   /** Draws from where a label begins. */
@@ -238,30 +261,6 @@ function slope(label: number): number {
 /** @returns in whole device pixels */
 function whole(pixels: number): number {
   return Math.max(1, Math.floor(pixels * devicePixelRatio)) / devicePixelRatio;
-}
-
-/**
- * @param cell pixels
- * @returns every how many tokens there is room for a label
- */
-function stride(cell: number): number {
-  const least = APART / cell;
-  if (least <= 1.06) return 1;
-  const power = 10 ** Math.floor(Math.log10(least));
-  return power * ([1, 2, 5, 10].find((n) => n * power >= least) as number);
-}
-
-/**
- * The position itself and the labels that it would overlap.
- * @param cell pixels
- */
-function neighbours(first: number, count: number, cell: number, at: number): number[] {
-  const every = stride(cell);
-  const found = [at];
-  for (let i = aligned(first - 0.5, every); i <= first + count - 0.5; i += every) {
-    if (i !== at && Math.abs(i - at) * cell < APART - 1) found.push(i);
-  }
-  return found;
 }
 
 function aligned(first: number, every: number): number {

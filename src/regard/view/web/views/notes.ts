@@ -22,7 +22,7 @@ export function notes(recording: Recording, layer: number): string[] {
     );
   } else if (info.kind === "pyramid") {
     found.push(...meansNotes(info, layer));
-  } else if (info.dtype && info.dtype !== "float32") {
+  } else if (info.dtype && info.dtype !== "float32" && info.deviation > 0) {
     const stored = info.kind === "weights" ? "Weights are" : "Queries and keys are";
     found.push(
       `${stored} stored in 16 bits: weights are within ${digits(info.deviation * 100)} percentage points of the recording, measured on a sample of rows.`,
