@@ -82,7 +82,10 @@ export class HeadsView implements View {
     const all = this.session.maps && this.all();
     this.isLarge = view === "overview";
     const before = this.isLarge ? this.details : this.about;
-    if (this.grid.nextSibling !== before) before.before(this.grid);
+    if (this.grid.nextSibling !== before) {
+      this.grid.replaceChildren(); // large tiles would make the pane as wide as they are
+      before.before(this.grid);
+    }
     if (this.size.value < 0 || before.parentElement?.clientWidth === 0) return;
     const known = this.isLarge && all.some(({ kind }) => Boolean(kind));
     this.choices.hidden = !known;
