@@ -6,8 +6,8 @@ import torch
 import pictured
 import regard
 from regard.view.tiles.layer_survey import kinds_of
+from regard.view.tiles.manifest import Opening
 from regard.view.tiles.page_opening import blind_opening, openings
-from regard.view.tiles.protocol import Opening
 
 TEXT = ["[CLS]", "The", " baker", " sold", " bread", " to", " the", " sailor", ".", "[SEP]"]
 

@@ -61,6 +61,15 @@ def test_heads_are_named_with_their_kinds_sorted_and_opened(show: Open) -> None:
             page.keyboard.press(key)
         page.wait_for_selector('body[data-view="map"]')
         assert (page.input_value("#layer"), page.input_value("#head")) == ("1", "1")
+    with step("beside the map the same maps are small again, and the arrows open them"):
+        page.wait_for_selector("#overview .heads.beside button")
+        box = page.locator("#overview .heads button").first.bounding_box()
+        assert box is not None
+        assert box["width"] <= 40
+        page.locator('#overview .heads button[aria-pressed="true"]').focus()
+        page.keyboard.press("ArrowUp")
+        page.wait_for_selector('body[data-read^="0,1,"]')
+        assert page.locator(":focus").get_attribute("aria-label").startswith("layer 0 head 1")
 
 
 @pytest.mark.full

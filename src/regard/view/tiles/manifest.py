@@ -7,7 +7,6 @@ from textwrap import shorten
 from typing import Any, Literal
 
 import torch
-from msgspec import to_builtins
 from torch import Tensor
 
 from regard.analysis.head_kinds import Head
@@ -18,10 +17,10 @@ from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.text.tokens import Token
 from regard.view.tiles.packing import base64_text, memory
-from regard.view.tiles.protocol import Opening
 
 __all__ = [
     "SMALL",
+    "Opening",
     "PageLayer",
     "add_other",
     "first_sequence",
@@ -39,6 +38,16 @@ __all__ = [
 SMALL = 32
 _UNTITLED = "Attention"
 _SINKS = ("first-token sink", "separator sink")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A head, and a cell that shows what it does; without a key none does."""
+
+    layer: int
+    head: int
+    query: int
+    key: int | None
 
 
 @dataclass
@@ -142,8 +151,8 @@ def manifest(
     return {
         "version": 1,
         "title": title if is_titled else title_of(recording),
-        "opened": to_builtins(opened),
-        "notable": to_builtins(notable),
+        "opened": asdict(opened),
+        "notable": [asdict(one) for one in notable],
         "model": recording.model,
         "batch": max(math.prod(layer.shape[:-3]) for layer in recording.layers),
         "one_text": recording.key_tokens == recording.query_tokens,

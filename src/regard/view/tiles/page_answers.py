@@ -31,9 +31,15 @@ from regard.view.tiles.head_tiles import (
     checked,
 )
 from regard.view.tiles.layer_survey import layer_kinds, reduced
-from regard.view.tiles.manifest import SMALL, first_sequence, first_value, sink_keys, small_numbers
+from regard.view.tiles.manifest import (
+    SMALL,
+    Opening,
+    first_sequence,
+    first_value,
+    sink_keys,
+    small_numbers,
+)
 from regard.view.tiles.page_opening import openings
-from regard.view.tiles.protocol import Opening
 from regard.view.tiles.query_steps import query_steps
 
 __all__ = [

@@ -11,8 +11,7 @@ from regard.analysis.head_kinds import Head, opening_head, stand_out
 from regard.recording.recording import Recording
 from regard.reductions.products import Window
 from regard.text.tokens import Token
-from regard.view.tiles.manifest import first_sequence, patch_keys, sink_keys
-from regard.view.tiles.protocol import Opening
+from regard.view.tiles.manifest import Opening, first_sequence, patch_keys, sink_keys
 
 __all__ = ["blind_opening", "openings"]
 
@@ -50,7 +49,7 @@ def openings(
         >>> A = regard.AttentionMatrix.from_weights(torch.eye(2)[None])
         >>> seen = regard.Recording({"layer": A}, query_tokens=["Life", " is"])
         >>> openings(seen, kinds_of(seen, lambda _: None))[0]
-        Opening(layer=0, head=0, query=0, key=0)
+        Opening(layer=0, head=0, query=1, key=1)
     """
     cells, (layer, number) = _Cells(recording), asked
     place = {

@@ -4,6 +4,7 @@
 A test compares that file with this table. The server decodes its questions by the same types.
 """
 
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -11,12 +12,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
+from regard.view.tiles.manifest import Opening
+
 __all__ = [
     "QUESTIONS",
     "Column",
     "Heads",
     "OfHead",
-    "Opening",
     "Overview",
     "Progress",
     "Row",
@@ -199,15 +201,6 @@ class HeadKind(Struct, frozen=True, kw_only=True):
     here: KindHere | None = None
 
 
-class Opening(Struct, frozen=True, kw_only=True):
-    """A head, and a cell that shows what it does; without a key none does."""
-
-    layer: int
-    head: int
-    query: int
-    key: int | None
-
-
 class HeadsAnswer(Struct, frozen=True, kw_only=True):
     """The kind of each head, layer by layer, or null for NaN; a head of each kind, and the first.
 
@@ -286,7 +279,9 @@ def _declare(structure: type, members: list[str], structures: dict[type, str]) -
     for hint in hints.values():
         for used in _structures_in(hint):
             _declare(used, [], structures)
-    optional = {field.name for field in fields(structure) if field.default is None}
+    optional = set[str]()
+    if issubclass(structure, Struct):
+        optional = {field.name for field in fields(structure) if field.default is None}
     members += [f"{name}{'?' * (name in optional)}: {_word(hint)}" for name, hint in hints.items()]
     first = (structure.__doc__ or "").partition("\n")[0]
     structures[structure] = f"/** {first} */\n{_alias(_name(structure), members)}"
@@ -301,7 +296,7 @@ def _alias(name: str, members: list[str]) -> str:
 
 
 def _structures_in(hint: Any) -> list[type]:
-    if isinstance(hint, type) and issubclass(hint, Struct):
+    if isinstance(hint, type) and (issubclass(hint, Struct) or is_dataclass(hint)):
         return [hint]
     return [used for part in get_args(hint) for used in _structures_in(part)]
 
