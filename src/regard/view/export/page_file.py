@@ -204,11 +204,11 @@ def _places(
 
 def _apart(recording: Recording, wanted: Sequence[int]) -> tuple[Recording, list[int]]:
     """Return a recording whose windows and tiles are apart, and the indices of its layers."""
-    whole = recording.apart()
+    apart = recording.apart()
     names = [recording.layers[place].name for place in wanted]
-    parts = range(len(recording), len(whole))
-    more = [at for at in parts if whole.layers[at].name.rpartition(" part ")[0] in names]
-    return whole, [*wanted, *more]
+    parts = range(len(recording), len(apart))
+    more = [at for at in parts if apart.layers[at].name.rpartition(" part ")[0] in names]
+    return apart, [*wanted, *more]
 
 
 def _page(first: dict[str, Any], blocks: dict[int, Block], *, is_small: bool = False) -> list[str]:

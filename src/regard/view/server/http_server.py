@@ -316,11 +316,11 @@ def _known_at_once(recording: Recording, answers: Answers, title: str) -> dict[s
     layers = live_layers(recording)
     if sum(layer.num_heads * layer.q_len * layer.kv_len for layer in layers) > _AT_ONCE:
         return manifest(recording, layers, title=title, opened=blind_opening(recording))
-    found = answers.heads()
+    heads = answers.heads()
     for place, layer in enumerate(layers):
         layer.overview = answers.overview(place)
-        layer.heads = head_records(found.kinds[place])
-    return manifest(recording, layers, title=title, opened=found.opened, notable=found.notable)
+        layer.heads = head_records(heads.kinds[place])
+    return manifest(recording, layers, title=title, opened=heads.opened, notable=heads.notable)
 
 
 def serve(

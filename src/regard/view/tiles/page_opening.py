@@ -52,27 +52,25 @@ def openings(
         Opening(layer=0, head=0, query=1, key=1)
     """
     cells, (layer, number) = _Cells(recording), asked
-    place = {
+    indices = {
         id(head): (at, index)
         for at, row in enumerate(kinds)
         for index, head in enumerate(row)
         if head is not None
     }
-    known = [head for row in kinds for head in row if head is not None]
-    notable = [cells.opening(*place[id(head)], head.kind) for head, _ in stand_out(known)]
+    classified = [head for row in kinds for head in row if head is not None]
+    notable = [cells.opening(*indices[id(head)], head.kind) for head, _ in stand_out(classified)]
     layers = {*(range(len(kinds)) if among is None else among)} if layer is None else {layer}
     if number is not None:
         head = kinds[layer or 0][number]
         return cells.opening(layer or 0, number, None if head is None else head.kind), notable
-    known = [head for head in known if place[id(head)][0] in layers]
-    best = opening_head(known)
+    classified = [head for head in classified if indices[id(head)][0] in layers]
+    best = opening_head(classified)
     # Of a head that opens for its words, not for its kind, the strongest pair of words counts.
-    found = [] if best is None else [cells.opening(*place[id(best)], "mixed")]
-    found += [cells.opening(*place[id(head)], head.kind) for head, _ in stand_out(known)]
-    shown = (one for one in found if one.key is not None)
-    return next(
-        shown, found[0] if found else cells.opening(min(layers, default=0), 0, None)
-    ), notable
+    candidates = [] if best is None else [cells.opening(*indices[id(best)], "mixed")]
+    candidates += [cells.opening(*indices[id(h)], h.kind) for h, _ in stand_out(classified)]
+    candidates = candidates or [cells.opening(min(layers, default=0), 0, None)]
+    return next((one for one in candidates if one.key is not None), candidates[0]), notable
 
 
 def blind_opening(recording: Recording) -> Opening:

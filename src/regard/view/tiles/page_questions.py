@@ -69,9 +69,9 @@ def _answered(asked: Any, answers: Answers, wanted: Wanted) -> Answer:
         case protocol.Overview():
             return Answer({"overview": answers.overview(asked.layer, wanted=wanted)})
         case protocol.Heads():
-            found = answers.heads(wanted=wanted)
-            opening = msgspec.to_builtins({"notable": found.notable, "opened": found.opened})
-            return Answer({"heads": head_records(chain.from_iterable(found.kinds))} | opening)
+            heads = answers.heads(wanted=wanted)
+            opening = msgspec.to_builtins({"notable": heads.notable, "opened": heads.opened})
+            return Answer({"heads": head_records(chain.from_iterable(heads.kinds))} | opening)
         case _:
             return _of_head(asked, Which(asked.layer, asked.head, asked.hidden), answers, wanted)
 
