@@ -61,6 +61,7 @@ SEEN_LATER = {
     "segments": ("segments?*", "view=segments&query=5&key=5"),
     "overview": ("heads*", "view=overview&query=5&key=5"),
 }
+FIRST = "view=steps&layer=0&head=0"
 WORDS_ONLY = ["text", "lines of the text", "steps"]  # these have no picture
 
 
@@ -81,7 +82,7 @@ def test_what_is_saved_waits_for_what_is_seen_or_is_given_up(
             assert (tmp_path / "early").read_bytes() == saved(page, kind, tmp_path).read_bytes()
     with (
         step("it says that it waits, and is given up where something else is opened"),
-        held(browser, recorded(), "steps?*", "view=steps&query=5&key=5") as (page, let_go),
+        held(browser, recorded(), "steps?*", f"{FIRST}&query=5&key=5") as (page, let_go),
     ):
         downloads: list[Download] = []
         page.on("download", lambda download: downloads.extend([download]))

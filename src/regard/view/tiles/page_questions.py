@@ -46,7 +46,7 @@ class Question:
         threads: which threads compute its answers.
     """
 
-    asked: type
+    asked: Any
     threads: Literal["quick", "long", "waiting"]
 
     def answer(self, answers: Answers, parameters: Mapping[str, Any], wanted: Wanted) -> Answer:

@@ -4,7 +4,6 @@
 A test compares that file with this table. The server decodes its questions by the same types.
 """
 
-from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -279,9 +278,8 @@ def _declare(structure: type, members: list[str], structures: dict[type, str]) -
     for hint in hints.values():
         for used in _structures_in(hint):
             _declare(used, [], structures)
-    optional = set[str]()
-    if issubclass(structure, Struct):
-        optional = {field.name for field in fields(structure) if field.default is None}
+    members_of = () if structure is Opening else fields(structure)
+    optional = {field.name for field in members_of if field.default is None}
     members += [f"{name}{'?' * (name in optional)}: {_word(hint)}" for name, hint in hints.items()]
     first = (structure.__doc__ or "").partition("\n")[0]
     structures[structure] = f"/** {first} */\n{_alias(_name(structure), members)}"
@@ -296,7 +294,7 @@ def _alias(name: str, members: list[str]) -> str:
 
 
 def _structures_in(hint: Any) -> list[type]:
-    if isinstance(hint, type) and (issubclass(hint, Struct) or is_dataclass(hint)):
+    if isinstance(hint, type) and (issubclass(hint, Struct) or hint is Opening):
         return [hint]
     return [used for part in get_args(hint) for used in _structures_in(part)]
 
