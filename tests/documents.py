@@ -88,6 +88,22 @@ def run_python(block: Block, name: str, namespace: dict[str, object]) -> str:
     return printed.getvalue()
 
 
+# What holds no sentences, and where one can end.
+NO_PROSE = re.compile(
+    r"^( *)(```+|~~~+).*?^\1\2 *$|<!--.*?-->|\$\$.*?\$\$", re.DOTALL | re.MULTILINE
+)
+PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*|#>]|\d+\.) )|\n(?=<)")
+END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`“*\[(])")
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Yield the sentences of a Markdown text, without its headings, tables, code and formulas."""
+    for paragraph in PARAGRAPH.split(NO_PROSE.sub("", text)):
+        words = " ".join(re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", paragraph).split())
+        if words and words[0] not in "|#<":
+            yield from END.split(re.sub(r"^([-*]|\d+\.) ", "", words))
+
+
 FRACTION = re.compile(r"(-?\d+\.\d+)")
 
 

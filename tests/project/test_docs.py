@@ -13,19 +13,22 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from documents import ALIASES, Block, agree, blocks, run_python
+from documents import ALIASES, Block, agree, blocks, run_python, sentences
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 LESSONS = sorted((ROOT / "docs" / "lessons").glob("*.md"))
 DOCUMENTS = [README, CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md"))]
+# Without the two that are generated.
+PROSE = [path for path in DOCUMENTS if path.name not in ("command.md", "model_types.md")]
 
 
 def commands(block: Block) -> Iterator[tuple[int, str]]:
@@ -132,6 +135,32 @@ def test_the_readme_is_short() -> None:
     assert len(text.split()) <= 1100
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["README.md", "docs/memory.md"])
+def test_the_error_of_eager_attention_is_the_one_that_the_script_prints(name: str) -> None:
+    script = ROOT / "docs" / "out_of_memory.py"
+    done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+    error = next(block for block in blocks((ROOT / name).read_text()) if block.language == "text")
+    assert done.stdout == error.code
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_sentence_has_more_than_40_words(path: Path) -> None:
+    assert [each for each in sentences(path.read_text()) if len(each.split()) > 40] == []
+
+
+def test_no_sentence_stands_in_two_places() -> None:
+    said = Counter(each for path in PROSE for each in sentences(path.read_text()))
+    assert [each for each, times in said.items() if times > 1 and len(each.split()) > 5] == []
+
+
+def test_a_sentence_ends_at_its_point_and_at_the_end_of_an_item() -> None:
+    text = "# Head\n\nOne [two](a.md). Three\nfour:\n- Five `a.b` six.\n- Seven.\n\n" + fenced(
+        "a = 2"
+    )
+    assert list(sentences(text)) == ["One two.", "Three four:", "Five `a.b` six.", "Seven."]
+
+
 def missing_paths(text: str) -> list[str]:
     """The files and folders that a text names in backticks and that are not there."""
     named = re.findall(r"`([\w./-]+(?:\.(?:py|md|txt|toml)|/))`", text)
@@ -224,7 +253,7 @@ def test_a_message_that_nothing_prints_is_seen() -> None:
     assert unknown_messages(text) == ["the … is kaputt"]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/benchmarks.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/engine.md"])
 def test_the_seconds_and_mebibytes_of_a_document_are_those_of_the_results(document: str) -> None:
     def cells(line: str) -> list[str]:
         return [cell.strip() for cell in line.strip("|").split("|")]

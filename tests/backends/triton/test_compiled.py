@@ -298,6 +298,7 @@ def test_the_compiler_has_nothing_against_a_kernel(name: str, architecture: int)
     assert [fault for report in reports for fault in faults(report, name, architecture)] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["all", "all-d64"])
 def test_two_programs_share_a_multiprocessor_of_hopper(name: str) -> None:
     for report in compiled(name, 90):
@@ -306,6 +307,7 @@ def test_two_programs_share_a_multiprocessor_of_hopper(name: str) -> None:
         assert 2 * of_program[1] <= 228 * 1024, report.kernel
 
 
+@pytest.mark.full
 def test_the_tiles_of_ampere_fit_on_the_consumers_blackwell() -> None:
     for report in compiled("top-64", 120):
         assert report.spilled <= MAX_SPILLED, report.kernel

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import regard
+from cases import in_turn
 from regard.reductions.divergences import (
     Divergence,
     JensenShannon,
@@ -106,18 +107,20 @@ def assert_exact(*given: Any, tolerance: float = 2e-6, **options: Any) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=rounded * tolerance * size)
 
 
-@pytest.mark.parametrize("masks", PAIRS, ids="-".join)
-@pytest.mark.parametrize("kind", KINDS)
+# Interpreting takes a second; a quick pair of each kind has bits on one side, limits on the other.
+@in_turn(masks={"-".join(pair): pair for pair in PAIRS}, kind=[*KINDS])
 def test_a_divergence_and_its_gradients_equal_the_dense_ones(
-    kind: str, masks: tuple[str, str], device: torch.device
+    masks: tuple[str, str], kind: str, device: torch.device
 ) -> None:
     assert_exact(kind, device, masks)
 
 
-@pytest.mark.parametrize("steps", [("softcap", "sinks"), ("sinks", "alibi"), ("alibi", "softcap")])
-@pytest.mark.parametrize("kind", KINDS)
+@in_turn(
+    steps=[("softcap", "sinks"), ("sinks", "alibi"), ("alibi", "softcap")],
+    kind=[*KINDS],
+)
 def test_a_gradient_goes_through_every_step_of_both_scores(
-    kind: str, steps: tuple[str, str], device: torch.device
+    steps: tuple[str, str], kind: str, device: torch.device
 ) -> None:
     first, second = (STEPS[each]() for each in steps)
     assert_exact(kind, device, ("causal", "causal"), (first, second), tolerance=5e-6)
@@ -128,21 +131,21 @@ def test_weights_that_underflow_have_finite_logarithms(kind: str, device: torch.
     assert_exact(kind, device, sharp=100.0, tolerance=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "dtypes",
-    [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)],
-    ids=["bfloat16-float32", "float32-float16"],
+@in_turn(
+    dtypes={
+        "bfloat16-float32": (torch.bfloat16, torch.float32),
+        "float32-float16": (torch.float32, torch.float16),
+    },
+    kind=[*KINDS],
 )
 def test_two_matrices_have_two_dtypes(
-    kind: str, dtypes: tuple[torch.dtype, torch.dtype], device: torch.device
+    dtypes: tuple[torch.dtype, torch.dtype], kind: str, device: torch.device
 ) -> None:
     assert_exact(kind, device, dtypes=dtypes, tolerance=8e-3)
 
 
-@pytest.mark.parametrize("apart", [1e-3, 1e-2, 0.1])
-@pytest.mark.parametrize("kind", ["kl", "js"])
-def test_close_rows_do_not_cancel(kind: str, apart: float, device: torch.device) -> None:
+@in_turn(apart=[1e-3, 1e-2, 0.1], kind=["kl", "js"])
+def test_close_rows_do_not_cancel(apart: float, kind: str, device: torch.device) -> None:
     """The error of a small divergence is that of the scores, not that of sums near 1."""
     query = torch.randn(1, 2, Q_LEN, 8, generator=torch.Generator().manual_seed(3)).to(device)
     key = torch.randn(1, 2, KV_LEN, 8, generator=torch.Generator().manual_seed(5)).to(device)
