@@ -126,7 +126,8 @@ def scores(query: Tensor, key: Tensor, _: Tensor) -> Tensor:
     return regard.attend(query, key).scores[..., 2:9:3, :4]
 
 
-@pytest.mark.parametrize("function", [tiled, scores])
+# A product in 20 tiles takes ten seconds to compile.
+@pytest.mark.parametrize("function", [pytest.param(tiled, marks=pytest.mark.full), scores])
 def test_other_tensors_of_the_same_shapes_compile_nothing_again(
     function: Function, monkeypatch: pytest.MonkeyPatch
 ) -> None:

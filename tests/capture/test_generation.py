@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 import regard
+from cases import in_turn
 from decoders import (
     DECODERS,
     GREEDY,
@@ -117,9 +118,11 @@ def test_layers_share_the_masks_and_biases_of_their_steps() -> None:
 APART = "did not go on from the end of the cache, as in beam search"
 
 
-@pytest.mark.parametrize("keep", ["qk", [regard.Entropy()]], ids=["qk", "answers"])
-@pytest.mark.parametrize("layers", [None, "some"], ids=["all layers", "some layers"])
-@pytest.mark.parametrize("name", [*DECODERS, "t5"])
+@in_turn(
+    name=[*DECODERS, "t5"],
+    layers={"all layers": None, "some layers": "some"},
+    keep={"qk": "qk", "answers": [regard.Entropy()]},
+)
 def test_beams_stand_apart_and_are_warned_of(name: str, layers: str | None, keep: Any) -> None:
     given = inputs(name, 3) | GREEDY | {"num_beams": 3, "max_new_tokens": 15}
     model = built(name)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cases import full_but
 from checked_files import MODULE, RIGHT, WRONG, trouble
 from regard.diagnosis.sandbox.sandbox_process import Limits, check_apart
 
@@ -28,19 +29,21 @@ def test_all_attentions_of_a_notebook_are_checked() -> None:
     assert [report["ok"] for report in reports] == [True, False]  # also where both have one name
 
 
+JUPYTER = {
+    "timed": "%%time\nimport torch",
+    "assigned": "import torch\nfiles = !ls\nhere = %pwd",
+    "await": "import torch, asyncio\nawait asyncio.sleep(0)",
+    "magic in Python": "get_ipython().run_line_magic('matplotlib', 'inline')\nimport torch",
+    "shell": "%%bash\nls",
+}
+
+
+# A notebook takes seconds, so the quick one has all of these cells.
 @pytest.mark.parametrize(
-    "first",
-    [
-        "%%time\nimport torch",
-        "import torch\nfiles = !ls\nhere = %pwd",
-        "import torch, asyncio\nawait asyncio.sleep(0)",
-        "get_ipython().run_line_magic('matplotlib', 'inline')\nimport torch",
-        "%%bash\nls",
-    ],
-    ids=["timed", "assigned", "await", "magic in Python", "shell"],
+    "cells", full_but({"all": [*JUPYTER.values()]} | {k: [c] for k, c in JUPYTER.items()}, "all")
 )
-def test_what_only_jupyter_understands_stops_no_cell(first: str) -> None:
-    checked = check_apart(notebook("lesson.ipynb", first, "import torch", RIGHT))
+def test_what_only_jupyter_understands_stops_no_cell(cells: list[str]) -> None:
+    checked = check_apart(notebook("lesson.ipynb", *cells, "import torch", RIGHT))
     assert (checked.troubles, [report["ok"] for report in checked.reports]) == ((), [True])
 
 

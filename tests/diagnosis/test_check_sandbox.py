@@ -434,11 +434,12 @@ def is_running(pid: str) -> bool:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
+        pytest.param(
             "latin.py",
             b'name = "\xe9"\n',
             "latin.py is not UTF-8, line 1; Python reads source files as UTF-8.\n"
             "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-",
+            marks=pytest.mark.full,
         ),
         (
             "comment.py",
@@ -446,11 +447,12 @@ def is_running(pid: str) -> bool:
             "comment.py is not UTF-8, line 2; Python reads source files as UTF-8.\n"
             "    Save it as UTF-8, or write its encoding first: # -*- coding: latin-1 -*-",
         ),
-        (
+        pytest.param(
             "latin.ipynb",
             b'{"cells": [{"cell_type": "code", "source": "\xe9"}]}',
             "latin.ipynb is not UTF-8 from byte 44 on; a notebook must be.\n"
             "    Open it in Jupyter and save it again.",
+            marks=pytest.mark.full,
         ),
     ],
     ids=["file", "comment", "notebook"],

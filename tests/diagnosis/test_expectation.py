@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from cases import full_but
 from regard.diagnosis.expectation import spec_of_json
 
 
@@ -111,7 +112,10 @@ def test_a_fact_that_is_expected_is_right_and_another_one_is_wrong(name: str) ->
     assert told in [finding.name for finding in wrong.faults], wrong
 
 
-@pytest.mark.parametrize("name", FACTS)
+# It takes a second, and all facts are pinned by one way of writing them.
+@pytest.mark.parametrize(
+    "name", full_but({name: name for name in FACTS}, "slopes", "kv_heads", "scale")
+)
 def test_the_call_that_a_report_ends_with_pins_what_the_code_computes(name: str) -> None:
     torch.manual_seed(0)
     layer = Layer(**FACTS[name][0])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import oracle
 import regard
+from cases import in_turn
 from largest_tensor import largest
 from live_memory import LiveMemory
 from regard.matrix.linear_map import LinearMap
@@ -226,8 +227,7 @@ LAZY: dict[str, Callable[[Any, Any], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("gradients", [False, True], ids=["values", "gradients"])
-@pytest.mark.parametrize("name", LAZY)
+@in_turn(name=[*LAZY], gradients={"values": False, "gradients": True})
 def test_an_answer_of_a_map_needs_no_matrix(name: str, gradients: bool) -> None:
     tensors = [each.float().requires_grad_(gradients) for each in inputs((2,), LONG)]
     first, second, third, fourth = tensors

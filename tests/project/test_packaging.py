@@ -141,6 +141,56 @@ def test_no_code_needs_what_only_linux_has(system: str) -> None:
     assert "0 errors" in pyright("--pythonplatform", system, folder=ROOT)
 
 
+ELSEWHERE = """
+import os, pathlib, signal, subprocess, sys, sysconfig, tempfile
+import numba, numpy, safetensors.torch, starlette.testclient, torch, uvicorn
+
+sysconfig.get_config_vars()  # of the real system
+sys.platform = sys.argv[1]
+for name in ("fcntl", "resource") if sys.platform == "win32" else ():
+    sys.modules[name] = None
+for name in ("fork", "forkpty", "register_at_fork", "preadv", "sched_getaffinity"):
+    delattr(os, name)
+if sys.platform == "win32":
+    del os.killpg, os.getuid, os.setsid, os.fchmod, signal.SIGKILL, signal.SIGALRM, signal.setitimer
+read = pathlib.Path.read_text
+def read_text(path, *options, **more):
+    assert "proc" not in path.parts, "no other system has /proc"
+    return read(path, *options, **more)
+pathlib.Path.read_text = read_text
+
+import regard
+from regard.diagnosis.sandbox.sandbox_process import check_apart
+from regard.view.server import http_server
+
+A = regard.attend(torch.randn(300, 8), torch.randn(300, 8), mask=regard.Causal())
+A.entropy(), A.topk(2), A @ torch.randn(300, 3)
+layer = regard.nn.SelfAttention(8, 2)
+with torch.no_grad(), regard.observe(layer, path="run.safetensors"):
+    layer(torch.randn(1, 5, 8))
+seen = regard.load("run.safetensors")
+seen.save("again.safetensors")
+regard.page(seen, "page.html")
+http_server.application(seen, token="secret")
+http_server._allow_files(64)
+with http_server._launch_file("http://127.0.0.1/"):
+    pass
+pathlib.Path("mine.py").write_text(
+    "def attention(query, key, value):\\n"
+    "    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value\\n"
+)
+print(seen[0].shape, [report["verdict"] for report in check_apart("mine.py").reports])
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("system", ["win32", "darwin"])
+def test_what_only_linux_has_is_not_needed(system: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ELSEWHERE, system]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "torch.Size([1, 2, 5, 5]) ['right']\n", done.stderr
+
+
 CONSUMER = """
 import torch
 import regard

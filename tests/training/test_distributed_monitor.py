@@ -13,6 +13,7 @@ from regard.training.run_table import read_history
 RANKS = Path(__file__).with_name("monitored_ranks.py")
 
 
+@pytest.mark.full  # Two processes that import PyTorch take ten seconds.
 def test_two_processes_have_the_statistics_of_one(
     tmp_path: Path, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
