@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import handwritten_ways
 import regard
+from cases import in_turn
 from handwritten_ways import (
     AS_WEIGHTS,
     AS_WEIGHTS_WITH_GRADIENTS,
@@ -92,8 +93,7 @@ BESIDE = ("diagonal beside", "mean of the queries beside")
 """Ways with a second softmax, which meets no value and is named in a warning."""
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", WAYS)
+@in_turn(name=[*WAYS], mode=[*MODES])
 def test_what_met_the_value_is_recorded_or_refused(name: str, mode: str) -> None:
     model = Both(WAYS[name])
     with MODES[mode]():
@@ -215,9 +215,7 @@ NONE: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("cast", [False, True], ids=["float32", "autocast"])
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-@pytest.mark.parametrize("way", NONE.values(), ids=NONE)
+@in_turn(way=NONE, mode=MODES, cast={"float32": False, "autocast": True})
 def test_what_is_no_attention_is_passed_over_in_silence(
     way: Callable[..., object], mode: Callable[[], AbstractContextManager[object]], cast: bool
 ) -> None:

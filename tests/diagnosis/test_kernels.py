@@ -93,6 +93,7 @@ RIGHT: dict[str, tuple[Attend, Spec]] = {
 
 # A kernel is tried on about 20 inputs, in seconds: the second dtype meets one kernel in make test.
 SECOND = ("PyTorch's", torch.float32)
+ANOTHER_NAME = {"grouped heads that are named", "a window as a pair", "a tuple", "one head"}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ SECOND = ("PyTorch's", torch.float32)
         pytest.param(name, dtype, marks=() if quick else pytest.mark.full)
         for name in RIGHT
         for dtype in (HALF, torch.float32, torch.float16, torch.float64)
-        for quick in [dtype == HALF or (name, dtype) == SECOND]
+        for quick in [(dtype == HALF and name not in ANOTHER_NAME) or (name, dtype) == SECOND]
     ],
 )
 def test_a_right_kernel_passes_in_its_own_dtype(name: str, dtype: torch.dtype) -> None:
@@ -286,7 +287,11 @@ WRONG: dict[str, tuple[Attend, Spec, str, str]] = {
 
 
 # Those that are not the output of attention for one more reason take longest.
-ONE_MORE = {"a correlation of 0.13", "no last tile", "columns of keys", "4 heads at most"}
+ONE_MORE = {
+    *("a correlation of 0.13", "no last tile", "columns of keys", "4 heads at most"),
+    *("a largest score of 0", "the last tile's largest score", "a scale of 64 columns"),
+    *("a shorter window", "no cap"),
+}
 
 
 @pytest.mark.parametrize(

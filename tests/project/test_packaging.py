@@ -152,7 +152,7 @@ for name in ("fcntl", "resource") if sys.platform == "win32" else ():
 for name in ("fork", "forkpty", "register_at_fork", "preadv", "sched_getaffinity"):
     delattr(os, name)
 if sys.platform == "win32":
-    del os.killpg, os.getuid, os.setsid, os.fchmod, signal.SIGKILL, signal.SIGALRM, signal.setitimer
+    del os.killpg, os.getuid, os.setsid, os.fchmod, signal.SIGALRM, signal.setitimer
 read = pathlib.Path.read_text
 def read_text(path, *options, **more):
     assert "proc" not in path.parts, "no other system has /proc"
