@@ -149,10 +149,8 @@ def test_an_answer_of_the_compiled_kernels_alone_equals_the_oracle(
         assert_answers(case, [name], "cpu", subtests)
 
 
-COMPILED_CASES = [case for case in (*SHAPES, *MASKED, *SCORES) if case.name in COMPILED]
-
-
-@in_turn(case=by_name(COMPILED_CASES), tile=TILES)
+@pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
+@parametrised([case for case in (*SHAPES, *MASKED, *SCORES) if case.name in COMPILED])
 def test_gradients_of_the_compiled_kernels_equal_those_of_the_oracle(
     case: Case, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
