@@ -106,7 +106,15 @@ def has_command(path: Path) -> bool:
 
 # PyTorch's compiler imports its own deprecated functions.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "path",
+    [
+        # It starts PyTorch in eight processes.
+        pytest.param(path, marks=pytest.mark.full if path.stem == "beyond-one-process" else ())
+        for path in DOCUMENTS
+    ],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
 def test_every_python_block_of_the_documents_runs(
     path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
