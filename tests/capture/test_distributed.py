@@ -52,6 +52,7 @@ def assert_joined(folder: Path, way: str, ranks: int) -> None:
             torch.testing.assert_close(*values, rtol=0, atol=1e-6)
 
 
+@pytest.mark.full  # Two processes that import PyTorch take ten seconds.
 def test_merged_parts_are_the_recording_of_one_process(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:

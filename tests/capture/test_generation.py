@@ -70,8 +70,6 @@ def assert_same(matrix: regard.AttentionMatrix, weights: Tensor, padded: int = 0
 
 # Decoders
 
-decoders = pytest.mark.parametrize("name", DECODERS)
-paddings = pytest.mark.parametrize("padded", [0, 3], ids=["not padded", "padded on the left"])
 OPTIONS = {
     "dynamic cache": {},
     "static cache": {"cache_implementation": "static"},
@@ -79,9 +77,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@paddings
-@decoders
+@in_turn(name=[*DECODERS], options=OPTIONS, padded={"not padded": 0, "padded on the left": 3})
 def test_prompt_and_answer_are_one_matrix_with_the_weights_of_each_step(
     name: str, padded: int, options: dict[str, Any]
 ) -> None:

@@ -143,6 +143,7 @@ def test_a_module_made_in_the_file_is_checked_as_it_is() -> None:
             {},
             "mine.py has no atention; check takes a name that the file has.\n"
             "    Did you mean attention?",
+            marks=pytest.mark.full,
             id="a-name-that-is-nearly-there",
         ),
         pytest.param(

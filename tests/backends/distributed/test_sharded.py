@@ -18,6 +18,7 @@ from regard.backends.distributed import distributed_backend
 RANKS = Path(__file__).with_name("sharded_ranks.py")
 
 
+@pytest.mark.full  # Two processes that import PyTorch take ten seconds.
 def test_answers_gradients_and_disagreements_of_two_ranks(tmp_path: Path) -> None:
     run_ranks(RANKS, 2, 1, tmp_path / "store", "few", limit=300)
 
