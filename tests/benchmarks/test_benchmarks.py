@@ -132,6 +132,7 @@ def test_the_command_runs_from_the_shell() -> None:
     assert "[1/1, 0:00] gradient of topk(8), 64 tokens ..." in done.stderr
 
 
+@pytest.mark.full
 def test_the_price_of_a_question_about_a_picture_is_measured() -> None:
     line = [sys.executable, "-m", "benchmarks.pictures", "--quick"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)

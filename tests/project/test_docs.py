@@ -27,6 +27,7 @@ README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 LESSONS = sorted((ROOT / "docs" / "lessons").glob("*.md"))
 DOCUMENTS = [README, CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md"))]
+SLOW = ("beyond-one-process", "training")  # eight processes with PyTorch; four training runs
 # Without the two that are generated.
 PROSE = [path for path in DOCUMENTS if path.name not in ("command.md", "model_types.md")]
 
@@ -108,11 +109,7 @@ def has_command(path: Path) -> bool:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
     "path",
-    [
-        # It starts PyTorch in eight processes.
-        pytest.param(path, marks=pytest.mark.full if path.stem == "beyond-one-process" else ())
-        for path in DOCUMENTS
-    ],
+    [pytest.param(path, marks=pytest.mark.full if path.stem in SLOW else ()) for path in DOCUMENTS],
     ids=lambda path: path.relative_to(ROOT).as_posix(),
 )
 def test_every_python_block_of_the_documents_runs(
