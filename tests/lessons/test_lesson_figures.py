@@ -56,6 +56,10 @@ def test_the_figures_of_a_lesson_are_what_its_code_draws(
         assert agree(kept, new), f"{path.name} is out of date: python docs/lesson_figures.py"
 
 
+def test_a_lesson_has_two_figures_of_its_own() -> None:
+    assert [len(figures(lesson)) for lesson in all_lessons()] == [2] * 9
+
+
 def test_every_figure_belongs_to_a_lesson() -> None:
     used = [name for lesson in all_lessons() for name in figures(lesson)]
     assert sorted(path.name for path in FIGURES.iterdir()) == sorted(used)

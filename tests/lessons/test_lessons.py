@@ -82,11 +82,13 @@ def test_a_lesson_is_found_by_number_or_name(asked: str) -> None:
 
 @every_lesson
 def test_a_lesson_opens_with_its_goal_and_ends_with_the_next_step(lesson: Lesson) -> None:
-    title, goal, *_, end = lesson.page.rstrip("\n").split("\n\n")
+    title, goal, *_, model, end = lesson.page.rstrip("\n").split("\n\n")
     assert title == f"# {lesson.number} · {lesson.title}"
     assert GOAL.fullmatch(goal)
     assert re.findall(r"^## (.*)", lesson.page, re.MULTILINE)[-1] == "Exercises"
-    assert re.search(r"\*\*\w+\*\*", end), "no view of the page"
+    assert model.startswith("**In a real model** ")
+    assert '`regard see "Life is short" --open`' in model
+    assert re.search(r"\*\*\w+\*\*", model.partition("** ")[2]), "no view of the page"
     if lesson.number < len(all_lessons()):
         following = all_lessons()[lesson.number]
         link = f"[lesson {following.number}]({following.number}_{following.name}.md)"
