@@ -64,7 +64,7 @@ PICTURES = {
 def fingerprint(name: str) -> str:
     """Return the fingerprint of a picture and of what it shows."""
     digest = hashlib.blake2b(digest_size=12)
-    for part in (repr(PICTURES[name]), *_drawing_code(name), _recipe(PICTURES[name].source)):
+    for part in (repr(PICTURES[name]), *_drawing_code(name), _recipe(name)):
         digest.update(part.encode())
     digest.update((HERE / name).read_bytes())
     return digest.hexdigest()
@@ -82,10 +82,12 @@ def _drawing_code(name: str) -> Iterator[str]:
             yield _code(ast.parse(path.read_text()))
 
 
-def _recipe(source: str) -> str:
-    """Return the function that makes a recording, or the Python code of a document."""
+def _recipe(name: str) -> str:
+    """Return the function that makes a recording, or a document's Python code above the picture."""
+    source = PICTURES[name].source
     if source.endswith(".md"):
-        blocks = (HERE.parent / source).read_text().split("```python\n")[1:]
+        above, _, _ = (HERE.parent / source).read_text().partition(f"](images/{name})")
+        blocks = above.split("```python\n")[1:]
         return "".join(block.partition("```")[0] for block in blocks)
     statements = ast.parse((HERE / "render.py").read_text()).body
     texts = [each for each in statements if isinstance(each, ast.Assign) and _is_text(each.value)]
