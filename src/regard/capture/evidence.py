@@ -279,54 +279,29 @@ class _Scores:
         self._largest = float(self._reach.max()) * float(largest)
         self._shift = None
         hidden: Tensor | None = None
-        low = torch.zeros((), dtype=self._dtype, device=self._scores.device)
+        low: Tensor | None = None
         of_bias = None if bias is None else _Spread(bias, self._shape)
-        first: dict[int, Tensor | None] = {}
         for some, rows in self.blocks():
             block = self._block_rest(some, rows, scale, cap, of_bias)
             if block is None:
                 return None
-            masked = block.hidden
+            if block.hidden is not None:
+                hidden = self._none(torch.bool, kv_len) if hidden is None else hidden
+                hidden[some, rows] = block.hidden
             if block.low is not None:
-                low = low.expand(self._count, q_len, 1).clone() if low.ndim == 0 else low
+                low = self._none(self._dtype, 1) if low is None else low
                 low[some, rows] = block.low
-            first.setdefault(rows.start, masked if masked is None else masked[:1])
-            if hidden is None and _equal(masked, first[rows.start]):
-                continue
-            if hidden is None:
-                hidden = self._all_hidden(first, some, rows)
-            hidden[some, rows] = False if masked is None else masked
         leading = self._shape[:-2]
-        if hidden is None and any(each is not None for each in first.values()):
-            height = next(self.blocks())[1].stop
-            parts = [
-                low.new_zeros(1, min(height, q_len - start), kv_len, dtype=torch.bool)
-                if each is None
-                else each
-                for start, each in first.items()
-            ]
-            hidden = torch.cat(parts, -2).reshape(*(1,) * len(leading), q_len, kv_len)
-        elif hidden is not None:
-            hidden = hidden.reshape(self._shape)
-        rows_low = None
-        if low.ndim:
-            rows_low = narrowed(low.reshape(*leading, q_len, 1)).to(self._query.dtype)
-        shift = self._shift
-        shift = None if shift is None else shift.reshape(*leading, q_len, 1)
-        return _Rest(hidden, rows_low, shift)
+        hidden = None if hidden is None else hidden.reshape(self._shape)
+        if low is not None:
+            low = narrowed(low.reshape(*leading, q_len, 1)).to(self._query.dtype)
+        shift = None if self._shift is None else self._shift.reshape(*leading, q_len, 1)
+        return _Rest(hidden, low, shift)
 
-    def _all_hidden(self, first: dict[int, Tensor | None], some: slice, rows: slice) -> Tensor:
-        """Return the masks of all blocks before one, which were all alike."""
-        hidden = torch.zeros(
-            self._count, *self._shape[-2:], dtype=torch.bool, device=self._scores.device
-        )
-        for earlier, its_rows in self.blocks():
-            if (earlier, its_rows) == (some, rows):
-                return hidden
-            masked = first[its_rows.start]
-            if masked is not None:
-                hidden[earlier, its_rows] = masked
-        return hidden
+    def _none(self, dtype: torch.dtype, columns: int) -> Tensor:
+        """Return zeros with a number of columns for each row."""
+        size = (self._count, self._shape[-2], columns)
+        return torch.zeros(size, dtype=dtype, device=self._scores.device)
 
     def _block_rest(
         self,
@@ -395,9 +370,7 @@ class _Scores:
             best = scores.masked_fill(hidden | lost, -torch.inf).argmax(-1, keepdim=True)
             shift = left.gather(-1, best)
             if self._shift is None:
-                self._shift = self._scores.new_zeros(
-                    self._count, self._shape[-2], 1, dtype=self._dtype
-                )
+                self._shift = self._none(self._dtype, 1)
             self._shift[some, rows] = shift
             left = (left - shift).masked_fill(hidden | lost, 0.0)
             coarse = self._eps * scores.gather(-1, best).abs()
@@ -516,13 +489,6 @@ def _same_in_all_rows(evidence: Evidence, rest: "_Rest", *, gradients: bool) -> 
 def _dead(weights: Tensor) -> Tensor:
     """Return True for each row that is 0, or that a softmax without keys made NaN."""
     return (weights.amax(-1) == 0) | weights.isnan().all(-1)
-
-
-def _equal(mask: Tensor | None, first: Tensor | None) -> bool:
-    """Return True if a block has the mask of its first entry everywhere; None masks nothing."""
-    if mask is None or first is None:
-        return mask is first
-    return torch.equal(mask, first.expand_as(mask))
 
 
 def _centred(numbers: Tensor, visible: Tensor) -> Tensor:
