@@ -55,61 +55,52 @@ def test_a_model_that_cannot_be_observed_is_refused(
     assert str(refusal(model())) == message
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_where_all_attention_is_in_a_compiled_part_there_is_an_error() -> None:
-    model = nn.Sequential(torch.compile(Stack(), backend="eager"))
-    with pytest.raises(regard.RegardError) as caught, regard.observe(model):
-        model(x())
-    what = "'0' is not looked into: model has a compiled module at '0'"
-    assert str(caught.value) == what + COMPILED
+def compiled_around(model: Stack) -> nn.Module:
+    return nn.Sequential(torch.compile(model, backend="eager"))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_beside_a_module_that_is_compiled_in_place_the_others_are_recorded() -> None:
-    model = Stack()
+def compiled_in_place(model: Stack) -> nn.Module:
     model.second.compile(backend="eager")
-    aside = pytest.warns(UserWarning, match="'second' is not looked into")
-    with aside, torch.no_grad(), regard.observe(model) as seen:
-        model(x())
-    assert list(seen) == ["first"]
-    assert [(each.module, each.line) for each in seen.refused] == [("second", None)]
+    return model
+
+
+def with_a_compiled_forward(model: Stack) -> nn.Module:
+    model.second.forward = torch.compile(model.second.forward, backend="eager")
+    return model
+
+
+def with_a_compiled_function(model: Stack) -> nn.Module:
+    model.second.act = torch.compile(torch.relu, backend="eager")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("compile_part", "what"),
+    [
+        (compiled_around, "module at '0'"),
+        (compiled_in_place, "module at 'second'"),
+        (with_a_compiled_forward, "function at 'second.forward'"),
+        (with_a_compiled_function, "function at 'second.act'"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_with_a_compiled_part_is_an_error_that_names_what_records_it(
+    compile_part: Callable[[Stack], nn.Module], what: str
+) -> None:
+    model = Stack()
+    with torch.no_grad(), regard.observe(model) as whole:
+        expected = model(x())
+    model = compile_part(model)
+    assert str(refusal(model)) == f"model has a compiled {what}{COMPILED}"
+    with torch.no_grad(), regard.observe(model, compiled="eager") as seen:
+        assert torch.equal(model(x()), expected)
+    for one, other in zip(seen.values(), whole.values(), strict=True):
+        assert torch.equal(one.to_dense(), other.to_dense())
 
 
 class ByHand(Heads):
     def forward(self, x: Tensor) -> Tensor:
         return by_hand(*self.project(x))
-
-
-class Sdpa(Heads):
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.scaled_dot_product_attention(*self.project(x))
-
-
-class Whole(nn.Module):
-    """Attention, with its heads put together."""
-
-    def __init__(self, attention: nn.Module) -> None:
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x).transpose(1, 2).flatten(2)
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("compiled", ["0", "1"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_part_elsewhere_takes_no_attention_away(backend: str, compiled: str) -> None:
-    model = nn.Sequential(nn.Linear(22, 22), nn.Linear(22, 22), Whole(ByHand()), Whole(Sdpa()))
-    with torch.no_grad(), regard.observe(model) as whole:
-        model(x())
-    setattr(model, compiled, torch.compile(getattr(model, compiled), backend=backend))
-    aside = pytest.warns(UserWarning, match=f"'{compiled}' is not looked into")
-    with aside, torch.no_grad(), regard.observe(model) as seen:
-        model(x())
-    assert list(seen) == list(whole) == ["2.attention", "3.attention"]
-    for name, matrix in whole.items():
-        assert torch.equal(seen[name].to_dense(), matrix.to_dense())
 
 
 def by_hand(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -125,22 +116,6 @@ class Compiled(Heads):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ways[0](*self.project(x))
-
-
-@pytest.mark.parametrize(
-    ("attribute", "names"), [("forward", ["first"]), ("attend", ["first", "second"])]
-)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_function_of_a_module_is_not_looked_into(
-    attribute: str, names: list[str]
-) -> None:
-    model = Stack()
-    own = torch.compile(lambda y: by_hand(*ByHand().project(y)).sum(), backend="eager")
-    setattr(model.second, attribute, own)
-    aside = pytest.warns(UserWarning, match=f"a compiled function at 'second.{attribute}'")
-    with aside, torch.no_grad(), regard.observe(model) as seen:
-        model(x())
-    assert list(seen) == names
 
 
 def test_a_class_whose_forward_is_compiled_is_refused() -> None:
@@ -335,12 +310,10 @@ def test_what_cannot_be_kept_stops_no_model_and_is_said_when_the_block_ends(
 
 def test_flex_attention_that_transformers_compiles_is_refused() -> None:
     model = LlamaForCausalLM(LlamaConfig(**LLAMA, attn_implementation="flex_attention"))
-    with pytest.raises(regard.RegardError) as caught, regard.observe(model):
-        pass  # compiling takes half a minute
-    assert str(caught.value) == (
-        "'LlamaForCausalLM' is not looked into: transformers compiles its flex_attention; observe "
-        "cannot look into compiled code.\n"
-        '    Observe it with compiled="eager", or load it with attn_implementation="sdpa".'
+    assert str(refusal(model)) == (
+        "'LlamaForCausalLM' runs flex_attention, which transformers compiles; observe cannot look "
+        'into compiled code.\n    Observe it with compiled="eager", or call '
+        'model.set_attn_implementation("sdpa") first.'
     )
 
 

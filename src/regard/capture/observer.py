@@ -118,9 +118,7 @@ def observe(
         compiled: "eager" runs a model that ``torch.compile`` made, and its compiled parts, without
             their compiled code, with ``torch.compiler.set_stance("force_eager")``. Then the last
             bits of the output may differ from those of the compiled model. The setting holds for
-            all threads until the block ends. By default, a compiled model is an error, and the
-            attention of compiled parts is refused.
-
+            all threads until the block ends. By default, a model with a compiled part is an error.
         max_weights: the GiB of weights that are kept in memory, of layers whose weights do not
             follow from a query and a key. A layer that would pass it is refused.
 
@@ -132,9 +130,10 @@ def observe(
     Raises:
         TypeError: model is not an ``nn.Module``, or an argument has the wrong type.
         ValueError: an argument selects nothing, or names something that does not exist.
-        RegardError: the model is compiled, or runs an attention implementation of transformers that
-            observe does not see; or nothing was recorded, or less than an argument selects. The
-            latter errors are raised when the block ends, so they never stop the model.
+        RegardError: the model or a part of it is compiled, or runs an attention implementation of
+            transformers that observe does not see; or nothing was recorded, or less than an
+            argument selects. The latter errors are raised when the block ends, so they never stop
+            the model.
 
     Warns:
         RefusedWarning: some layers were recorded and others refused; ``seen.refused`` has their
@@ -151,7 +150,7 @@ def observe(
     """
     is_eager = check_compiled(compiled) == "eager"
     modules = _modules_of(model, is_eager=is_eager)
-    _check_implementations(modules)
+    _check_implementations(modules, is_eager=is_eager)
     distribution = Distribution.of(model, modules)
     model = unwrapped(model)
     seen = Recording({}, model=class_name(model))
@@ -160,8 +159,7 @@ def observe(
         layers=layers, heads=heads, queries=queries, keep=keep, device=device, modules=modules
     )
     recorder = Recorder(seen, selection, path, progress, distribution, max_weights)
-    compiled_parts = {} if is_eager else _compiled_parts(model, modules)
-    watch = _Watch(model, recorder, has_compiled_parts=bool(compiled_parts), is_eager=is_eager)
+    watch = _Watch(model, recorder, is_eager=is_eager)
     # Casts that autocast cached before the block would not be recognised as parameters.
     torch.clear_autocast_cache()
     try:
@@ -172,7 +170,10 @@ def observe(
         recorder.abandon(exception)
         raise
     watch.finish()
-    _refuse_unseen(model, watch, recorder, seen, compiled_parts)
+    if watch.absence.is_compiled:
+        recorder.problems.add_text(str(compiled_error("model is compiled")))
+    for name in watch.absence.unseen({each.module for each in seen.refused}):
+        recorder.refuse(name, UNSEEN)
     recorder.close()
     problem = recorder.problems.error()
     if problem is not None and (strict or recorder.problems.are_fatal or not seen.layers):
@@ -183,25 +184,6 @@ def observe(
     watch.absence.warn()
     if recorder.progress_error is not None:
         raise recorder.progress_error
-
-
-def _refuse_unseen(
-    model: nn.Module,
-    watch: "_Watch",
-    recorder: Recorder,
-    seen: Recording,
-    compiled_parts: Mapping[str, str],
-) -> None:
-    """Refuse compiled parts and attention modules in which nothing was seen."""
-    if watch.absence.is_compiled:
-        recorder.problems.add_text(str(compiled_error("model is compiled")))
-    for name, what in compiled_parts.items():
-        recorder.refuse_compiled(name, str(compiled_error(what)))
-    is_flex = attention_implementation(model) == "flex_attention"  # transformers compiles it
-    if is_flex and not watch.saw_flex_attention:
-        recorder.refuse_compiled(seen.model, _COMPILED_FLEX)
-    for name in watch.absence.unseen({each.module for each in seen.refused}):
-        recorder.refuse(name, UNSEEN)
 
 
 def _modules_of(model: object, *, is_eager: bool) -> dict[str, nn.Module]:
@@ -215,19 +197,25 @@ def _modules_of(model: object, *, is_eager: bool) -> dict[str, nn.Module]:
         )
     if not is_eager and is_compiled_module(model):
         raise compiled_error("model is compiled")
-    if not is_eager and is_compiled(_forward_of(model)):
-        name = type(model).__name__
-        raise compiled_error(f"model has a compiled function at '{name}.forward'")
-    return module_names(model)
+    modules = module_names(model)
+    if not is_eager:
+        _check_uncompiled(model, modules)
+    return modules
 
 
-def _check_implementations(modules: Mapping[str, nn.Module]) -> None:
+def _check_implementations(modules: Mapping[str, nn.Module], *, is_eager: bool) -> None:
     """Raise an error if a model of transformers runs kernels that are no operations of PyTorch.
 
     A function that a user registered is accepted, because it may run operations that observe sees.
     """
     for name, module in modules.items():
         implementation = attention_implementation(module)
+        if implementation == "flex_attention" and not is_eager:
+            raise RegardError(
+                f"{name!r} runs flex_attention, which transformers compiles; observe cannot look "
+                'into compiled code.\n    Observe it with compiled="eager", or call '
+                'model.set_attn_implementation("sdpa") first.'
+            )
         if implementation is not None and _UNSEEN_IMPLEMENTATION.match(implementation):
             raise RegardError(
                 f"{name!r} runs the attention implementation {implementation!r}; its kernels are "
@@ -236,23 +224,18 @@ def _check_implementations(modules: Mapping[str, nn.Module]) -> None:
             )
 
 
-def _compiled_parts(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return the names of compiled modules and functions of a model, each with a description."""
-    found: dict[str, str] = {}
+def _check_uncompiled(model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    """Raise an error for a module or a function of a model that torch.compile made."""
     # The wrapper of a compiled module has the name of the module inside.
     wrapped = {
         id(cast(Any, each)._orig_mod) for each in model.modules() if is_compiling_wrapper(each)
     }
     for name, module in modules.items():
-        if any(name.startswith(f"{outer}.") for outer in found):
-            continue
         if id(module) in wrapped or is_compiled_module(module):
-            found[name] = f"model has a compiled module at {name!r}"
-        own = {"forward": _forward_of(module), **vars(module)}
-        for attribute, value in own.items():
+            raise compiled_error(f"model has a compiled module at {name!r}")
+        for attribute, value in {"forward": _forward_of(module), **vars(module)}.items():
             if callable(value) and is_compiled(value):
-                found.setdefault(name, f"model has a compiled function at '{name}.{attribute}'")
-    return found
+                raise compiled_error(f"model has a compiled function at '{name}.{attribute}'")
 
 
 def _forward_of(module: nn.Module) -> object:
@@ -267,13 +250,9 @@ class _Watch:
     have been attention.
     """
 
-    def __init__(
-        self, model: nn.Module, recorder: Recorder, *, has_compiled_parts: bool, is_eager: bool
-    ) -> None:
-        self._has_compiled_parts = has_compiled_parts
+    def __init__(self, model: nn.Module, recorder: Recorder, *, is_eager: bool) -> None:
         self._root = class_name(model)
         self._recorder = recorder
-        self.saw_flex_attention = False
         self._padded_to: dict[tuple[int, ...], int] = {}
         self._has_processes = dist.is_available() and dist.is_initialized()
         self._dtensor_products: set[str] = set()  # modules with a product of two activations
@@ -320,10 +299,9 @@ class _Watch:
                     operation = here
                 if torch.is_grad_enabled():
                     self._recorder.graph.note(operation)
-                if not (self._has_compiled_parts and operation.is_in_compiled_part()):
-                    if _is_projection(operation.func) and not _is_empty(operation.output):
-                        self.absence.note_running(operation)
-                    listener(operation)
+                if _is_projection(operation.func) and not _is_empty(operation.output):
+                    self.absence.note_running(operation)
+                listener(operation)
             except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
                 self._fail(operation.module() or self._root, cause, operation)
 
@@ -377,7 +355,6 @@ class _Watch:
             self._refuse(name, reason, operation.line())
 
     def _flexible(self, operation: Operation) -> None:
-        self.saw_flex_attention = True
         self._keep(operation, lambda: read_flex(operation))
 
     def _without_padding(self, operation: Operation) -> None:
@@ -506,10 +483,6 @@ def _has_packed_heads(module: nn.Module | None, args: tuple[Any, ...]) -> bool:
     return query.shape[1] * group == num_heads
 
 
-_COMPILED_FLEX = (
-    "transformers compiles its flex_attention; observe cannot look into compiled code.\n"
-    '    Observe it with compiled="eager", or load it with attn_implementation="sdpa".'
-)
 _UNREAD = (
     "{} computes attention, and observe does not read this operation.\n"
     "    Let the layer call scaled_dot_product_attention. For transformers, call "

@@ -233,11 +233,6 @@ class Recorder:
             except OSError as error:
                 self._failure = error
 
-    def refuse_compiled(self, name: str, reason: str) -> None:
-        """Report a compiled part of the model, whose attention is not recorded."""
-        self.problems.add("{} is not looked into", name, reason)
-        self._seen.refused.append(Refusal(name, None, reason))
-
     def _record(
         self, name: str, matrix: AttentionMatrix, value: Tensor | None, *, gradients: bool
     ) -> RecordValue | None:

@@ -123,21 +123,6 @@ class Operation(NamedTuple):
                     return True
         return entered
 
-    def is_in_compiled_part(self) -> bool:
-        """Return True if a compiled part of the model runs it.
-
-        Call this only while the listener runs.
-        """
-        compiled = False
-        for frame in _frames():
-            if frame.f_code.co_filename == _COMPILER:
-                compiled = True
-                if frame.f_code.co_name == "compile_wrapper":
-                    return True
-            elif not compiled and self._module_of(frame) is not None:
-                return False
-        return False
-
     def innermost(self) -> nn.Module | None:
         """Return the innermost running module; call this only while the listener runs."""
         frame = next(self._module_frames(), (None,))[0]
