@@ -1,5 +1,6 @@
 """PyTorch's own attention layers, on their fast path and off it."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
+import regard.capture.observer
 from models import noise
 
 DIM, HEADS, TOKENS = 16, 4, 7
@@ -229,3 +231,44 @@ def test_a_transformer_has_its_decoder_and_cross_attention(
     query = layer.norm1(target + layer._sa_block(target, masks["tgt_mask"], None))
     expected = layer.multihead_attn(query, memory, memory, key_padding_mask=PADDING)[1]
     torch.testing.assert_close(seen[2].to_dense().mean(1), expected, atol=1e-6, rtol=0)
+
+
+# Calls without a batch
+
+
+def batched(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Add a batch of 1 inside of one call, as PyTorch 2.15 does."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)).squeeze(0)
+
+
+class Batching(nn.Module):
+    """Attention whose kernel, or whose own code, adds a batch of 1."""
+
+    def __init__(self, *, is_own: bool) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TorchScript is deprecated, and runs in one call
+            self.attend = batched if is_own else torch.jit.script(batched)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x.sin(), x.cos(), x)
+
+
+@pytest.mark.parametrize("is_own", [False, True], ids=["of the kernel", "of the model"])
+@pytest.mark.parametrize("keep", ["qk", "qkv"])
+def test_a_batch_is_recorded_where_the_model_has_it_and_not_where_the_kernel_adds_it(
+    is_own: bool, keep: Any, surroundings: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation = torch.ops.aten.unsqueeze.default
+    monkeypatch.setattr(regard.capture.observer, "batching", lambda: operation)
+    model, x = Batching(is_own=is_own), noise(HEADS, TOKENS, DIM).requires_grad_()
+    with surroundings():
+        expected = model(x)
+        with regard.observe(model, keep=keep) as seen:
+            assert torch.equal(model(x), expected)
+    leading = (1,) if is_own else ()
+    assert seen[0].shape == (*leading, HEADS, TOKENS, TOKENS)
+    torch.testing.assert_close((seen[0] @ x).reshape(x.shape), expected)
+    if keep == "qkv":
+        assert torch.equal(seen.value(0), x[(None,) * len(leading)])

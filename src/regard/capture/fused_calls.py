@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.masks import Causal, Documents, Keep, Mask, Padding, SlidingWindow, as_mask
 from regard.masks.recognise import allowed_rows, recognised, split
@@ -36,6 +37,7 @@ __all__ = [
     "FusedCall",
     "Read",
     "attention_of",
+    "batching",
     "fused_call",
     "read_flex",
     "unread_attention",
@@ -110,6 +112,30 @@ def fused_call(operation: Callable[..., Any]) -> FusedCall | None:
     namespace, _, name = operation.name().partition("::")  # a default overload has no suffix
     kind = _TORCH.get(name) if namespace in ("aten", "torch_attn") else _PACKAGES.get(name)
     return None if kind is None else _fused_call(operation, *kind)
+
+
+@cache
+def batching() -> Callable[..., Any] | None:
+    """Return the operation by which ``scaled_dot_product_attention`` adds a batch of 1.
+
+    It does so for tensors without a batch since PyTorch 2.15. The result is None for versions that
+    pass such tensors on as they are.
+    """
+    made: list[Callable[..., Any]] = []
+    x = torch.zeros(1, 2, 4, device="cpu")
+
+    class Probe(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            output = func(*args, **kwargs or {})
+            if isinstance(output, Tensor) and output.ndim == 4 and args[0].ndim == 3:
+                made.append(func)
+            return output
+
+    with torch.no_grad(), Probe():
+        F.scaled_dot_product_attention(x, x, x)
+    return made[0] if made else None
 
 
 @cache

@@ -27,6 +27,7 @@ from regard.capture.fused_calls import (
     NESTED,
     FusedCall,
     Read,
+    batching,
     fused_call,
     read_flex,
     unread_attention,
@@ -254,6 +255,8 @@ class _Watch:
         self._root = class_name(model)
         self._recorder = recorder
         self._padded_to: dict[tuple[int, ...], int] = {}
+        self._unbatched: dict[int | None, int] = {}  # the axes of tensors before a batch was added
+        self._batching_call: tuple[int, int] | None = None  # the call that added it
         self._has_processes = dist.is_available() and dist.is_initialized()
         self._dtensor_products: set[str] = set()  # modules with a product of two activations
         self._multiplying = False
@@ -272,6 +275,8 @@ class _Watch:
             _SOFTMAX_OF_NESTED: self._nested,
             _NESTED_FROM_MASK: self._without_padding,
         }
+        if (operation := batching()) is not None:
+            listeners[operation] = self._batch
         return {operation: self._safe(listener) for operation, listener in listeners.items()}
 
     def _listener_of(self, func: Callable[..., Any]) -> Listener | None:
@@ -334,13 +339,29 @@ class _Watch:
         elif fused_call(operation.func) is not None or operation.func is FLEX_ATTENTION:
             self._refuse(name, GATHERED, operation.line())
 
+    def _batch(self, operation: Operation) -> None:
+        """Note the axes of a tensor, to which a fused call may be adding a batch of 1."""
+        self._handwritten.follow(operation)
+        call, source = operation.instruction(), operation.args[0]
+        if call != self._batching_call:
+            self._batching_call, self._unbatched = call, {}
+        self._unbatched.setdefault(storage_key(source), source.ndim)
+
     def _fused(self, operation: Operation) -> None:
         call = cast(FusedCall, fused_call(operation.func))
+        added = 0
+        if self._unbatched and operation.instruction() == self._batching_call:
+            query = operation.args[0]
+            added = query.ndim - self._unbatched.get(storage_key(query), query.ndim)
 
         def read() -> Read:
             one_query = _has_packed_heads(operation.innermost(), operation.args)
             padded_to, kwargs = self._padded_to, operation.kwargs
-            return call.read(operation.args, kwargs, one_query=one_query, padded_to=padded_to)
+            found = call.read(operation.args, kwargs, one_query=one_query, padded_to=padded_to)
+            if not added:
+                return found
+            matrix, value = found
+            return matrix[(0,) * added], lambda: value()[(0,) * added]
 
         if torch.is_grad_enabled():
             self._recorder.graph.note(operation, is_attention=True)

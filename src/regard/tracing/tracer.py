@@ -104,6 +104,15 @@ class Operation(NamedTuple):
         beside = frame is not None and frame.f_code.co_filename.startswith(_GENERATION)
         return None if beside else name
 
+    def instruction(self) -> tuple[int, int]:
+        """Return the identity of the Python instruction that runs it, as long as that runs.
+
+        The parts of one call of a function that is written in C++ share it. Call this only while
+        the listener runs.
+        """
+        frame = next(frame for frame in _frames() if frame.f_code is not _HANDLER)
+        return id(frame), frame.f_lasti
+
     def is_compiled(self) -> bool:
         """Return True if a compiled function runs it in place of the model's modules.
 
