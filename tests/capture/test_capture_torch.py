@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import regard
 import regard.capture.observer
 from models import noise
+from regard.capture.fused_calls import batching
 
 DIM, HEADS, TOKENS = 16, 4, 7
 SURROUNDINGS = {
@@ -272,3 +273,13 @@ def test_a_batch_is_recorded_where_the_model_has_it_and_not_where_the_kernel_add
     torch.testing.assert_close((seen[0] @ x).reshape(x.shape), expected)
     if keep == "qkv":
         assert torch.equal(seen.value(0), x[(None,) * len(leading)])
+
+
+def test_the_operation_that_adds_a_batch_is_found_by_a_probe(
+    surroundings: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = batching.__wrapped__  # without its cache
+    adding = Batching(is_own=False).attend
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", adding)
+    with surroundings():
+        assert probe() is torch.ops.aten.unsqueeze.default

@@ -26,7 +26,7 @@ from regard.masks import Causal, Documents, Keep, Mask, Padding, SlidingWindow, 
 from regard.masks.recognise import allowed_rows, recognised, split
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.scores.position_bias import ALiBi
-from regard.tracing.tracer import Operation
+from regard.tracing.tracer import Operation, apart
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -122,7 +122,6 @@ def batching() -> Callable[..., Any] | None:
     pass such tensors on as they are.
     """
     made: list[Callable[..., Any]] = []
-    x = torch.zeros(1, 2, 4, device="cpu")
 
     class Probe(TorchDispatchMode):
         def __torch_dispatch__(
@@ -133,7 +132,8 @@ def batching() -> Callable[..., Any] | None:
                 made.append(func)
             return output
 
-    with torch.no_grad(), Probe():
+    with apart(), Probe():
+        x = torch.zeros(1, 2, 4, device="cpu")
         F.scaled_dot_product_attention(x, x, x)
     return made[0] if made else None
 
