@@ -80,7 +80,7 @@ def test_a_model_without_attention_over_tokens_says_so(
         said = refusal(model, lambda: model(given))
     assert said == (
         f"no attention was seen in {type(model).__name__}; its modules ran, and ran no attention "
-        "over tokens that observe knows.\n"
+        "that observe recognises.\n"
         "    observe sees softmax attention that PyTorch or flash-attn runs on this thread, and no "
         "other kernels or compiled functions."
     )

@@ -358,8 +358,8 @@ def test_a_damaged_folder_is_an_error_with_the_cause(
 OTHER_MODELS = {
     "mamba": (
         tiny_models.mamba,
-        "no attention was seen in MambaModel; its modules ran, and ran no attention over "
-        "tokens that observe knows.\n    observe sees softmax attention",
+        "no attention was seen in MambaModel; its modules ran, and ran no attention that "
+        "observe recognises.\n    observe sees softmax attention",
     ),
     "resnet": (tiny_models.resnet, "cannot read text: TypeError: ResNetModel"),
     "encoder-decoder": (tiny_models.t5, "an encoder-decoder (t5)"),

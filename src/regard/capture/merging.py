@@ -39,7 +39,7 @@ RecordValue = Callable[[Tensor], None]
 """A function that receives the value tensor of an attention."""
 
 _NEVER_SEEN = (
-    "no product of its weights with a value was seen that tells which value is whose.\n"
+    "each of its queries has a value of its own, so that no value belongs to a key.\n"
     '    Write it as weights @ value over the keys, or observe with keep="qk".'
 )
 

@@ -770,7 +770,7 @@ def _gathers_rows(operation: Operation) -> bool:
 
 _EMPTY = "all of them are 0"
 _CHANGED = (
-    "the weights of the softmax ({}) are no softmax any more when they meet the value ({}): {}.\n"
+    "the weights of the softmax ({}) were changed before they multiply the value ({}): {}.\n"
     "    Mask, scale and reorder before the softmax, over the axis of the keys, dim=-1."
 )
 _UNMET = (
@@ -786,6 +786,6 @@ _COMPOSITE = (
     "its attention.\n    Record the layers that multiply one softmax with a value."
 )
 _GATHERED = (
-    "an index chose the rows of its query, key or value ({}), so its rows or columns are no tokens "
-    "in order.\n    Compute the scores of all tokens, and mask those that are left out."
+    "an index chose the rows of its query, key or value ({}), so they are not the tokens in their "
+    "order.\n    Compute the scores of all tokens, and mask those that are left out."
 )

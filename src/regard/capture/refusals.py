@@ -174,7 +174,7 @@ class Absence:
                 "it.",
             )
         return (
-            "its modules ran, and ran no attention over tokens that observe knows",
+            "its modules ran, and ran no attention that observe recognises",
             "observe sees softmax attention that PyTorch or flash-attn runs on this thread, and "
             "no other kernels or compiled functions.",
         )
