@@ -171,10 +171,7 @@ def observe(
         recorder.abandon(exception)
         raise
     watch.finish()
-    if watch.absence.is_compiled:
-        recorder.problems.add_text(str(compiled_error("model is compiled")))
-    for name in watch.absence.unseen({each.module for each in seen.refused}):
-        recorder.refuse(name, UNSEEN)
+    _refuse_unseen(watch.absence, recorder, seen)
     recorder.close()
     problem = recorder.problems.error()
     if problem is not None and (strict or recorder.problems.are_fatal or not seen.layers):
@@ -185,6 +182,14 @@ def observe(
     watch.absence.warn()
     if recorder.progress_error is not None:
         raise recorder.progress_error
+
+
+def _refuse_unseen(absence: Absence, recorder: Recorder, seen: Recording) -> None:
+    """Refuse code that ran compiled, and attention modules in which nothing was seen."""
+    if absence.is_compiled:
+        recorder.problems.add_text(str(compiled_error("model is compiled")))
+    for name in absence.unseen({each.module for each in seen.refused}):
+        recorder.refuse(name, UNSEEN)
 
 
 def _modules_of(model: object, *, is_eager: bool) -> dict[str, nn.Module]:
