@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import regard
 import tiny_models
 from ranks import run_ranks
+from recording_files import changed
 from regard.recording.layers import Origin
 from regard.recording.shard import Shard as Place
 
@@ -377,24 +378,22 @@ def test_heads_are_joined_in_the_order_of_the_ranks() -> None:
 
 
 WRONG_PLACES: dict[str, tuple[dict[str, object], str]] = {
-    "beyond": ({"heads": [2, 2]}, "part 2 of 2 of its heads"),
-    "too-many": ({"batch": [0, 2**20]}, "part 0 of 1048576 of its batch"),
+    "beyond": ({"heads": [2, 2]}, "part 2 of 2 of a distributed run"),
+    "too-many": ({"batch": [0, 2**20]}, "part 0 of 1048576 of a distributed run"),
     "no-number": ({"rank": "first"}, "a place of 'first'"),
-    "no-text": ({"run": 3}, "a place in a distributed run that is no text"),
+    "no-text": ({"run": 3}, "3 where a text must stand"),
     "missing": ({"rank": None}, "a place of None"),
-    "stage": ({"layers": [0, 2]}, "a place in a distributed run with 'layers'"),
+    "stage": ({"layers": [0, 2]}, "Shard with 'layers', which it cannot have"),
 }
 
 
 @pytest.mark.parametrize(("changes", "reason"), WRONG_PLACES.values(), ids=WRONG_PLACES)
 def test_a_damaged_place_is_noticed(
-    changes: dict[str, object], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
-    seen = part(1)
-    plain = seen.shard._asdict() | changes
-    monkeypatch.setattr(Place, "_asdict", lambda _: plain)
-    seen.save(tmp_path / "run")
+    part(1).save(tmp_path / "run")
     [file] = (tmp_path / "run").iterdir()
+    changed(file, lambda about: about["shard"].update(changes))
     with pytest.raises(regard.RegardError, match=reason):
         regard.load(file)
 

@@ -63,10 +63,10 @@ def test_a_file_written_as_the_model_runs_knows_it_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("queries", "what"),
     [
-        pytest.param([6, 9], "queries 6 to 10 of 9", id="beyond the text"),
-        pytest.param([-1, 9], "a place of -1", id="before the text"),
-        pytest.param([5, "9"], "a place of '9'", id="no number"),
-        pytest.param([5], "not enough values to unpack (expected 2, got 1)", id="one number"),
+        pytest.param({"start": 6, "ran": 9}, "queries 6 to 10 of 9", id="beyond the text"),
+        pytest.param({"start": -1, "ran": 9}, "a place of -1", id="before the text"),
+        pytest.param({"start": 5, "ran": "9"}, "a place of '9'", id="no number"),
+        pytest.param({"start": 5}, "'ran' is missing", id="one number"),
     ],
 )
 def test_positions_that_cannot_be_are_damage(queries: Any, what: str, tmp_path: Path) -> None:

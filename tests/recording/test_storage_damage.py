@@ -140,12 +140,12 @@ def test_metadata_that_are_none_are_refused(text: str, path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("version", [0, 2, 4, "3", None, True], ids=str)
+@pytest.mark.parametrize("version", [0, 3, 5, "4", None, True], ids=str)
 def test_another_format_is_refused_by_its_number(version: object, path: Path) -> None:
     changed(path, lambda about: about.update(format=version, regard="9.9"))
     message = (
         f"{path} is a recording of format {version!r}; this version of regard reads "
-        "format 3.\n"
+        "format 4.\n"
         "    Open it with the regard that made it, '9.9'."
     )
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
@@ -206,7 +206,7 @@ NUMBERS = {
             struct.pack("<f", number),
             f"{name.strip()} in its {role}",
         )
-        for role in ("query", "key", "sink_bias", "table")
+        for role in ("query", "key", "sink_bias", "position_bias.table")
         for name, number in FLOATS.items()
         if name == "NaN" or role in ("query", "key")
     },
@@ -216,9 +216,9 @@ NUMBERS = {
         "NaN in its answers.0",
     ),
     "a bool": (
-        "full/mask.second",
+        "full/mask.second.mask",
         b"\x02",
-        "something neither true nor false in its mask.second",
+        "something neither true nor false in its mask.second.mask",
     ),
     "a key beyond the last": (
         "full/answers.0.keys",
@@ -273,7 +273,7 @@ def grid_of(about: dict[str, Any]) -> dict[str, Any]:
 HUGE = [2**40, 2**40, 2**40, 2**40]
 CHANGES: dict[str, Change] = {
     "tokens of another count": lambda about: about["query_tokens"]["text"].append("d"),
-    "a tensor that is missing": lambda about: layer_of(about)["tensors"].pop("full/key"),
+    "a tensor that is missing": lambda about: scores_of(about).update(key="full/keys"),
     "a kind of another module": lambda about: scores_of(about).update(kind="os.system"),
     "no positions": lambda about: layer_of(about).pop("queries"),
     "no value": lambda about: layer_of(about).pop("value"),
@@ -299,7 +299,7 @@ CHANGES: dict[str, Change] = {
     "an infinite scale": lambda about: scores_of(about).update(scale=float("inf")),
     "a scale of text": lambda about: scores_of(about).update(scale="much"),
     "a softcap below 0": lambda about: scores_of(about).update(softcap=-1.0),
-    "a query of bools": lambda about: scores_of(about).update(query="full/mask.second"),
+    "a query of bools": lambda about: scores_of(about).update(query="full/mask.second.mask"),
     "a query of indices": lambda about: scores_of(about).update(query="full/answers.0.keys"),
     "a key of other heads": lambda about: scores_of(about).update(key="full/sink_bias"),
     "a query that is a list": lambda about: scores_of(about).update(query=["full/query"]),
@@ -312,20 +312,20 @@ CHANGES: dict[str, Change] = {
     "a flag that is none": lambda about: scores_of(about)["position_bias"].update(bidirectional=3),
     "weights or not": lambda about: scores_of(about, 2).update(are_weights="yes"),
     "a picture of floats": lambda about: picture_of(about).update(data="full/query"),
-    "a picture of other bytes": lambda about: picture_of(about).update(data="full/mask.second"),
-    "a picture that is missing": lambda about: picture_of(about).update(data="pictures/3"),
-    "a picture without pixels": lambda about: picture_of(about).update(size=[0, 8]),
-    "a picture without end": lambda about: picture_of(about).update(size=[2**40, 8]),
+    "a picture of other bytes": lambda about: picture_of(about).update(
+        data="full/mask.second.mask"
+    ),
+    "a picture that is missing": lambda about: picture_of(about).update(data="pictures/3.data"),
+    "a picture without pixels": lambda about: picture_of(about).update(width=0),
+    "a picture without end": lambda about: picture_of(about).update(width=2**40),
     "a picture that is called 3": lambda about: picture_of(about).update(name=3),
     "pictures that are none": lambda about: about.update(pictures=3),
     "grids without pictures": lambda about: about.pop("pictures"),
     "a grid of a layer that is none": lambda about: about["layer_grids"].update(none=0),
     "grids that are none": lambda about: about["layer_grids"].update(full=7),
-    "a grid of other tokens": lambda about: grid_of(about).update(tokens={"run": [2, 4]}),
-    "a grid of fewer tokens": lambda about: grid_of(about).update(tokens={"run": [0, 1]}),
-    "a grid without end": lambda about: grid_of(about).update(
-        tokens={"run": [0, 2**40]}, rows=2**40, columns=1
-    ),
+    "a grid of other tokens": lambda about: grid_of(about).update(tokens=[2, 3]),
+    "a grid of fewer tokens": lambda about: grid_of(about).update(tokens=[0]),
+    "a grid without end": lambda about: grid_of(about).update(tokens=[0, 2**47], rows=2, columns=1),
     "a grid of another entry": lambda about: grid_of(about).update(entry=2),
     "a grid of another picture": lambda about: grid_of(about).update(picture=2),
     "an empty box": lambda about: grid_of(about).update(box=[0, 0, 0, 1]),
@@ -415,9 +415,9 @@ def test_a_file_that_ends_anywhere_is_refused(
 
 KEYWORDS = st.sampled_from(
     [
-        *("kind", "mask", "scores", "tensors", "answers", "shape", "name", "first", "second"),
-        *("run", "tokens", "pictures/0", "grids", "size"),
-        *("Keep", "And", "Not", "Causal", "TopK", "full/query", "full/mask.second", "list"),
+        *("kind", "mask", "scores", "origin", "answers", "shape", "name", "first", "second"),
+        *("run", "tokens", "pictures/0.data", "grids", "width"),
+        *("Keep", "And", "Not", "Causal", "TopK", "full/query", "full/mask.second.mask", "list"),
     ]
 )
 VALUES = st.recursive(

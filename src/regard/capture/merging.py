@@ -16,7 +16,7 @@ from regard.capture.selection import Selection
 from regard.capture.slicing import some_queries
 from regard.capture.tensor_copies import TensorCopies
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.file_format import Plain, plain_answers, plain_matrix
+from regard.recording.file_format import ORIGIN, Plain, plain_answers, plain_matrix
 from regard.recording.file_writer import check_numbers
 from regard.recording.layers import Answers, InMemory, Layer, Lazy, Origin, asked_of
 from regard.recording.merged_calls import (
@@ -313,7 +313,7 @@ class CallGroup:
             "kind": kind,
             "run": self._number,
             "module": self.module,
-            "origin": self._origin,
+            "origin": ORIGIN.write(self._origin, None, ""),
             "first": first,
             "base": 0 if join is None else join.base,
             "start": self._run.start,

@@ -30,10 +30,9 @@ from regard.errors import (
     is_sharded,
 )
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.file_format import plain_reduction
+from regard.recording.file_format import REFUSAL, about, plain_reduction
 from regard.recording.file_reader import read
 from regard.recording.file_writer import (
-    about,
     check_replaceable,
     check_target,
     unwritable,
@@ -229,7 +228,8 @@ class Recorder:
     def _note_refusal(self, module: str, refusal: Refusal) -> None:
         if self._spool is not None and self._failure is None:
             try:
-                self._spool.note({"kind": "refused", "module": module, "refused": refusal})
+                plain = REFUSAL.write(refusal, None, "")
+                self._spool.note({"kind": "refused", "module": module, "refused": plain})
             except OSError as error:
                 self._failure = error
 

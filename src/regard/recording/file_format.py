@@ -1,12 +1,14 @@
-"""Conversion of layers to plain data, JSON with named tensors, and back, without pickle or code.
+"""The JSON of a recording's file, written and read by one table, without pickle or code.
 
-Plain data from a file pass the same checks as arguments of the public functions. Damaged data
-therefore raise the errors of wrong arguments, which the reader converts to one error of its own.
+``_FIELDS`` has a line for each class that a file can hold. To write an object, its fields are
+written; to read one, each field is checked and the class is called. So plain data from a file pass
+the same checks as arguments of the public functions. Damaged data raise the errors of wrong
+arguments, which the reader converts to one error of its own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -35,13 +37,15 @@ from regard.masks import (
     Not,
     Or,
     Padding,
-    PrefixLM,
     RowSlice,
     SlidingWindow,
 )
 from regard.masks.mask import fits
 from regard.masks.recognise import allowed_rows, recognised_rows
 from regard.matrix.attention_matrix import AttentionMatrix, attend
+from regard.recording.layers import Layer, Origin, Queries, Refusal
+from regard.recording.shard import Shard
+from regard.recording.version import version
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore, NormalizedEntropy
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
@@ -51,22 +55,36 @@ from regard.scores.given_scores import GivenScores
 from regard.scores.position_bias import ALiBi, Bias, T5Bias
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
+from regard.text.tokens import Token, as_tokens
 
 __all__ = [
+    "FORMAT",
+    "ORIGIN",
+    "REFUSAL",
     "Plain",
     "Put",
     "Take",
+    "about",
     "answer_of",
+    "check_rows",
+    "count_of",
     "grids_of",
+    "heading_of",
+    "layer_of",
     "matrix_of",
     "pictures_of",
     "plain_answers",
+    "plain_layer",
     "plain_matrix",
     "plain_pictures",
     "plain_reduction",
     "reduction_of",
+    "shape_of",
     "wrong_numbers",
 ]
+
+FORMAT = 4
+"""The version of the file format."""
 
 Plain = dict[str, Any]
 """Values that JSON can represent."""
@@ -77,21 +95,279 @@ Take = Callable[[Any], Tensor]
 Put = Callable[[str, Tensor], str | int]
 """A function that stores a tensor by its role in a layer, and returns its name or number."""
 
+_Made = TypeVar("_Made")
+
 _LARGEST_CALLABLE = 2**26
-_MOST_TOKENS = 2**24  # of one grid
 _FAR = 2**48  # larger whole numbers are damage; up to here positions are exact
+_LONGEST = 2**40
+_MOST_AXES = 16
+_MOST_PARTS = 2**16
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-_REDUCTIONS: dict[str, tuple[type[Reduction], tuple[str, ...]]] = {
-    "Diagonal": (Diagonal, ("offset",)),
-    "Entropy": (Entropy, ()),
-    "LogSumExp": (LogSumExp, ()),
-    "MaxScore": (MaxScore, ()),
-    "NormalizedEntropy": (NormalizedEntropy, ()),
-    "Pool": (Pool, ("rows_wanted", "columns_wanted")),
-    "Sum": (Sum, ("dim",)),
-    "TopK": (TopK, ("k",)),
+
+# Fields
+
+
+@dataclass(frozen=True)
+class _Field:
+    """The JSON of a field.
+
+    Attributes:
+        write: returns the JSON of a value, given what stores its tensors, and its role.
+        read: returns the value, given what returns its tensors.
+    """
+
+    write: Callable[[Any, Any, str], Any]
+    read: Callable[[Any, Any], Any]
+
+
+def _checked(check: Callable[[Any], Any]) -> _Field:
+    """Return a field that JSON represents as it is, and that is checked when it is read."""
+    return _Field(lambda value, _put, _role: value, lambda plain, _take: check(plain))
+
+
+def _optional(field: _Field) -> _Field:
+    return _Field(
+        lambda value, put, role: None if value is None else field.write(value, put, role),
+        lambda plain, take: None if plain is None else field.read(plain, take),
+    )
+
+
+def _several(field: _Field) -> _Field:
+    return _Field(
+        lambda values, put, role: [field.write(value, put, role) for value in values],
+        lambda plain, take: tuple(field.read(each, take) for each in _list(plain)),
+    )
+
+
+def _of(base: type[Any]) -> _Field:
+    """Return a field of one of the classes of a kind, with the name of its class as "kind"."""
+
+    def write(value: Any, put: Put, role: str) -> Plain:
+        if type(value) not in _FIELDS:
+            raise _code(f"the {base.__name__.lower()} {value!r}")
+        return {"kind": type(value).__name__, **_written(value, put, role)}
+
+    return _Field(write, lambda plain, take: _class(plain, base)(*_read(plain, base, take)))
+
+
+def _class(plain: Plain, base: type[_Made]) -> type[_Made]:
+    """Return the class of an object in a file."""
+    kind = next((each for each in _FIELDS if each.__name__ == plain["kind"]), None)
+    if kind is None or not issubclass(kind, base):
+        raise ValueError(f"{base.__name__} of the kind {plain['kind']!r}")
+    return kind
+
+
+def _written(value: object, put: Put, role: str = "") -> Plain:
+    """Return the JSON of an object's fields."""
+    fields = _FIELDS[type(value)].items()
+    return {
+        name: field.write(getattr(value, name), put, f"{role}.{name}".removeprefix("."))
+        for name, field in fields
+    }
+
+
+def _read(plain: Plain, kind: type[Any], take: Take) -> list[Any]:
+    """Return the fields of an object of a class, or of a class of this kind, in their order."""
+    kind = kind if kind in _FIELDS else _class(plain, kind)
+    fields = _FIELDS[kind]
+    if unknown := sorted(plain.keys() - fields.keys() - {"kind"}):
+        raise ValueError(f"{kind.__name__} with {unknown[0]!r}, which it cannot have")
+    return [field.read(plain[name], take) for name, field in fields.items()]
+
+
+def _number(value: object) -> int:
+    number = check_whole("a number", value)
+    if abs(number) > _FAR:
+        raise ValueError(f"the number {number:.3g}")
+    return number
+
+
+def count_of(value: object) -> int:
+    """Return a number of queries, keys or the like; raise a ValueError for anything else."""
+    if type(value) is not int or not 0 <= value < _LONGEST:
+        raise ValueError(f"a place of {value!r}")
+    return value
+
+
+def _part(value: Any) -> tuple[int, int]:
+    at, count = map(count_of, value)
+    if at >= count or count > _MOST_PARTS:
+        raise ValueError(f"part {at} of {count} of a distributed run")
+    return at, count
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} where true or false must stand")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} where a text must stand")
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.60} where a list must stand")
+    return cast(list[Any], value)
+
+
+def _plain_bytes(data: bytes, put: Put, role: str) -> str | int:
+    return put(role, torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+def _bytes_of(plain: Any, take: Take) -> bytes:
+    data = take(plain)
+    if data.dtype != torch.uint8 or data.ndim != 1:
+        raise ValueError("a picture that is no bytes")
+    return data.numpy().tobytes()
+
+
+def _plain_spans(spans: Any, _put: Put, _role: str) -> Plain:
+    if isinstance(spans, Mapping):
+        named = cast("Mapping[object, Any]", spans)
+        for name in named:
+            if not isinstance(name, str):
+                raise RegardError(
+                    f"it has the span name {name!r}, {kind_text(name)}; in a file names are "
+                    "strings.\n    Observe again with strings for the names of the spans."
+                )
+        return {"named": {name: [int(at) for at in span] for name, span in named.items()}}
+    return {"list": [[int(at) for at in span] for span in spans]}
+
+
+def _spans_of(plain: Plain, _take: Take) -> Any:
+    if "named" in plain:
+        return {name: _span(span) for name, span in plain["named"].items()}
+    return list(map(_span, plain["list"]))
+
+
+def _span(plain: Any) -> tuple[int, int]:
+    start, stop = plain
+    return _number(start), _number(stop)
+
+
+def _plain_tokens(given: Iterable[Token | str], _put: Put, role: str) -> Plain:
+    tokens = as_tokens(role, given) or ()
+    special = [place for place, token in enumerate(tokens) if token.special]
+    return {"text": [token.text for token in tokens], "special": special}
+
+
+def _tokens_of(plain: Any, _take: Take) -> tuple[Token, ...]:
+    texts, special = list(map(_text, _list(plain["text"]))), set(plain["special"])
+    if not special <= set(range(len(texts))):
+        raise ValueError(f"special tokens that are none of its {len(texts)}")
+    return tuple(Token(text, place in special) for place, text in enumerate(texts))
+
+
+def _trial(plain: Any) -> dict[str, dict[str, list[float]]]:
+    trial = {
+        str(layer): {str(kind): list(map(float, scores)) for kind, scores in kinds.items()}
+        for layer, kinds in plain.items()
+    }
+    scores = [score for kinds in trial.values() for each in kinds.values() for score in each]
+    if not all(kinds and all(kinds.values()) for kinds in trial.values()):
+        raise ValueError("a trial without scores")
+    if not all(0 <= score <= 1.001 for score in scores):
+        raise ValueError("a score of a trial that is not from 0 to 1")
+    return trial
+
+
+_AS_IT_IS = _checked(lambda plain: plain)  # the class checks it
+_NUMBER, _COUNT, _FLAG, _TEXT = map(_checked, (_number, count_of, _flag, _text))
+_TENSOR = _Field(lambda value, put, role: put(role, value), lambda plain, take: take(plain))
+_BYTES = _Field(_plain_bytes, _bytes_of)
+_SPANS = _Field(_plain_spans, _spans_of)
+_MASK, _BIAS = _of(Mask), _of(Bias)
+
+_FIELDS: dict[type[Any], dict[str, _Field]] = {
+    QueryKeyScores: {
+        **dict.fromkeys(("query", "key"), _TENSOR),
+        **dict.fromkeys(("scale", "softcap"), _AS_IT_IS),
+        **dict.fromkeys(("bias", "sink_bias"), _optional(_TENSOR)),
+        "position_bias": _optional(_BIAS),
+    },
+    GivenScores: {"values": _TENSOR, "are_weights": _FLAG},
+    ALiBi: {"slopes": _TENSOR},
+    T5Bias: {"table": _TENSOR, "bidirectional": _FLAG, "max_distance": _NUMBER},
+    Causal: {"align": _AS_IT_IS},
+    SlidingWindow: {"left": _NUMBER, "right": _NUMBER},
+    Padding: {"lengths": _TENSOR},
+    Documents: {"ids": _TENSOR},
+    Keep: {"mask": _TENSOR},
+    RowSlice: {"mask": _MASK, "start": _NUMBER, "q_len": _NUMBER},
+    Not: {"mask": _MASK},
+    And: {"first": _MASK, "second": _MASK},
+    Or: {"first": _MASK, "second": _MASK},
+    Diagonal: {"offset": _NUMBER},
+    Entropy: {},
+    LogSumExp: {},
+    MaxScore: {},
+    NormalizedEntropy: {},
+    Pool: {"rows_wanted": _NUMBER, "columns_wanted": _NUMBER},
+    Segments: {"query_spans": _SPANS, "key_spans": _optional(_SPANS)},
+    Sum: {"dim": _NUMBER},
+    TopK: {"k": _NUMBER},
+    Origin: {"place": _COUNT, "heads": _optional(_several(_COUNT))},
+    Queries: {"start": _COUNT, "ran": _COUNT},
+    Refusal: {"module": _TEXT, "line": _optional(_TEXT), "reason": _TEXT},
+    Shard: {
+        "run": _TEXT,
+        "rank": _COUNT,
+        **dict.fromkeys(("batch", "heads"), _checked(_part)),
+        "without": _several(_TEXT),
+    },
+    Picture: {"width": _NUMBER, "height": _NUMBER, "data": _optional(_BYTES), "name": _AS_IT_IS},
+    Grid: {
+        "tokens": _several(_NUMBER),
+        **dict.fromkeys(("rows", "columns"), _NUMBER),
+        "picture": _AS_IT_IS,
+        "box": _optional(_checked(tuple)),
+        "entry": _AS_IT_IS,
+        "overlapping": _FLAG,
+    },
 }
+"""Each class that a file can hold, with its fields in the order of the class."""
+
+
+def _one(kind: type[Any]) -> _Field:
+    """Return a field of one class."""
+    return _Field(_written, lambda plain, take: kind(*_read(plain, kind, take)))
+
+
+REFUSAL, ORIGIN = _one(Refusal), _optional(_one(Origin))
+"""The fields of a refusal, and of the position of a layer in its model."""
+
+_HEADING: dict[str, _Field] = {
+    "model": _TEXT,
+    "query_tokens": _optional(_Field(_plain_tokens, _tokens_of)),
+    "key_tokens": _optional(_Field(_plain_tokens, _tokens_of)),
+    "refused": _several(REFUSAL),
+    "shard": _optional(_one(Shard)),
+    "trials": _several(_checked(_trial)),
+}
+"""The fields of a recording beside its layers and pictures."""
+
+_LAYER: dict[str, _Field] = {
+    "name": _TEXT,
+    "shape": _Field(lambda shape, _put, _role: list(shape), lambda plain, _take: shape_of(plain)),
+    "origin": ORIGIN,
+    "queries": _optional(_one(Queries)),
+}
+"""The fields of a layer beside its matrix, answers and value."""
+
+
+def shape_of(plain: object) -> torch.Size:
+    """Return the shape of a matrix; raise a ValueError if it is none."""
+    sizes = cast(list[object], plain)
+    right = isinstance(plain, list) and 2 <= len(sizes) <= _MOST_AXES
+    if not right or not all(type(n) is int and 1 <= n <= _LONGEST for n in sizes):
+        raise ValueError(f"the shape {plain!r:.60}")
+    return torch.Size(cast(list[int], sizes))
 
 
 # To plain data
@@ -111,6 +387,27 @@ def wrong_numbers(role: str, tensor: Tensor) -> str | None:
     return "an infinity" if infinite else None
 
 
+def about(seen: Any) -> Plain:
+    """Convert a recording to plain data, without its layers and pictures."""
+    fields = _HEADING.items()
+    heading = {name: field.write(getattr(seen, name), None, name) for name, field in fields}
+    return {"format": FORMAT, "regard": version(), "torch": torch.__version__, **heading}
+
+
+def plain_layer(layer: Layer, put: Put) -> Plain:
+    """Convert a layer to plain data.
+
+    Raises:
+        RegardError: it has code, or a name of the spans of an answer is not a string.
+    """
+    return {
+        **{name: field.write(getattr(layer, name), put, name) for name, field in _LAYER.items()},
+        "matrix": None if layer.matrix is None else plain_matrix(layer.whole(), put),
+        "answers": plain_answers(layer.answers.items(), put),
+        "value": None if layer.value is None else put("value", layer.whole_value()),
+    }
+
+
 def plain_matrix(matrix: AttentionMatrix, put: Put) -> Plain:
     """Convert a matrix to plain data.
 
@@ -118,87 +415,33 @@ def plain_matrix(matrix: AttentionMatrix, put: Put) -> Plain:
         RegardError: the matrix has code: a score_mod, a mask_mod whose mask is too large to store,
             or a user's own Bias or Scores.
     """
-    mask = matrix.mask
-    if mask is not None:
-        mask = mask.bind(matrix.shape, matrix.device)
-    return {
-        "scores": _plain_scores(matrix.source, put),
-        "mask": None if mask is None else _plain_mask(mask, matrix.shape, matrix.device, put),
-    }
-
-
-def _plain_scores(source: Scores, put: Put) -> Plain:
-    if isinstance(source, GivenScores):
-        return {
-            "kind": "Given",
-            "values": put("values", source.values),
-            "are_weights": source.are_weights,
-        }
-    if not isinstance(source, QueryKeyScores):
-        raise _code(f"scores of the kind {type(source).__name__}")
-    if source.score_mod is not None:
+    source, mask = matrix.source, matrix.mask
+    if isinstance(source, QueryKeyScores) and source.score_mod is not None:
         raise _code(f"the score_mod {source.score_mod!r}")
-    plain: Plain = {
-        "kind": "QueryKey",
-        "query": put("query", source.query),
-        "key": put("key", source.key),
-        "scale": source.scale,
-        "softcap": source.softcap,
+    if type(source) not in _FIELDS:
+        raise _code(f"scores of the kind {type(source).__name__}")
+    if mask is not None:
+        bound = mask.bind(matrix.shape, matrix.device)
+        mask = _storable(bound, matrix.shape, matrix.device)
+    return {
+        "scores": _of(Scores).write(source, put, ""),
+        "mask": _optional(_MASK).write(mask, put, "mask"),
     }
-    for role in ("bias", "sink_bias"):
-        tensor = cast("Tensor | None", getattr(source, role))
-        plain[role] = None if tensor is None else put(role, tensor)
-    plain["position_bias"] = _plain_bias(source.position_bias, put)
-    return plain
 
 
-def _plain_bias(bias: Bias | None, put: Put) -> Plain | None:
-    match bias:
-        case None:
-            return None
-        case ALiBi():
-            return {"kind": "ALiBi", "slopes": put("slopes", bias.slopes)}
-        case T5Bias():
-            return {
-                "kind": "T5Bias",
-                "table": put("table", bias.table),
-                "bidirectional": bias.bidirectional,
-                "max_distance": bias.max_distance,
-            }
-        case _:
-            raise _code(f"the bias {bias!r}")
-
-
-def _plain_mask(
-    mask: Mask, shape: torch.Size, device: torch.device, put: Put, role: str = "mask"
-) -> Plain:
-    kind = {"kind": type(mask).__name__}
-
-    def inside(mask: Mask, name: str, shape: torch.Size = shape) -> Plain:
-        return _plain_mask(mask, shape, device, put, f"{role}.{name}")
-
+def _storable(mask: Mask, shape: torch.Size, device: torch.device) -> Mask:
+    """Return a mask without code: parts that are code are evaluated."""
     match mask:
-        case Causal():
-            return {**kind, "align": mask.align}
-        case SlidingWindow():
-            return {**kind, "left": mask.left, "right": mask.right}
-        case Padding():
-            return {**kind, "lengths": put(f"{role}.lengths", mask.lengths)}
-        case Documents():
-            return {**kind, "ids": put(f"{role}.ids", mask.ids)}
-        case Keep():
-            return {**kind, "mask": put(role, mask.mask)}
-        case Not():
-            return {**kind, "mask": inside(mask.mask, "not")}
         case And() | Or():
-            first, second = inside(mask.first, "first"), inside(mask.second, "second")
-            return {**kind, "first": first, "second": second}
+            first, second = (_storable(each, shape, device) for each in (mask.first, mask.second))
+            return type(mask)(first, second)
+        case Not():
+            return Not(_storable(mask.mask, shape, device))
         case RowSlice():
             whole = torch.Size((*shape[:-2], mask.q_len, shape[-1]))
-            places = {"start": mask.start, "q_len": mask.q_len}
-            return {**kind, **places, "mask": inside(mask.mask, "whole", whole)}
+            return RowSlice(_storable(mask.mask, whole, device), mask.start, mask.q_len)
         case _:
-            return _plain_mask(_written_out(mask, shape, device), shape, device, put, role)
+            return mask if type(mask) in _FIELDS else _written_out(mask, shape, device)
 
 
 def _written_out(mask: Mask, shape: torch.Size, device: torch.device) -> Mask:
@@ -240,28 +483,9 @@ def plain_reduction(reduction: Reduction) -> Plain:
     Raises:
         RegardError: the reduction is not one of regard's, or a name of its spans is not a string.
     """
-    if isinstance(reduction, Segments):
-        keys = reduction.key_spans
-        spans = (_plain_spans(reduction.query_spans), None if keys is None else _plain_spans(keys))
-        return {"kind": "Segments", "query_spans": spans[0], "key_spans": spans[1]}
-    kind = type(reduction).__name__
-    known, fields = _REDUCTIONS.get(kind, (None, ()))
-    if type(reduction) is not known:
+    if type(reduction) not in _FIELDS:
         raise _code(f"the answer to {reduction!r}")
-    return {"kind": kind, **{field: getattr(reduction, field) for field in fields}}
-
-
-def _plain_spans(spans: "Mapping[str, tuple[int, int]] | Sequence[tuple[int, int]]") -> Plain:
-    if isinstance(spans, Mapping):
-        for name in cast("Mapping[object, Any]", spans):
-            if not isinstance(name, str):
-                raise RegardError(
-                    f"it has the span name {name!r}, {kind_text(name)}; in a file names are "
-                    "strings.\n    Observe again with strings for the names of the spans."
-                )
-        return {"named": {name: [int(at) for at in span] for name, span in spans.items()}}
-    pairs = [[int(at) for at in span] for span in spans]
-    return {"tuple" if isinstance(spans, tuple) else "list": pairs}
+    return _of(Reduction).write(reduction, None, "")
 
 
 def _plain_answer(role: str, answer: Any, put: Put) -> Plain:
@@ -272,36 +496,14 @@ def _plain_answer(role: str, answer: Any, put: Put) -> Plain:
 
 
 def plain_pictures(
-    pictures: Sequence[Picture], grids: Mapping[str, Sequence[Grid]], keep: Put
+    pictures: Sequence[Picture], grids: Mapping[str, Sequence[Grid]], put: Put
 ) -> Plain:
-    """Convert pictures, and the grids of layers by name, to plain data; none without pictures."""
-    if not pictures:
-        return {}
-    plain: list[Plain] = []
-    for index, each in enumerate(pictures):
-        data = each.data
-        stored = None if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        name = None if stored is None else keep(f"pictures/{index}", stored)
-        plain.append({"name": each.name, "size": [each.width, each.height], "data": name})
+    """Convert pictures, and the grids of layers by name, to plain data."""
     several = list(dict.fromkeys(tuple(some) for some in grids.values()))
     return {
-        "pictures": plain,
-        "grids": [[_plain_grid(grid) for grid in some] for some in several],
+        "pictures": [_written(each, put, str(at)) for at, each in enumerate(pictures)],
+        "grids": [[_written(grid, put) for grid in some] for some in several],
         "layer_grids": {name: several.index(tuple(some)) for name, some in grids.items()},
-    }
-
-
-def _plain_grid(grid: Grid) -> Plain:
-    tokens = grid.tokens
-    is_run = isinstance(tokens, range)
-    return {
-        "tokens": {"run": [tokens.start, tokens.stop]} if is_run else {"list": list(tokens)},
-        "rows": grid.rows,
-        "columns": grid.columns,
-        "picture": grid.picture,
-        "box": grid.box,
-        "entry": grid.entry,
-        "overlapping": grid.overlapping,
     }
 
 
@@ -316,94 +518,84 @@ def _code(what: str) -> RegardError:
 # From plain data
 
 
+def heading_of(plain: Plain) -> Plain:
+    """Return the attributes of a recording beside its layers and pictures.
+
+    Raises:
+        LookupError, TypeError, ValueError: the plain data are invalid.
+    """
+    return {name: field.read(plain[name], None) for name, field in _HEADING.items()}
+
+
+def layer_of(plain: Plain) -> Plain:
+    """Return the attributes of a layer beside its matrix, answers and value.
+
+    Raises:
+        LookupError, TypeError, ValueError: the plain data are invalid.
+    """
+    read = {name: field.read(plain[name], None) for name, field in _LAYER.items()}
+    check_rows(read["shape"], read["origin"], read["queries"])
+    return read
+
+
+def check_rows(shape: torch.Size, origin: Origin | None, queries: Queries | None) -> None:
+    """Raise a ValueError if a matrix of this shape cannot have these heads or queries."""
+    heads = None if origin is None else origin.heads
+    if heads is not None and len(heads) != shape[-3]:
+        raise ValueError(f"an origin of {len(heads)} heads, not {shape[-3]}")
+    if queries is not None and queries.start + shape[-2] > queries.ran:
+        first, last = queries.start, queries.start + shape[-2]
+        raise ValueError(f"queries {first} to {last} of {queries.ran}")
+
+
 def matrix_of(plain: Plain, take: Take) -> AttentionMatrix:
     """Convert plain data to a matrix, with the tensors of a file.
 
     Raises:
         LookupError, TypeError, ValueError, RuntimeError, MemoryError: the plain data are invalid.
     """
-    scores, mask = plain["scores"], plain["mask"]
-    source = _scores_of(scores, take)
-    known = None if mask is None else _mask_of(mask, take)
-    bound = None if known is None else known.bind(source.shape, source.device)
+    scores, mask = plain["scores"], _optional(_MASK).read(plain["mask"], take)
+    fields = dict(zip(_FIELDS[_class(scores, Scores)], _read(scores, Scores, take), strict=True))
+    source = _given(**fields) if scores["kind"] == "GivenScores" else _query_key(**fields)
+    bound = None if mask is None else mask.bind(source.shape, source.device)
     return AttentionMatrix(source, bound)
 
 
-def _scores_of(plain: Plain, take: Take) -> Scores:
-    if _kind(plain) == "Given":
-        values = check_scores(take(plain["values"]))
-        _check_dtype("values", values)
-        return GivenScores(values, _flag(plain["are_weights"]))
-    if plain["kind"] != "QueryKey":
-        raise ValueError(f"scores of the kind {plain['kind']!r}")
-    query, key = check_query_key(take(plain["query"]), take(plain["key"]))
+def _given(values: Tensor, are_weights: bool) -> GivenScores:
+    _check_dtype("values", check_scores(values))
+    return GivenScores(values, are_weights)
+
+
+def _query_key(
+    query: Tensor,
+    key: Tensor,
+    scale: Any,
+    softcap: Any,
+    bias: Tensor | None,
+    sink_bias: Tensor | None,
+    position_bias: Bias | None,
+) -> QueryKeyScores:
+    query, key = check_query_key(query, key)
     _check_dtype("query", query)
-    bias, sink = plain["bias"], plain["sink_bias"]
+    scale, softcap = check_scale(float(scale), query.shape[-1]), check_softcap(softcap)
     with without_autocast(query.device):
-        source = attend(
-            query,
-            key,
-            scale=check_scale(float(plain["scale"]), query.shape[-1]),
-            bias=None if bias is None else take(bias),
-            softcap=check_softcap(plain["softcap"]),
-        ).source
-    if sink is not None:
-        sink = take(sink)
-        if not sink.is_floating_point() or not fits(sink, (*source.shape[:-2], 1, 1)):
-            raise ValueError(f"sink_bias of shape {shape_text(sink.shape)}")
-    position = plain["position_bias"]
-    return replace(
-        cast(QueryKeyScores, source),
-        sink_bias=sink,
-        position_bias=None if position is None else _bias_of(position, source.shape, take),
-    )
-
-
-def _bias_of(plain: Plain, shape: torch.Size, take: Take) -> Bias:
-    match _kind(plain):
-        case "ALiBi":
-            slopes = take(plain["slopes"])
-            if not fits(slopes, (*shape[:-2], 1, 1)):
-                raise ValueError(f"slopes of shape {shape_text(slopes.shape)}")
-            return ALiBi(slopes)
-        case "T5Bias":
-            table = take(plain["table"])
-            if not fits(table, (*shape[:-2], 1, table.shape[-1])):
-                raise ValueError(f"a table of shape {shape_text(table.shape)}")
-            bias = T5Bias(table, _flag(plain["bidirectional"]), _number(plain["max_distance"]))
-            by_head = table.flatten(0, -2)  # the table is bound; binding again checks its buckets
-            one_text = torch.Size((by_head.shape[0], 1, 1))
-            T5Bias(by_head.mT, bias.bidirectional, bias.max_distance).bind(one_text, table.device)
-            return bias
-        case kind:
-            raise ValueError(f"a bias of the kind {kind!r}")
-
-
-def _mask_of(plain: Plain, take: Take) -> Mask:
-    match _kind(plain):
-        case "Causal":
-            return Causal(plain["align"])
-        case "SlidingWindow":
-            return SlidingWindow(_number(plain["left"]), _number(plain["right"]))
-        case "Padding":
-            return Padding(take(plain["lengths"]))
-        case "PrefixLM":
-            return PrefixLM(take(plain["lengths"]))
-        case "Documents":
-            return Documents(take(plain["ids"]))
-        case "Keep":
-            return Keep(take(plain["mask"]))
-        case "RowSlice":
-            start, q_len = _number(plain["start"]), _number(plain["q_len"])
-            return RowSlice(_mask_of(plain["mask"], take), start, q_len)
-        case "Not":
-            return Not(_mask_of(plain["mask"], take))
-        case "And":
-            return And(_mask_of(plain["first"], take), _mask_of(plain["second"], take))
-        case "Or":
-            return Or(_mask_of(plain["first"], take), _mask_of(plain["second"], take))
-        case kind:
-            raise ValueError(f"a mask of the kind {kind!r}")
+        source = attend(query, key, scale=scale, bias=bias, softcap=softcap).source
+    one = (*source.shape[:-2], 1, 1)
+    if sink_bias is not None and not (sink_bias.is_floating_point() and fits(sink_bias, one)):
+        raise ValueError(f"sink_bias of shape {shape_text(sink_bias.shape)}")
+    match position_bias:
+        case ALiBi(slopes=numbers) if not fits(numbers, one):
+            raise ValueError(f"slopes of shape {shape_text(numbers.shape)}")
+        case T5Bias(table=numbers):
+            if not fits(numbers, (*source.shape[:-2], 1, numbers.shape[-1])):
+                raise ValueError(f"a table of shape {shape_text(numbers.shape)}")
+            by_head = numbers.flatten(0, -2)  # the table is bound; binding again checks its buckets
+            unbound = T5Bias(by_head.mT, position_bias.bidirectional, position_bias.max_distance)
+            unbound.bind(torch.Size((by_head.shape[0], 1, 1)), numbers.device)
+        case _:
+            pass
+    changes = {"sink_bias": sink_bias, "position_bias": position_bias}
+    return replace(cast(QueryKeyScores, source), **changes)
 
 
 def reduction_of(plain: Plain) -> Reduction:
@@ -412,13 +604,7 @@ def reduction_of(plain: Plain) -> Reduction:
     Raises:
         LookupError, TypeError, ValueError: the plain data are invalid.
     """
-    asked = plain["reduction"]
-    kind = _kind(asked)
-    if kind == "Segments":
-        keys = asked["key_spans"]
-        return Segments(_spans_of(asked["query_spans"]), None if keys is None else _spans_of(keys))
-    known, fields = _REDUCTIONS[kind]
-    return known(*(_number(asked[field]) for field in fields))
+    return cast(Reduction, _of(Reduction).read(plain["reduction"], None))
 
 
 def answer_of(plain: Plain, shape: torch.Size, take: Take) -> Any:
@@ -438,18 +624,6 @@ def answer_of(plain: Plain, shape: torch.Size, take: Take) -> Any:
     return Top(_alike(values, expected.values), _alike(indices, expected.indices))
 
 
-def _spans_of(plain: Plain) -> Any:
-    if "named" in plain:
-        return {name: _span_of(span) for name, span in plain["named"].items()}
-    spans = [_span_of(span) for span in plain["list" if "list" in plain else "tuple"]]
-    return spans if "list" in plain else tuple(spans)
-
-
-def _span_of(plain: Any) -> tuple[int, int]:
-    start, stop = plain
-    return _number(start), _number(stop)
-
-
 def _alike(answer: Tensor, expected: Tensor) -> Tensor:
     dtypes = _FLOATING if expected.is_floating_point() else (expected.dtype,)
     if answer.shape != expected.shape or answer.dtype not in dtypes:
@@ -466,15 +640,7 @@ def pictures_of(plain: Plain, take: Take) -> tuple[Picture, ...]:
     Raises:
         LookupError, TypeError, ValueError: the plain data are invalid.
     """
-    pictures: list[Picture] = []
-    for each in plain.get("pictures", ()):
-        width, height = map(_number, each["size"])
-        data = None if each["data"] is None else take(each["data"])
-        if data is not None and (data.dtype != torch.uint8 or data.ndim != 1):
-            raise ValueError("a picture that is no bytes")
-        content = None if data is None else data.numpy().tobytes()
-        pictures.append(Picture(width, height, content, each["name"]))
-    return tuple(pictures)
+    return _several(_one(Picture)).read(plain["pictures"], take)
 
 
 def grids_of(plain: Plain) -> dict[str, tuple[Grid, ...]]:
@@ -483,41 +649,11 @@ def grids_of(plain: Plain) -> dict[str, tuple[Grid, ...]]:
     Raises:
         LookupError, TypeError, ValueError: the plain data are invalid.
     """
-    several = [tuple(map(_grid_of, some)) for some in plain.get("grids", ())]
+    several = _several(_several(_one(Grid))).read(plain["grids"], None)
     return {
         name: several[check_index_bounds(_number(index), len(several), 0)]
-        for name, index in plain.get("layer_grids", {}).items()
+        for name, index in plain["layer_grids"].items()
     }
-
-
-def _grid_of(plain: Plain) -> Grid:
-    rows, columns, tokens = _number(plain["rows"]), _number(plain["columns"]), plain["tokens"]
-    if "run" in tokens:
-        run = range(*_span_of(tokens["run"]))
-        # A run that is only claimed must not take memory.
-        positions = run if len(run) == rows * columns <= _MOST_TOKENS else ()
-    else:
-        positions = tuple(map(_number, tokens["list"]))
-    box, flag = plain["box"], _flag(plain["overlapping"])
-    sides = None if box is None else cast(Any, tuple(box))
-    return Grid(positions, rows, columns, plain["picture"], sides, plain["entry"], flag)
-
-
-def _kind(plain: Plain) -> str:
-    return str(plain["kind"])
-
-
-def _number(value: object) -> int:
-    number = check_whole("a number", value)
-    if abs(number) > _FAR:
-        raise ValueError(f"the number {number:.3g}")
-    return number
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} where true or false must stand")
-    return value
 
 
 def _check_dtype(name: str, tensor: Tensor) -> None:

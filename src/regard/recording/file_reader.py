@@ -19,16 +19,24 @@ from torch import Tensor
 from regard.errors import RegardError, bytes_text, check_path, check_weights
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_format import (
+    FORMAT,
+    ORIGIN,
+    REFUSAL,
     Take,
     answer_of,
+    check_rows,
+    count_of,
     grids_of,
+    heading_of,
+    layer_of,
     matrix_of,
     pictures_of,
     reduction_of,
+    shape_of,
     wrong_numbers,
 )
-from regard.recording.file_writer import FORMAT, KEY
-from regard.recording.layers import Answers, Layer, Lazy, Origin, Queries, Refusal
+from regard.recording.file_writer import KEY
+from regard.recording.layers import Answers, Layer, Lazy, Refusal
 from regard.recording.merged_calls import (
     SPILLED,
     CallAnswers,
@@ -37,21 +45,17 @@ from regard.recording.merged_calls import (
     recorded_queries,
 )
 from regard.recording.recording import Recording, merged
-from regard.recording.shard import AXES, Shard
 from regard.recording.spool import MAGIC, SpoolFile, spool_of
 from regard.recording.tensor_file import DamagedError, TensorFile
 from regard.reductions.sums import Sum
 from regard.reductions.top_k import Top
 from regard.scores.given_scores import GivenScores
 from regard.text.escaping import visible
-from regard.text.tokens import Token
 
 __all__ = ["load", "read", "verify"]
 
 Content = TypeVar("Content")
 
-_MOST_AXES = 16
-_MOST_PARTS = 2**16
 _MOST_CHARACTERS = 200
 _LONGEST = 2**40
 _KEPT_BYTES = 2**30  # the size of the cache of tensors
@@ -134,11 +138,11 @@ def _empty(path: Path, about: dict[str, Any]) -> Recording:
             f"this version of regard reads format {FORMAT}.\n"
             f"    Open it with the regard that made it, {_shortened(repr(about.get('regard')))}."
         )
-    queries, keys = (_tokens(about[name]) for name in ("query_tokens", "key_tokens"))
-    seen = Recording({}, model=str(about["model"]), query_tokens=queries, key_tokens=keys)
-    seen.refused = list(map(_refusal, about["refused"]))
-    seen.shard = _shard(about.get("shard"))
-    seen.trials = list(map(_trial, about.get("trials", ())))
+    heading = heading_of(about)
+    tokens = {name: heading[name] for name in ("query_tokens", "key_tokens")}
+    seen = Recording({}, model=heading["model"], **tokens)
+    seen.refused, seen.trials = list(heading["refused"]), list(heading["trials"])
+    seen.shard = heading["shard"]
     return seen
 
 
@@ -169,7 +173,7 @@ def _recovered(path: Path) -> Recording:
         runs: dict[object, _StoredCalls] = {}
         for note in notes:
             if note["kind"] == "refused":
-                seen.refused.append(_refusal(note["refused"]))
+                seen.refused.append(REFUSAL.read(note["refused"], None))
                 runs = {run: calls for run, calls in runs.items() if calls.module != note["module"]}
             else:
                 run = note["run"]
@@ -187,44 +191,6 @@ def _recovered(path: Path) -> Recording:
         raise
     except _WRONG as error:
         raise _damaged(path, _reason(error)) from error
-
-
-def _trial(plain: Any) -> dict[str, dict[str, list[float]]]:
-    trial = {
-        str(layer): {str(kind): list(map(float, scores)) for kind, scores in kinds.items()}
-        for layer, kinds in plain.items()
-    }
-    scores = [score for kinds in trial.values() for each in kinds.values() for score in each]
-    if not all(kinds and all(kinds.values()) for kinds in trial.values()):
-        raise ValueError("a trial without scores")
-    if not all(0 <= score <= 1.001 for score in scores):
-        raise ValueError("a score of a trial that is not from 0 to 1")
-    return trial
-
-
-def _refusal(plain: Any) -> Refusal:
-    module, line, reason = plain
-    if not (isinstance(module, str) and isinstance(reason, str)):
-        raise TypeError("a refusal that is no text")
-    return Refusal(module, None if line is None else str(line), reason)
-
-
-def _shard(plain: Any) -> Shard | None:
-    if plain is None:
-        return None
-    if not isinstance(plain["run"], str) or not all(type(x) is str for x in plain["without"]):
-        raise TypeError("a place in a distributed run that is no text")
-    if unknown := sorted(set(plain).difference(Shard._fields)):
-        raise ValueError(f"a place in a distributed run with {unknown[0]!r}, which it cannot have")
-    axes: dict[str, tuple[int, int]] = {}
-    for axis in AXES:
-        at, count = map(_whole_number, plain[axis])
-        if at >= count or count > _MOST_PARTS:
-            raise ValueError(f"part {at} of {count} of its {axis}")
-        axes[axis] = at, count
-    return Shard(
-        plain["run"], _whole_number(plain["rank"]), **axes, without=tuple(plain["without"])
-    )
 
 
 def verify(
@@ -310,23 +276,18 @@ class _StoredLayer:
     def __init__(self, file: TensorFile, path: Path, recent: _Recent, plain: Any) -> None:
         self._file, self._path, self._recent = file, path, recent
         self._name = name = plain["name"]
-        if not isinstance(name, str):
-            raise TypeError(f"a layer of the name {name!r}")
-        self._names = plain["tensors"]
         try:
-            self._shape = shape = _shape(plain["shape"])
+            read = layer_of(plain)
+            self._shape = read["shape"]
             answers = [
                 (reduction_of(each), self._stored(number, answer_of, each))
                 for number, each in enumerate(plain["answers"])
             ]
             self.layer = Layer(
-                name,
-                shape,
-                self._stored("matrix", _matrix, plain["matrix"]),
-                Answers.reading((asked, read) for asked, read in answers if read is not None),
-                _origin(plain["origin"], shape),
-                _queries(plain["queries"], shape),
-                self._stored("value", _value, plain["value"]),
+                **read,
+                matrix=self._stored("matrix", _matrix, plain["matrix"]),
+                answers=Answers.reading((asked, each) for asked, each in answers if each),
+                value=self._stored("value", _value, plain["value"]),
             )
         except _WRONG as error:
             raise ValueError(f"layer {name!r}: {_reason(error)}") from error
@@ -337,7 +298,7 @@ class _StoredLayer:
         """Return a function that reads the object of plain data; None if the data are None."""
         if plain is None:
             return None
-        claimed = build(plain, self._shape, lambda role: self._file.stand_in(self._names[role]))
+        claimed = build(plain, self._shape, self._file.stand_in)
         key = self._name, name
         return Lazy(lambda: self._recent.get(key, lambda: self._read(build, plain)), claimed)
 
@@ -347,9 +308,9 @@ class _StoredLayer:
         """Build an object from its tensors, and return it with its size in bytes."""
         tensors: list[Tensor] = []
 
-        def take(role: object) -> Tensor:
-            tensor = self._file.tensor(self._names[role])
-            self._check(_tensor_problem(str(role).removeprefix(f"{self._name}/"), tensor))
+        def take(name: Any) -> Tensor:
+            tensor = self._file.tensor(name)
+            self._check(_tensor_problem(name.rpartition("/")[2], tensor))
             tensors.append(tensor)
             return tensor
 
@@ -406,8 +367,8 @@ class _StoredCalls:
             self._append(self._keys, "key", note["keys"])
         if note["matrix"] is None:
             return  # none of its queries is selected
-        scores, base = note["matrix"]["scores"], _whole_number(note["base"])
-        kv_len = _whole_number(note["columns"])
+        scores, base = note["matrix"]["scores"], count_of(note["base"])
+        kv_len = count_of(note["columns"])
         if not 0 < base + kv_len <= self._keys.length:
             raise ValueError(f"keys {base} to {base + kv_len} of {self._keys.length}")
 
@@ -417,17 +378,15 @@ class _StoredCalls:
                 return some[..., :1, :].expand(*some.shape[:-2], kv_len, some.shape[-1])
             return self._file.stand_in(number) if number == query else self._tensor(number, "mask")
 
-        query = scores["values" if scores["kind"] == "Given" else "query"]
+        query = scores["values" if scores["kind"] == "GivenScores" else "query"]
         matrix = matrix_of(note["matrix"], take)
-        self._calls.add(
-            matrix, _whole_number(note["first"]), base, lambda: self._tensor(query, "query")
-        )
+        self._calls.add(matrix, count_of(note["first"]), base, lambda: self._tensor(query, "query"))
         self._count += 1
 
     def _append(self, columns: SpooledColumns, role: str, plain: Any) -> None:
         at, number = plain
         tensor = self._file.stand_in(number)
-        if tensor.ndim < 2 or not tensor.numel() or not 0 <= _whole_number(at) <= columns.length:
+        if tensor.ndim < 2 or not tensor.numel() or not 0 <= count_of(at) <= columns.length:
             raise ValueError(f"a {role} of shape {tuple(tensor.shape)} at {at}")
         if role == "key":
             self._key = tensor
@@ -445,31 +404,34 @@ class _StoredCalls:
 
     def layer(self, queries: slice) -> Layer | None:
         """Return the layer; None if none of its queries is selected."""
-        notes, name = self._notes, self.module
+        notes = self._notes
         if not notes:
             return None
         if self._values and self._values == len(notes) - 1:
             notes = notes[:-1]  # the process ended before the value of the last call
         notes = _up_to_totals(notes)
         last, count = notes[-1]
-        kv_len, start, ran = (_whole_number(last[key]) for key in ("kv_len", "start", "ran"))
-        origin = last["origin"]
+        kv_len, start, ran = (count_of(last[key]) for key in ("kv_len", "start", "ran"))
+        origin = ORIGIN.read(last["origin"], None)
         if last["kind"] == "answers":
             answers, leading = self._answers([note for note, _ in notes])
             shape = torch.Size((*leading, answers.q_len, kv_len))
             kept = recorded_queries(answers.rows, ran, start)
             merged = answers.merged(kv_len)
-            return Layer(name, shape, None, merged, _origin(origin, shape), kept)
+            check_rows(shape, origin, kept)
+            return Layer(self.module, shape, None, merged, origin, kept)
         rows = range(ran)[queries]
         found = self._calls.matrix(rows, kv_len, count)
         if found is None or kv_len > self._keys.length:
             return None
         shape, build = found
+        kept = recorded_queries(rows, ran, start)
+        check_rows(shape, origin, kept)
         value = None
         if self._values == len(notes) and self._value.length >= kv_len:
             value = self._lazy("value", lambda: self._value.read(0, kv_len), shape)
-        matrix, kept = self._lazy("matrix", build, shape), recorded_queries(rows, ran, start)
-        return Layer(name, shape, matrix, Answers(), _origin(origin, shape), kept, value)
+        matrix = self._lazy("matrix", build, shape)
+        return Layer(self.module, shape, matrix, Answers(), origin, kept, value)
 
     def _lazy(self, name: str, build: Callable[[], Content], shape: torch.Size) -> Lazy[Content]:
         def read() -> tuple[Content, int]:
@@ -490,10 +452,10 @@ class _StoredCalls:
         """Return the answers of the calls, and the shape of a matrix without rows and columns."""
         reductions = [reduction_of(plain) for plain in notes[0]["answers"]]
         totals = [index for index, each in enumerate(reductions) if each == Sum(-2)]
-        answers, leading = CallAnswers(reductions), _shape(notes[0]["shape"])[:-2]
+        answers, leading = CallAnswers(reductions), shape_of(notes[0]["shape"])[:-2]
         for note in notes:
-            shape = _shape(note["shape"])
-            first, base = _whole_number(note["first"]), _whole_number(note["base"])
+            shape = shape_of(note["shape"])
+            first, base = count_of(note["first"]), count_of(note["base"])
             given = [
                 None if at in totals else answer_of(plain, shape, self._answer)
                 for at, plain in enumerate(note["answers"])
@@ -521,26 +483,6 @@ def _up_to_totals(notes: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
     return notes
 
 
-def _origin(plain: Any, shape: torch.Size) -> Origin | None:
-    if plain is None:
-        return None
-    place, heads = plain
-    if heads is None:
-        return Origin(_whole_number(place))
-    if len(heads) != shape[-3]:
-        raise ValueError(f"an origin of {len(heads)} heads, not {shape[-3]}")
-    return Origin(_whole_number(place), tuple(map(_whole_number, heads)))
-
-
-def _queries(plain: Any, shape: torch.Size) -> Queries | None:
-    if plain is None:
-        return None
-    start, ran = map(_whole_number, plain)
-    if start + shape[-2] > ran:
-        raise ValueError(f"queries {start} to {start + shape[-2]} of {ran}")
-    return Queries(start, ran)
-
-
 def _matrix(plain: Any, shape: torch.Size, take: Take) -> AttentionMatrix:
     matrix = matrix_of(plain, take)
     if matrix.shape != shape:
@@ -565,12 +507,6 @@ def _slice(plain: Any) -> slice:
     return slice(start, stop)
 
 
-def _whole_number(plain: object) -> int:
-    if type(plain) is not int or not 0 <= plain < _LONGEST:
-        raise ValueError(f"a place of {plain!r}")
-    return plain
-
-
 def _tensor_problem(role: str, tensor: Tensor) -> str | None:
     if (wrong := wrong_numbers(role, tensor)) is not None:
         return f"{wrong} in its {role}"
@@ -591,25 +527,6 @@ def _problem(content: Any, shape: torch.Size) -> str | None:
         except ValueError as error:
             return _reason(error).partition(" has ")[2]
     return None
-
-
-def _shape(plain: Any) -> torch.Size:
-    sizes = cast(list[object], plain)
-    right = isinstance(plain, list) and 2 <= len(sizes) <= _MOST_AXES
-    if not right or not all(type(n) is int and 1 <= n <= _LONGEST for n in sizes):
-        raise ValueError(f"the shape {plain!r:.60}")
-    return torch.Size(cast(list[int], sizes))
-
-
-def _tokens(plain: Any) -> tuple[Token, ...] | None:
-    if plain is None:
-        return None
-    texts, special = cast(list[object], plain["text"]), set(plain["special"])
-    if not isinstance(plain["text"], list) or not all(isinstance(text, str) for text in texts):
-        raise TypeError("a token that is no text")
-    if not special <= set(range(len(texts))):
-        raise ValueError(f"special tokens that are none of its {len(texts)}")
-    return tuple(Token(str(text), place in special) for place, text in enumerate(texts))
 
 
 def _reason(error: BaseException) -> str:

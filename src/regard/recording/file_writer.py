@@ -7,47 +7,39 @@ the target. An older file with that name stays complete until then.
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from regard.errors import RegardError, check_path, dtype_text
 from regard.recording.file_format import (
     Plain,
-    plain_answers,
-    plain_matrix,
+    about,
+    plain_layer,
     plain_pictures,
     wrong_numbers,
 )
-from regard.recording.layers import Layer
 from regard.recording.spool import MAGIC, Piece, Spool, is_locked, lock, spool_of
 from regard.recording.tensor_file import DTYPES, packed_header
-from regard.recording.version import version
-from regard.text.tokens import Token, as_tokens
 
 if TYPE_CHECKING:
     from regard.recording.recording import Recording
 
 __all__ = [
-    "FORMAT",
     "KEY",
-    "about",
     "check_numbers",
     "check_replaceable",
     "check_target",
     "unwritable",
     "write",
 ]
-
-FORMAT = 3
-"""The version of the file format."""
 
 KEY = "regard"
 """The key of a recording's JSON in the metadata of a safetensors file."""
@@ -130,29 +122,35 @@ def _write(
 ) -> None:
     pieces, names = dict[str, Piece](), dict[int, str]()
 
-    def keep(name: str, tensor: Tensor) -> str:
-        check_numbers(name.rpartition("/")[2], tensor)
+    def keep(owner: str, role: str, tensor: Tensor) -> str:
+        check_numbers(role, tensor)
         piece = spool.append(tensor, once=True)
-        first = names.setdefault(piece.number, name)  # the name of an equal tensor before it
+        # The name of an equal tensor before it.
+        first = names.setdefault(piece.number, f"{owner}/{role}")
         pieces[first] = piece
         return first
 
     layers = list[Plain]()
     for layer in seen.layers:
-        layers.append(_plain_layer(layer, keep))
+        try:
+            layers.append(plain_layer(layer, partial(keep, layer.name)))
+        except RegardError as error:
+            raise RegardError(f"layer {layer.name!r} cannot be saved: {error}") from error
         if progress is not None:
             progress(len(layers), len(seen.layers))
     grids = {layer.name: seen.layer_grids(layer.name) for layer in seen.layers}
-    pictures = plain_pictures(seen.pictures, {k: v for k, v in grids.items() if v}, keep)
+    pictures = plain_pictures(
+        seen.pictures, {k: v for k, v in grids.items() if v}, partial(keep, "pictures")
+    )
     # In this order all tensors are aligned. safetensors itself writes them so.
     pieces = dict(sorted(pieces.items(), key=lambda item: -item[1].entry.dtype.itemsize))
     header = _header({**about(seen), **pictures, "layers": layers}, pieces)
     # 50 characters have at most 200 bytes, so the suffix fits into a file name of 255 bytes.
     beginning = target.name[:50]
     _remove_partials(target.parent, beginning)
-    partial = target.with_name(f"{beginning}.{token_hex(4)}.partial")
+    unfinished = target.with_name(f"{beginning}.{token_hex(4)}.partial")
     try:
-        with partial.open("xb") as file:
+        with unfinished.open("xb") as file:
             lock(file)
             file.write(header)
             for piece in pieces.values():
@@ -160,27 +158,12 @@ def _write(
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
-            partial.chmod(S_IMODE(target.stat().st_mode))
-        partial.replace(target)
+            unfinished.chmod(S_IMODE(target.stat().st_mode))
+        unfinished.replace(target)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
     _sync_folder(target.parent)
-
-
-def about(seen: "Recording") -> Plain:
-    """Return the plain data of a recording, without its layers."""
-    return {
-        "format": FORMAT,
-        "regard": version(),
-        "torch": torch.__version__,
-        "model": seen.model,
-        "query_tokens": _plain_tokens("query_tokens", seen.query_tokens),
-        "key_tokens": _plain_tokens("key_tokens", seen.key_tokens),
-        "refused": seen.refused,
-        **({} if seen.shard is None else {"shard": seen.shard._asdict()}),
-        **({"trials": seen.trials} if seen.trials else {}),
-    }
 
 
 def _header(plain: Plain, pieces: dict[str, Piece]) -> bytes:
@@ -229,30 +212,6 @@ def check_replaceable(path: Path) -> None:
         )
 
 
-def _plain_layer(layer: Layer, keep: Callable[[str, Tensor], str]) -> Plain:
-    """Convert a layer to plain data, in which each tensor has the name that ``keep`` gives it."""
-    names: dict[str, str] = {}
-
-    def put(role: str, tensor: Tensor) -> str:
-        name = f"{layer.name}/{role}"
-        names[name] = keep(name, tensor)
-        return name
-
-    try:
-        return {
-            "name": layer.name,
-            "shape": list(layer.shape),
-            "origin": layer.origin,
-            "queries": layer.queries,
-            "matrix": None if layer.matrix is None else plain_matrix(layer.whole(), put),
-            "answers": plain_answers(layer.answers.items(), put),
-            "value": None if layer.value is None else put("value", layer.whole_value()),
-            "tensors": names,
-        }
-    except RegardError as error:
-        raise RegardError(f"layer {layer.name!r} cannot be saved: {error}") from error
-
-
 def _remove_partials(folder: Path, beginning: str) -> None:
     """Remove partial files of this target that killed processes left behind."""
     for path in folder.glob(f"{escape(beginning)}.????????.partial"):
@@ -269,11 +228,3 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _plain_tokens(name: str, given: Iterable[Token | str] | None) -> Plain | None:
-    tokens = as_tokens(name, given)
-    if tokens is None:
-        return None
-    special = [place for place, token in enumerate(tokens) if token.special]
-    return {"text": [token.text for token in tokens], "special": special}
