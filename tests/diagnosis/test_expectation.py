@@ -203,3 +203,22 @@ def test_what_contradicts_a_spec_is_refused_before_anything_runs() -> None:
 def test_a_plain_function_has_no_fact_to_pin_but_causality() -> None:
     report = regard.check(standard)
     assert report.pin == "regard.check(standard, expect=regard.spec(causal=False))"
+
+
+class Centred(nn.Module):
+    """Attention under a causal mask, on tokens from which their mean was taken."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(width, 3 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.projection(x - x.mean(1, keepdim=True)).chunk(3, -1)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def test_a_later_token_that_moves_an_output_beside_the_mask_is_wrong() -> None:
+    report = regard.check(Centred, 8, expect=regard.spec(causal=True))
+    (finding,) = report.faults
+    assert (report.verdict, finding.name) == ("wrong", "causal")
+    assert "by a way that is not the attention" in str(report)

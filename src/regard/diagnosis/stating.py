@@ -15,7 +15,7 @@ from regard.diagnosis.facts.judging import Deviation, deviations
 from regard.diagnosis.facts.rows import Unread
 from regard.diagnosis.facts.statement import computes_of
 from regard.diagnosis.facts.visible import Band
-from regard.diagnosis.inputs.lab import Lab, as_tensors, normal
+from regard.diagnosis.inputs.lab import Lab, as_tensors, differs, normal
 from regard.diagnosis.inputs.specimen import Specimen
 from regard.diagnosis.inputs.tape import Place, addresses, first_place, turns_all_axes
 from regard.diagnosis.intention import Intention
@@ -47,6 +47,8 @@ def stated(formulas: Computed, intention: Intention) -> Report:
     findings = _law_findings(results, formulas)
     if unread is not None and not findings:
         findings = _of_influence(lab, intention, unread)
+    elif intention.causal and not (findings or of_facts):
+        findings = _of_leak(lab)
     named = {finding.name for finding in findings}
     findings += [finding for finding in of_facts if finding.name not in named]
     if any(finding.name == "mask-inverted" for finding in findings):
@@ -130,6 +132,30 @@ def _of_influence(lab: Lab, intention: Intention, unread: Unread) -> list[Findin
     row, token = (int(n) + 1 for n in hidden.nonzero()[0])
     says = f"mask: token {token} does not move output {row}; expected: causal, without a window."
     return [finding_of(Fault("mask", says, ""), line, "")]
+
+
+def _of_leak(lab: Lab) -> list[Finding]:
+    """Return the finding on later tokens that move an output beside a causal mask."""
+    s = lab.specimen
+    if s.memory or not (s.has_tokens and lab.sees_rows):
+        return []
+    contents, half = s.contents(s.batch, s.tokens, seed=3, size=0.1), s.tokens // 2
+    later = contents
+    for token in range(half, s.tokens):
+        later = s.changed(later, token=token)
+    try:
+        call = lab.fresh()
+        rows, moved = (lab.run(each, call=call).rows[0] for each in (contents, later))
+    except Exception:  # noqa: BLE001  # somebody's code may raise anything
+        return []
+    if len(rows) != s.tokens or not bool(differs(rows, moved)[:half].any()):
+        return []
+    row = int(differs(rows, moved)[:half].any(-1).nonzero()[0]) + 1
+    says = (
+        f"causal: output {row} moves with tokens {half + 1} to {s.tokens}, by a way that is not "
+        "the attention; expected: no output moves with a later token."
+    )
+    return [finding_of(Fault("causal", says, ""), None, "")]
 
 
 def _line_of(mistake: str, formulas: Computed) -> Place | None:
