@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,24 @@ def save(model: PreTrainedModel, path: Path) -> None:
 @pytest.fixture(scope="session")
 def save_model() -> Callable[[PreTrainedModel, Path], None]:
     return save
+
+
+def load(path: Path, **options: Any) -> Any:
+    """Start vLLM in this process."""
+    from vllm import LLM
+
+    usual: dict[str, Any] = {
+        "dtype": "float32",
+        "max_model_len": 256,
+        "gpu_memory_utilization": 0.1,  # of the memory of the machine
+        "enforce_eager": True,
+    }
+    return LLM(str(path), **{**usual, **options})
+
+
+@pytest.fixture(scope="session")
+def load_llm() -> Callable[..., Any]:
+    return load
 
 
 @pytest.fixture(scope="session")

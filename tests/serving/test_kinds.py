@@ -81,6 +81,7 @@ def bloom() -> Any:
 def test_weights_equal_eager_attention_and_answers_do_not_change(
     make: Callable[[], Any],
     save_model: Callable[[Any, Path], None],
+    load_llm: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -91,13 +92,7 @@ def test_weights_equal_eager_attention_and_answers_do_not_change(
         if name.endswith("sinks"):
             torch.nn.init.normal_(parameter)
     save_model(model, tmp_path)
-    llm = vllm.LLM(
-        str(tmp_path),
-        dtype="float32",
-        max_model_len=128,
-        gpu_memory_utilization=0.1,
-        enforce_eager=True,
-    )
+    llm = load_llm(tmp_path, max_model_len=128)
     params = vllm.SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
     before = llm.generate(PROMPTS, params, use_tqdm=False)
     with regard.vllm.observe(llm) as seen:
@@ -119,7 +114,7 @@ def test_weights_equal_eager_attention_and_answers_do_not_change(
 
 
 def test_cross_attention_of_whisper_equals_eager_attention(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load_llm: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     torch.manual_seed(0)
@@ -133,13 +128,7 @@ def test_cross_attention_of_whisper_equals_eager_attention(
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|startoftranscript|>", "<|en|>"]})
     sound = transformers.WhisperFeatureExtractor()
     transformers.WhisperProcessor(sound, tokenizer).save_pretrained(tmp_path)
-    llm = vllm.LLM(
-        str(tmp_path),
-        dtype="float32",
-        max_model_len=64,
-        gpu_memory_utilization=0.1,
-        enforce_eager=True,
-    )
+    llm = load_llm(tmp_path, max_model_len=64)
     text, rate = "<|startoftranscript|><|en|>", sound.sampling_rate
     sounds = [torch.randn(seconds * rate).numpy() for seconds in (3, 2, 4)]
     prompts = [{"prompt": text, "multi_modal_data": {"audio": (each, rate)}} for each in sounds]

@@ -23,7 +23,7 @@ Start = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def start(folder: Path) -> Iterator[Start]:
+def start(folder: Path, load_llm: Start) -> Iterator[Start]:
     """Start vLLM with some options; only one runs at a time, and it is kept for the next test."""
     running: dict[str, Any] = {}
 
@@ -31,16 +31,7 @@ def start(folder: Path) -> Iterator[Start]:
         if repr(options) not in running:
             running.clear()
             gc.collect()
-            running[repr(options)] = vllm.LLM(
-                str(folder),
-                dtype="float32",
-                **{
-                    "max_model_len": 256,
-                    "gpu_memory_utilization": 0.1,  # of the memory of the machine
-                    "enforce_eager": True,
-                    **options,
-                },
-            )
+            running[repr(options)] = load_llm(folder, **options)
         return running[repr(options)]
 
     yield start

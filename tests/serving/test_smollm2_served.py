@@ -1,7 +1,9 @@
 """SmolLM2-135M, served by vLLM in this process, compared with transformers' eager attention."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,18 +15,14 @@ PROMPTS = ["Life is short, eat dessert first", "def attention(query, key, value)
 
 
 @pytest.mark.skipif("SMOLLM2" not in os.environ, reason="set SMOLLM2 to the folder of the model")
-def test_weights_of_smollm2_equal_eager_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_smollm2_equal_eager_attention(
+    load_llm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import AutoModelForCausalLM
 
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     folder = Path(os.environ["SMOLLM2"])
-    llm = vllm.LLM(
-        str(folder),
-        dtype="float32",
-        max_model_len=256,
-        gpu_memory_utilization=0.1,
-        enforce_eager=True,
-    )
+    llm = load_llm(folder)
     params = vllm.SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
     before = llm.generate(PROMPTS, params, use_tqdm=False)
     with regard.vllm.observe(llm) as seen:

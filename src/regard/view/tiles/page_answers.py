@@ -95,7 +95,7 @@ class RowOfWeights(NamedTuple):
 
 
 class KindsOfHeads(NamedTuple):
-    """What every head does, and where the page opens.
+    """The kinds of all heads, and the head on which the page opens.
 
     Attributes:
         kinds: the heads of each layer; None for each of a layer whose weights are not all numbers.

@@ -66,7 +66,7 @@ def openings(
         return cells.opening(layer or 0, number, None if head is None else head.kind), notable
     classified = [head for head in classified if indices[id(head)][0] in layers]
     best = opening_head(classified)
-    # Of a head that opens for its words, not for its kind, the strongest pair of words counts.
+    # The best head opens for its words, not for its kind: its strongest pair of words counts.
     candidates = [] if best is None else [cells.opening(*indices[id(best)], "mixed")]
     candidates += [cells.opening(*indices[id(h)], h.kind) for h, _ in stand_out(classified)]
     candidates = candidates or [cells.opening(min(layers, default=0), 0, None)]
