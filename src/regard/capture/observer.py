@@ -362,10 +362,11 @@ class _Watch:
         def read() -> Read:
             one_query = _has_packed_heads(operation.innermost(), operation.args)
             padded_to, kwargs = self._padded_to, operation.kwargs
-            found = call.read(operation.args, kwargs, one_query=one_query, padded_to=padded_to)
+            matrix, value = call.read(
+                operation.args, kwargs, one_query=one_query, padded_to=padded_to
+            )
             if not added:
-                return found
-            matrix, value = found
+                return matrix, value
             return matrix[(0,) * added], lambda: value()[(0,) * added]
 
         if torch.is_grad_enabled():
