@@ -16,6 +16,7 @@ from regard.diagnosis.facts.rows import Unread
 from regard.diagnosis.facts.statement import computes_of
 from regard.diagnosis.facts.visible import Band
 from regard.diagnosis.inputs.lab import Lab, as_tensors, differs, normal
+from regard.diagnosis.inputs.mask_forms import form_of_given, open_masks
 from regard.diagnosis.inputs.specimen import Specimen
 from regard.diagnosis.inputs.tape import Place, addresses, first_place, turns_all_axes
 from regard.diagnosis.intention import Intention
@@ -143,9 +144,12 @@ def _of_leak(lab: Lab) -> list[Finding]:
     later = contents
     for token in range(half, s.tokens):
         later = s.changed(later, token=token)
+    # A query that sees no key may read all of them.
+    forms = [form for slot in s.masks if (form := form_of_given(slot)) is not None]
+    masks = open_masks(s, contents, forms)
     try:
         call = lab.fresh()
-        rows, moved = (lab.run(each, call=call).rows[0] for each in (contents, later))
+        rows, moved = (lab.run(t, call=call, extra=masks).rows[0] for t in (contents, later))
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return []
     if len(rows) != s.tokens or not bool(differs(rows, moved)[:half].any()):

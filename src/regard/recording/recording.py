@@ -647,15 +647,16 @@ def _merge_pictures(
     whole: Recording, recordings: Sequence[Recording], names: Sequence[str]
 ) -> None:
     """Give a merged recording the pictures of its parts, which must be equal."""
-    grids = [
-        {layer.name: each.layer_grids(layer.name) for layer in each.layers} for each in recordings
-    ]
-    for name, part, places in zip(names, recordings, grids, strict=True):
-        if part.pictures != recordings[0].pictures or places != grids[0]:
+    grids: dict[str, tuple[Grid, ...]] = {}
+    for name, part in zip(names, recordings, strict=True):
+        # A rank has the layers alone of which it holds heads.
+        places = {layer.name: part.layer_grids(layer.name) for layer in part.layers}
+        is_other = any(grids.setdefault(layer, there) != there for layer, there in places.items())
+        if is_other or part.pictures != recordings[0].pictures:
             raise RegardError(
                 f"{name} has other pictures than {names[0]}; only equal ones can be merged.\n"
                 "    Merge the parts first, then use seen.with_pictures."
             )
     if recordings[0].pictures:
-        some = {name: places for name, places in grids[0].items() if places}
+        some = {layer: places for layer, places in grids.items() if places}
         whole.put_pictures(recordings[0].pictures, some)

@@ -265,8 +265,9 @@ def _guessed(
 
 def _merges_heads(thing: Callable[..., Any], first: Tensor, bound: Mapping[str, Any]) -> bool:
     """Return True if (heads, tokens, dim) give (tokens, heads · dim)."""
-    with suppress(Exception), quiet():  # somebody's code may raise anything
-        [output] = as_tensors(thing(**copy.deepcopy(dict(bound))))
+    with suppress(Exception), quiet():  # somebody's code may raise anything, and keep something
+        call, arguments = copy.deepcopy((thing, dict(bound)))
+        [output] = as_tensors(call(**arguments))
         heads, tokens, dim = first.shape
         return tuple(output.shape) == (tokens, heads * dim)
     return False

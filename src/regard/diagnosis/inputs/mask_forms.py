@@ -1,7 +1,7 @@
 """Forms in which code may want its mask."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, cast
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.inputs.signature import Argument, meaning_of_name
-from regard.diagnosis.inputs.specimen import Slot
+from regard.diagnosis.inputs.specimen import Contents, Slot, Specimen
 
-__all__ = ["Form", "form_of_given", "forms_of", "takes_masks"]
+__all__ = ["Form", "form_of_given", "forms_of", "open_masks", "takes_masks"]
 
 _SKIPPED = re.compile(r"head_mask|cross|encoder_|output|return|use_")
 _PADDING = re.compile(r"pad|attention_mask|^lengths?$|src_mask|keep|valid|real")
@@ -84,6 +84,15 @@ def form_of_given(slot: Slot) -> Form | None:
         return None
     kind = "bool" if slot.dtype == torch.bool else "long"
     return Form(slot.name, cast(Any, axes), kind, slot.meaning != "hides", is_sure=True)
+
+
+def open_masks(s: Specimen, contents: Contents, forms: Iterable[Form]) -> dict[str, Tensor]:
+    """Return masks that hide nothing, by name, for these numbers of tokens."""
+    masks: dict[str, Tensor] = {}
+    for form in forms:
+        batch, tokens = contents[s.masked_by(form.argument)[0]].shape[:2]
+        masks[form.argument] = form.encode(torch.ones(batch, tokens, tokens, dtype=torch.bool))
+    return masks
 
 
 def takes_masks(arguments: tuple[Argument, ...]) -> list[Argument]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs
-from regard.diagnosis.inputs.mask_forms import Form, form_of_given
+from regard.diagnosis.inputs.mask_forms import Form, form_of_given, open_masks
 from regard.diagnosis.inputs.specimen import Contents, Specimen
 from regard.diagnosis.laws.calls import breach_of_nan
 from regard.diagnosis.laws.law import Breach, Law
@@ -105,12 +105,9 @@ class _Trial:
 
     def _run(self, contents: Contents, extra: Mapping[str, Any], *, keeps: bool = False) -> Run:
         """Run with masks."""
-        open_: dict[str, Any] = {}
-        for form in self.others:
-            batch, tokens = contents[self.lab.specimen.masked_by(form.argument)[0]].shape[:2]
-            open_[form.argument] = form.encode(torch.ones(batch, tokens, tokens, dtype=torch.bool))
+        extra = {**open_masks(self.lab.specimen, contents, self.others), **extra}
         try:
-            run = self.lab.run(contents, call=self.call, extra={**open_, **extra}, keeps=keeps)
+            run = self.lab.run(contents, call=self.call, extra=extra, keeps=keeps)
         except Exception as error:
             raise _Refused from error
         first = next(iter(contents.values()))
