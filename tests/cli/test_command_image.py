@@ -122,7 +122,7 @@ REFUSED = {
         "--image needs a model that reads pictures and texts.",
     ),
     "no picture": (["--image", "none.jpg", "-m", "VIT"], "there is no file none.jpg."),
-    "a text": (["--image", "note.txt", "-m", "VIT"], "note.txt cannot be read as a picture:"),
+    "a text": (["--image", "note.txt", "-m", "VIT"], "note.txt is no picture that Pillow reads."),
     "layers": (
         ["--image", "photo.jpg", "-m", "VIT", "--layers", "0"],
         "--image excludes --layers, --max-tokens and --chat.",

@@ -95,11 +95,11 @@ def bomb() -> bytes:
 
 NOISE = encoded(Image.effect_noise((64, 64), 60), "PNG")
 REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
-    "text": (lambda: b"hello", "x cannot be read as a picture: "),
-    "nothing": (lambda: b"", "x cannot be read as a picture: "),
+    "text": (lambda: b"hello", "x is no picture that Pillow reads."),
+    "nothing": (lambda: b"", "x is no picture that Pillow reads."),
     "truncated": (lambda: NOISE[:2000], "x cannot be read as a picture: "),
-    "a drawing": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "x cannot be read as"),
-    "a bomb": (bomb, "x cannot be read as a picture: "),
+    "a drawing": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", "x is no picture"),
+    "a bomb": (bomb, "x has more than 128 million pixels."),
     "large": (
         lambda: encoded(Image.new("1", (12_000, 12_000)), "PNG"),
         "x has 12,000 x 12,000 pixels; the limit is 128 million.",

@@ -240,6 +240,19 @@ def test_another_model_in_the_folder_is_an_error(tmp_path: Path) -> None:
     )
 
 
+def test_other_rows_in_the_folder_are_an_error(tmp_path: Path) -> None:
+    model = Model(1)
+    with regard.Monitor(model, tmp_path, rows=2) as monitor, monitor(0):
+        model(torch.zeros(1, TOKENS, WIDTH))
+    again = regard.Monitor(model, tmp_path)
+    with pytest.raises(regard.RegardError) as raised, again(100):
+        model(torch.zeros(1, TOKENS, WIDTH))
+    assert str(raised.value) == (
+        f"{tmp_path / 'step-000000000.parquet'} has statistics of the last 2 rows of each "
+        "sequence, and this monitor asks for all rows.\n    Give this run a folder of its own."
+    )
+
+
 def test_the_table_waits_for_processes_that_a_launcher_starts_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,7 +418,7 @@ def test_an_alarm_warns_with_layer_head_step_and_number() -> None:
     number = float(monitor.latest["blocks.0.attention", "max_score"].max[0])
     assert str(caught[0].message) == (
         f"step 7, layer 0 (blocks.0.attention), head 0: max_score is {number:.6g}, above 5.\n"
-        "    1 more heads fired an alarm."
+        "    1 more head fired an alarm."
     )
 
 
@@ -421,6 +434,27 @@ def test_an_alarm_raises_and_saves_a_recording(tmp_path: Path) -> None:
     torch.testing.assert_close(
         highest.double(), monitor.latest["blocks.0.attention", "max_score"].max
     )
+
+
+def test_what_is_finite_of_a_batch_with_nan_is_saved(tmp_path: Path) -> None:
+    model = Model(2)
+    monitor = regard.Monitor(model, every=1, alarm=regard.alarms.not_finite(), save=tmp_path)
+    with torch.no_grad():
+        model.blocks[1].attention.query.weight[0, 0] = torch.nan
+    with pytest.warns(UserWarning, match="step 0, layer 1") as caught, monitor(0):
+        model(large_scores())
+    assert len(caught) == 1
+    assert list(regard.load(tmp_path / "step-000000000.safetensors")) == ["blocks.0.attention"]
+    with pytest.warns(UserWarning) as caught, monitor(1):
+        model(large_scores(torch.nan))
+    assert "every layer has NaN or infinity" in str(caught[0].message)
+
+
+def test_a_limit_that_no_number_can_pass_is_refused() -> None:
+    with pytest.raises(ValueError, match="limit is NaN"):
+        regard.alarms.max_score(float("nan"))
+    with pytest.raises(ValueError, match="limit is 5; a normalised entropy lies between"):
+        regard.alarms.entropy_collapse(5)
 
 
 @pytest.mark.parametrize(
@@ -477,7 +511,7 @@ def test_alarms_call_a_function_with_every_head(alarm: Any, x: Tensor, heads: in
         pytest.param(
             {"save": __file__, "alarm": regard.alarms.max_score(1)},
             regard.RegardError,
-            "cannot be written",
+            "which is a file",
             id="save",
         ),
         pytest.param({"path": ""}, ValueError, "path is empty", id="path"),

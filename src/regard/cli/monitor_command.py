@@ -36,7 +36,7 @@ def monitor(
     import csv
 
     from regard.cli.output_files import check_output, page_line, write_json
-    from regard.training.run_table import read_last, read_table
+    from regard.training.run_table import observed_rows, read_last, read_table, rows_text
     from regard.view.figures.training_page import write_training_page
 
     if output is not None:
@@ -51,7 +51,8 @@ def monitor(
         write_json({"run": str(run), "rows": read_last(run)})
     else:
         rows = read_last(run)
-        sys.stdout.write(f"step {rows[0]['step']:,}\n{_by_layer(rows).text()}\n")
+        of_rows = rows_text(observed_rows(run))
+        sys.stdout.write(f"step {rows[0]['step']:,}, {of_rows}\n{_by_layer(rows).text()}\n")
     if output is not None:
         write_training_page(run, output)
         if not (as_csv or as_json):
@@ -60,6 +61,7 @@ def monitor(
 
 def _by_layer(rows: list[dict[str, Any]]) -> "Table":
     """Return a table with one row for each layer."""
+    from math import isnan
     from statistics import fmean
 
     from regard.text.escaping import visible
@@ -69,7 +71,8 @@ def _by_layer(rows: list[dict[str, Any]]) -> "Table":
 
     layers = {row["layer"]: visible(row["name"]) for row in rows}
     columns: dict[str, list[Any]] = {"layer": list(layers), "name": list(layers.values())}
-    for statistic in (name for name in _SHORT if any(row["statistic"] == name for row in rows)):
+    present = list(dict.fromkeys(row["statistic"] for row in rows))
+    for statistic in [name for name in _SHORT if name in present] or present:
         rows_of: dict[int, list[dict[str, Any]]] = {layer: [] for layer in layers}
         for row in rows:
             if row["statistic"] == statistic:
@@ -79,7 +82,9 @@ def _by_layer(rows: list[dict[str, Any]]) -> "Table":
             merge(row[SHOWN[statistic]] for row in of) if of else None for of in rows_of.values()
         ]
         if statistic == "normalized_entropy":
-            columns["dead_heads"] = [
-                sum(is_dead(row["p10"], row["p90"]) for row in of) for of in rows_of.values()
-            ]
+            dead = {
+                layer: [is_dead(row["p10"], row["p90"]) for row in of if not isnan(row["mean"])]
+                for layer, of in rows_of.items()
+            }
+            columns["dead_heads"] = [sum(heads) if heads else None for heads in dead.values()]
     return Table(columns)

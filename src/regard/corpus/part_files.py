@@ -150,7 +150,7 @@ def write_whole(path: Path, table: Any) -> None:
             partial.unlink()
         raise RegardError(
             f"{path} cannot be written: {error.strerror or error}.\n"
-            "    The parts that are there are whole; make room and run it again."
+            "    The files before it are whole; make room for the next ones."
         ) from error
 
 

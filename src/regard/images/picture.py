@@ -30,7 +30,7 @@ class Picture:
     """A picture that a model saw.
 
     Attributes:
-        width: the width of the original in pixels, after its EXIF rotation.
+        width: the width of the original in pixels, after its EXIF rotation if ``decode`` read it.
         height: the height of the original in pixels.
         data: a smaller copy as WebP or PNG, at most 1,024 pixels on the longest side and without
             metadata; None if only the size is known.
@@ -86,7 +86,8 @@ def keep(image: "Image | Picture", name: str = "", *, data: bool = True) -> Pict
     """Return a picture with a smaller copy of an image, re-encoded without metadata.
 
     Args:
-        image: an image of Pillow. A Picture is returned unchanged.
+        image: an image of Pillow, taken as it lies; processors apply no EXIF rotation, either. A
+            Picture is returned unchanged.
         name: a name for people. The default is the name of the image's file.
         data: if False, keep the size only.
 
@@ -168,11 +169,19 @@ def decode(source: "str | Path | bytes", name: str = "") -> "Image":
         raise
     except FileNotFoundError as error:
         raise RegardError(f"there is no file {name}.\n    Give the path of an image.") from error
+    except pillow.UnidentifiedImageError as error:
+        raise RegardError(
+            f"{name} is no picture that Pillow reads.\n    Give a JPEG, PNG, WebP or another one."
+        ) from error
+    except pillow.DecompressionBombError as error:
+        raise RegardError(
+            f"{name} has more than 128 million pixels.\n    Make it smaller first."
+        ) from error
     except Exception as error:
-        reason = visible(str(error).partition("\n")[0])
+        reason = visible(str(error).partition("\n")[0]).rstrip(".")
         raise RegardError(
             f"{name} cannot be read as a picture: {reason}.\n"
-            "    Give a JPEG, PNG, WebP or another image that Pillow reads."
+            "    It may be damaged or cut off: save it again."
         ) from error
     if frames > 1:
         warnings.warn(f"{name} has {frames} frames; the first one is used.", stacklevel=2)

@@ -182,7 +182,8 @@ def _positions(
         if not special and each not in words:
             raise ValueError(
                 f"{name} is {each!r}; no token and no word of the recording has that text.\n"
-                "    Pass a word of the text, the text of a special token, or a position."
+                "    Pass a word of the text, the text of a special token, or a position; those of "
+                "patches are in seen.grids."
             )
         places += special or range(*words[each])
     return places

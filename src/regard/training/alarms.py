@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isnan
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -77,13 +78,16 @@ def max_score(limit: float) -> Alarm:
 
     Raises:
         TypeError: limit is not a number.
+        ValueError: it is NaN.
 
     Example:
         >>> import regard
         >>> regard.alarms.max_score(100).limit
         'above 100'
     """
-    limit = check_number("limit", limit, "Pass a score, such as 100.")
+    remedy = "Pass a score, such as 100."
+    if isnan(limit := check_number("limit", limit, remedy)):
+        raise ValueError(f"limit is NaN, which no score is above.\n    {remedy}")
     return Alarm("max_score", "max", f"above {limit:g}", lambda summary: summary.max > limit)
 
 
@@ -95,13 +99,16 @@ def entropy_collapse(limit: float) -> Alarm:
 
     Raises:
         TypeError: limit is not a number.
+        ValueError: it is not between 0 and 1.
 
     Example:
         >>> import regard
         >>> regard.alarms.entropy_collapse(0.05).limit
         'below 0.05'
     """
-    limit = check_number("limit", limit, "Pass a number between 0 and 1, such as 0.05.")
+    remedy = "Pass a number between 0 and 1, such as 0.05."
+    if not 0 < (limit := check_number("limit", limit, remedy)) < 1:
+        raise ValueError(f"limit is {limit:g}; a normalised entropy lies between.\n    {remedy}")
     name = "normalized_entropy"
     return Alarm(name, "mean", f"below {limit:g}", lambda summary: summary.mean < limit)
 
@@ -116,7 +123,7 @@ def not_finite() -> Alarm:
         >>> regard.alarms.not_finite().limit
         'not finite'
     """
-    return Alarm("", "max", "not finite", _is_not_finite)
+    return Alarm("", "max", "not finite", are_not_finite)
 
 
 def dead_heads(after: int = 1) -> Alarm:
@@ -135,7 +142,13 @@ def dead_heads(after: int = 1) -> Alarm:
         1000
     """
     limit = f"in 9 of 10 rows at least {_UNIFORM:g} or at most {_ONE_KEY:g}"
-    return Alarm("normalized_entropy", "p50", limit, _are_dead, check_count("after", after))
+    return Alarm(
+        "normalized_entropy",
+        "p50",
+        limit,
+        lambda summary: is_dead(summary.p10, summary.p90),
+        check_count("after", after),
+    )
 
 
 def is_dead(p10: Any, p90: Any) -> Any:
@@ -143,9 +156,6 @@ def is_dead(p10: Any, p90: Any) -> Any:
     return (p10 >= _UNIFORM) | (p90 <= _ONE_KEY)
 
 
-def _are_dead(summary: Summary) -> Tensor:
-    return is_dead(summary.p10, summary.p90)
-
-
-def _is_not_finite(summary: Summary) -> Tensor:
+def are_not_finite(summary: Summary) -> Tensor:
+    """Return True for heads with a number that is NaN or infinite, (num_heads,)."""
     return (summary.rows > 0) & ~torch.isfinite(summary.max)

@@ -22,7 +22,7 @@ from regard.errors import (
     kind_text,
 )
 from regard.recording.recording import Recording
-from regard.training.alarms import Alarm, Alert, is_dead
+from regard.training.alarms import Alarm, Alert, are_not_finite, is_dead
 from regard.training.row_numbers import STATISTICS, Samples, samples_of
 from regard.training.run_table import SHOWN, RunTable, made_folder
 from regard.training.summaries import Key, Summary, are_several, layer_indices, summarize
@@ -51,7 +51,8 @@ class Monitor:
         rows: only the last ``rows`` queries of each sequence are observed; all by default.
         alarm: an alarm of ``regard.alarms``, or several.
         then: if alarms fire: "warn", "raise", or a function that gets the list of alerts.
-        save: a folder; if alarms fire, it gets a recording of the batch.
+        save: a folder; if alarms fire, it gets a recording of the batch, without layers that have
+            NaN or an infinity.
         writers: functions of ``regard.writers``, or your own, that get the step and the numbers.
 
     Attributes:
@@ -100,7 +101,7 @@ class Monitor:
         self._queries = None if rows is None else slice(-check_count("rows", rows), None)
         self._alarms = _checked_alarms(alarm, self._statistics)
         self._then = _checked_then(then)
-        self._save = None if save is None else made_folder(check_path(save))
+        self._save = None if save is None else made_folder(check_path(save), "save")
         if not self._alarms and (save is not None or then != "warn"):
             raise ValueError(
                 "then and save need an alarm, and alarm is empty.\n"
@@ -189,9 +190,11 @@ class Monitor:
             except RegardError as error:
                 problem = error
         for each in caught:
-            self._warn_once(str(each.message), each.category)
+            text = str(each.message)
+            self._warn_once(text, text, each.category)
         if problem is not None:
-            self._warn_once(f"a step was not observed: {problem}", RefusedWarning)
+            text = f"a step was not observed: {problem}"
+            self._warn_once(text, text, RefusedWarning)
         self._read(step, seen)
 
     def _read(self, step: int, seen: Recording) -> None:
@@ -208,7 +211,8 @@ class Monitor:
         self._open_table()
         if self._table is not None:
             self._table.check(step, self.latest)
-            self._try(f"{self._table.folder}", self._table.write, step, self.latest)
+            place = f"writing a step to {self._table.folder}"
+            self._try(place, self._table.write, step, self.latest)
         if self._is_writer and self._writers:
             numbers = _named_numbers(self.latest)
             for writer in self._writers:
@@ -221,14 +225,11 @@ class Monitor:
     def _alert(self, alerts: list[Alert], seen: Recording) -> None:
         """Save the recording of a step whose alarms fired, and call, warn or raise."""
         if self._save is not None:
-            self._try(
-                f"saving the batch to {self._save}",
-                _save_recording,
-                seen,
-                self._save,
-                alerts[0].step,
-            )
-        more = f"\n    {len(alerts) - 1} more heads fired an alarm." if len(alerts) > 1 else ""
+            place = f"saving the batch to {self._save}"
+            self._try(place, _save_finite, seen, self._save, alerts[0].step, self.latest)
+        rest = len(alerts) - 1
+        heads = "1 more head" if rest == 1 else f"{rest} more heads"
+        more = f"\n    {heads} fired an alarm." if rest else ""
         if callable(self._then):
             self._then(alerts)
         elif self._then == "raise":
@@ -237,21 +238,30 @@ class Monitor:
             warnings.warn(f"{alerts[0]}.{more}", stacklevel=6)
 
     def _try(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function; a failure is a warning, because it must not end the training."""
+        """Call a function; its first failure is a warning, because the training must go on."""
         try:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001  a writer may raise anything
-            self._warn_once(f"{what} failed: {type(error).__name__}: {error}", UserWarning)
+            text = f"{what} failed: {type(error).__name__}: {error}"
+            self._warn_once(what, text, UserWarning)
 
-    def _warn_once(self, text: str, category: type[Warning]) -> None:
-        if text not in self._failed:
-            self._failed.add(text)
+    def _warn_once(self, cause: str, text: str, category: type[Warning]) -> None:
+        if cause not in self._failed:
+            self._failed.add(cause)
             warnings.warn(text, category, stacklevel=6)
 
 
-def _save_recording(seen: Recording, folder: Path, step: int) -> None:
+def _save_finite(
+    seen: Recording, folder: Path, step: int, summaries: Mapping[Key, Summary]
+) -> None:
+    """Save the layers whose numbers are finite; a file of a recording holds no NaN."""
+    lost = {name for (name, _), each in summaries.items() if bool(are_not_finite(each).any())}
+    finite = [layer.name for layer in seen.layers if layer.name not in lost]
+    if not finite:
+        raise RegardError("every layer has NaN or infinity, and a file holds numbers.")
     # The processes of a distributed run save their parts into one folder.
-    seen.save(folder / (f"step-{step:09}" + (".safetensors" if seen.shard is None else "")))
+    name = f"step-{step:09}" + (".safetensors" if seen.shard is None else "")
+    (seen.part(finite) if lost else seen).save(folder / name)
 
 
 def _named_numbers(summaries: Mapping[Key, Summary]) -> dict[str, float]:
@@ -306,7 +316,9 @@ def _checked_alarms(alarm: Any, statistics: Sequence[str]) -> tuple[Alarm, ...]:
 
 
 def _checked_writers(writers: Any) -> list[Writer]:
-    given: list[Any] = [writers] if callable(writers) else [*writers]
+    given: list[Any] = (
+        [*writers] if isinstance(writers, Iterable) and not callable(writers) else [writers]
+    )
     for each in given:
         if not callable(each):
             raise TypeError(

@@ -21,7 +21,17 @@ from regard.recording.version import version
 from regard.training.row_numbers import STATISTICS
 from regard.training.summaries import Key, Summary, layer_indices
 
-__all__ = ["SHOWN", "History", "RunTable", "made_folder", "read_history", "read_last", "read_table"]
+__all__ = [
+    "SHOWN",
+    "History",
+    "RunTable",
+    "made_folder",
+    "observed_rows",
+    "read_history",
+    "read_last",
+    "read_table",
+    "rows_text",
+]
 
 SHOWN = {name: "max" if name == "max_score" else "mean" for name in STATISTICS}
 """The one number of each statistic that writers and pictures show."""
@@ -63,7 +73,7 @@ class RunTable:
         Steps that a run observed before it went back stay there; a warning says so.
 
         Raises:
-            RegardError: the last file is of another model, or damaged.
+            RegardError: the last file is of another model or other rows, or damaged.
         """
         if self._layers:
             return
@@ -76,7 +86,13 @@ class RunTable:
                 "    Give the run a folder of its own, or remove them.",
                 stacklevel=2,
             )
-        theirs = _about(paths[-1])["layers"] if paths else self._layers
+        about = _about(paths[-1]) if paths else {"layers": self._layers, "rows": self._rows}
+        if about["rows"] != self._rows:
+            raise RegardError(
+                f"{paths[-1]} has statistics of {rows_text(about['rows'])}, and this monitor asks "
+                f"for {rows_text(self._rows)}.\n    Give this run a folder of its own."
+            )
+        theirs = about["layers"]
         for name in dict.fromkeys([*theirs, *self._layers]):
             there, here = theirs.get(name, 0), self._layers.get(name, 0)
             if there != here:
@@ -117,7 +133,12 @@ class RunTable:
         write_whole(self.folder / _name_of(step), table)
 
 
-def made_folder(folder: Path) -> Path:
+def rows_text(rows: int | None) -> str:
+    """Return which queries of each sequence were observed, in words."""
+    return "all rows" if rows is None else f"the last {rows:,} rows of each sequence"
+
+
+def made_folder(folder: Path, argument: str = "path") -> Path:
     """Make a folder unless it exists, and return it.
 
     Raises:
@@ -128,8 +149,10 @@ def made_folder(folder: Path) -> Path:
         if not os.access(folder, os.W_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
     except OSError as error:
+        is_file = isinstance(error, FileExistsError)
+        reason = "is a file" if is_file else f"cannot be written: {error.strerror}"
         raise RegardError(
-            f"path is {str(folder)!r}, which cannot be written: {error.strerror}.\n"
+            f"{argument} is {str(folder)!r}, which {reason}.\n"
             "    Name a folder that you may write to."
         ) from error
     return folder
@@ -162,6 +185,10 @@ def read_table(run: Path) -> Any:
         RegardError: the folder is not the table of a run.
     """
     paths = _paths(run)
+    if not run.is_dir():
+        raise RegardError(
+            f"there is no folder {run}.\n    Pass the path of regard.Monitor(model, path)."
+        )
     if not paths:
         raise RegardError(
             f"{run} has no observed step; it must be the folder of a monitor.\n"
@@ -179,6 +206,15 @@ def read_last(run: Path) -> list[dict[str, Any]]:
     """
     last = read_table(run).files[-1]
     return arrow("pyarrow.dataset", _NEEDED_BY).dataset(last).to_table().to_pylist()
+
+
+def observed_rows(run: Path) -> int | None:
+    """Return how many queries of each sequence a run observed; None for all.
+
+    Raises:
+        RegardError: the folder is not the table of a run.
+    """
+    return _about(Path(read_table(run).files[-1]))["rows"]
 
 
 def read_history(run: Path, statistic: str) -> History:
@@ -205,7 +241,7 @@ def read_history(run: Path, statistic: str) -> History:
     cells = torch.full((len(of_rows), len(of_columns)), torch.nan, device="cpu")
     places = [row[pair] for pair in pairs], [column[step] for step in steps.tolist()]
     cells[places] = torch.tensor(values, device="cpu")
-    return History(of_columns, of_rows, cells, _about(_paths(run)[-1])["rows"])
+    return History(of_columns, of_rows, cells, observed_rows(run))
 
 
 def _paths(folder: Path) -> list[Path]:
