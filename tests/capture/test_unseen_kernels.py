@@ -76,6 +76,7 @@ REFUSED = {
     "torch_attn::_varlen_attn_out",
     "transformers_msa::sparse_atten",
 }
+SINCE_2_15 = {"aten::_cudnn_attention_forward_no_dropout_inplace"}
 PYTORCH = ("aten", "onnx", "torch_attn", "transformers_msa", "prims", "quantized", "mkldnn")
 
 
@@ -83,7 +84,8 @@ def test_every_attention_operation_of_pytorch_and_transformers_is_read_or_refuse
     known = [(name, each) for name, each in operations() if name.startswith(PYTORCH)]
     assert len(known) > 3000
     assert {name for name, each in known if fused_call(each) is not None} == READ
-    assert {name for name, each in known if unread_attention(each) is not None} == REFUSED
+    refused = {name for name, each in known if unread_attention(each) is not None}
+    assert refused - SINCE_2_15 == REFUSED
     ignored = {name for name, _ in known} - READ - REFUSED
     # What else has the word in its name computes gradients.
     attention = {name for name in ignored if "attention" in name or "attn" in name}

@@ -723,7 +723,7 @@ def test_a_model_that_is_compiled_later_is_refused_where_it_is_asked() -> None:
 def test_a_paged_cache_is_refused() -> None:
     model = llama()
     model.model.layers[0].self_attn.register_forward_pre_hook(
-        lambda _, args, kwargs: (args, {**kwargs, "cache": object()}), with_kwargs=True
+        lambda _, args, kwargs: (args, {**kwargs, "write_index": []}), with_kwargs=True
     )
     with lazy(model), pytest.raises(regard.RegardError, match="keeps its keys in pages"):
         outputs(model, text())

@@ -124,6 +124,8 @@ def test_dense_weights_are_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_page_has_every_type() -> None:
+    if transformers.__version__ != version_of_page():
+        pytest.skip("the page is of another transformers")
     assert sorted(verdicts_of_page()) == TYPES
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shutil
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 LINK = re.compile(r"\]\(([^()\s]+\.(?:webp|svg|html))\)")
+pytestmark = pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="ast.unparse writes other code in other Pythons"
+)
 DRAWN_ELSEWHERE = ("benchmarks/results", "docs/lessons")  # each with a check of its own
 
 

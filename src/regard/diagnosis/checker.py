@@ -231,7 +231,10 @@ def _with_causal(thing: object, options: Mapping[str, Any], causal: bool | None)
 
 
 def _causal_flags(thing: Callable[..., Any]) -> list[str]:
-    names = signature_of(thing).parameters
+    try:
+        names = signature_of(thing).parameters
+    except ValueError:  # functions written in C may have none
+        return []
     return [name for name in ("causal", "is_causal") if name in names]
 
 

@@ -144,9 +144,9 @@ def _of_leak(lab: Lab) -> list[Finding]:
     later = contents
     for token in range(half, s.tokens):
         later = s.changed(later, token=token)
-    # A query that sees no key may read all of them.
+    # A query whose keys are all padding may read all of them.
     forms = [form for slot in s.masks if (form := form_of_given(slot)) is not None]
-    masks = open_masks(s, contents, forms)
+    masks = open_masks(s, contents, [form for form in forms if form.is_of_keys])
     try:
         call = lab.fresh()
         rows, moved = (lab.run(t, call=call, extra=masks).rows[0] for t in (contents, later))

@@ -375,7 +375,7 @@ def _run(
     if not owner.selects(mark.name):
         return kernel(module, *args, **kwargs)[0], _UNCHOSEN
     forward.chosen += 1
-    if kwargs.get("cache") is not None:
+    if kwargs.get("write_index") is not None:
         raise RegardError(
             "continuous batching keeps its keys in pages; they are no matrix.\n"
             "    Generate with model.generate()."

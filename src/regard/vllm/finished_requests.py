@@ -109,8 +109,7 @@ class Requests:
             )
         has_encoder = any(layer["cross"] for rank in self._ranks for layer in rank["layers"])
         tokens = None if has_encoder else tokens_of(self._tokenizer, ids)[:length]
-        model = Path(self._ranks[0]["model"]).name
-        recording = Recording({}, model=model, query_tokens=tokens)
+        recording = Recording({}, model=Path(self._ranks[0]["model"]).name, query_tokens=tokens)
         for stage in sorted({rank["stage"] for rank in self._ranks}):
             places = [at for at, rank in enumerate(self._ranks) if rank["stage"] == stage]
             places.sort(key=lambda at: self._ranks[at]["heads_rank"])

@@ -44,9 +44,7 @@ def regard_start(
         reason = f"its workers see no folder {folder}; they must run on the machine of the server"
     if reason is not None:
         return {"refused": reason}
-    taps = getattr(worker, "_regard_taps", None)
-    if taps is None:
-        taps = worker._regard_taps = _Taps(worker)
+    taps = worker._regard_taps = getattr(worker, "_regard_taps", None) or _Taps(worker)
     if request in taps.watches:
         return {"refused": "another recording is under way; leave its block first"}
     split = worker.vllm_config.parallel_config.tensor_parallel_size
@@ -115,8 +113,7 @@ class _Watch:
         if name in self.tensors and self.wants(request):
             heads = self.tensors[name]
             chosen = rows.clone() if heads is None else rows[:, heads]
-            of_request = self.rows.setdefault(request, defaultdict(list))
-            of_request[name].append((start, chosen))
+            self.rows.setdefault(request, defaultdict(list))[name].append((start, chosen))
 
     def finish(self, requests: Iterable[str]) -> None:
         """Write requests that have ended to the disk, so that their memory is free again."""
