@@ -445,7 +445,7 @@ def test_what_is_finite_of_a_batch_with_nan_is_saved(tmp_path: Path) -> None:
         model(large_scores())
     assert len(caught) == 1
     assert list(regard.load(tmp_path / "step-000000000.safetensors")) == ["blocks.0.attention"]
-    with pytest.warns(UserWarning) as caught, monitor(1):
+    with pytest.warns(UserWarning, match="saving the batch") as caught, monitor(1):
         model(large_scores(torch.nan))
     assert "every layer has NaN or infinity" in str(caught[0].message)
 

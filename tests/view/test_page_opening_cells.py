@@ -121,6 +121,29 @@ def test_a_head_without_a_kind_has_no_cell() -> None:
     assert blind_opening(recording) == Opening(layer=0, head=0, query=7, key=None)
 
 
+def test_a_picture_opens_at_the_head_whose_class_token_looks_at_one_part_of_it() -> None:
+    part = torch.zeros(6, 6)
+    part[1:3, 2:5] = 1
+    one = torch.zeros(6, 6)
+    one[4, 4] = 1
+    apart = torch.zeros(6, 6)
+    apart[::2, ::3] = 1
+    rows = [one, torch.ones(6, 6), part, apart]  # a patch, all, a part of 6 patches, 6 apart
+    weights = torch.zeros(1, 4, 37, 37)
+    for head, row in enumerate(rows):
+        weights[0, head, :, 1:] = (row / row.sum()).flatten()
+    words = ["[CLS]", *(f" {at // 6},{at % 6}" for at in range(36))]
+    recording = seen(weights, words).with_pictures(
+        [regard.images.Picture(96, 96)], regard.grid(range(1, 37), 6, 6)
+    )
+    kinds = kinds_of(recording, lambda _: None)
+    opened, _ = openings(recording, kinds)
+    assert (opened.head, opened.query) == (2, 0)
+    assert opened.key is not None
+    assert part.flatten()[opened.key - 1] == 1
+    assert openings(recording, kinds, (0, 3))[0].head == 3
+
+
 def test_a_page_of_a_picture_opens_at_a_word_after_it() -> None:
     recording = pictured.language()
     opened, _ = openings(recording, kinds_of(recording, lambda _: None))

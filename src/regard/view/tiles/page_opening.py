@@ -1,5 +1,6 @@
 """The head on which a fresh page opens, the heads that stand out, and a cell that shows each."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
@@ -32,7 +33,8 @@ def openings(
 ) -> tuple[Opening, list[Opening]]:
     """Return where a page of a recording opens, and the head of each kind that stands out.
 
-    It opens on the head that says most about the words. If there is none, it opens on the first
+    It opens on the head that says most about the words, and in a picture without words on the head
+    whose class token looks most clearly at one part of it. If there is none, it opens on the first
     head that stands out and whose pattern this text shows. Each cell is a content word and the key
     that it attends to.
 
@@ -64,6 +66,8 @@ def openings(
     if number is not None:
         head = kinds[layer or 0][number]
         return cells.opening(layer or 0, number, None if head is None else head.kind), notable
+    if (of_picture := cells.of_picture(layers)) is not None:
+        return of_picture, notable
     classified = [head for head in classified if indices[id(head)][0] in layers]
     best = opening_head(classified)
     # The best head opens for its words, not for its kind: its strongest pair of words counts.
@@ -94,6 +98,29 @@ class _Cells:
         words = [at for at, token in enumerate(queries) if _worth(token) > 0]
         plain = [at for at, token in enumerate(queries) if not token.special]
         return Opening(layer=layer, head=head, query=(words or plain or [0])[-1], key=None)
+
+    def of_picture(self, layers: Iterable[int]) -> Opening | None:
+        """Return the head whose class token looks most clearly at one part of a picture.
+
+        None if no layer has a class token and patches, or if a layer has words.
+        """
+        clearest, opening = 0.0, None
+        for layer in layers:
+            queries, _ = self._text(layer)
+            patches, grids = patch_keys(self._recording, layer), self._recording.layer_grids(layer)
+            classes = [
+                at for at, token in enumerate(queries) if token.special and at not in patches
+            ]
+            if any(not token.special for token in queries):
+                return None
+            *_, heads, _, _ = (1, *self._recording.layers[layer].shape)
+            for head in range(heads if classes and grids else 0):
+                shares = self._recording.image(layer, head, query=classes[0], grid=0)
+                if (clarity := _clarity(shares)) > clearest:
+                    key = grids[0].tokens[int(shares.argmax())]
+                    clearest = clarity
+                    opening = Opening(layer=layer, head=head, query=classes[0], key=key)
+        return opening
 
     def _text(self, layer: int) -> tuple[list[Token], list[Token]]:
         """Return the tokens of queries and keys; those of patches and unknown ones have no text."""
@@ -135,6 +162,23 @@ class _Cells:
         values = (values * is_shown)[:, 0]
         best = int(values.argmax())
         return (rows[best], int(column[best])) if values[best] > 0 else None
+
+
+def _clarity(shares: Tensor) -> float:
+    """Return how clearly shares of a grid, (rows, columns), lie on one part of it.
+
+    It is the share of the grid, times Moran's I of neighbouring patches
+    (https://doi.org/10.2307/2332142), which is near 0 for single patches, times one minus the
+    normalised entropy, which is 0 for equal shares.
+    """
+    total, shares = float(shares.sum()), shares.double()
+    if shares.numel() < 2 or not 0 < total < math.inf:
+        return 0.0
+    even = float(torch.special.entr(shares / total).sum()) / math.log(shares.numel())
+    apart = shares - shares.mean()
+    beside = (apart[1:] * apart[:-1]).flatten(), (apart[:, 1:] * apart[:, :-1]).flatten()
+    variance = float(apart.square().mean())
+    return total * (1 - even) * float(torch.cat(beside).mean()) / variance if variance else 0.0
 
 
 def _worth(token: Token) -> float:
