@@ -965,6 +965,7 @@ AS_WEIGHTS = {
     *("pooled keys, sum", "pooled beside", "exponentials in place, product"),
     *("talking heads", "heads by einsum, constant", "row by row", "rows backwards"),
     *("mean of the heads", "sum of the heads", "largest of the heads", "mean of the texts"),
+    *("written out, flipped", "written out, rolled", "written out, mean of the heads"),
     *("bias after a softcap", "a large number added", "logsumexp by hand"),
 }
 AS_WEIGHTS_WITH_GRADIENTS = AS_WEIGHTS | {
@@ -999,7 +1000,8 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("pooled keys, mean", "pooled keys, largest", "gpt-oss, product"), SUMS),
     **dict.fromkeys(("softmax one, stacked", "exponentials, heads by einsum"), SUMS),
     **dict.fromkeys(("complex numbers",), UNMET),
-    **{name: UNMET for name in WHOLE if name.startswith(("written out", "cell by cell"))},
+    "written out, squared": SUMS,
+    **{name: UNMET for name in WHOLE if name.startswith("cell by cell")},
     **dict.fromkeys(("heads by einsum", "heads by linear"), "(a row sums|the least of them is)"),
     "keys in groups": NO_SCORES,
     "cells": NO_SCORES,  # not the true reason: a product of vectors has no axes

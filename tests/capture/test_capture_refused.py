@@ -39,7 +39,7 @@ class Unmet(Heads):
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.project(x)
         weights = (query @ key.mT).softmax(-1)
-        return x + (weights[..., None] * value[:, :, None]).sum(-2).transpose(1, 2).flatten(2)
+        return x + (weights[..., None] * value[:, :, None]).mean(-2).transpose(1, 2).flatten(2)
 
 
 class InTurn(Heads):
@@ -278,14 +278,16 @@ def test_a_module_outside_the_model_has_the_name_of_the_module_that_runs_it() ->
 
 
 class Router(nn.Module):
-    """A softmax of what a layer makes of its input, over experts that are parameters."""
+    """A softmax of what a layer makes of its input, over the outputs of experts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.route, self.experts = nn.Linear(22, 5), nn.Parameter(torch.ones(5, 22))
+        self.route, self.experts = nn.Linear(22, 5), nn.Linear(22, 5 * 22)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.route(x).softmax(-1) @ self.experts
+        return (self.route(x).softmax(-1)[..., None] * self.experts(x).unflatten(-1, (5, 22))).sum(
+            -2
+        )
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])

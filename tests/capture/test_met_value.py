@@ -378,21 +378,55 @@ class Tokens(nn.Module):
         return torch.einsum("bte,bted->btd", scores.softmax(-1), outputs)
 
 
+def edges(m: Tokens, x: Tensor) -> Tensor:
+    """The past of each token as a list of pairs, as in a graph."""
+    to, of = torch.ones(T, T).tril().nonzero().T
+    powers = (m.query(x[0])[to] * x[0][of]).sum(-1).exp()
+    weights = powers / torch.zeros(T).index_add(0, to, powers)[to]
+    return torch.zeros(T, D).index_add(0, to, weights[:, None] * x[0][of])[None]
+
+
+def chosen(m: Tokens, x: Tensor) -> Tensor:
+    best = m.router(x).softmax(-1).topk(2, -1)
+    outputs = torch.stack([expert(x) for expert in m.experts], -2)
+    outputs = outputs.gather(-2, best.indices[..., None].expand(-1, -1, -1, D))
+    return (best.values[..., None] * outputs).sum(-2)
+
+
 SILENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "chosen experts": chosen,
+    "experts, summed": lambda m, x: (
+        m.router(x).softmax(-1)[..., None] * torch.stack([f(x) for f in m.experts], -2)
+    ).sum(-2),
+    "powers": lambda m, x: (p := m.query(x).exp()) / (1 + p) * x,
+    "a state": lambda m, x: ((m.query(x).exp()[..., None] * x[:, :, None]) * x[..., None]).sum(-1),
+    "a norm": lambda m, x: m.query(x / (x * x).sum(-1, keepdim=True).sqrt()),
+    "likeness": lambda m, x: x * (m.query(x) * x).sum(-1, keepdim=True),
+    "positions": lambda m, x: (
+        x + m.query(x[:, :1]) + x[:, :, None].add(x[:, None]).mean((1, 2))[:, None]
+    ),
     "router": lambda m, x: m.mix(m.router(x), x),
     "cosine router": lambda m, x: m.mix(x @ functional.normalize(m.router.weight, dim=-1).T, x),
 }
 NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "sigmoid": lambda m, x: (m.query(x) @ x.mT).sigmoid() @ x,
     "linear": lambda m, x: m.query(x).exp() @ (x.exp().mT @ x),
-    "additive": lambda m, x: (
-        m.score((m.query(x)[:, :, None] + x[:, None]).tanh())[..., 0].softmax(-1) @ x
-    ),
     "hard": lambda m, x: x.gather(1, (m.query(x) @ x.mT).argmax(-1)[..., None].expand(-1, -1, D)),
     "graph": lambda m, x: (m.score(x) + m.score(m.query(x)).mT).softmax(-1) @ x,
-    "distance": lambda m, x: (m.query(x)[:, :, None] - x[:, None]).norm(dim=-1).softmax(-1) @ x,
+    "graph, powers": lambda m, x: (
+        functional.log_softmax(m.score(x) + x[:, None, :, 0], -1).exp() @ x
+    ),
+    "graph, divided": lambda m, x: (
+        (p := (m.score(x) + x[:, None, :, 0]).exp()) / p.sum(-1, True) @ x
+    ),
+    "edges": edges,
     "NumPy": lambda m, x: torch.from_numpy((m.query(x) @ x.mT).numpy() * 2).softmax(-1) @ x,
     "learned keys": lambda m, x: (x @ m.memory.T).softmax(-1) @ m.memory,
+    "learned keys of a layer": lambda m, x: m.router(x).softmax(-1) @ m.memory[:4],
+    "layers": lambda m, x: functional.linear(m.router(x).softmax(-1), m.router.weight.T),
+    "learned keys, summed": lambda m, x: (
+        (x[:, :, None] * m.memory).sum(-1).softmax(-1)[..., None] * m.memory
+    ).sum(-2),
 }
 
 
@@ -409,6 +443,98 @@ def test_no_attention_is_ignored(run: Callable[[Any, Tensor], Tensor]) -> None:
 )
 def test_other_attention_is_named(run: Callable[[Any, Tensor], Tensor]) -> None:
     assert observed(Tokens(run))[1]
+
+
+def all_pairs(m: Tokens, x: Tensor) -> tuple[Tensor, Tensor]:
+    return m.query(x)[:, :, None], x[:, None]
+
+
+def windows(x: Tensor) -> Tensor:
+    """The token, and the two before it: (batch, tokens, features, 3)."""
+    return functional.pad(x, (0, 0, 2, 0)).unfold(1, 3, 1)
+
+
+def local(m: Tokens, x: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (m.query(x)[..., None] * windows(x)).sum(-2).softmax(-1)
+    return weights, (weights[:, :, None] * windows(x)).sum(-1)
+
+
+def over_sums(powers: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    weights = powers / powers.sum(-1, keepdim=True)
+    return weights, weights @ x
+
+
+def with_product(weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return weights, weights @ x
+
+
+def late(m: Tokens, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights are written to before the sum over the keys."""
+    weights = (m.query(x) @ x.mT).softmax(-1)
+    products = weights[..., None] * x[:, None]
+    given = weights.clone()
+    weights.zero_()
+    return given, products.sum(-2)
+
+
+def turned(m: Tokens, x: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (m.query(x) @ x.mT).softmax(-1)
+    return weights, (weights[..., None] * x[:, None]).transpose(1, 2).sum(1)
+
+
+OF_ALL_PAIRS: dict[str, Callable[[Tokens, Tensor], tuple[Tensor, Tensor]]] = {
+    "additive, layer": lambda m, x: with_product(
+        m.score(sum(all_pairs(m, x)).tanh())[..., 0].softmax(-1),  # pyright: ignore
+        x,
+    ),
+    "additive, parameter": lambda m, x: with_product(
+        (torch.add(*all_pairs(m, x)).tanh() * m.memory[0]).sum(-1).softmax(-1), x
+    ),
+    "distance": lambda m, x: with_product(
+        torch.sub(*all_pairs(m, x)).norm(dim=-1).neg().softmax(-1), x
+    ),
+    "Gaussian kernel": lambda m, x: over_sums(
+        torch.sub(*all_pairs(m, x)).square().sum(-1).neg().exp(), x
+    ),
+    "Cauchy's kernel": lambda m, x: over_sums(
+        1 / (1 + torch.sub(*all_pairs(m, x)).pow(2).mean(-1)), x
+    ),
+    "windows": local,
+    "scores and output summed": lambda m, x: (
+        weights := torch.mul(*all_pairs(m, x)).sum(-1).softmax(-1),
+        (weights[..., None] * x[:, None]).sum(2),
+    ),
+    "keys first": lambda m, x: (
+        weights := (m.query(x) @ x.mT).softmax(-1),
+        (weights.mT[..., None] * x[:, :, None]).sum(1, keepdim=True)[:, 0],
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("run", OF_ALL_PAIRS.values(), ids=OF_ALL_PAIRS)
+def test_attention_of_sums_is_recorded(
+    run: Callable[[Tokens, Tensor], tuple[Tensor, Tensor]], mode: Callable[[], Any]
+) -> None:
+    last: list[Tensor] = []
+
+    def kept(m: Tokens, x: Tensor) -> Tensor:
+        weights, output = run(m, x)
+        last[:] = [weights.detach().clone()]
+        return output
+
+    seen, messages = observed(Tokens(kept), mode=mode)
+    assert (list(seen), messages) == (["layer", "plain"], [])
+    assert error(seen["layer"].to_dense().reshape(last[0].shape), last[0]) <= 2e-6
+
+
+@pytest.mark.parametrize("run", [late, turned], ids=["written to", "turned"])
+def test_a_sum_that_is_no_product_of_the_weights_is_refused(
+    run: Callable[[Tokens, Tensor], tuple[Tensor, Tensor]],
+) -> None:
+    seen, (message,) = observed(Tokens(lambda m, x: run(m, x)[1]))
+    assert list(seen) == ["plain"]
+    assert "met no value in a product" in message
 
 
 # Gradients

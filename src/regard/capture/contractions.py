@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, allclose, finfo
 
 from regard.capture.element_axes import Numbers, contiguous
 from regard.tracing.operations import ADDED_PRODUCTS
 
-__all__ = ["Product", "Written", "broadcast_product", "written"]
+__all__ = ["Product", "Written", "broadcast_product", "weighted_sum", "written"]
 
 
 @dataclass(eq=False, slots=True)
@@ -103,3 +103,34 @@ def broadcast_product(first: Tensor, second: Tensor) -> Written | None:
     if (left.data_ptr(), right.data_ptr()) != (first.data_ptr(), second.data_ptr()):
         return None
     return Written(left, right, tuple(every[axis] for axis in range(first.ndim)))
+
+
+def weighted_sum(weights: Tensor, value: Tensor, axis: int, output: Tensor) -> Written | None:
+    """Return the product of weights and value that ``(weights * value).sum(axis)`` computes.
+
+    The summed axis are the keys. An axis that only the weights have is a row, one that only the
+    value has is a column. The result is None if the axis is no axis of both, if no view of the
+    weights has these axes, or if the product is not ``output``, because one of them was written to.
+    """
+    ndim = max(weights.ndim, value.ndim)
+    first, second = (each[(None,) * (ndim - each.ndim)] for each in (weights, value))
+    sizes = [*zip(first.shape, second.shape, strict=True)]
+    keys = axis % ndim
+    if sizes[keys][0] != sizes[keys][1] or sizes[keys][0] == 1:
+        return None
+    rest = [(axis, *size) for axis, size in enumerate(sizes) if axis != keys]
+    batch = [axis for axis, one, other in rest if one == other]
+    rows = [axis for axis, one, other in rest if one > other]
+    columns = [axis for axis, one, other in rest if one < other]
+    count, depth = prod(sizes[axis][0] for axis in batch), sizes[keys][0]
+    left = first.permute(*batch, *rows, keys, *columns).reshape(count, -1, depth)
+    right = second.permute(*batch, keys, *columns, *rows).reshape(count, depth, -1)
+    if left.data_ptr() != first.data_ptr():
+        return None
+    order = [axis - (axis > keys) for axis in (*batch, *rows, *columns)]
+    given = output.reshape([max(one, other) for _, one, other in rest]).permute(order)
+    used = (left @ right).to(output.dtype).reshape(given.shape)
+    rounding = 16 * finfo(output.dtype).eps * max(1.0, float(right.abs().max()))
+    if not allclose(used, given, rtol=rounding, atol=rounding, equal_nan=True):
+        return None
+    return Written(left, right, ())

@@ -19,7 +19,13 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from regard.capture.contractions import Product, Written, broadcast_product, written
+from regard.capture.contractions import (
+    Product,
+    Written,
+    broadcast_product,
+    weighted_sum,
+    written,
+)
 from regard.capture.dropout import Dropout, before_dropout
 from regard.capture.element_axes import Axes, contiguous
 from regard.capture.evidence import Evidence, explained
@@ -28,6 +34,7 @@ from regard.capture.refusals import Absence
 from regard.capture.score_steps import Steps
 from regard.capture.storages import Parameters, Storages, storage_key, tensors_in, written_by
 from regard.capture.weight_tracks import (
+    Geometry,
     Softmax,
     Track,
     axes_of_copy,
@@ -56,6 +63,7 @@ from regard.tracing.operations import (
     EXPONENTIALS,
     GATHERS,
     MULTIPLICATIONS,
+    PAIRINGS,
     PRODUCTS,
     SAMPLERS,
     SHAPES_ALONE,
@@ -66,6 +74,9 @@ from regard.tracing.operations import (
 from regard.tracing.tracer import Listener, Operation, apart
 
 __all__ = ["Met", "MetValue"]
+
+_Factors = tuple[Tensor, Tensor, Geometry]
+"""Weights and a value that were multiplied element by element, and the product's own view."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +152,10 @@ class MetValue:
         self._dropout = Dropout(self._tracks)
         self._gathered: Storages[bool] = Storages()
         self._outputs: Storages[str] = Storages()
-        self._outer: Storages[bool] = Storages()
+        self._pairs: Storages[int] = Storages()  # all rows with all rows, and the size of a row
+        self._multiplied: Storages[bool] = Storages()  # products of two activations, by element
+        self._factors: Storages[_Factors] = Storages()
+        self._powers: Storages[bool] = Storages()
         self._projected: Storages[int] = Storages()
         self._sampled: set[str | None] = set()
         self._open: list[Softmax] = []
@@ -156,9 +170,10 @@ class MetValue:
             **dict.fromkeys(SUMS, self._sum),
             **dict.fromkeys(DISTANCES, self._distance),
             **dict.fromkeys(DIVISIONS, self._divide),
+            **dict.fromkeys(PAIRINGS, self._pair),
+            **dict.fromkeys(EXPONENTIALS, self._exponential),
         }
         self._on_chain: Mapping[Callable[..., Any], Listener] = {
-            **dict.fromkeys(EXPONENTIALS, self._exponential),
             **dict.fromkeys(CHANCE, self._dropout.draw),
             **dict.fromkeys(DROPOUTS, self._drop),
         }
@@ -168,7 +183,7 @@ class MetValue:
 
         It is None while nothing is tracked.
         """
-        return self._on_chain.get(func, self.follow) if self._tracks else None
+        return self._on_chain.get(func, self.follow) if self._tracks or self._pairs else None
 
     def finish(self) -> None:
         """Refuse each attention whose weights met no value in a product."""
@@ -176,6 +191,7 @@ class MetValue:
 
     def _forget(self, *ended: Softmax) -> None:
         """Forget freed storages, and refuse attention whose weights were freed without a value."""
+        self._factors.forget()  # they hold weights
         self._tracks.forget()
         alive = {id(track.softmax) for track in self._tracks}
         gone = [each for each in self._open if id(each) not in alive or each in ended]
@@ -202,7 +218,9 @@ class MetValue:
         output = cast(Tensor, operation.output)
         if projects and output.ndim:
             self._projected.put(output, output.shape[-1])
-        if (projects and not self._tracks) or output.is_nested or not output.numel():
+        if (projects and not self._tracks and not self._pairs) or output.is_nested:
+            return
+        if not output.numel() or self._follow_pairs(operation):
             return
         with apart():
             product = written(operation.func, operation.args, operation.kwargs)
@@ -219,13 +237,12 @@ class MetValue:
         mixed = [(track, side) for track, side, _ in tracked if is_over_heads(track, side)]
         if mixed:
             self._follow_mixture(operation, *mixed[0])
-        elif projects:
-            return
         elif any(self._parameters.has(factor) for factor in (product.left, product.right)):
-            if not tracked:
+            if not tracked and not projects:
                 self._begin(operation, product)
             for track, side, value in normalised:
-                self._meets(operation, track, side, value, product)
+                if not projects or _is_over_keys(track, side):
+                    self._meets(operation, track, side, value, product)
         else:
             if len(tracked) == 2 and all(_may_be_weights(each[0], each[1]) for each in tracked):
                 self._mix(operation, [track for track, *_ in tracked])
@@ -310,7 +327,7 @@ class MetValue:
                 if fault is not None:
                     return False
                 if not has_learned_queries(track, shaped):
-                    self._note(operation, softmax)
+                    self._note(operation, softmax, value)
                     return False
             weights = shaped if before is side else before.reshape(shaped.shape)
             met_value = shaped_value(value, shaped.shape[:-2], side.shape[0])
@@ -400,10 +417,15 @@ class MetValue:
             how = f"scores meet a value ({operation.line()}) without a softmax"
             self._absence.note_unlike(name, f"{how}: {fault}")
 
-    def _note(self, operation: Operation, softmax: Softmax) -> None:
+    def _note(self, operation: Operation, softmax: Softmax, value: Tensor) -> None:
         """Note the softmax of anything but a product of activations that multiplies a value."""
         name = operation.module()
-        if name is not None and not softmax.is_gate:
+        if name is None:
+            return
+        if self._parameters.has(value):
+            how = f"a softmax ({softmax.line}) multiplies a parameter, so its values are learned"
+            self._absence.note_other(name, how)
+        elif not softmax.is_gate:
             how = f"a softmax ({softmax.line}) of no product of query and key multiplies a value"
             self._absence.note_other(name, how)
 
@@ -471,6 +493,10 @@ class MetValue:
         """Track the exponentials of a softmax that is written out."""
         source, output = operation.args[0], cast(Tensor, operation.output)
         track = self._tracks.of(source)
+        if track is None and not self._parameters.has(source):
+            self._powers.put(output, True)
+            self._normalise(operation)
+            return
         axes = None if track is None or track.axes is None else track.axes.of_view(source)
         moved = None if axes is None else axes.moved(output)
         if track is None or storage_key(source) == storage_key(output):
@@ -491,7 +517,8 @@ class MetValue:
             softmax = track.softmax
         elif track.softmax is not None:
             track.softmax.is_met = True  # these exponentials are the ones that count
-        if softmax.is_written_out and moved is not None and not is_outer(track):
+        is_known = moved is not None or track.product is None
+        if softmax.is_written_out and is_known and not is_outer(track):
             self._open.append(softmax)
         self._tracks.put(
             output,
@@ -499,6 +526,30 @@ class MetValue:
                 output, axes=moved, softmax=softmax, rounding=rounding_of(output), before=None
             ),
         )
+
+    def _normalise(self, operation: Operation) -> None:
+        """Track powers of no scores whose rows sum to 1, which are a softmax of anything else."""
+        powers = cast(Tensor, operation.output)
+        if powers.ndim < 2 or powers.shape[-1] == 1 or not powers.numel():
+            return
+        rounding = rounding_of(powers)
+        with apart():
+            if _fault(powers.reshape(-1, *powers.shape[-2:]), rounding) is not None:
+                return
+        softmax = Softmax(
+            operation.module(),
+            operation.line(),
+            None,
+            None,
+            powers.ndim - 1,
+            steps := Steps(rounding),
+            is_of_scores=False,
+            is_gate=None,
+            shape=powers.shape,
+        )
+        axes = Axes.of(powers, contiguous(powers.shape))
+        track = Track(None, axes, steps, softmax, rounding, shapes=[geometry(powers)])
+        self._tracks.put(powers, track)
 
     # Operations in between
 
@@ -508,7 +559,7 @@ class MetValue:
 
     def follow(self, operation: Operation) -> None:
         """Track what an operation makes of scores or weights."""
-        if not self._tracks:
+        if self._follow_pairs(operation) or not self._tracks:
             return
         inputs = [
             (track, tensor)
@@ -518,12 +569,18 @@ class MetValue:
         if not inputs:
             return
         changed = list(written_by(operation))
-        # A tensor as large as the output counts most, then weights, then the larger one.
+        # A tensor as large as the output counts most, then scores and their weights, then weights,
+        # then the larger one.
         outputs = list(tensors_in((operation.output,)))
         count = max((output.numel() for output in outputs), default=0)
 
-        def rank(item: tuple[Track, Tensor]) -> tuple[bool, bool, int]:
-            return item[1].numel() >= count, item[0].softmax is not None, item[1].numel()
+        def rank(item: tuple[Track, Tensor]) -> tuple[bool, bool, bool, int]:
+            track, tensor = item
+            is_other = track.softmax is not None and not track.softmax.is_of_scores
+            return (
+                *(tensor.numel() >= count, not is_other, track.softmax is not None),
+                tensor.numel(),
+            )
 
         track, source = max(inputs, key=rank)
         if track.softmax is None and operation.func in SHAPES_ALONE:
@@ -616,32 +673,101 @@ class MetValue:
             if product is not None and not is_owned and not is_gated:
                 self._combine(operation, product, projects=False)
                 return True
-        if _is_written_out(first, second):
-            self._outer.put(output, True)
-        for weights in (first, second):
+        self._note_factors(output, first, second)
+        for weights, value in pairs:
             track = self._tracks.of(weights)
             softmax = None if track is None else track.softmax
             if softmax is None or softmax.is_of_scores or output.numel() <= 2 * weights.numel():
                 continue
             # A router multiplies the outputs of experts in the same way.
-            if softmax.is_gate is False or operation.module() in self._sampled:
-                self._note(operation, softmax)
+            is_sampled = operation.module() in self._sampled
+            if softmax.is_gate is False or is_sampled or self._parameters.has(value):
+                self._note(operation, softmax, value)
         return False
+
+    def _note_factors(self, output: Tensor, first: Tensor, second: Tensor) -> None:
+        """Note the product of two tensors whose sum may be scores, or the output of weights."""
+        if (
+            any(map(self._parameters.has, (first, second)))
+            or min(first.numel(), second.numel()) < 2
+        ):
+            return
+        factors = ((first, second), (second, first))
+        tracks = [self._tracks.of(each) for each in (first, second)]
+        for (weights, value), track in zip(factors, tracks, strict=True):
+            if track is not None and is_of_scores(track) and output.numel() > weights.numel():
+                self._factors.put(output, (weights, value, geometry(output)))
+                return
+        if tracks == [None, None] and storage_key(first) != storage_key(second):
+            self._multiplied.put(output, True)
 
     def _divide(self, operation: Operation) -> None:
         """Note a parameter that is divided by its norm as a parameter, or track a division."""
-        dividend, output = operation.args[0], operation.output
+        (dividend, divisor), output = operation.args[:2], operation.output
         if self._parameters.has(dividend) and dividend.shape == output.shape:
             self._parameters.note_copy(dividend, output)
+        elif isinstance(divisor, Tensor) and divisor.numel() < dividend.numel():
+            self.follow(operation)
+            if self._powers.of(dividend) and self._tracks.of(output) is None:
+                self._normalise(operation)
         else:
             self.follow(operation)
 
     def _sum(self, operation: Operation) -> None:
-        """Track the sum of an elementwise product as scores: a product that is written out."""
-        if self._outer.of(operation.args[0]) and operation.output.ndim:
-            self._begin_without_product(operation.output)
-        else:
+        """Track the sum of an elementwise product: it is a product that is written out."""
+        source, output = operation.args[0], cast(Tensor, operation.output)
+        factors = self._factors.of(source)
+        if not output.ndim or not output.numel():
+            return
+        if factors is None and self._multiplied.of(source):
+            self._begin_without_product(output)
+        elif factors is None or not self._weigh(operation, factors):
             self.follow(operation)
+
+    def _weigh(self, operation: Operation, factors: _Factors) -> bool:
+        """Record weights that multiply a value element by element, and are summed over the keys."""
+        weights, value, laid = factors
+        source, dims = operation.args[:2]
+        track = self._tracks.of(weights)
+        if track is None or dims is None or len(dims) != 1 or geometry(source) != laid:
+            return False
+        with apart():
+            product = weighted_sum(weights, value, dims[0], operation.output)
+        if product is None:
+            return False
+        for facts in (self._gathered, self._outputs):
+            if (fact := facts.of(value)) is not None:
+                cast("Storages[Any]", facts).put(product.right, fact)
+        operation = operation._replace(args=(weights, value))
+        return self._meets(operation, track, product.left, product.right, product)
+
+    def _pair(self, operation: Operation) -> None:
+        """Note a sum or a difference of all rows of two tensors, which scores may be made of."""
+        first, second = operation.args[:2]
+        if isinstance(first, Tensor) and isinstance(second, Tensor):
+            self._note_pairs(operation.output, first, second)
+        self.follow(operation)
+
+    def _note_pairs(self, output: Tensor, first: Tensor, second: Tensor) -> None:
+        owned = any(map(self._parameters.has, (first, second)))
+        if not owned and output.is_floating_point() and _is_of_all_rows(first, second):
+            self._pairs.put(output, output.shape[-1])
+
+    def _follow_pairs(self, operation: Operation) -> bool:
+        """Track what an operation makes of numbers of all pairs of rows; return True for scores."""
+        if not self._pairs:
+            return False
+        are_scores = False
+        for tensor in tensors_in(operation.args):
+            if (size := self._pairs.of(tensor)) is None:
+                continue
+            for output in tensors_in((operation.output,)):
+                if output.numel() == tensor.numel():
+                    self._pairs.put(output, size)
+                elif output.ndim and output.numel() * size == tensor.numel():
+                    self._begin_without_product(output)
+                    are_scores = True
+        return are_scores
 
     def _distance(self, operation: Operation) -> None:
         """Track the distances of all rows of two activations as scores."""
@@ -667,7 +793,10 @@ class MetValue:
         source, output = operation.args[0], operation.output
         if source.ndim >= 3 and source.is_floating_point() and _gathers_rows(operation):
             self._gathered.put(output, True)
-            chosen = [self._tracks.of(each) for each in tensors_in(operation.args[1:])]
+            chosen = [
+                track is not None and (track.softmax is None or is_of_scores(track))
+                for track in map(self._tracks.of, tensors_in(operation.args[1:]))
+            ]
             name = operation.module()
             if name is not None and self._tracks.of(source) is None and any(chosen):
                 how = f"an index of the scores chooses a value ({operation.line()})"
@@ -719,6 +848,11 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
     return None if bool((weights != 0).any()) else _EMPTY
 
 
+def _is_over_keys(track: Track, side: Tensor) -> bool:
+    """Return True for the softmax of no scores whose rows have more than one key."""
+    return track.softmax is not None and not track.softmax.is_of_scores and side.shape[-1] > 1
+
+
 def _may_be_weights(track: Track, side: Tensor) -> bool:
     """Return True for scores that were changed, or their weights, without a negative number."""
     if not (is_of_scores(track) or (track.softmax is None and track.is_changed)):
@@ -751,8 +885,8 @@ def _is_outer_product(first: Tensor, second: Tensor) -> bool:
     return sizes[-1] == (1, 1) and rows == columns == 1
 
 
-def _is_written_out(first: Tensor, second: Tensor) -> bool:
-    """Return True if rows of one tensor are multiplied with rows of another one, all with all."""
+def _is_of_all_rows(first: Tensor, second: Tensor) -> bool:
+    """Return True if rows of one tensor are broadcast to rows of another one, all to all."""
     if first.ndim != second.ndim or first.ndim < 3 or first.shape[-1] != second.shape[-1]:
         return False
     sizes = [*zip(first.shape[:-1], second.shape[:-1], strict=True)]

@@ -149,13 +149,15 @@ class Absence:
             )
         missing = {name: how for name, how in self._unlike.items() if name not in self._present}
         missing |= self._others
-        if missing:
-            first, how = next(iter(missing.items()))
-            more = f", and {len(missing) - 1} more modules likewise" if len(missing) > 1 else ""
-            warnings.warn(
-                f"{first!r} has attention that is not recorded: {how}{more}. {_SOFTMAX_ALONE}",
-                stacklevel=4,
-            )
+        kinds: dict[str, list[tuple[str, str]]] = {}
+        for name, how in missing.items():
+            kinds.setdefault(how.partition(": ")[0], []).append((name, how))
+        if kinds:
+            texts: list[str] = []
+            for (name, how), *others in kinds.values():
+                more = f", and {len(others)} more modules likewise" if others else ""
+                texts.append(f"{name!r} has attention that is not recorded: {how}{more}.")
+            warnings.warn(f"{' '.join(texts)} {_SOFTMAX_ALONE}", stacklevel=4)
 
     def error(self) -> RegardError:
         """Return the error for a block without any attention, with the likely reason."""

@@ -38,6 +38,9 @@ TERMS: _Operations = (
 )
 """Operations that add a bias or a sink to scores."""
 
+PAIRINGS: _Operations = (aten.add.Tensor, aten.sub.Tensor)
+"""Operations that may combine all rows of two tensors, as additive attention does."""
+
 SUMS: _Operations = (aten.sum.dim_IntList,)
 SOFTMAXES: _Operations = (aten._softmax.default, aten._softmax.out, aten._safe_softmax.default)
 EXPONENTIALS: _Operations = (aten.exp.default, aten.exp_.default)
