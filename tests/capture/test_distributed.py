@@ -131,6 +131,47 @@ def test_observe_waits_for_no_other_rank() -> None:
     assert (seen.shard.rank, seen.shard.heads) == (1, (1, 2))
 
 
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("heads", "recorded"), [([2], (2,)), ([3, 0], (3,)), (slice(1, None), (2, 3)), ([0, 1], None)]
+)
+def test_heads_are_numbered_as_in_the_model_of_all_ranks(
+    heads: Any, recorded: tuple[int, ...] | None
+) -> None:
+    model = parallel(Split())
+    whole = parallel(Split())
+    whole.load_state_dict(model.state_dict())
+    with torch.no_grad(), regard.observe(model, heads=heads) as seen:
+        model(X)
+    with torch.no_grad(), regard.observe(whole) as everything:
+        whole(X)
+    assert seen.shard is not None
+    if recorded is None:
+        assert (list(seen), seen.shard.without) == ([], ("Split",))
+        return
+    [layer] = seen.layers
+    assert layer.origin == Origin(0, recorded)
+    expected = everything[0].to_dense()[:, [head - 2 for head in recorded]]
+    assert torch.equal(seen[0].to_dense(), expected)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_head_that_no_rank_has_is_refused() -> None:
+    model = parallel(Split())
+    refused = pytest.raises(regard.RegardError, match=r"heads has 4; the layer has 4 heads\.")
+    with torch.no_grad(), refused, regard.observe(model, heads=[4]):
+        model(X)
+
+
+class Changed(Split):
+    """Attention by hand whose weights are changed after the softmax."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        split = (each(x).unflatten(-1, (-1, 4)) for each in (self.query, self.key, self.value))
+        query, key, value = (each.transpose(1, 2) for each in split)
+        return (query @ key.mT).softmax(-1).flip(-1) @ value
+
+
 class Packed(Split):
     """Attention with one projection, whose rows are those of the query, key and value."""
 
@@ -189,6 +230,7 @@ BY_HAND = "save the query and key of each process, and pass them to regard.atten
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "one-parameter": (lambda: parallel(Packed(), names="all"), "come from one parameter that is"),
     "no-parameter": (lambda: parallel(Cut()), "heads of this process are unknown: no parameter"),
+    "weights": (lambda: parallel(Changed()), "weights do not follow from a query and a key, so"),
     "regard-dtensors": (Ours, DTENSORS),
     "fused-dtensors": (lambda: parallel(Split(), local=False), DTENSORS),
     "dtensors": (lambda: parallel(Written(), local=False), DTENSORS),

@@ -107,7 +107,9 @@ class Distribution:
         num_heads = matrix.shape[-3] if matrix.ndim > 2 else 1
         if ranks == 1:
             return HeadRange(0, num_heads, num_heads)
-        source = cast(QueryKeyScores, matrix.source)
+        source = matrix.source
+        if not isinstance(source, QueryKeyScores):
+            raise ValueError(_WITHOUT_QUERY)
         dim = source.query.shape[-1]
         rows, packed = num_heads * dim, (num_heads + 2 * num_heads // source.group) * dim
         around = [".".join(name.split(".")[:stop]) for stop in range(name.count(".") + 1, 0, -1)]
@@ -221,6 +223,10 @@ _PACKED = (
     "its query, key and value come from one parameter that is split over processes, so the heads "
     "of this process are unknown.\n"
     "    Give query, key and value a projection each."
+)
+_WITHOUT_QUERY = (
+    "its weights do not follow from a query and a key, so the heads of this process are unknown.\n"
+    "    Let the layer call scaled_dot_product_attention, or observe the model in one process."
 )
 _UNKNOWN = (
     "the heads of this process are unknown: no parameter of its module, or of one around it, has "
