@@ -192,6 +192,7 @@ class MetValue:
     def _forget(self, *ended: Softmax) -> None:
         """Forget freed storages, and refuse attention whose weights were freed without a value."""
         self._factors.forget()  # they hold weights
+        self._pairs.forget()
         self._tracks.forget()
         alive = {id(track.softmax) for track in self._tracks}
         gone = [each for each in self._open if id(each) not in alive or each in ended]
@@ -530,7 +531,7 @@ class MetValue:
     def _normalise(self, operation: Operation) -> None:
         """Track powers of no scores whose rows sum to 1, which are a softmax of anything else."""
         powers = cast(Tensor, operation.output)
-        if powers.ndim < 2 or powers.shape[-1] == 1 or not powers.numel():
+        if powers.is_nested or powers.ndim < 2 or powers.shape[-1] == 1 or not powers.numel():
             return
         rounding = rounding_of(powers)
         with apart():
@@ -744,14 +745,12 @@ class MetValue:
     def _pair(self, operation: Operation) -> None:
         """Note a sum or a difference of all rows of two tensors, which scores may be made of."""
         first, second = operation.args[:2]
-        if isinstance(first, Tensor) and isinstance(second, Tensor):
-            self._note_pairs(operation.output, first, second)
+        if isinstance(first, Tensor) and isinstance(second, Tensor) and first.ndim > 2:
+            output = operation.output
+            owned = output.is_nested or any(map(self._parameters.has, (first, second)))
+            if not owned and output.is_floating_point() and _is_of_all_rows(first, second):
+                self._pairs.put(output, output.shape[-1])
         self.follow(operation)
-
-    def _note_pairs(self, output: Tensor, first: Tensor, second: Tensor) -> None:
-        owned = any(map(self._parameters.has, (first, second)))
-        if not owned and output.is_floating_point() and _is_of_all_rows(first, second):
-            self._pairs.put(output, output.shape[-1])
 
     def _follow_pairs(self, operation: Operation) -> bool:
         """Track what an operation makes of numbers of all pairs of rows; return True for scores."""
