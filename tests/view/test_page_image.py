@@ -337,7 +337,7 @@ def test_a_text_that_looks_at_a_picture_has_one_side(show: Open) -> None:
     ready(page, 0, 1, by, token)
     said = address(page, lambda said: said.get("key") == str(token))
     assert said["side"] == "looked"
-    expect(page.locator("#looked-table caption")).to_contain_text("patch 2,2")
+    expect(page.locator("#looked-caption")).to_contain_text("patch 2,2")
 
 
 def test_edges_of_patches_stay_sharp(show: Open) -> None:

@@ -19,6 +19,14 @@ CUT = """scroller => {
     .filter(one => [top, bottom].some(edge => one.top + 6 < edge && one.bottom - 6 > edge)).length;
 }"""
 
+NUMBERS_CUT = """scroller => {
+  const [, above] = /inset\\(([\\d.]+)px/.exec(getComputedStyle(scroller).clipPath) ?? [0, 0];
+  const top = scroller.getBoundingClientRect().top + Number(above);
+  return [...scroller.querySelectorAll("[data-share]")]
+    .map(span => span.getBoundingClientRect())
+    .filter(one => one.bottom > top && one.top - 8 < top && one.top + 6 > top).length;
+}"""
+
 
 def story(length: int) -> regard.Recording:
     torch.manual_seed(5)
@@ -41,6 +49,19 @@ def test_nothing_is_cut_wraps_or_stands_askew(show: Open) -> None:
             page.wait_for_timeout(100)
             for scroller in page.locator("#view-text .reading").all():
                 assert scroller.evaluate(CUT) == 0
+    with step("the number above a token of the first line is seen whole"):
+        page.locator("#view-text .side").nth(0).get_by_text("Go to the strongest").click()
+        page.wait_for_timeout(100)
+        assert page.locator("#view-text [data-share]").first.is_visible()
+        for scroller in page.locator("#view-text .reading").all():
+            # At this place the first line is scrolled to the edge exactly.
+            scroller.evaluate(
+                "e => { e.scrollTop += e.querySelector('[data-share]').getBoundingClientRect().top"
+                " - e.getBoundingClientRect().top - 8 }"
+            )
+        page.wait_for_timeout(100)
+        for scroller in page.locator("#view-text .reading").all():
+            assert scroller.evaluate(NUMBERS_CUT) == 0
     with step("two maps stand side by side in one line, with cells of one size"):
         visit(page, "#view=map&compare=beside&query=40&key=7&zoom=8")
         page.wait_for_selector('.pane:nth-child(2) .map[data-ready]:not([data-ready=""])')
@@ -103,6 +124,33 @@ def test_what_is_hidden_or_blank_does_not_catch_the_eye(show: Open) -> None:
     with step("a page without a title has the beginning of its text"):
         assert page.inner_text("#title") == "Life is short , eat dessert first and"
         assert page.title().startswith("Life is short")
+
+
+def test_columns_start_and_end_on_the_screen(show: Open) -> None:
+    page = show(story(600), "#query=400&key=399", viewport={"width": 1440, "height": 900})
+    page.wait_for_selector('body[data-read="0,0,400,399,0"]')
+    with step("two tables begin at one height, though one heading is of two lines"):
+        page.evaluate("document.querySelector('#looked-caption').textContent += ' and more words'")
+        tops = [page.locator(f"#{name}-table").bounding_box() for name in ("looks", "looked")]
+        assert tops[0]
+        assert tops[1]
+        assert tops[0]["y"] == tops[1]["y"]
+    with step("the steps fit a narrow screen, to the weight at their end"):
+        page.set_viewport_size({"width": 850, "height": 1000})
+        visit(page, "#view=steps&query=400&key=399")
+        page.wait_for_selector("#view-steps tbody tr")
+        width = "e => e.scrollWidth - e.clientWidth"
+        assert page.eval_on_selector("#view-steps .scroller", width) <= 0
+    with step("few parts of a text are no corner of a large screen"):
+        page.set_viewport_size({"width": 2560, "height": 1300})
+        page = show(recorded(), "#view=segments&parts=words", viewport=page.viewport_size)
+        table = page.locator("#view-segments table")
+        expect(table).to_be_visible()
+        stage = page.locator("#stage").bounding_box()
+        box = table.bounding_box()
+        assert stage
+        assert box
+        assert box["width"] > stage["width"] / 2
 
 
 def test_segments_use_the_whole_screen(show: Open) -> None:

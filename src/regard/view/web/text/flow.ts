@@ -23,6 +23,7 @@ const SENTENCE = 320; // at the end of a sentence; and anywhere after WHOLE
 const NEAR = 800; // pixels around the screen that are built
 const FAR = 120; // pixels out of sight that are no mere step
 const MARGIN = 40; // pixels kept between a token and the edge
+const RISE = 4; // pixels that the number above a token rises over its line
 const CHARACTERS = 60; // of a line, for the height of a block that is not built yet
 
 /** @returns where blocks begin */
@@ -80,8 +81,8 @@ export class Flow {
     const bottom = top + scroller.clientHeight;
     const cutAt = (edge: number) => {
       const boxes = this.blocks.map(({ paragraph }) => paragraph.getBoundingClientRect());
-      const box = boxes.find((one) => one.top <= edge && one.bottom > edge + 1);
-      return box ? (edge - box.top) % line : 0;
+      const box = boxes.find((one) => one.top - RISE <= edge && one.bottom - RISE > edge + 1);
+      return box ? (edge - box.top + RISE) % line : 0;
     };
     const [above, below] = [cutAt(top), cutAt(bottom)];
     scroller.style.clipPath = `inset(${above > 1 ? line - above : 0}px 0 ${below}px)`;

@@ -11,7 +11,8 @@ export type Matrix = { weights: Float32Array; colour: string };
 
 export const MOST_LINED = 60; // tokens; more lines than theirs show nothing
 const LEAST = 0.01; // the weight from which a line is drawn
-const ROW = 22; // pixels of a token
+const [LEAST_ROW, LARGEST_ROW] = [22, 40]; // pixels of a token
+const PART = 0.3; // of the screen that the lines of few tokens take
 const WIDEST = 6; // pixels of the line of a weight of 1
 
 export class Lines {
@@ -37,7 +38,10 @@ export class Lines {
 
   /** @param matrices a colour for each */
   draw(matrices: Matrix[], { queries, keys }: TwoAxes) {
-    const height = ROW * Math.max(queries.length, keys.length);
+    const count = Math.max(queries.length, keys.length);
+    const side = Math.max(LEAST_ROW, Math.min(LARGEST_ROW, Math.floor((PART * window.innerHeight) / count)));
+    const height = side * count;
+    this.picture.style.setProperty("--row", `${side}px`);
     const box = { viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none", height };
     const svg = svgElement("svg", { ...box, "aria-hidden": "true" });
     const drawn: [number, number, number, string][] = [];
@@ -48,12 +52,12 @@ export class Lines {
     // The strongest on top.
     this.drawn = drawn
       .sort(([a], [b]) => a - b)
-      .map(([weight, query, key, colour]) => line(weight, query, key, colour));
+      .map(([weight, query, key, colour]) => line(weight, query, key, colour, side));
     svg.append(...this.drawn);
     this.picture.replaceChildren(list(queries, "query"), svg, list(keys, "key"));
-    const count = (counts: (weight: number) => boolean) =>
+    const number = (counts: (weight: number) => boolean) =>
       matrices.reduce((sum, { weights }) => sum + weights.filter(counts).length, 0);
-    const [spoilt, allowed] = [count(Number.isNaN), count((weight) => weight > 0)];
+    const [spoilt, allowed] = [number(Number.isNaN), number((weight) => weight > 0)];
     this.caption.textContent = `Lines: ${counted(drawn.length, "weight")} of ${share(LEAST)} and more, of ${counted(allowed, "weight")} above 0; width and strength by weight${spoilt > 0 ? `; ${counted(spoilt, "weight")} not numbers (NaN)` : ""}`;
   }
 
@@ -84,12 +88,12 @@ export class Lines {
   }
 }
 
-function line(weight: number, query: number, key: number, colour: string) {
+function line(weight: number, query: number, key: number, colour: string, side: number) {
   return svgElement("line", {
     x1: 0,
-    y1: (query + 0.5) * ROW,
+    y1: (query + 0.5) * side,
     x2: 100,
-    y2: (key + 0.5) * ROW,
+    y2: (key + 0.5) * side,
     stroke: colour,
     "stroke-width": Math.max(0.75, WIDEST * weight),
     "stroke-opacity": Math.min(1, 0.08 + 0.92 * weight),

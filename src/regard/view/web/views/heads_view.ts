@@ -22,6 +22,7 @@ export interface Tile {
 const ORDERS = { place: "Place", kind: "Kind", score: "Score", entropy: "Entropy" };
 const NO_KIND = "no kind: not numbers (NaN)";
 const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
+const LARGEST = 190; // pixels of a tile
 const NUMBERS = 24; // the same beside the stage, for the number alone
 
 export class HeadsView implements View {
@@ -97,7 +98,7 @@ export class HeadsView implements View {
     this.side = !this.isLarge
       ? this.sideBeside()
       : this.inLayers
-        ? Math.max(26, Math.min(132, Math.floor(room / this.most) - 8))
+        ? Math.max(26, Math.min(LARGEST, Math.floor(room / this.most) - 8))
         : 108;
     this.columns = this.inLayers ? this.most : Math.max(1, Math.floor(room / (this.side + 12)));
     this.grid.style.setProperty("--side", `${this.side}px`);
@@ -237,7 +238,7 @@ export class HeadsView implements View {
     const at = tile ?? drawn;
     const { kind } = this.layers[at.layer];
     const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
-    const fitted = drawn.scale === "fit" ? ` · ${darkest(this.session.gridCeilings.value)}` : "";
+    const fitted = drawn.scale === "fit" ? `\n${darkest(this.session.gridCeilings.value)}` : "";
     const adds = areSeveral(drawn) ? "Press a map to add its head or take it away. " : "";
     const head = `layer ${this.nameOf(at.layer)}, head ${this.numberOf(at)}`;
     this.about.textContent = `${adds}${tile ? "Open" : "Open now:"} ${head}${missing}${fitted}`;

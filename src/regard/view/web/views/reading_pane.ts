@@ -21,6 +21,7 @@ export class ReadingPane {
   private value = byId("value");
   private whole = byId("whole-token");
   private tables: Record<Axis, HTMLElement> = { key: byId("looks-table"), query: byId("looked-table") };
+  private captions: Record<Axis, HTMLElement> = { key: byId("looks-caption"), query: byId("looked-caption") };
   private written: (weight: number) => string = share; // shares; of a difference points
 
   constructor(private readonly session: Session) {}
@@ -35,7 +36,7 @@ export class ReadingPane {
     this.say(isMap ? blockSentence(maps[layer], layers, { layer, head }, this.session.cell(drawn)) : "");
     this.value.textContent = "";
     this.whole.hidden = true;
-    for (const table of Object.values(this.tables)) table.replaceChildren();
+    for (const shown of [this.tables, this.captions].flatMap(Object.values)) shown.replaceChildren();
   }
 
   private say(text: string) {
@@ -64,7 +65,8 @@ export class ReadingPane {
     const rows = blocks ? this.blockRows(axis, weights, blocks) : this.rows(axis, weights, tokens);
     if (rows.length === 0) rows.push(note(weights.some(Number.isNaN) ? "not numbers (NaN)" : "nothing"));
     const about = this.written === share ? "" : ", in points";
-    this.tables[axis].replaceChildren(element("caption", {}, caption + about), element("tbody", {}, ...rows));
+    this.captions[axis].textContent = caption + about;
+    this.tables[axis].replaceChildren(element("tbody", {}, ...rows));
   }
 
   private blockRows(axis: Axis, shares: Float32Array, info: LayerInfo) {

@@ -113,7 +113,7 @@ export class SegmentsView implements View {
   }
 
   legend(): Legend {
-    return legendOf("fit", 1, "share of the attention of a part", this.session.look.ramp, this.darkest());
+    return legendOf("fit", 1, "share of a part’s attention", this.session.look.ramp, this.darkest());
   }
 
   private show() {
