@@ -528,7 +528,7 @@ def test_page_says_what_is_exact_and_what_makes_more_of_it_exact(run: Run, recor
     _, out, _ = run("page", recorded, "--layers", "1")
     assert out.splitlines()[1:] == [
         "    exact: layer 1",
-        "    only a small map of each head: layer 0",
+        "    weights in one byte each: layer 0",
         "    to have others exact: --layers 0, for all --limit 1; or regard serve",
     ]
     code, _, err = run("page", recorded, "--layers", "7")

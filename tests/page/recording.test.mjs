@@ -126,10 +126,9 @@ test("the strongest blocks are told with their tokens", () => {
 
 test("what is missing says how to get it", () => {
   assert.equal(
-    missing(layer({ kind: "map" }), 3, "a row step by step"),
-    "Only the small map of this layer is in this file; a row step by step needs query and key: see it with regard serve, or write the file with layers=[3] or a larger limit.",
+    missing(3, "a row step by step"),
+    "Only block means of this layer are in this file; a row step by step needs query and key: see it with regard serve, or write the file with layers=[3] or a larger limit.",
   );
-  assert.match(missing(layer({ kind: "pyramid" }), 3, "x"), /^Only block means of this layer are/);
 });
 
 test("notes say what is rounded, left out or shown of a recording", () => {
@@ -144,10 +143,7 @@ test("notes say what is rounded, left out or shown of a recording", () => {
   const another = "this is the first. Show another with recording.entry(1).";
   assert.deepEqual(said({}, { batch: 2 }), [`The recording holds 2 sequences; ${another}`]);
   assert.match(said({ place: 3, part: 1 })[0], /^Layer 3\.1 is one window or tile of the picture/);
-  assert.match(
-    said({ kind: "map", overview: { rows: 4, columns: 4 } })[0],
-    /regard\.page\(recording, path, layers=\[0\]\)\.$/,
-  );
+  assert.match(said({ kind: "pyramid", block: 2, octaves: 24 })[1], /layers=\[0\] or a larger limit/);
 });
 
 const REFUSED = { module: "attn.1", line: "model.py:7", reason: "the weights\n    Remedy." };

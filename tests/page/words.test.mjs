@@ -3,7 +3,6 @@ import { test } from "node:test";
 import { forAxis, sinksOf } from "../../src/regard/view/web/data/axes";
 import { inBlocks } from "../../src/regard/view/web/data/reading";
 import { endsSentence, joinedIn, parted, secondText } from "../../src/regard/view/web/text/parts";
-import { blockSentence } from "../../src/regard/view/web/text/block_words";
 import { find, titleOf } from "../../src/regard/view/web/views/controls";
 import { tintText } from "../../src/regard/view/web/views/prose";
 import { quoted, sentence, textSentence } from "../../src/regard/view/web/text/sentence";
@@ -239,16 +238,6 @@ test("a phrase is found after a token, then from the start, over several tokens"
   assert.equal(found("is", 2), 2);
   assert.equal(found("never", 0), null);
   assert.equal(found("  ", 0), null);
-});
-
-test("of a small map a sentence names blocks", () => {
-  const map = { rows: 2, columns: 2, shares: Float32Array.from([1, 0, 0.25, 0.75]) };
-  const info = layer({ num_heads: 1, q_len: 4, kv_len: 4 });
-  const said = blockSentence(map, [info, info], { layer: 1, head: 0 }, { query: 3, key: 0 }).replaceAll("\u202f", " ");
-  assert.equal(
-    said,
-    "Of tokens 2 to 3, about 25.0 % of the attention goes to tokens 0 to 1 (small map), layer 1 head 0.",
-  );
 });
 
 test("where only means of blocks are known, one number says what a block gets", () => {

@@ -237,11 +237,11 @@ def test_fewer_bits_neither_overflow_nor_underflow(
     assert layer["deviation"] < 0.01
 
 
-def test_layers_of_which_nothing_else_fits_keep_their_small_map(tmp_path: Path) -> None:
+def test_layers_of_which_nothing_else_fits_have_means_of_large_blocks(tmp_path: Path) -> None:
     recording = recorded(layers=2, tokens=64, dim=32)
-    blocks = blocks_of(recording, tmp_path, limit=15_000, opened=(0, 0))
-    assert [layer["kind"] for layer in layers_of(blocks)] == ["pyramid", "map"]
-    assert not any(name.startswith("layer-1") for name in blocks.scripts)
+    blocks = blocks_of(recording, tmp_path, limit=16_000, opened=(0, 0))
+    assert [layer["kind"] for layer in layers_of(blocks)] == ["pyramid", "pyramid"]
+    assert [layer["block"] for layer in layers_of(blocks)] == [1, 2]
     assert layers_of(blocks)[1]["overview"]["rows"] == 32
 
 

@@ -87,10 +87,10 @@ def test_what_is_too_large_for_a_cell_is_a_widget(executed: Any, cell: int) -> N
 
 @pytest.mark.full
 @pytest.mark.parametrize("cell", WIDGETS)
-def test_of_a_widget_its_small_maps_stay_where_no_kernel_is(executed: Any, cell: int) -> None:
+def test_of_a_widget_means_of_blocks_stay_where_no_kernel_is(executed: Any, cell: int) -> None:
     page = page_in(shown(executed, cell))
     assert page.startswith("<!doctype html>")
-    assert '"kind":"map"' in page
+    assert '"kind":"pyramid"' in page
 
 
 @pytest.mark.full

@@ -98,7 +98,7 @@ def test_windows_of_a_picture_are_layers_of_their_own(tmp_path: Path) -> None:
     page = write_page(seen, tmp_path / "page.html", opened=(1, 1), layers=["stage.1"])
     first = json.loads(pages.Blocks(page.read_text()).scripts["recording"])
     layers = [(layer["place"], layer["part"], layer["kind"]) for layer in first["layers"]]
-    kinds = {0: "map", 1: "query-key"}
+    kinds = {0: "pyramid", 1: "query-key"}
     places = [(0, 0), (1, 0), *((place, part) for place in (0, 1) for part in (1, 2, 3))]
     assert layers == [(place, part, kinds[place]) for place, part in places]
     assert [len(grid["layers"]) for grid in first["grids"]] == [2] * 4
@@ -159,7 +159,7 @@ def test_pictures_take_their_share_of_the_limit(tmp_path: Path) -> None:
         {layer["kind"] for layer in json.loads(blocks.scripts["recording"])["layers"]}
         for blocks in (pages.blocks_of(each, tmp_path, limit=size) for each in (plain, seen))
     ]
-    assert kinds == [{"query-key"}, {"map"}]
+    assert kinds == [{"query-key"}, {"pyramid"}]
 
 
 @pytest.mark.parametrize("heads", [1, 3], ids=["one head", "several heads"])

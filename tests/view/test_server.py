@@ -12,7 +12,7 @@ from torch import Tensor
 import regard
 from regard.view.server import http_server as server
 from regard.view.tiles.head_tiles import Place
-from regard.view.tiles.manifest import first_sequence, small_map
+from regard.view.tiles.manifest import SMALL, first_sequence, small_numbers
 from regard.view.tiles.page_answers import Answers, Which
 
 BASE = "http://127.0.0.1:8000"
@@ -112,7 +112,7 @@ def test_heads_have_kinds(client: TestClient) -> None:
 
 def test_the_small_maps_of_a_layer_are_those_of_a_file(client: TestClient) -> None:
     told = client.get("/api/overview", params={"layer": 1}).json()["overview"]
-    assert told == small_map(first_sequence(recorded()[1]))
+    assert told == small_numbers(first_sequence(recorded()[1]).pool(SMALL, SMALL))
 
 
 def test_the_small_map_of_a_long_text_is_a_sample_and_says_so(

@@ -126,7 +126,7 @@ def test_the_pyramid_of_a_long_layer_is_within_its_error_of_the_pooled_matrix() 
     error = 2 ** (layer.octaves / 506) - 1
     lowest = layer.maximum * 2**-32
     assert bool(((means - expected).abs() <= expected * (error + 1e-5) + lowest).all())
-    assert len(block["levels"]) <= most_bytes(matrix.shape)
+    assert len(block["levels"]) <= most_bytes(matrix.shape, 2)
 
 
 def test_where_a_row_is_not_numbers_its_means_say_so() -> None:
@@ -176,37 +176,27 @@ def layers_in(folder: Path, seen: regard.Recording, **options: Any) -> list[dict
 
 
 @pytest.mark.parametrize(
-    ("options", "kinds"),
+    ("options", "blocks"),
     [
-        pytest.param({}, ["query-key"] * 3, id="all fit"),
-        pytest.param({"limit": 10_000}, ["map"] * 3, id="nothing fits"),
-        pytest.param({"limit": 95_000}, ["pyramid"] * 3, id="block means fit"),
-        pytest.param(
-            {"limit": 65_000, "opened": (0, 0)},
-            ["pyramid", "pyramid", "map"],
-            id="some block means fit",
-        ),
-        pytest.param({"limit": 2_200_000}, ["query-key"] * 3, id="all fit in 16 bits"),
-        pytest.param(
-            {"limit": 1_150_000, "opened": (0, 0)},
-            ["query-key", "pyramid", "pyramid"],
-            id="one fits in full",
-        ),
-        pytest.param(
-            {"limit": 1_150_000, "opened": (1, 0)},
-            ["pyramid", "query-key", "pyramid"],
-            id="the opened one first",
-        ),
-        pytest.param(
-            {"limit": 1_150_000, "layers": [2]},
-            ["map", "map", "query-key"],
-            id="one is wanted",
-        ),
+        pytest.param({}, [0, 0, 0], id="all fit"),
+        pytest.param({"limit": 10}, [8, 8, 8], id="nothing fits"),
+        pytest.param({"limit": 95_000}, [1, 1, 1], id="the means of small blocks fit"),
+        pytest.param({"limit": 65_000, "opened": (0, 0)}, [1, 1, 4], id="some of them fit"),
+        pytest.param({"limit": 65_000, "opened": (2, 0)}, [1, 4, 1], id="of the opened one"),
+        pytest.param({"limit": 2_200_000}, [0, 0, 0], id="all fit in 16 bits"),
+        pytest.param({"limit": 1_150_000, "opened": (0, 0)}, [0, 1, 1], id="one fits in full"),
+        pytest.param({"limit": 1_150_000, "opened": (1, 0)}, [1, 0, 1], id="the opened one first"),
+        pytest.param({"limit": 1_150_000, "layers": [2]}, [8, 8, 0], id="one is wanted"),
     ],
 )
-def test_what_fits_is_stored(options: dict[str, Any], kinds: list[str], tmp_path: Path) -> None:
+def test_what_fits_is_stored(options: dict[str, Any], blocks: list[int], tmp_path: Path) -> None:
+    """The tokens of a block of each layer; 0: every weight is there."""
     layers = layers_in(tmp_path, recording(), **options)
+    kinds = ["pyramid" if block else "query-key" for block in blocks]
     assert [layer["kind"] for layer in layers] == kinds
+    assert [layer["block"] for layer in layers if layer["kind"] == "pyramid"] == list(
+        filter(None, blocks)
+    )
 
 
 def test_layers_of_heads_that_stand_out_are_exact_before_the_others(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ Layers = Annotated[
     typer.Option(
         "--layers",
         metavar="PLACES",
-        help="Hold these layers, 0,5-7; of the others the page has small maps only.",
+        help="Hold these layers, 0,5-7; of the others the page has means of blocks.",
     ),
 ]
 

@@ -94,14 +94,15 @@ def page_lines(page: Path, held: Sequence[PageLayer]) -> str:
     if len(exact) == len(held):
         return f"{lines[0]}\n    every layer is exact{within}"
     lines.append(f"    exact: {_layers_text(exact)}{within}" if exact else "    no layer is exact")
-    block = max(layer.block for layer in held)
-    means = f"means of {block} x {block} tokens"
-    for kind, words in (("pyramid", means), ("map", "only a small map of each head")):
-        some = [layer for layer in held if layer.kind == kind]
-        lines += [f"    {words}: {_layers_text(some)}"] if some else []
+    means = [layer for layer in held if layer not in exact]
+    for block in sorted({layer.block for layer in means}):
+        some = [layer for layer in means if layer.block == block]
+        words = f"means of {block} x {block} tokens" if block > 1 else "weights in one byte each"
+        lines.append(f"    {words}: {_layers_text(some)}")
     more = f"--limit {math.ceil(size / len(exact) * len(held) / MIB)}" if exact else "--limit"
-    one = next(layer.place for layer in held if layer not in exact)
-    lines.append(f"    to have others exact: --layers {one}, for all {more}; or regard serve")
+    lines.append(
+        f"    to have others exact: --layers {means[0].place}, for all {more}; or regard serve"
+    )
     return "\n".join(lines)
 
 

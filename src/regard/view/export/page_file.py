@@ -2,12 +2,11 @@
 
 The file holds the page's own code, the tokens, a small map of every head, and for each layer the
 query, the key and two numbers of every row, from which the browser computes any weight by itself.
-Of layers that are too large for that it holds block means.
+Of layers that do not fit it holds block means.
 """
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,12 @@ from regard.view.export.complete_layer import (
     size_of,
 )
 from regard.view.export.page_template import filled_template, json_block, number_block
-from regard.view.export.summarised_layer import SummarisedLayer, most_bytes
+from regard.view.export.summarised_layer import (
+    FEWEST_BLOCKS,
+    SummarisedLayer,
+    block_of,
+    most_bytes,
+)
 from regard.view.tiles.layer_survey import RowCount, kinds_of, reduced
 from regard.view.tiles.manifest import (
     SMALL,
@@ -79,8 +83,8 @@ def write_page(
 
     A layer is exact if the page has its query and key. Exact are, in this order and while they fit
     ``limit``: the opened layer, the layers of the heads that stand out, and the other layers. Of
-    the rest the page has the mean weights of at most 512 x 512 blocks of each head while these fit,
-    and then small maps of 32 x 32 blocks. It says at every number what it is. Last come the values
+    the rest the page has the mean weights of blocks of each head, of 512 x 512 blocks while these
+    fit, then of fewer and larger ones. It says at every number what it is. Last come the values
     of layers with query and key, where the recording has them. For fewer heads record fewer:
     ``regard.observe(model, heads=...)``.
 
@@ -90,8 +94,8 @@ def write_page(
         title: what stands at the top.
         opened: indices in the recording of the layer and the head to show first. Those that are
             None are chosen: the head that says most about the words, or else one that stands out.
-        layers: names or places of the layers to hold, all of them when left out. The others keep
-            their small map.
+        layers: names or places of the layers to hold, all of them when left out. Of the others the
+            page has means of large blocks.
         heads: the kinds of heads, from ``classify``; computed when left out.
         limit: about how many bytes the numbers may take in the file, beside its own code.
         progress: called with the rows done and the rows in all, those of every head.
@@ -244,21 +248,19 @@ def _blocks(
 ) -> tuple[list[PageLayer], dict[int, Block]]:
     """Return the layers, and the numbers that the page holds of each."""
     matrices = [first_sequence(recording[name]) for name in recording]
-    layers = [replace(layer, kind="map") for layer in live_layers(recording)]
+    layers = live_layers(recording)
     sinks = [sink_keys(recording, place) for place in range(len(layers))]
     order = _exact_first(wanted, opened, kinds)
     stored = _Choice(layers, matrices, sinks).stored_layers(order, limit)
     room = limit - sum(each.size for each in stored.values())
     blocks: dict[int, Block] = {}
     for place in [*order, *(set(range(len(layers))) - set(order))]:
-        each = stored.get(place)
-        shown, asked = (matrices[place], []) if each is None else (each.shown, each.questions)
-        small, *answers = reduced(shown, [Pool(SMALL, SMALL), *asked], counted.add)
-        if each is not None:
-            room += each.size
-            blocks[place] = each.finished(answers, room)
-            room -= size_of(blocks[place])
-            layers[place] = each.layer
+        each = stored[place]
+        small, *answers = reduced(each.shown, [Pool(SMALL, SMALL), *each.questions], counted.add)
+        room += each.size
+        blocks[place] = each.finished(answers, room)
+        room -= size_of(blocks[place])
+        layers[place] = each.layer
         layers[place].overview = small_numbers(small)
         layers[place].heads = head_records(kinds[place]) or None
     for place, layer in stored.items():
@@ -311,14 +313,27 @@ class _Choice(NamedTuple):
     def stored_layers(
         self, order: Sequence[int], limit: int
     ) -> dict[int, CompleteLayer | SummarisedLayer]:
-        """Return complete layers while they fit, and then block means while these fit."""
-        complete = self._complete_layers(order, limit)
-        room = limit - sum(layer.size for layer in complete.values())
-        stored: dict[int, CompleteLayer | SummarisedLayer] = {**complete}
-        for place in order:
-            if place not in stored and (most := most_bytes(self.matrices[place].shape)) <= room:
-                stored[place] = SummarisedLayer(self.layers[place], self.matrices[place])
-                room -= most
+        """Return complete layers while they fit, and of the others the means of blocks.
+
+        The blocks of a layer in ``order`` are as small as the room that is left allows.
+        """
+        shapes = [matrix.shape for matrix in self.matrices]
+        large = [block_of(shape, FEWEST_BLOCKS) for shape in shapes]
+        least = [most_bytes(shape, block) for shape, block in zip(shapes, large, strict=True)]
+        stored: dict[int, CompleteLayer | SummarisedLayer] = {}
+        # Beside a complete layer each other one has its means.
+        stored |= self._complete_layers(order, max(0, limit - sum(least) + max(least)))
+        others = [place for place in order if place not in stored]
+        others += sorted(set(range(len(shapes))) - set(order))
+        room = limit - sum(layer.size for layer in stored.values())
+        room -= sum(least[place] for place in others)
+        for place in others:
+            block = block_of(shapes[place]) if place in order else large[place]
+            room += least[place]
+            while block < large[place] and most_bytes(shapes[place], block) > room:
+                block *= 2
+            room -= most_bytes(shapes[place], block)
+            stored[place] = SummarisedLayer(self.layers[place], self.matrices[place], block)
         return stored
 
     def _complete_layers(self, order: Sequence[int], limit: int) -> dict[int, CompleteLayer]:

@@ -19,6 +19,7 @@ from regard.view.tiles.mask_intervals import intervals
 from regard.view.tiles.packing import packed
 
 __all__ = [
+    "FEWEST_BLOCKS",
     "SummarisedLayer",
     "block_means",
     "block_of",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 MOST_BLOCKS = 512
+FEWEST_BLOCKS = 32
 OCTAVES = 32.0
 
 
@@ -66,15 +68,15 @@ def block_means(question: Segments, answer: Tensor) -> Tensor:
     return answer / (stop - start)
 
 
-def block_of(shape: Sequence[int]) -> int:
-    """Tokens of a block: the least power of two with at most 512 blocks each way.
+def block_of(shape: Sequence[int], most: int = MOST_BLOCKS) -> int:
+    """Return the tokens of a block: the least power of two with at most so many blocks each way.
 
     Example:
         >>> from regard.view.export.summarised_layer import block_of
         >>> block_of((9, 512, 512)), block_of((1, 131_072, 131_072))
         (1, 256)
     """
-    return 1 << (-(-max(shape[-2:]) // MOST_BLOCKS) - 1).bit_length()
+    return 1 << (-(-max(shape[-2:]) // most) - 1).bit_length()
 
 
 class SummarisedLayer:
@@ -83,6 +85,7 @@ class SummarisedLayer:
     Args:
         layer: what the page is told of it so far.
         matrix: (num_heads, q_len, kv_len).
+        block: tokens of a block, each way; those of at most 512 blocks when left out.
 
     Attributes:
         layer: what the page is told of it, its block means included.
@@ -90,15 +93,15 @@ class SummarisedLayer:
         questions: the reduction whose answer ``finished`` needs.
     """
 
-    def __init__(self, layer: PageLayer, matrix: AttentionMatrix) -> None:
-        self.layer = replace(layer, kind="pyramid", block=block_of(matrix.shape))
+    def __init__(self, layer: PageLayer, matrix: AttentionMatrix, block: int | None = None) -> None:
+        self.layer = replace(layer, kind="pyramid", block=block or block_of(matrix.shape))
         self.shown = matrix
         self.questions = [block_sums(matrix.shape, self.layer.block)]
 
     @property
     def size(self) -> int:
         """The number of bytes that the block means take at most, deflated or not."""
-        return most_bytes(self.shown.shape)
+        return most_bytes(self.shown.shape, self.layer.block)
 
     def finished(self, answers: Sequence[Tensor], room: int) -> dict[str, str]:
         """Return the means, and the allowed keys of each row, if these are one interval."""
@@ -115,9 +118,8 @@ class SummarisedLayer:
         return block
 
 
-def most_bytes(shape: Sequence[int]) -> int:
-    """Return how many bytes the block means of a matrix take at most, deflated or not."""
-    size = block_of(shape)
+def most_bytes(shape: Sequence[int], size: int) -> int:
+    """Return how many bytes the means of blocks of a size take at most, deflated or not."""
     cells = shape[0] * math.prod(-(-length // size) for length in shape[-2:])
     return (cells + cells // 1000 + 512) * 4 // 3
 

@@ -6,7 +6,7 @@ sentence. Answers are computed on threads beside the kernel's own, so that a cel
 questions reach them between cells.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,9 +15,18 @@ import traitlets
 
 from regard.errors import RegardError
 from regard.recording.recording import Recording
-from regard.view.export.page_template import bundled, filled_template, json_block
+from regard.reductions.sums import Pool
+from regard.view.export.page_template import bundled, filled_template, json_block, number_block
+from regard.view.export.summarised_layer import FEWEST_BLOCKS, SummarisedLayer, block_of
 from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed
-from regard.view.tiles.manifest import first_sequence, live_layers, manifest, small_map
+from regard.view.tiles.manifest import (
+    SMALL,
+    PageLayer,
+    first_sequence,
+    live_layers,
+    manifest,
+    small_numbers,
+)
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone, Wanted
 from regard.view.tiles.page_opening import blind_opening
@@ -27,15 +36,15 @@ __all__ = ["PageWidget", "reply", "view"]
 
 _MIB = 2**20
 _MOST_WAITING = 1000
-_MOST_WEIGHTS = 2**28  # whose small maps take a few seconds
+_MOST_WEIGHTS = 2**28  # whose means take a few seconds
 
 
 class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass]
     """A widget that shows a recording.
 
     Attributes:
-        still: the page with small maps alone, for where no kernel answers; None where they would
-            take too long.
+        still: the page with means of blocks alone, for where no kernel answers; None where they
+            would take too long.
     """
 
     _esm = bundled("widget.js")
@@ -111,18 +120,23 @@ def reply(
 
 
 def _pages(seen: Recording, title: str) -> tuple[str, str | None]:
-    """Return the page that asks the kernel, and the one with small maps alone, if they are fast."""
+    """Return the page that asks the kernel, and the one of block means, if they are fast."""
 
-    def page() -> str:
+    def page(layers: Sequence[PageLayer], *blocks: str) -> str:
         first = manifest(seen, layers, title=title, opened=blind_opening(seen))
-        return "".join(filled_template([json_block("recording", first)]))
+        return "".join(filled_template([json_block("recording", first), *blocks]))
 
-    layers = live_layers(seen)
-    if sum(seen[layer.name].shape.numel() for layer in layers) > _MOST_WEIGHTS:
-        return page(), None
-    for layer in layers:
-        layer.overview = small_map(first_sequence(seen[layer.name]))
-    live = page()
-    for layer in layers:
-        layer.kind = "map"
-    return live, page()
+    live = live_layers(seen)
+    if sum(seen[layer.name].shape.numel() for layer in live) > _MOST_WEIGHTS:
+        return page(live), None
+    still: list[PageLayer] = []
+    blocks: list[str] = []
+    for place, layer in enumerate(live):
+        matrix = first_sequence(seen[layer.name])
+        means = SummarisedLayer(layer, matrix, block_of(matrix.shape, FEWEST_BLOCKS))
+        small, *answers = matrix.reduce(Pool(SMALL, SMALL), *means.questions)
+        numbers = means.finished(answers, 0)
+        layer.overview = means.layer.overview = small_numbers(small)
+        still.append(means.layer)
+        blocks += [number_block(f"layer-{place}-{name}", text) for name, text in numbers.items()]
+    return page(live), page(still, *blocks)

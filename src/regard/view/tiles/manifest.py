@@ -30,7 +30,6 @@ __all__ = [
     "manifest",
     "patch_keys",
     "sink_keys",
-    "small_map",
     "small_numbers",
     "title_of",
 ]
@@ -66,7 +65,7 @@ class PageLayer:
     head_numbers: tuple[int, ...] | None = None
     overview: dict[str, Any] | None = None
     heads: list[dict[str, Any] | None] | None = None
-    kind: Literal["map", "query-key", "weights", "pyramid", "live"] = "map"
+    kind: Literal["query-key", "weights", "pyramid", "live"] = "live"
     num_kv_heads: int = 0
     head_dim: int = 0
     scale: float = 1.0
@@ -125,7 +124,7 @@ def live_layers(recording: Recording) -> list[PageLayer]:
         name, _, part = layer.name.rpartition(" part ")
         apart = int(part) if name and part.isdecimal() else None
         shape = num_heads, q_len, kv_len
-        layers.append(PageLayer(layer.name, *shape, place, apart, numbers, kind="live"))
+        layers.append(PageLayer(layer.name, *shape, place, apart, numbers))
     return layers
 
 
@@ -316,16 +315,11 @@ def _token_lists(tokens: Sequence[Token] | None) -> dict[str, Any] | None:
     }
 
 
-def small_map(matrix: AttentionMatrix) -> dict[str, Any]:
-    """Return the pooled matrix as levels: a mean is maximum * (level / 254)².
-
-    Level 255 is a mean that is not a number.
-    """
-    return small_numbers(matrix.pool(SMALL, SMALL))
-
-
 def small_numbers(means: Tensor) -> dict[str, Any]:
-    """Small maps as the page has them, of the mean weights of their blocks."""
+    """Return small maps, of the mean weights of their blocks, as levels.
+
+    A mean is maximum * (level / 254)². Level 255 is a mean that is not a number.
+    """
     means = means.float()
     known = means.nan_to_num(0.0)
     maximum = float(known.max())

@@ -252,7 +252,7 @@ class Answers:
         return tiles.shares([*query_parts.values()], [*key_parts.values()], pause)
 
     def overview(self, layer: int, *, wanted: Wanted = is_wanted) -> dict[str, Any]:
-        """Return a small map of each head of a layer, as ``manifest.small_map`` gives it.
+        """Return a small map of each head of a layer, as ``manifest.small_numbers`` gives it.
 
         Of a long text it is a sample: some queries, evenly spread, stand for all; ``sampled`` says
         for how many each.

@@ -68,7 +68,6 @@ export class Session implements Maps {
       if (view && layer >= 0) this.troubles.value = new Map();
     });
     effect(() => {
-      if (this.layers[this.store.drawn.layer].kind === "map") this.read.value = null;
       this.said.value = "";
       this.reader.read(this.store.drawn);
     });

@@ -34,7 +34,6 @@ export const meansNotes: typeof Words.meansNotes = absent;
 export const meanSentence: typeof Words.meanSentence = absent;
 export const strongestBlocks: typeof Words.strongestBlocks = absent;
 export const blockAt: typeof Words.blockAt = absent;
-export const blockSentence: typeof Words.blockSentence = absent;
 export const errorName: typeof Words.errorName = absent;
 export const meansName: typeof Words.meansName = absent;
 export const missing: typeof Words.missing = absent;

@@ -50,7 +50,6 @@ export class Reader {
 
   read(drawn: Cause) {
     const state = Object.fromEntries(CAUSES.map((name) => [name, drawn[name]])) as Cause;
-    if (this.source.layers[state.layer].kind === "map") return this.latest.drop();
     void this.latest.ask((signal) => this.ask(state, signal), this.onReading, this.onDamage);
   }
 

@@ -118,7 +118,6 @@ export class HeadMap {
   }
 
   private ask(part: Part) {
-    if (this.info().kind === "map") return this.tiles.want([]);
     const { which } = this;
     const places = placesOf(part);
     this.onStage = places.length;
@@ -217,8 +216,7 @@ export class HeadMap {
     const { level, top, bottom, left, right } = this.part as Part;
     const numbers = [level, top, left, bottom - top, right - left];
     const name = [owner(this.which), ...numbers].join();
-    if (this.info().kind === "map") this.holder.dataset.ready = "small map";
-    else this.holder.dataset.ready = isWhole && !this.mosaic.unfinished ? name : "";
+    this.holder.dataset.ready = isWhole && !this.mosaic.unfinished ? name : "";
     if (isWhole && this.sampled() === 1) this.session.mended(this);
   }
 

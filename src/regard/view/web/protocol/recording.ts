@@ -42,7 +42,7 @@ export interface LayerInfo {
    * what is in this file besides the small map; pyramid: block means, see block_means.ts; live: nothing, the page's
    * host is asked
    */
-  kind: "query-key" | "weights" | "pyramid" | "map" | "live";
+  kind: "query-key" | "weights" | "pyramid" | "live";
   num_kv_heads: number;
   head_dim: number;
   scale: number;
@@ -125,5 +125,5 @@ export function shortName(layers: LayerInfo[], at: Head): string {
 
 /** Is every weight of the layer known? */
 export function isWhole({ kind }: LayerInfo): boolean {
-  return kind !== "map" && kind !== "pyramid";
+  return kind !== "pyramid";
 }

@@ -1,11 +1,9 @@
 /** What is read off where this file has means of blocks alone: each number says what it is. */
 
-import type { SmallMap } from "../data/small";
 import type { Reading } from "../data/reading";
 import { errorOf } from "../maths/block_means";
-import { blockOf, edge } from "../maths/blocks";
 import { digits, grouped, share } from "../maths/numbers";
-import { headNumber, layerName, type Head, type LayerInfo } from "../protocol/recording";
+import type { LayerInfo } from "../protocol/recording";
 
 /** What the stored means are, and how exact. */
 export function meansName(info: LayerInfo): string {
@@ -57,34 +55,14 @@ export function blockAt(at: number, block: number, length: number) {
 }
 
 /** Why a view has nothing to show, and how to get it. */
-export function missing({ kind }: LayerInfo, layer: number, what: string): string {
-  const only = kind === "map" ? "the small map of this layer is" : "block means of this layer are";
-  return `Only ${only} in this file; ${what} needs query and key: see it with regard serve, or write the file with layers=[${layer}] or a larger limit.`;
+export function missing(layer: number, what: string): string {
+  return `Only block means of this layer are in this file; ${what} needs query and key: see it with regard serve, or write the file with layers=[${layer}] or a larger limit.`;
 }
 
 /** What is quantised, what is missing, and how to get it. */
 export function meansNotes(info: LayerInfo, layer: number): string[] {
   return [
-    `All of query and key of this layer would make this file too large: it has ${meansName(info)}.`,
+    `This file has not all of query and key of this layer: it has ${meansName(info)}.`,
     `Every weight: regard serve, or write the file with layers=[${layer}] or a larger limit. Sinks cannot be set aside here.`,
   ];
-}
-
-/** A cell of a small map, where there is nothing finer. */
-export function blockSentence(
-  { rows, columns, shares }: SmallMap,
-  layers: LayerInfo[],
-  at: Head,
-  { query, key }: { query: number; key: number },
-): string {
-  const { q_len, kv_len } = layers[at.layer];
-  const [row, column] = [block(query, q_len, rows), block(key, kv_len, columns)];
-  const value = shares[(at.head * rows + row.at) * columns + column.at];
-  return `Of ${row.name}, about ${share(value)} of the attention goes to ${column.name} (small map), layer ${layerName(layers, at.layer)} head ${headNumber(layers, at)}.`;
-}
-
-function block(position: number, length: number, cells: number) {
-  const at = blockOf(position, length, cells);
-  const [first, last] = [edge(at, length, cells), edge(at + 1, length, cells) - 1];
-  return { at, name: first === last ? `token ${first}` : `tokens ${first} to ${last}` };
 }

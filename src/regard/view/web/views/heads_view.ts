@@ -237,7 +237,7 @@ export class HeadsView implements View {
     }
     const at = tile ?? drawn;
     const { kind } = this.layers[at.layer];
-    const missing = kind === "map" ? ", small map only" : kind === "pyramid" ? ", block means only" : "";
+    const missing = kind === "pyramid" ? ", block means only" : "";
     const fitted = drawn.scale === "fit" ? `\n${darkest(this.session.gridCeilings.value)}` : "";
     const adds = areSeveral(drawn) ? "Press a map to add its head or take it away. " : "";
     const head = `layer ${this.nameOf(at.layer)}, head ${this.numberOf(at)}`;

@@ -16,7 +16,7 @@ import { darkest, legendOf, showLegend } from "../map/legend";
 import { aspectOf, decoded, drawFrame, pointed, rowHeight } from "../map/patch_picture";
 import { headNumber, layerName } from "../protocol/recording";
 import type { Session } from "../session";
-import { meansName, missing } from "../text/block_words";
+import { meansName } from "../text/block_words";
 import { overlayWords } from "../text/picture_words";
 import { quoted, textSentence } from "../text/sentence";
 import type { Table, View } from "../view";
@@ -113,15 +113,13 @@ export class ImageView implements View {
 
   /** Which pictures stand on the stage. */
   private arrange() {
-    const { layers, store } = this.session;
+    const { store } = this.session;
     const { layer } = store.drawn;
     this.turn.hidden = store.drawn.compare !== "beside" || !this.isOneText(layer);
     const parts = this.wanted().filter(({ grids }) => grids.length > 0);
-    const lost = layers[layer].kind === "map" ? missing(layers[layer], layer, "what a patch gets") : NO_PATCHES;
-    const isEmpty = layers[layer].kind === "map" || parts.length === 0;
-    this.line.textContent = isEmpty ? lost : this.isDamaged.value ? LOST : "";
+    this.line.textContent = parts.length === 0 ? NO_PATCHES : this.isDamaged.value ? LOST : "";
     const before = this.sides.peek();
-    const sides = isEmpty ? [] : parts.map((part, at) => (isSame(before[at], part) ? before[at] : this.side(part)));
+    const sides = parts.map((part, at) => (isSame(before[at], part) ? before[at] : this.side(part)));
     if (sides.length !== before.length || sides.some((side, at) => side !== before[at])) {
       this.stage.replaceChildren(...sides.map(({ whole }) => whole));
       this.sides.value = sides;
@@ -230,10 +228,10 @@ export class ImageView implements View {
     this.latest.second.drop();
     if (!part || !reading || again.value < 0) return;
     const which = compare.beside(store.drawn);
-    const { q_len, kv_len, kind } = layers[which.layer];
+    const { q_len, kv_len } = layers[which.layer];
     const of = this.nameOf(part, reading);
     const at = part.shows === "row" ? reading.query : reading.key;
-    const isThere = at < (part.shows === "row" ? q_len : kv_len) && kind !== "map";
+    const isThere = at < (part.shows === "row" ? q_len : kv_len);
     if (!isThere) return void (this.second.value = { of, values: null });
     void this.latest.second.ask(
       (signal) => this.ask(which, part.shows, at, signal),
@@ -324,8 +322,8 @@ export class ImageView implements View {
   private askHeads() {
     const { layers, store, again } = this.session;
     const { layer, hidden, query, key, side } = store.drawn;
-    const { num_heads, kind } = layers[layer];
-    const isShown = num_heads > 1 && kind !== "map" && this.sides.value.length > 0;
+    const { num_heads } = layers[layer];
+    const isShown = num_heads > 1 && this.sides.value.length > 0;
     this.small.hidden = this.about.hidden = !isShown;
     this.latest.heads.drop();
     const at = query ?? (this.isOneText(layer) ? key : null);

@@ -80,7 +80,6 @@ export class MapView implements View {
   unit(): string {
     const { layers, store } = this.session;
     const which = shown(store.drawn, layers);
-    if (layers[which.layer].kind === "map") return "share between blocks of tokens";
     const size = this.first.part?.size ?? 1;
     const what = isDifference(which) ? "points more or less" : "share of attention";
     const means = coarsest(which, layers);

@@ -16,11 +16,7 @@ export function notes(recording: Recording, layer: number): string[] {
   const found = refusedNotes([...refused, ...(other?.refused ?? [])]);
   if (other) found.push(bothNote(recording, other));
   found.push(...pictureNotes(recording));
-  if (info.kind === "map" && info.overview) {
-    found.push(
-      `Only the small map of this layer is in this file (${info.overview.rows} × ${info.overview.columns} blocks); with all layers it would be too large. Name the layers you want: regard.page(recording, path, layers=[${layer}]).`,
-    );
-  } else if (info.kind === "pyramid") {
+  if (info.kind === "pyramid") {
     found.push(...meansNotes(info, layer));
   } else if (info.dtype && info.dtype !== "float32" && info.deviation > 0) {
     const stored = info.kind === "weights" ? "Weights are" : "Queries and keys are";

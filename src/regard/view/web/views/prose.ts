@@ -29,11 +29,7 @@ export class Prose {
     const axes = this.session.axes(drawn.layer);
     if (this.flows?.key.tokens !== axes.keys) this.write(axes);
     const { reading } = this.session;
-    if (reading && reading.layer === drawn.layer) return this.read(reading);
-    if (reading || this.session.layers[drawn.layer].kind !== "map") return;
-    this.flows?.query.clear();
-    this.flows?.key.clear();
-    this.caption.textContent = "";
+    if (reading?.layer === drawn.layer) this.read(reading);
   }
 
   /** Writes the text, once or twice. */

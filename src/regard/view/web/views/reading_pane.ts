@@ -9,7 +9,7 @@ import { isMaskKnown } from "../maths/softmax";
 import { top } from "../maths/weights";
 import type { LayerInfo, Token } from "../protocol/recording";
 import type { Session } from "../session";
-import { blockSentence, strongestBlocks } from "../text/block_words";
+import { strongestBlocks } from "../text/block_words";
 import { isRepeated, quoted, sentence } from "../text/sentence";
 import { isolated, isShortened, named, visible } from "../text/tokens";
 
@@ -27,13 +27,10 @@ export class ReadingPane {
   constructor(private readonly session: Session) {}
 
   draw() {
-    const { layers, maps, reading, said, store, trouble } = this.session;
-    const { layer, head } = store.drawn;
-    if (reading && layers[layer].kind !== "map") return this.read(reading, said.value);
-    if (layers[layer].kind !== "map" && !trouble) return;
-    const { drawn } = store;
-    const isMap = layers[layer].kind === "map";
-    this.say(isMap ? blockSentence(maps[layer], layers, { layer, head }, this.session.cell(drawn)) : "");
+    const { reading, said, trouble } = this.session;
+    if (reading) return this.read(reading, said.value);
+    if (!trouble) return;
+    this.say("");
     this.value.textContent = "";
     this.whole.hidden = true;
     for (const shown of [this.tables, this.captions].flatMap(Object.values)) shown.replaceChildren();

@@ -1,13 +1,11 @@
 /** What the map and the steps give to the Save menu: pictures, numbers and words for them. */
 
 import { headline, isDifference, shown, shownName } from "../data/compare";
-import { smallShares } from "../data/small";
 import { fittedText } from "../dom";
 import { Axes, type Frame } from "../map/axes";
 import { cellTable, rangesOf, type Grid } from "../map/cells";
 import type { HeadMap } from "../map/map";
 import type { Part } from "../map/mosaic";
-import { edge } from "../maths/blocks";
 import { grouped } from "../maths/numbers";
 import { columnsOf } from "../maths/sums";
 import type { StepsAnswer } from "../protocol/questions";
@@ -87,18 +85,8 @@ function pictureOf(stage: Stage): Picture {
 /** The cells on the stage. */
 function gridOf(map: HeadMap): Grid {
   const { session, which } = map;
-  const { q_len, kv_len, kind } = map.info();
+  const { q_len, kv_len } = map.info();
   const grid = { name: shownName(which, session.layers), ...session.axes(which.layer) };
-  if (kind === "map") {
-    const { rows, columns } = session.maps[which.layer];
-    const shares = smallShares(session, which);
-    return {
-      ...grid,
-      rows: rangesOf(0, rows, (at) => edge(at, q_len, rows)),
-      columns: rangesOf(0, columns, (at) => edge(at, kv_len, columns)),
-      at: (row, column) => shares?.[row * columns + column] ?? null,
-    };
-  }
   const { size, top, bottom, left, right } = map.part as Part;
   return {
     ...grid,

@@ -105,7 +105,7 @@ export class StepsView implements View {
     if (asked.join() + again.value === this.asked) return;
     this.asked = asked.join() + again.value;
     this.latest.drop();
-    if (!isWhole(layers[layer])) return this.clear(missing(layers[layer], layer, "a row step by step"));
+    if (!isWhole(layers[layer])) return this.clear(missing(layer, "a row step by step"));
     void this.latest.ask(
       (signal) => source.steps({ layer, head, hidden }, query, { by: order, start: 0, count }, signal),
       (steps) => {

@@ -13,7 +13,7 @@ import { byId, choice, element } from "../dom";
 import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
 import { strongest, top } from "../maths/weights";
-import { headNumber, layerName, shortName, type Head, type Token } from "../protocol/recording";
+import { headNumber, isWhole, layerName, shortName, type Head, type Token } from "../protocol/recording";
 import type { Session } from "../session";
 import type { Cell, State } from "../state";
 import { Flow } from "../text/flow";
@@ -166,14 +166,9 @@ export class TextView implements View {
   }
 
   private read() {
-    const { layers, reading, store } = this.session;
+    const { reading, store } = this.session;
     const { layer, side, hover } = store.drawn;
-    if (layers[layer].kind === "map")
-      for (const { flow, caption } of this.sides) {
-        flow.clear();
-        caption.textContent = "Only the small map of this layer is here; choose a layer that is there in full.";
-      }
-    if (!reading || reading.layer !== layer || layers[layer].kind === "map") return;
+    if (reading?.layer !== layer) return;
     const [queries, keys] = this.written;
     const titles = {
       row: `Where ${quoted(queries, reading.query)} looks`,
@@ -258,7 +253,7 @@ export class TextView implements View {
     const { layer, head, heads: chosenWords, hidden } = store.drawn;
     const [queries, keys] = this.written;
     const state = { layer, head, heads: chosenWords, hidden, compare: "alone", with: "" } as const;
-    const few = Math.max(queries.length, keys.length) <= MOST_LINED && layers[layer].kind !== "map";
+    const few = Math.max(queries.length, keys.length) <= MOST_LINED && isWhole(layers[layer]);
     const heads = chosenHeads(state, layers);
     const drawn = this.isColoured(state)
       ? heads.map((at, i) => ({ which: { ...at, hidden }, colour: COLOURS[i] }))
