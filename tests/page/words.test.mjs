@@ -247,6 +247,8 @@ test("where only means of blocks are known, one number says what a block gets", 
   const shares = inBlocks(reading, large);
   assert.deepEqual([...shares.row], [0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25]);
   assert.deepEqual([...shares.column], [...row]); // the last block has one key
+  const most = inBlocks({ ...reading, row: row.map(() => 0.255) }, large).row; // rounded to a byte
+  assert.deepEqual([...most.slice(0, 8)], Array(8).fill(1));
   assert.equal(inBlocks(reading, [layer()]), reading);
 });
 

@@ -83,8 +83,11 @@ export class Reader {
 export function inBlocks(reading: Reading, layers: LayerInfo[]): Reading {
   if (!coarsest(reading, layers)) return reading;
   const keysAt = keysIn(reading, layers);
-  const row = reading.row.map((mean, key) => mean * keysAt(key));
-  return { ...reading, row, column: reading.column?.map((mean) => mean * keysAt(reading.key)) ?? null };
+  // A mean is rounded to a byte: what nearly all attention goes to could get more than there is.
+  const shares = (means: Float32Array, at: (place: number) => number) =>
+    means.map((mean, place) => Math.min(1, mean * keysAt(at(place))));
+  const column = reading.column && shares(reading.column, () => reading.key);
+  return { ...reading, row: shares(reading.row, (key) => key), column };
 }
 
 /** @returns the weights of `inBlocks` for single tokens again: of each block the mean */

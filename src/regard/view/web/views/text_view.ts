@@ -208,12 +208,12 @@ export class TextView implements View {
       return;
     }
     const part = weights.subarray(first, end);
-    const best = top(part, LABELLED)
-      .filter((at) => part[at] >= LEAST * highest)
-      .map((at) => first + at);
-    flow.label(numbersAbove(flow.tokens, best, weights));
     const block = this.session.layers[this.session.store.state.layer];
     const every = block.kind === "pyramid" ? block.block : 1; // each share stands at all tokens of its block
+    const best = top(part, LABELLED)
+      .filter((at) => part[at] >= LEAST * highest && (at === 0 || (first + at) % every === 0))
+      .map((at) => first + at);
+    flow.label(numbersAbove(flow.tokens, best, weights));
     const sum = part.reduce((total, weight, i) => ((first + i) % every === 0 ? total + weight : total), 0);
     const here = shows === "side" && this.session.store.drawn.side === "looks" ? `Together ${share(sum)}. ` : "";
     caption.replaceChildren(here + tintText(part, highest, true));
