@@ -57,7 +57,6 @@ GREY = "#7b7d84"  # dark enough on white, light enough on black
 _LONGEST_LABEL = 18
 # Points: room for a number.
 _LEAST_WIDTH, _LEAST_HEIGHT = 22.0, 12.0
-_STEPS = [factor * 10**power for power in range(9) for factor in (1, 2, 5)]
 
 
 class Picture(NamedTuple):
@@ -220,11 +219,23 @@ def label_names(axis: "Axis", names: Sequence[str]) -> None:
         axis.set_tick_params(rotation=90)
 
 
-def label_places(axis: "Axis", places: Sequence[int], what: str) -> None:
-    """Numbers of layers or heads, so many of them as fit."""
-    fitting = max(1, int(_points_along(axis) / (2 * _label_points())))
-    step = next(n for n in _STEPS if n * fitting >= len(places))
-    axis.set_ticks(range(0, len(places), step), [str(place) for place in places[::step]])
+def label_places(
+    axis: "Axis", names: Sequence[int | str], what: str, at: Sequence[int] = ()
+) -> None:
+    """Write the names of layers, heads or steps, as many as fit.
+
+    Args:
+        axis: the one to label.
+        names: one for each place.
+        what: its own label.
+        at: the places that may be named; all of them when left out.
+    """
+    from matplotlib.ticker import FixedLocator
+
+    lines = 1 + 0.6 * max(2, *(len(str(name)) for name in names)) if _is_across(axis) else 2
+    fitting = max(1, int(_points_along(axis) / (lines * _label_points())))
+    axis.set_major_locator(FixedLocator(at or range(len(names)), nbins=fitting))
+    axis.set_major_formatter(lambda place, _: str(names[round(place)]))
     axis.set_label_text(what)
 
 

@@ -374,7 +374,7 @@ def training(
     """
     style.check_package("plot.training()")
     history = read_history(check_path(run), statistic)
-    rows, columns = history.values.shape
+    rows = len(history.heads)
     ax = style.axes_of(ax, 6.0, min(8.0, max(_LEAST, 0.12 * rows + 0.8)))
     unit = f"{SHOWN[statistic]}: {statistic.replace('_', ' ')}"
     unit += "" if history.rows is None else f"\nlast {history.rows:,} rows"
@@ -383,12 +383,9 @@ def training(
     starts = [row for row in range(rows) if row == 0 or layers[row] != layers[row - 1]]
     for start in starts[1:]:
         ax.axhline(start - 0.5, color=style.GREY, linewidth=0.3)
-    shown = starts[:: max(1, len(starts) // 12)]
-    ax.set_yticks(shown, [f"L{layers[row]}H{history.heads[row][1]}" for row in shown])
-    places = sorted({round(at * (columns - 1) / 5) for at in range(6)})
-    ax.set_xticks(places, [f"{history.steps[at]:,}" for at in places])
-    ax.set_xlabel("step")
-    ax.set_ylabel("layer and head")
+    names = [f"L{layer}H{head}" for layer, head in history.heads]
+    style.label_places(ax.yaxis, names, "layer and head", starts)
+    style.label_places(ax.xaxis, [f"{step:,}" for step in history.steps], "step")
     return ax
 
 
