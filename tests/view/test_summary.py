@@ -76,13 +76,21 @@ def test_the_strongest_look_is_at_another_token_that_is_no_sink() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "sinks"), [pytest.param(0.5, (0,), id="sink"), pytest.param(0.2, (), id="no sink")]
+    ("length", "share", "sinks"),
+    [
+        pytest.param(9, 0.5, (0,), id="sink"),
+        pytest.param(9, 0.3, (), id="no sink: even causal attention gives as much"),
+        pytest.param(300, 0.2, (0,), id="sink of a long text"),
+        pytest.param(300, 0.1, (), id="no sink of a long text"),
+    ],
 )
-def test_a_first_token_that_draws_attention_is_a_sink(share: float, sinks: tuple[int, ...]) -> None:
-    weights = torch.full((1, N, N), (1 - share) / (N - 1))
+def test_a_first_token_that_draws_attention_is_a_sink(
+    length: int, share: float, sinks: tuple[int, ...]
+) -> None:
+    weights = torch.full((1, length, length), (1 - share) / (length - 1))
     weights[..., 0] = share
     matrix = regard.AttentionMatrix.from_weights(weights)
-    answer = summarise(regard.Recording({"layer": matrix}, query_tokens=tokens(())))
+    answer = summarise(regard.Recording({"layer": matrix}, query_tokens=["word"] * length))
     assert answer.sinks == sinks
 
 

@@ -18,8 +18,8 @@ from regard.view.tiles.manifest import first_sequence
 
 __all__ = ["Row", "Selection", "Share", "Summary", "summarise"]
 
-# A first token that is text counts as a sink from here on; ours.
-_SINK = 0.4
+# A first token that is text counts as a sink if it gets so much more than even attention; ours.
+_SINK = 0.1
 # Rows are averaged over heads in blocks of about so many weights, 64 MiB in float32.
 _WEIGHTS_AT_ONCE = 2**24
 
@@ -85,7 +85,8 @@ class Summary:
         selection: the heads that the rows are the mean of.
         num_selected: how many heads that is.
         sinks: places of the tokens that take attention whatever the query: the special ones, and
-            the first one when it gets 40 % of the attention in the mean over all heads.
+            the first one when it gets 10 points more of the attention, in the mean over all heads,
+            than causal attention gives it that is spread evenly.
         rows: one for each token.
         heads: every head with its kind.
     """
@@ -174,7 +175,8 @@ def _selected(recording: Recording, selection: Selection) -> list[AttentionMatri
 def _sinks(tokens: Sequence[Token], heads: Sequence[Head]) -> tuple[int, ...]:
     special = {place for place, token in enumerate(tokens) if token.special}
     on_first = sum(head.scores["first-token sink"] for head in heads) / len(heads)
-    if on_first >= _SINK and len(tokens) > 2:
+    even = sum(1 / (place + 1) for place in range(len(tokens))) / len(tokens)
+    if on_first >= even + _SINK and len(tokens) > 2:
         special.add(0)
     return tuple(sorted(special))
 
