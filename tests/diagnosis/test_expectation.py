@@ -30,12 +30,15 @@ class Layer(nn.Module):
         kv_heads: int = 4,
         scale: float | None = None,
         sinks: bool = False,
+        prefix: int = 0,
+        norms: str = "",
     ) -> None:
         super().__init__()
         width = dim // heads
         self.heads, self.kv_heads, self.base, self.cap = heads, kv_heads, base, cap
         self.scale = width**-0.5 if scale is None else scale
         self.window, self.slopes = window, torch.tensor(slopes)
+        self.prefix, self.norms = prefix, norms
         self.sink = nn.Parameter(torch.randn(heads)) if sinks else None
         self.q, self.o = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.k, self.v = (nn.Linear(dim, kv_heads * width) for _ in range(2))
@@ -54,6 +57,10 @@ class Layer(nn.Module):
         q = self.q(x).view(b, t, self.heads, -1).transpose(1, 2)
         k, v = (f(x).view(b, t, self.kv_heads, -1).transpose(1, 2) for f in (self.k, self.v))
         k, v = (y.repeat_interleave(self.heads // self.kv_heads, 1) for y in (k, v))
+        q, k = (
+            nn.functional.rms_norm(y, y.shape[-1:]) if role in self.norms else y
+            for role, y in (("q", q), ("k", k))
+        )
         scores = self.turned(q) @ self.turned(k).mT * self.scale
         if self.cap is not None:
             scores = self.cap * (scores / self.cap).tanh()
@@ -61,6 +68,7 @@ class Layer(nn.Module):
         if len(self.slopes):
             scores = scores - self.slopes[:, None, None] * gap.abs()
         hidden = gap < 0 if self.window is None else (gap < 0) | (gap >= self.window)
+        hidden = hidden & (torch.arange(t) >= self.prefix)
         scores = scores.masked_fill(hidden, -torch.inf)
         if self.sink is not None:
             beside = self.sink[:, None, None].expand(b, -1, t, 1)
@@ -98,6 +106,11 @@ FACTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
     "sinks": ({"sinks": True}, {"sinks": True}, {}, "sinks"),
     "heads": ({}, {"heads": 4}, {"heads": 8}, "heads"),
     "causal": ({}, {"causal": True}, {"causal": False}, "causal"),
+    "prefix": ({"prefix": 3}, {"prefix": 3}, {"prefix": 4}, "prefix"),
+    "no prefix": ({}, {"causal": True}, {"prefix": 3}, "prefix"),
+    "qk_norm": ({"norms": "qk"}, {"qk_norm": "rms"}, {"qk_norm": "l2"}, "qk_norm"),
+    "norm of queries": ({"norms": "q"}, {}, {"qk_norm": "rms"}, "qk_norm"),
+    "norm of keys": ({"norms": "k"}, {}, {"qk_norm": "rms"}, "qk_norm"),
 }
 
 
@@ -114,7 +127,7 @@ def test_a_fact_that_is_expected_is_right_and_another_one_is_wrong(name: str) ->
 
 # It takes a second, and all facts are pinned by one way of writing them.
 @pytest.mark.parametrize(
-    "name", full_but({name: name for name in FACTS}, "slopes", "kv_heads", "scale")
+    "name", full_but({name: name for name in FACTS}, "slopes", "kv_heads", "scale", "prefix")
 )
 def test_the_call_that_a_report_ends_with_pins_what_the_code_computes(name: str) -> None:
     torch.manual_seed(0)
@@ -173,6 +186,8 @@ def test_any_value_stays_any_value_in_json() -> None:
         ({"padding": {"mask": "hides"}}, ValueError, "'True keeps'"),
         ({"documents": 3}, TypeError, "names of arguments"),
         ({"heads": 0}, ValueError, "at least 1"),
+        ({"causal": True, "prefix": 3}, ValueError, "Leave causal out"),
+        ({"window": 3, "prefix": 3}, ValueError, "not read together"),
     ],
 )
 def test_a_spec_that_contradicts_itself_or_says_nothing_is_refused(
@@ -203,6 +218,13 @@ def test_what_contradicts_a_spec_is_refused_before_anything_runs() -> None:
 def test_a_plain_function_has_no_fact_to_pin_but_causality() -> None:
     report = regard.check(standard)
     assert report.pin == "regard.check(standard, expect=regard.spec(causal=False))"
+
+
+def test_the_pin_of_what_has_no_name_is_the_expectation_alone() -> None:
+    for thing in (lambda q, k, v: standard(q, k, v).clone(), Layer(32, 4, prefix=3)):
+        pin = regard.check(thing).pin
+        assert pin.startswith("expect=regard.spec("), pin
+        assert regard.check(thing, **eval(f"dict({pin})", {"regard": regard})).ok
 
 
 class Centred(nn.Module):

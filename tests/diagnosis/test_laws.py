@@ -389,3 +389,93 @@ class ExchangesOutputs(Heads):
 def test_outputs_in_another_order_than_the_tokens_are_wrong() -> None:
     report = check(ExchangesOutputs())
     assert [finding.name for finding in report.faults] == ["output"], report
+
+
+class KeepsItsMask(Heads):
+    """The mask of a call stays for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("visible", torch.ones(64, 64, dtype=torch.bool))
+
+    def forward(self, x: Tensor, key_padding: Tensor | None = None) -> Tensor:
+        q, k, v = self.split(x)
+        visible = self.visible[: x.shape[1], : x.shape[1]]
+        if key_padding is not None:
+            visible &= key_padding.bool().all(dim=0)
+            visible |= torch.eye(x.shape[1], dtype=torch.bool)
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
+        return self.merge(scores.softmax(-1) @ v)
+
+
+def test_a_mask_that_is_kept_for_the_next_call_is_wrong() -> None:
+    report = check(KeepsItsMask())
+    assert [finding.name for finding in report.faults] == ["pure"], report
+    assert "A call depends on the key_padding of the call before it." in str(report)
+    assert "without effect" not in str(report)
+
+
+class HalfMask(Heads):
+    """The number of masked keys is -inf in half precision, and 0 times it is NaN."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        fill = torch.tensor(-1e9).half()
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + (1 - mask[:, None, None].half()) * fill
+        return self.merge(scores.to(q.dtype).softmax(-1) @ v)
+
+
+def test_half_precision_that_overflows_inside_is_wrong() -> None:
+    report = check(HalfMask(), means={"mask": "True keeps"})
+    assert report.verdict == "wrong", report
+    assert "Half precision inside it makes numbers that are not finite" in str(report)
+
+
+class Cross(nn.Module):
+    """Attention over another text; the number of its tokens is that of the queries by mistake."""
+
+    def __init__(self, mistake: str = "") -> None:
+        super().__init__()
+        self.q, self.kv, self.mistake = nn.Linear(16, 16), nn.Linear(16, 32), mistake
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        context = context[:, : x.shape[1]] if self.mistake == "cut" else context
+        count = x.shape[1] if self.mistake == "view" else context.shape[1]
+        q, (k, v) = self.q(x), self.kv(context).chunk(2, -1)
+        k, v = (t.reshape(len(x), count, 16) for t in (k, v))
+        return (q @ k.mT / 4).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("mistake", "verdict"), [("", "right"), ("view", "wrong"), ("cut", "cannot tell")]
+)
+def test_a_text_that_is_attended_to_may_have_another_length(mistake: str, verdict: str) -> None:
+    report = check(Cross(mistake))
+    assert report.verdict == verdict, report
+    assert mistake != "view" or "7 tokens that attend to 9 others" in str(report)
+    assert mistake != "cut" or "attended to only" in report.missing
+
+
+class SumsOverKeys(Heads):
+    """Each weight meets the query's own value, so that queries and keys count for nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        return self.merge(torch.einsum("bhij,bhid->bhid", self.weigh(q, k), v))
+
+
+class Apart(SumsOverKeys):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        _, _, v = super().split(x)
+        parts = (t.unflatten(-1, (4, 4)).transpose(1, 2) for t in (self.q_proj(x), self.k_proj(x)))
+        return (*parts, v)
+
+
+def test_weights_that_count_for_nothing_are_no_mixed_up_projection() -> None:
+    report = check(Apart())
+    assert report.verdict == "wrong", report
+    assert "wrong-projection" not in {finding.name for finding in report.faults}

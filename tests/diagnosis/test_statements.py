@@ -36,14 +36,16 @@ class Attention(nn.Module):
 class Language(nn.Module):
     """Two layers behind a table of positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, piece: int | None = None) -> None:
         super().__init__()
+        self.piece = piece
         self.words, self.places = nn.Embedding(50, 24), nn.Embedding(64, 24)
         self.layers = nn.ModuleList(Attention() for _ in range(2))
         self.head = nn.Linear(24, 50)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        positions = torch.arange(ids.shape[1])
+        x = self.words(ids) + self.places(positions % (self.piece or len(positions)))
         for layer in self.layers:
             x = x + layer(x)
         return self.head(x)
@@ -56,12 +58,68 @@ def test_positions_of_a_model_are_expected_of_the_whole() -> None:
     assert [finding.name for finding in report.faults] == ["positions"], report
 
 
+def test_positions_that_start_again_are_told() -> None:
+    report = regard.check(Language(piece=4), expect=regard.spec(positions="learned"))
+    assert [finding.name for finding in report.faults] == ["positions"] * len(report.faults)
+    assert "added to the input, the same for tokens 1 and 5" in str(report)
+    assert regard.check(Language(piece=4)).verdict == "different"
+
+
+class Mixed(nn.Module):
+    """Attention whose tokens first read those before them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        conv, gru = nn.Conv1d(24, 24, 3), nn.GRU(24, 24, batch_first=True)
+        self.kind, self.mix = kind, conv if kind == "convolution" else gru
+        self.attention = Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "convolution":
+            past = nn.functional.pad(x.transpose(1, 2), (2, 0))
+            return self.attention(self.mix(past).transpose(1, 2))
+        return self.attention(self.mix(x)[0])
+
+
+@pytest.mark.parametrize("kind", ["convolution", "gru"])
+def test_tokens_that_read_others_before_the_attention_have_no_added_positions(kind: str) -> None:
+    report = regard.check(Mixed(kind), expect=regard.spec(causal=True, positions=None))
+    assert report.ok, report
+    assert "positions added" not in str(report.computes)
+    assert "queries that follow from several tokens" in str(report.computes)
+
+
+class Turned(Attention):
+    """Attention whose keys are counted from 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (3, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        angles = torch.arange(1 + x.shape[1])[:, None] * 100.0 ** -(torch.arange(4) / 4)
+
+        def rotated(t: Tensor, angles: Tensor) -> Tensor:
+            (first, second), cos, sin = t.chunk(2, -1), angles.cos(), angles.sin()
+            return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+        scores = rotated(q, angles[:-1]) @ rotated(k, angles[1:]).mT / 8**0.5
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_positions_that_queries_and_keys_count_otherwise_are_told() -> None:
+    report = regard.check(Turned(), expect=regard.spec(positions="rotary"))
+    assert [finding.name for finding in report.faults] == ["positions"], report
+    assert "queries from 0 on and keys from 1 on" in str(report)
+
+
+def test_no_difference_is_called_none() -> None:
+    report = regard.check(lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).tril().softmax(-1) @ v)
+    assert "0e+00" not in str(report)
+
+
 @pytest.mark.parametrize("diagonal", [1, 3])
 def test_a_pin_pins(diagonal: int) -> None:
-    report = regard.check(Attention(diagonal))
-    assert report.pin
-    thing: Any = Attention(diagonal)
-    assert eval(report.pin, {"regard": regard, "Attention": thing}).ok, report
+    pin = regard.check(Attention, diagonal).pin
+    assert pin.startswith(f"regard.check(Attention, {diagonal}, expect=")
+    assert eval(pin, {"regard": regard, "Attention": Attention}).ok, pin
 
 
 @pytest.mark.parametrize("diagonal", [0, 2], ids=["without itself", "one ahead"])

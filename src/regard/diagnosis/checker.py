@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def check(
 
     Returns:
         A report: what it ``computes``, its ``findings``, ``ok``, ``verdict``; printed it shows
-        all, and ends with the ``expect=`` that pins what the code computes today.
+        all, and ends with the call, or the ``expect=`` alone, that pins what the code computes.
 
     Raises:
         TypeError: the thing cannot be called, or arguments of the class are missing.
@@ -160,8 +161,11 @@ def _checked(
     spec = None if report.computes is None else report.computes.spec
     if spec is None or intention.expected is not None or report.faults:
         return report
-    call = _call_text(name, class_args, passed if inspect.isclass(thing) else rest)
-    return replace(report, pin=f"regard.check({call}, expect={spec!r})")
+    pin = f"expect={spec!r}"
+    if args is None and kwargs is None:
+        call = _call_text(thing, class_args, passed if inspect.isclass(thing) else rest)
+        pin = f"regard.check({call}, {pin})" if call else pin
+    return replace(report, pin=pin)
 
 
 def _refuse_with_kernels(*given: object) -> None:
@@ -191,15 +195,14 @@ def _of_one_query(code: Thing, intention: Intention) -> Report | None:
     return None
 
 
-def _call_text(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
-    """Return the arguments of ``check`` as they are written; ``...`` for all but plain values."""
+def _call_text(thing: object, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """Return the arguments of ``check`` as they are written; "" if they have no name or repr."""
     plain = (int, float, str, bool, type(None))
-    texts = [repr(arg) if isinstance(arg, plain) else "..." for arg in args]
-    texts += [
-        f"{option}={value!r}" if isinstance(value, plain) else f"{option}=..."
-        for option, value in options.items()
-    ]
-    return ", ".join([name, *texts])
+    if not all(isinstance(value, plain) for value in (*args, *options.values())):
+        return ""
+    name = thing.__name__ if isinstance(thing, type | FunctionType) else ""
+    texts = [*map(repr, args), *(f"{option}={value!r}" for option, value in options.items())]
+    return ", ".join([name, *texts]) if name.isidentifier() else ""
 
 
 def _by_example(

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from regard.errors import check_whole
 
-__all__ = ["ANY", "KINDS", "MEANINGS", "Any_", "Spec", "spec", "spec_of_json"]
+__all__ = ["ANY", "KINDS", "MEANINGS", "NORMS", "Any_", "Spec", "spec", "spec_of_json"]
 
 
 class Any_:
@@ -36,6 +36,7 @@ MEANINGS: Final = {
 }
 """The meanings of an argument that hides keys, with the short word for each."""
 KINDS = ("learned", "rotary", "alibi", "table")
+NORMS = ("rms", "layer", "l2")
 _PAIRINGS = ("halves", "neighbours")
 
 
@@ -46,6 +47,7 @@ class Spec:
     Attributes:
         causal: True, False or ANY.
         window: None, keys with the query's own, (left, right), or ANY.
+        prefix: None, a number or ANY.
         heads: a number or ANY.
         kv_heads: a number, ANY, or None for as many as heads.
         scale: a number, ANY, or None for 1/√head_dim.
@@ -60,6 +62,7 @@ class Spec:
 
     causal: Any = ANY
     window: Any = None
+    prefix: Any = None
     heads: Any = ANY
     kv_heads: Any = None
     scale: Any = None
@@ -113,6 +116,8 @@ def _said(name: str, value: Any) -> str:
                 left, right = cast("tuple[int, int]", value)
                 return f"a window of {left} keys before and {right} after the query's own"
             return f"a window of {value} keys"
+        case "prefix":
+            return f"a prefix of {value} tokens that see each other"
         case "heads":
             return "one head" if value == 1 else f"{value} heads"
         case "kv_heads":
@@ -149,6 +154,7 @@ def spec(
     *,
     causal: Any = ANY,
     window: Any = None,
+    prefix: Any = None,
     heads: Any = ANY,
     kv_heads: Any = None,
     scale: Any = None,
@@ -169,6 +175,8 @@ def spec(
         causal: True: no query sees a later key. False: queries see later keys.
         window: the largest number of keys that a query sees, its own included, the last one its
             own; or (left, right), the keys before and after its own. Standard: no window.
+        prefix: the number of tokens at the start that see each other, while all later tokens see
+            the keys up to their own. Standard: no prefix.
         heads: the number of heads of queries.
         kv_heads: that of keys and values. Standard: as many as heads.
         scale: what multiplies query · key. Standard: 1/√head_dim.
@@ -200,6 +208,7 @@ def spec(
     expected = Spec(
         _checked_flag("causal", causal),
         _checked_window(window),
+        _checked_count("prefix", prefix),
         _checked_count("heads", heads),
         _checked_count("kv_heads", kv_heads),
         _checked_number("scale", scale),
@@ -209,7 +218,7 @@ def spec(
         _checked_flag("sinks", sinks),
         _checked_padding(padding),
         _checked_documents(documents),
-        _checked_choice("qk_norm", qk_norm, (None, "rms", "layer", "l2")),
+        _checked_choice("qk_norm", qk_norm, (None, *NORMS)),
     )
     _check_together(expected)
     return expected
@@ -244,7 +253,7 @@ def _checked_flag(name: str, value: Any) -> Any:
 
 
 def _checked_count(name: str, value: Any) -> Any:
-    if value is ANY or (value is None and name == "kv_heads"):
+    if value is ANY or (value is None and name != "heads"):
         return value
     if check_whole(name, value) < 1:
         raise ValueError(f"{name} is {value}; it must be at least 1.")
@@ -348,6 +357,13 @@ def _check_together(expected: Spec) -> None:
             f"causal=True and window={expected.window} contradict each other: it has "
             f"{expected.window[1]} keys after the query's own."
         )
+    if expected.causal is True and isinstance(expected.prefix, int):
+        raise ValueError(
+            f"causal=True and prefix={expected.prefix} contradict each other: tokens of a prefix "
+            "see later ones.\n    Leave causal out."
+        )
+    if isinstance(expected.prefix, int) and expected.window not in (None, ANY):
+        raise ValueError(f"prefix={expected.prefix} and a window are not read together.")
     both = isinstance(expected.heads, int) and isinstance(expected.kv_heads, int)
     if both and expected.heads % expected.kv_heads:
         raise ValueError(

@@ -15,8 +15,7 @@ from regard.diagnosis.facts.judging import Deviation, deviations
 from regard.diagnosis.facts.rows import Unread
 from regard.diagnosis.facts.statement import computes_of
 from regard.diagnosis.facts.visible import Band
-from regard.diagnosis.inputs.lab import Lab, as_tensors, differs, normal
-from regard.diagnosis.inputs.mask_forms import form_of_given, open_masks
+from regard.diagnosis.inputs.lab import Lab, as_tensors, normal
 from regard.diagnosis.inputs.specimen import Specimen
 from regard.diagnosis.inputs.tape import Place, addresses, first_place, turns_all_axes
 from regard.diagnosis.intention import Intention
@@ -46,10 +45,8 @@ def stated(formulas: Computed, intention: Intention) -> Report:
     left_out |= {"gradient"} if len(formulas.statements) > 1 else set()  # a layer may be frozen
     results = judged(lab, [law for law in LAWS if law.name not in left_out])
     findings = _law_findings(results, formulas)
-    if unread is not None and not findings:
+    if not (findings or of_facts):
         findings = _of_influence(lab, intention, unread)
-    elif intention.causal and not (findings or of_facts):
-        findings = _of_leak(lab)
     named = {finding.name for finding in findings}
     findings += [finding for finding in of_facts if finding.name not in named]
     if any(finding.name == "mask-inverted" for finding in findings):
@@ -114,8 +111,11 @@ def _law_findings(results: Sequence[Result], formulas: Computed) -> list[Finding
     return [*findings.values()] or [_of_law(law, breach) for law, breach in certain[:1]]
 
 
-def _of_influence(lab: Lab, intention: Intention, unread: Unread) -> list[Finding]:
-    """Return the finding on tokens that move other rows than those of a causal mask."""
+def _of_influence(lab: Lab, intention: Intention, unread: Unread | None) -> list[Finding]:
+    """Return the finding on tokens that move other rows than those of a causal mask.
+
+    Later tokens may move a row by another way than an attention that was read.
+    """
     s, expected = lab.specimen, intention.expected
     if not intention.causal or s.memory:
         return []
@@ -123,43 +123,26 @@ def _of_influence(lab: Lab, intention: Intention, unread: Unread) -> list[Findin
         seen = lab.influence
     except Exception:  # noqa: BLE001  # somebody's code may raise anything
         return []
-    line = _place(unread.line)
     if seen.shape[0] == seen.shape[1] and bool(seen.triu(1).any()):
-        return [finding_of(fault("not-causal"), line, "")]
+        row, token = (int(n) + 1 for n in seen.triu(1).nonzero()[0])
+        moved = f"output {row} moves with token {token}"
+        if unread is not None:
+            detail = f"{moved.capitalize()}."
+            return [finding_of(fault("not-causal"), _place(unread.line), detail)]
+        says = (
+            f"causal: {moved}, by a way that is not the attention; expected: no output moves with "
+            "a later token."
+        )
+        return [finding_of(Fault("causal", says, ""), None, "")]
+    if unread is None:
+        return []
     has_masks = any(not slot.source and slot.kind != "fixed" for slot in s.slots)
     hidden = (~seen).tril()
     if expected is None or expected.window is not None or has_masks or not bool(hidden.any()):
         return []
     row, token = (int(n) + 1 for n in hidden.nonzero()[0])
     says = f"mask: token {token} does not move output {row}; expected: causal, without a window."
-    return [finding_of(Fault("mask", says, ""), line, "")]
-
-
-def _of_leak(lab: Lab) -> list[Finding]:
-    """Return the finding on later tokens that move an output beside a causal mask."""
-    s = lab.specimen
-    if s.memory or not (s.has_tokens and lab.sees_rows):
-        return []
-    contents, half = s.contents(s.batch, s.tokens, seed=3, size=0.1), s.tokens // 2
-    later = contents
-    for token in range(half, s.tokens):
-        later = s.changed(later, token=token)
-    # A query whose keys are all padding may read all of them.
-    forms = [form for slot in s.masks if (form := form_of_given(slot)) is not None]
-    masks = open_masks(s, contents, [form for form in forms if form.is_of_keys])
-    try:
-        call = lab.fresh()
-        rows, moved = (lab.run(t, call=call, extra=masks).rows[0] for t in (contents, later))
-    except Exception:  # noqa: BLE001  # somebody's code may raise anything
-        return []
-    if len(rows) != s.tokens or not bool(differs(rows, moved)[:half].any()):
-        return []
-    row = int(differs(rows, moved)[:half].any(-1).nonzero()[0]) + 1
-    says = (
-        f"causal: output {row} moves with tokens {half + 1} to {s.tokens}, by a way that is not "
-        "the attention; expected: no output moves with a later token."
-    )
-    return [finding_of(Fault("causal", says, ""), None, "")]
+    return [finding_of(Fault("mask", says, ""), _place(unread.line), "")]
 
 
 def _line_of(mistake: str, formulas: Computed) -> Place | None:

@@ -148,7 +148,7 @@ class _Search:
     def _facts(self, base: Run) -> list[Facts]:
         """Return the facts of all attentions of the run, with their surroundings and lines."""
         all_facts = self._plain_facts(base)
-        adds_positions = self._runs.adds_positions(base)
+        added_positions = self._runs.added_positions(base)
         is_alone = len(base.rows) == 1
         found: list[Facts] = []
         for rows, facts in zip(base.rows, all_facts, strict=True):
@@ -165,7 +165,7 @@ class _Search:
                 replace(
                     facts,
                     around=around,
-                    adds_positions=adds_positions,
+                    added_positions=added_positions,
                     lines={**lines, "merge": merge_line},
                 )
             )
@@ -200,9 +200,10 @@ class _Search:
         sizes = (1.0, _SHARP, 1.0)
         for seed, (length, size) in enumerate(zip(lengths, sizes, strict=False), 1):
             try:
-                yield self._runs.run(length, seed=seed, size=size)
+                yield self._runs.run(length, seed=seed, size=size, has_other_memory=seed == 1)
             except Unread:
-                raise
+                if not self._runs.repeats_ids(length):
+                    raise
             except Exception:  # noqa: BLE001  # it may take one length alone
                 continue
 
@@ -236,8 +237,15 @@ class _Search:
                     without_effect, unread = (with_mask, run), None
                     self.mask_forms += ((_as_measured(form, with_mask),),)
                     break
-                without_effect = without_effect or (with_mask, run)
-            if without_effect is not None:
+                argument = form.argument
+                patterns = [(each.masked[argument].pattern, each.mask) for each in with_mask]
+                is_kept = all(mask and pattern == mask.pattern for pattern, mask in patterns)
+                if is_kept or form.is_of_keys:
+                    without_effect = without_effect or (with_mask, run)
+                else:
+                    reason = f"{argument} changes which keys are seen by no rule that is known"
+                    unread = unread or Unread("mask", reason, with_mask[0].lines.get("softmax", ""))
+            if without_effect is not None and unread is None:
                 all_facts = without_effect[0]
                 runs.append(without_effect[1])
             elif unread is not None:
@@ -320,6 +328,10 @@ def _difference(facts: Facts, run: Run, number: int) -> float:
     if number >= len(run.rows):
         raise Unread("product", f"with {tokens} tokens it has fewer attentions", line)
     rows = run.rows[number]
+    memory = run.sizes.memory
+    if facts.around.crosses and memory not in (None, rows.key.shape[-2]):
+        reason = f"of {memory} tokens that are attended to only {rows.key.shape[-2]} are seen"
+        raise Unread("product", reason, line)
     if not facts.has_paths(rows):
         raise Unread("projection", f"{tokens} tokens are projected in another way", line)
     mask = facts.masked.get(run.mask_argument, facts.mask)

@@ -15,6 +15,7 @@ from regard.diagnosis.facts.surroundings import Surroundings
 from regard.diagnosis.facts.visible import Table
 
 __all__ = [
+    "AddedPositions",
     "Bias",
     "Facts",
     "consistent_readings",
@@ -83,6 +84,20 @@ class Bias:
         return self.dense[:, :q_len, :kv_len]
 
 
+@dataclass(frozen=True)
+class AddedPositions:
+    """A difference between the projections of equal tokens.
+
+    Attributes:
+        kind: "none"; "added": each depends on the position of its own token; "mixed": it depends on
+            other tokens.
+        equal: the first two tokens that have the same position, from 1; None if all differ.
+    """
+
+    kind: str
+    equal: tuple[int, int] | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Facts:
     """The facts of one attention.
@@ -106,8 +121,7 @@ class Facts:
         key_masks: those of these arguments that hide keys, and not pairs of query and key.
         consistent_readings: of each argument that was passed and may hide keys, the readings by
             which it hides no key that is visible.
-        adds_positions: equal tokens at different positions are projected to different queries;
-            None if that is unknown.
+        added_positions: what tells equal tokens apart; None if that is unknown.
         around: its projections, its heads and its output.
     """
 
@@ -130,7 +144,7 @@ class Facts:
     consistent_readings: Mapping[str, frozenset[str]] = field(
         default_factory=dict[str, frozenset[str]]
     )
-    adds_positions: bool | None = None
+    added_positions: AddedPositions | None = None
     around: Surroundings = field(default_factory=Surroundings)
 
     @property

@@ -5,18 +5,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from regard.diagnosis.expectation import ANY, KINDS, MEANINGS, Spec, spec
+from regard.diagnosis.expectation import ANY, KINDS, MEANINGS, NORMS, Spec, spec
 from regard.diagnosis.facts.arguments import Hiding
 from regard.diagnosis.facts.formula import Facts, mistake_of_scale
 from regard.diagnosis.facts.paths import Norm, Operation, Part, Rotation
 from regard.diagnosis.facts.surroundings import Surroundings
-from regard.diagnosis.facts.visible import Band, Table
+from regard.diagnosis.facts.visible import Band, Prefix, Table
 
-__all__ = ["Deviation", "deviations", "positions_of", "spec_of"]
+__all__ = ["Deviation", "deviations", "norm_of", "positions_of", "spec_of"]
 
 _DOCUMENTS = ("documents", "starts", "resets")
 _NOTHING = "it hides nothing"
 _OFF_BY_ONE = "causal-off-by-one"
+_SAME_START = 0.01
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ def spec_of(facts: Facts) -> Spec:
         named["causal"] = pattern.right == 0
         if pattern.left is not None and pattern.left >= 0:
             named["window"] = _band_window(pattern)
+    elif isinstance(pattern, Prefix):
+        named["prefix"] = pattern.length
     elif pattern is not None:
         named["causal"] = pattern.is_causal
         named["window"] = ANY
@@ -81,8 +84,8 @@ def spec_of(facts: Facts) -> Spec:
     documents = tuple(h.argument for h in facts.hidings if h.reading in _DOCUMENTS)
     if documents:
         named["documents"] = documents
-    if (norm := _norm(facts.query)) is not None:
-        named["qk_norm"] = norm
+    if (norm := norm_of(facts)) is not None:
+        named["qk_norm"] = norm if norm in NORMS else ANY
     return spec(**named)
 
 
@@ -130,7 +133,7 @@ def _deviations(facts: Facts, expected: Spec | None, used: Collection[str]) -> I
 
 def _scale_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation]:
     wanted = None if expected is None else expected.scale
-    if wanted is ANY or (expected is None and _norm(facts.query) is not None):
+    if wanted is ANY or (expected is None and norm_of(facts) is not None):
         return  # normed queries and keys need another scale
     standard = facts.head_dim**-0.5
     number = standard if wanted is None else float(wanted)
@@ -171,7 +174,13 @@ def _pattern_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviati
         yield Deviation("mask", str(pattern), "a rule of positions, such as a window", "mask")
     elif expected is None and turned:
         yield Deviation("mask", str(pattern), "keys up to the query's own", "mask", "mask-inverted")
-    if expected is None or expected.window is ANY:
+    if expected is None:
+        return
+    prefix = pattern.length if isinstance(pattern, Prefix) else None
+    if expected.prefix not in (ANY, prefix):
+        text = "no prefix" if expected.prefix is None else f"a prefix of {expected.prefix} tokens"
+        yield Deviation("prefix", str(pattern), text, "mask")
+    if expected.window is ANY or prefix is not None:
         return
     lacks_own_key = (left is not None and left < 0) or (right is not None and right < 0)
     window = _band_window(pattern) if isinstance(pattern, Band) else str(pattern)
@@ -200,8 +209,8 @@ def _argument_deviations(
         pair_masks = facts.masked.keys() - facts.key_masks
         for argument in hidings.keys() - padding.keys() - {*documents} - pair_masks:
             yield Deviation(argument, str(hidings[argument]), _NOTHING, f"mask {argument}")
-    for argument in facts.masked:
-        if argument not in used:
+    for argument, mask in facts.masked.items():
+        if argument not in used and facts.mask is not None and mask.pattern == facts.mask.pattern:
             meaning = padding.get(argument, "it hides keys")
             stage = f"mask {argument}"
             yield Deviation(argument, "without effect", meaning, stage, "mask-unused")
@@ -314,7 +323,13 @@ def _surrounding_deviations(around: Surroundings) -> Iterator[Deviation]:
 
 
 def _position_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation]:
-    positions = positions_of(facts)
+    positions, added = positions_of(facts), facts.added_positions
+    is_learned = positions is not None and positions["kind"] == "learned"
+    is_free = expected is not None and expected.positions in (None, ANY)
+    if is_learned and added is not None and added.equal is not None and not is_free:
+        first, second = added.equal
+        words = f"added to the input, the same for tokens {first} and {second}"
+        yield Deviation("positions", words, "another one for each token", "product")
     if expected is None or expected.positions is ANY:
         if positions is not None and positions["kind"] not in KINDS:
             is_bias = positions["kind"].startswith("a bias")
@@ -329,8 +344,9 @@ def _position_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviat
     kind = None if positions is None else positions["kind"]
     wanted_kind = None if wanted is None else wanted["kind"]
     # Positions that are added to the input are no part of the attention.
-    is_free = wanted is None and kind == "learned"
-    is_unknown = wanted_kind == "learned" and kind is None and facts.adds_positions is None
+    is_free = wanted is None and is_learned
+    is_unknown = kind is None and (added is None or added.kind == "mixed")
+    is_unknown &= wanted_kind == "learned"
     is_same = wanted is positions is None or (
         wanted is not None
         and positions is not None
@@ -351,7 +367,7 @@ def _other_deviations(facts: Facts, expected: Spec) -> Iterator[Deviation]:
         if not facts.sink:
             words, text = text, words
         yield Deviation("sinks", words, text, "softmax")
-    norm = _norm(facts.query)
+    norm = norm_of(facts)
     if expected.qk_norm not in (ANY, norm):
         yield Deviation("qk_norm", str(norm), str(expected.qk_norm), "product")
 
@@ -382,8 +398,17 @@ def _flat(operations: tuple[Operation, ...]) -> Iterator[Operation]:
                 yield from _flat(path.operations or ())
 
 
-def _norm(operations: tuple[Operation, ...]) -> str | None:
-    return next((norm.kind for norm in _flat(operations) if isinstance(norm, Norm)), None)
+def norm_of(facts: Facts) -> str | None:
+    """Return the norm of queries and keys, as a spec has it; None for none."""
+    query, key = (
+        next((norm.kind for norm in _flat(operations) if isinstance(norm, Norm)), None)
+        for operations in (facts.query, facts.key)
+    )
+    if query == key:
+        return query
+    return " and ".join(
+        f"{norm} of {role}" for norm, role in ((query, "queries"), (key, "keys")) if norm
+    ) + (" alone" if None in (query, key) else "")
 
 
 def _rotation(operations: tuple[Operation, ...]) -> Rotation | None:
@@ -396,6 +421,9 @@ def positions_of(facts: Facts) -> dict[str, Any] | None:
     if query is not None and key is not None:
         if not _is_near(query.angles, key.angles):
             return {"kind": "rotary with other angles for queries than for keys"}
+        if not facts.around.crosses and abs(query.start - key.start) > _SAME_START:
+            starts = f"queries from {query.start:g} on and keys from {key.start:g} on"
+            return {"kind": f"rotary, which counts {starts}"}
         base = {} if query.base is None else {"base": float(f"{query.base:.5g}")}
         part = query.part / facts.head_dim
         return {"kind": "rotary", **base, "pairing": query.pairing, "part": part}
@@ -408,4 +436,5 @@ def positions_of(facts: Facts) -> dict[str, Any] | None:
         return {"kind": "alibi", "slopes": [float(f"{n:.6g}") for n in facts.bias.numbers]}
     if kind in ("distance", "table"):
         return {"kind": "table"}
-    return {"kind": "learned"} if facts.adds_positions else None
+    added = facts.added_positions
+    return {"kind": "learned"} if added is not None and added.kind == "added" else None

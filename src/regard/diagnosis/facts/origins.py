@@ -7,7 +7,7 @@ it belongs to, and its column in a projection.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import cast
 
@@ -28,12 +28,14 @@ class Sizes:
         tokens: of each sample.
         is_token_first: tokens stand before samples in the inputs.
         positions: whole numbers of tokens that were passed, (tokens) or (batch, tokens).
+        memory: the number of tokens that are attended to; None if there are as many.
     """
 
     batch: int | None
     tokens: int
     is_token_first: bool = False
     positions: tuple[Tensor, ...] = ()
+    memory: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +132,9 @@ class Numbers:
         """
         shape = origin.tensor.shape
         by_axes = located(shape, sizes)
-        rows = None if sizes.batch is None else sizes.batch * sizes.tokens
-        if origin.at < 0 or (by_axes is not None and rows not in shape):
+        lengths = (sizes.tokens, sizes.memory or sizes.tokens)
+        rows = [] if sizes.batch is None else [sizes.batch * length for length in lengths]
+        if origin.at < 0 or (by_axes is not None and not {*rows} & {*shape}):
             return by_axes
         step = self.steps[origin.at]
         for tensor in step.inputs:
@@ -230,6 +233,8 @@ def located(shape: Sequence[int], sizes: Sizes) -> Coordinates | None:
     so that no other axis has them.
     """
     axes = _axes(tuple(shape), sizes)
+    if axes is None and sizes.memory is not None:
+        return located(shape, replace(sizes, tokens=sizes.memory, memory=None))
     if axes is None:
         return None
     samples, tokens, is_turned = axes

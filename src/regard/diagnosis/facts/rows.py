@@ -430,7 +430,7 @@ def _together(records: Sequence[_Record], numbers: Numbers, sizes: Sizes) -> Row
     kv_len = 1 + max(int(r.key.token.max()) for r in records)
     first = records[0]
     seen = kv_len if first.query.path.is_learned else min(q_len, kv_len)
-    if seen < sizes.tokens:
+    if seen < min(sizes.tokens, sizes.memory or sizes.tokens):
         reason = f"of {sizes.tokens} tokens only {seen} are seen in products"
         raise Unread("product", reason)
     lead = (sizes.batch or 1, count)

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.diagnosis.facts.black_box import rows_of_function
 from regard.diagnosis.facts.changed_weights import raise_for_changed, raise_for_outputs
+from regard.diagnosis.facts.formula import AddedPositions
 from regard.diagnosis.facts.origins import Numbers, Sizes, located
 from regard.diagnosis.facts.rows import Rows, Unread, rows_of
 from regard.diagnosis.facts.stages import stage_lines
@@ -88,6 +89,10 @@ class Runs:
         """True if the code takes ids of tokens."""
         return any(slot.high for slot in self.specimen.slots)
 
+    def repeats_ids(self, tokens: int) -> bool:
+        """Return True if the code takes too few ids to give each token another one."""
+        return any(0 < slot.high < self._batch * tokens for slot in self.specimen.slots)
+
     @property
     def input_names(self) -> list[str]:
         """The names of the arguments that hold numbers of tokens."""
@@ -115,7 +120,15 @@ class Runs:
         """Return lengths below another one."""
         return [length for length in self._short if length < tokens]
 
-    def run(self, tokens: int, *, seed: int, size: float = 1.0, form: Form | None = None) -> Run:
+    def run(
+        self,
+        tokens: int,
+        *,
+        seed: int,
+        size: float = 1.0,
+        form: Form | None = None,
+        has_other_memory: bool = False,
+    ) -> Run:
         """Run the code once.
 
         Args:
@@ -123,6 +136,7 @@ class Runs:
             seed: of the inputs.
             size: of the inputs, a factor.
             form: of a mask that hides some keys; None for no mask.
+            has_other_memory: if tokens attend to those of another text, it has another length.
 
         Raises:
             Unread: a stage of an attention could not be read.
@@ -130,6 +144,10 @@ class Runs:
         """
         s = self.specimen
         contents = s.contents(self._batch, tokens, seed, size)
+        memory = None
+        if has_other_memory and s.memory:
+            memory = next(length for length in self._short if length != tokens)
+            contents = s.with_memory_of(memory, contents, seed, size)
         contents = {
             source: _distinct_ids(numbers, s.sources[source].high, seed)
             for source, numbers in contents.items()
@@ -144,13 +162,15 @@ class Runs:
             for name, tensors in given.items()
             if len(tensors) == 1 and (name in masks or name not in names)
         }
-        sizes = self._sizes(tokens)
+        sizes = replace(self._sizes(tokens), memory=memory)
         inputs = {slot.source: by_name[slot.name] for slot in s.slots if slot.source}
         unread: Unread | None = None
         if not self._is_black_box:
             try:
                 rows, trace = self._from_steps(args, kwargs, inputs, sizes)
             except Unread as error:
+                if self.repeats_ids(tokens):
+                    error.mistakes = ()  # equal ids are numbers of each other's tokens
                 if not self._is_function or error.mistakes:
                     raise
                 unread = error
@@ -211,17 +231,46 @@ class Runs:
         raise_for_outputs(rows)
         return rows
 
-    def adds_positions(self, run: Run) -> bool | None:
-        """Return True if equal tokens are projected to different queries; None if unknown.
+    def added_positions(self, run: Run) -> AddedPositions | None:
+        """Return what tells equal tokens apart before they are projected; None if it is unknown.
+
+        Positions that are added move the query of a token by its own position alone. A convolution
+        moves it by other tokens as well: one of them is changed to tell.
 
         Args:
             run: with as many tokens.
         """
+        s, tokens = self.specimen, run.sizes.tokens
+        contents = s.contents(self._batch, tokens)
+        equal = {name: t[:1, :1].expand_as(t).clone() for name, t in contents.items()}
+        queries = self._projected_queries(run, equal)
+        if queries is None:
+            return None
+        if not _move(queries, queries[:1]).any():
+            return AddedPositions("none")
+        middle = tokens // 2
+        moved = self._projected_queries(run, s.changed(equal, token=middle))
+        if moved is None:
+            return None
+        is_moved = _move(moved, queries)
+        is_moved[middle] = False
+        if is_moved.any():
+            return AddedPositions("mixed")
+        if run.arguments or s.segments:  # they may tell where positions start again
+            return AddedPositions("added")
+        same = [
+            (_move(queries[token + 1 :], queries[token]) == 0).nonzero() for token in range(tokens)
+        ]
+        pairs = [
+            (token + 1, token + 2 + int(later[0])) for token, later in enumerate(same) if len(later)
+        ]
+        return AddedPositions("added", pairs[0] if pairs else None)
+
+    def _projected_queries(self, run: Run, contents: Contents) -> Tensor | None:
+        """Return the projected query of each token of the first sample, (tokens, columns)."""
         s, source = self.specimen, run.rows[0].paths[0].source
         if self._lab.model is None or isinstance(source, str):
             return None
-        contents = s.contents(self._batch, run.sizes.tokens)
-        contents = {name: t[:1, :1].expand_as(t).clone() for name, t in contents.items()}
         args, kwargs = s.arguments(contents, torch.float64, {})
         by_name = s.by_name((args, kwargs))
         with suppress(Exception):  # it may not take one token many times
@@ -229,9 +278,11 @@ class Runs:
             output = trace.steps[source].outputs[0].double()
             layout = located(output.shape, run.sizes)
             if layout is not None:
-                column = torch.zeros(int(layout.column.max()) + 1, dtype=torch.float64)
-                column[layout.column.flatten()] = output.flatten()
-                return bool((output - column[layout.column]).abs().max() > _SAME_NUMBER)
+                is_first = layout.sample == 0
+                at = layout.token[is_first], layout.column[is_first]
+                queries = torch.zeros(*(int(index.max()) + 1 for index in at), dtype=torch.float64)
+                queries[at] = output[is_first]
+                return queries
         return None
 
     def _trace(
@@ -288,6 +339,11 @@ class Runs:
         if not form.is_of_keys:
             keep |= torch.eye(tokens, dtype=torch.bool)
         return form.encode(keep.expand(self._batch, tokens, tokens))
+
+
+def _move(queries: Tensor, others: Tensor) -> Tensor:
+    """Return which queries, (tokens, columns), differ from others by more than rounding."""
+    return (queries - others).abs().amax(-1) > _SAME_NUMBER
 
 
 def _distinct_ids(numbers: Tensor, high: int, seed: int) -> Tensor:

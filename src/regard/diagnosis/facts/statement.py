@@ -8,7 +8,7 @@ from typing import Any
 from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.facts.computed import Computed, Statement
 from regard.diagnosis.facts.formula import Facts
-from regard.diagnosis.facts.judging import deviations, positions_of, spec_of
+from regard.diagnosis.facts.judging import deviations, norm_of, positions_of, spec_of
 from regard.diagnosis.facts.rows import Unread
 
 __all__ = ["Computes", "computes_of"]
@@ -96,7 +96,8 @@ def _domain(statements: Sequence[Statement]) -> str:
     difference = max(s.domain.difference for s in statements)
     lengths = f"{shortest} to {longest}" if shortest != longest else str(longest)
     count = "one input" if inputs == 1 else f"{inputs} inputs"
-    return f"verified on {count} of {lengths} tokens, largest difference {difference:.0e}"
+    largest = f"largest difference {difference:.0e}" if difference else "without any difference"
+    return f"verified on {count} of {lengths} tokens, {largest}"
 
 
 def _line(file_line: str) -> str:
@@ -140,11 +141,16 @@ def _details(facts: Facts) -> str:
     if not facts.has_one_scale:
         numbers = ", ".join(f"{scale:.4g}" for scale in facts.scale[:4])
         parts.append(f"c = {numbers} of its heads{_at(facts, 'scale')}")
-    if (norm := spec_of(facts).qk_norm) in _NORMS:
-        parts.append(f"{_NORMS[norm]} norm of q and k")
+    if (norm := norm_of(facts)) is not None:
+        parts.append(f"{_NORMS[norm]} norm of q and k" if norm in _NORMS else f"norm: {norm}")
     positions = positions_of(facts)
     if positions is not None:
         parts.append(_positions(positions) + _at(facts, "bias", "product"))
+    added = facts.added_positions
+    if added is not None and added.kind == "mixed":
+        parts.append("queries that follow from several tokens")
+    if added is not None and added.equal is not None:
+        parts.append(f"tokens {added.equal[0]} and {added.equal[1]} have the same position")
     parts.append(f"{facts.mask}{_at(facts, 'mask', 'softmax')}")
     if facts.bias is not None and facts.bias.kind == "finite":
         parts.append(f"{facts.bias.numbers[0]:.4g} added to some scores{_at(facts, 'mask')}")
@@ -162,7 +168,9 @@ def _argument_masks(facts: Facts) -> Iterator[str]:
         hiding = next((str(h) for h in mask.hidings if h.argument == argument), None)
         words = hiding or f"{argument} hides nothing"
         if facts.mask is not None and mask.pattern != facts.mask.pattern:
-            words = f"{words}, and then {mask.pattern}"
+            words = (
+                f"{words}, and then {mask.pattern}" if hiding else f"{mask.pattern} with {argument}"
+            )
         yield words
 
 

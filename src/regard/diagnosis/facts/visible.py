@@ -91,7 +91,7 @@ class Prefix:
 
     def __str__(self) -> str:
         """Return it as words of a formula."""
-        return f"causal behind a prefix of {_keys(self.length)}"
+        return f"causal, but the first {self.length} tokens see each other"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from regard.diagnosis.inputs.mask_forms import form_of_given, open_masks
 from regard.diagnosis.inputs.specimen import Contents, Specimen
 from regard.diagnosis.inputs.subject import independent, kept_defaults, quiet, uses_flex_attention
 from regard.diagnosis.inputs.tape import Place, Step, Tape, place_of, tensors_in
@@ -198,8 +199,12 @@ class Lab:
 
     def overflow(
         self, contents: Contents, extra: Mapping[str, Any]
-    ) -> tuple[str, Place | None] | None:
-        """Return what code in half precision raises for a number that is too large, and where."""
+    ) -> tuple[str, Place | None, str] | None:
+        """Return what half precision inside the code makes of a number that is too large.
+
+        Returns:
+            A sentence, the line and the name of the mistake; None if all numbers fit.
+        """
         original = self.specimen.original
         own = [p.dtype for p in original.parameters() if p.is_floating_point()] if original else []
         for dtype in dict.fromkeys([*own, torch.float32]):
@@ -207,14 +212,22 @@ class Lab:
             values, named = self.specimen.arguments(contents, dtype, extra)
             try:
                 with quiet(), kept_defaults(call):
-                    call(*values, **named)
+                    output = self._outputs(call(*values, **named))[self._output[0]]
             except RuntimeError as error:
                 if "overflow" in str(error):
-                    return "The largest number of float16 is 65504: here it raises.", place_of(
-                        error
-                    )
+                    says = "The largest number of float16 is 65504: here it raises."
+                    return says, place_of(error), "mask-fill-value"
+                continue
             except Exception:  # noqa: BLE001  # somebody's code may raise anything
                 continue
+            if output.isfinite().all():
+                continue
+            exact = self.run(contents, extra=extra, is_double=False)
+            if exact.rows.isfinite().all():
+                says = (
+                    "Half precision inside it makes numbers that are not finite; float32 does not."
+                )
+                return says, None, "overflow"
         return None
 
     def _without_grid(self, tensor: Tensor) -> Tensor:
@@ -348,20 +361,37 @@ class Lab:
             raise NotTried("No axis of its arguments and its output stands for the tokens.")
         contents = s.contents(1, s.tokens, seed=3, size=0.1)  # no score hides a token by its size
         call = self.fresh()
-        base = self.run(contents, call=call).rows[0]
 
-        def moved(token: int, only: Collection[str]) -> Tensor:
-            other = {
-                name: torch.lerp(contents[name], t, 0.2) if t.is_floating_point() else t
-                for name, t in s.changed(contents, token=token, only=only).items()
-            }
-            return differs(self.run(other, call=call).rows[0], base).any(-1)
+        def rows_of(samples: list[Contents]) -> Tensor:
+            """Return the rows of samples, which one run takes as its batch where it can."""
+            if self.has_batch and not s.has_given_samples:
+                batch = {name: torch.cat([each[name] for each in samples]) for name in contents}
+                return self.run(batch, call=call, extra=self._shown_keys(batch)).rows
+            extra = self._shown_keys(contents)
+            return torch.cat([self.run(each, call=call, extra=extra).rows for each in samples])
 
-        own = [name for name in s.sources if name not in s.memory]
-        seen = torch.stack([moved(token, own) for token in range(s.tokens)], -1)
+        def moved(only: Collection[str]) -> Tensor:
+            samples = [contents]
+            for token in range(s.tokens):
+                changed = s.changed(contents, token=token, only=only)
+                floats = [name for name, t in changed.items() if t.is_floating_point()]
+                nearer = {name: torch.lerp(contents[name], changed[name], 0.2) for name in floats}
+                samples.append({**changed, **nearer})
+            base, *others = rows_of(samples)
+            return torch.stack([differs(rows, base).any(-1) for rows in others], -1)
+
+        seen = moved([name for name in s.sources if name not in s.memory])
         if not s.memory or bool((seen.triu(1) | seen.tril(-1)).any()):
             return seen
-        return torch.stack([moved(token, s.sources) for token in range(s.tokens)], -1)
+        return moved(s.sources)
+
+    def _shown_keys(self, contents: Contents) -> dict[str, Tensor]:
+        """Return the caller's masks of keys with no key hidden.
+
+        A query that sees no key may read all of them.
+        """
+        forms = [form for slot in self.specimen.masks if (form := form_of_given(slot)) is not None]
+        return open_masks(self.specimen, contents, [form for form in forms if form.is_of_keys])
 
 
 def as_tensors(result: Any) -> list[Tensor]:

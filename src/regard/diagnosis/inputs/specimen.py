@@ -223,6 +223,13 @@ class Specimen:
         drawn = {name: slot.draw(batch, tokens, generator) for name, slot in self.sources.items()}
         return {name: t * size if t.is_floating_point() else t for name, t in drawn.items()}
 
+    def with_memory_of(
+        self, tokens: int, contents: Contents, seed: int = 0, size: float = 1.0
+    ) -> Contents:
+        """Return contents with another number of tokens that are attended to."""
+        attended = self.contents(next(iter(contents.values())).shape[0], tokens, seed, size)
+        return {**contents, **{source: attended[source] for source in self.memory}}
+
     def of_arrays(self) -> "Specimen":
         """Return the same with NumPy arrays in the place of tensors."""
         return replace(self, slots=tuple(replace(slot, is_array=True) for slot in self.slots))

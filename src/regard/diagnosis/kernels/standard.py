@@ -102,6 +102,7 @@ def standard_of(expected: Spec, *, causal: bool) -> Standard:
 
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
+    "prefix": (None,),
     "positions": (ANY, None),
     "bias": (None,),
     "sinks": (False,),

@@ -106,8 +106,13 @@ class Gradient(Law):
             raise NotTried(
                 f"{says[:-1]} without {' or '.join(others)}: pass an example call that has one."
             )
-        roles = [projection_role(name) for name in idle] if role is None else [role]
-        kind = next((UNUSED[name] for name in roles if name in UNUSED), "")
+        roles = {role}
+        if role is None:
+            # Where queries and keys are both without influence, the weights are not used.
+            own = dict(run.call.named_parameters()) if isinstance(run.call, nn.Module) else {}
+            matrices = [name for name in idle if name in own and own[name].ndim == 2]
+            roles = {projection_role(name) for name in matrices if "norm" not in name}
+        kind = UNUSED.get(next(iter(roles)) or "", "") if len(roles) == 1 else ""
         # Under a mask that hides all keys no query and no key has any influence.
         is_masked = any(slot.kind in ("filled", "lengths") for slot in lab.specimen.slots)
         return Breach(says, None if kind else _cut(run), kind="" if is_masked else kind)

@@ -1,7 +1,6 @@
 """Laws about calls: any size runs, nothing changes, samples stay apart."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -38,7 +37,7 @@ class Runs(Law):
         s = lab.specimen
         contents = s.contents(s.batch, s.tokens)
         if (overflow := lab.overflow(contents, {})) is not None:
-            return Breach(*overflow, kind="mask-fill-value")
+            return Breach(*overflow[:2], kind=overflow[2])
         first = lab.run(contents, is_double=False, keeps=True)
         violation = _not_finite(first, s, s.batch, s.tokens)
         if violation is not None:
@@ -46,9 +45,12 @@ class Runs(Law):
         if (turned := self._turned(lab)) is not None:
             return turned
         lab.notes += _notes_on_arguments(s)
-        for batch, tokens in self._sizes(lab):
+        for batch, tokens, memory in self._sizes(lab):
+            contents = s.contents(batch, tokens)
+            if memory != tokens:
+                contents = s.with_memory_of(memory, contents)
             try:
-                run = lab.run(s.contents(batch, tokens), is_double=False, keeps=True)
+                run = lab.run(contents, is_double=False, keeps=True)
             except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
                 # Code that keeps the k largest needs k tokens; other code says which it takes.
                 is_refused = isinstance(error, AssertionError | NotImplementedError)
@@ -58,7 +60,8 @@ class Runs(Law):
                         lab.specimen = replace(s, is_fixed=True)
                         lab.notes.append(f"It runs with {s.tokens} tokens, not with {tokens}.")
                     continue
-                said = f"{_sized(batch, tokens)}: {in_words(error)}."
+                others = "" if memory == tokens else f" that attend to {memory} others"
+                said = f"{_sized(batch, tokens)}{others}: {in_words(error)}."
                 return Breach(said, place_of(error), kind="raises")
             violation = _not_finite(run, s, batch, tokens)
             if violation is not None:
@@ -90,14 +93,17 @@ class Runs(Law):
         )
 
     @staticmethod
-    def _sizes(lab: Lab) -> Iterator[tuple[int, int]]:
+    def _sizes(lab: Lab) -> Iterator[tuple[int, int, int]]:
+        """Yield numbers of samples, of tokens, and of those that they attend to."""
         s = lab.specimen
         batches = [1, s.batch + 1] if s.has_batch else []
-        yield from ((batch, s.tokens) for batch in batches)
+        yield from ((batch, s.tokens, s.tokens) for batch in batches)
+        if s.memory and s.has_tokens and (s.apart or not (s.is_fixed or s.is_example)):
+            yield s.batch, s.tokens, s.tokens + 2
         if s.has_tokens and not s.is_fixed:
             most = s.tokens + 4 if s.most_tokens is None else s.most_tokens
             lengths = (max(s.tokens - 2, 2), s.tokens + 4, 1)
-            yield from ((s.batch, n) for n in lengths if n <= most and n != s.tokens)
+            yield from ((s.batch, n, n) for n in lengths if n <= most and n != s.tokens)
 
     @staticmethod
     def _is_limit(lab: Lab, batch: int, tokens: int) -> bool:
@@ -239,15 +245,27 @@ class Pure(Law):
 
     @staticmethod
     def _mask_changed(lab: Lab, contents: Contents) -> Breach | None:
-        """Find a mask that the code takes, and changes in place."""
+        """Find a mask that the code takes, and changes in place or keeps for the next call."""
         s = lab.specimen
-        for form in (form for form, *_ in s.forms if form.is_sure):
-            keep = torch.ones(s.batch, s.tokens, s.tokens, dtype=torch.bool).tril()
-            mask = form.encode(keep)
-            with suppress(Exception):  # it may take a mask of another form
-                run = lab.run(contents, extra={form.argument: mask})
-                if not mask.equal(torch.as_tensor(s.by_name(run.arguments)[form.argument])):
-                    return Breach(f"The argument {form.argument} is changed in place.")
+        # Each hides keys that the other one shows, also if True has the other meaning.
+        keep = torch.ones(s.batch, s.tokens, s.tokens, dtype=torch.bool)
+        without_first, without_last = keep.clone(), keep
+        without_first[..., 0], without_last[..., -2:] = False, False
+        for forms in s.forms:
+            for form in forms:
+                name, mask = form.argument, form.encode(without_first)
+                call, changed = lab.fresh(), {name: form.encode(without_last)}
+                try:
+                    run = lab.run(contents, call=call, extra={name: mask})
+                    lab.run(contents, call=call, extra=changed)
+                    again = lab.run(contents, call=call, extra={name: mask}).rows
+                except Exception:  # noqa: BLE001  # it may take a mask of another form
+                    continue
+                if not mask.equal(torch.as_tensor(s.by_name(run.arguments)[name])):
+                    return Breach(f"The argument {name} is changed in place.")
+                if again.shape != run.rows.shape or differs(again, run.rows).any():
+                    return Breach(f"A call depends on the {name} of the call before it.")
+                break
         return None
 
     @staticmethod

@@ -60,7 +60,7 @@ class _Trial:
         for form in forms:
             extra = {form.argument: form.encode(self._keys(at_start=False))}
             if (overflow := self.lab.overflow(self.contents, extra)) is not None:
-                return Breach(*overflow, kind="mask-fill-value")
+                return Breach(*overflow[:2], kind=overflow[2])
             try:
                 return self._broken(form)
             except _Refused:
