@@ -328,9 +328,9 @@ def _difference(facts: Facts, run: Run, number: int) -> float:
     if number >= len(run.rows):
         raise Unread("product", f"with {tokens} tokens it has fewer attentions", line)
     rows = run.rows[number]
-    memory = run.sizes.memory
-    if facts.around.crosses and memory not in (None, rows.key.shape[-2]):
-        reason = f"of {memory} tokens that are attended to only {rows.key.shape[-2]} are seen"
+    memory, kv_len = run.sizes.memory, rows.key.shape[-2]
+    if facts.around.crosses and rows.query.shape[-2] == tokens and memory not in (None, kv_len):
+        reason = f"of {memory} tokens that are attended to only {kv_len} are seen"
         raise Unread("product", reason, line)
     if not facts.has_paths(rows):
         raise Unread("projection", f"{tokens} tokens are projected in another way", line)

@@ -98,7 +98,9 @@ class Runs(Law):
         s = lab.specimen
         batches = [1, s.batch + 1] if s.has_batch else []
         yield from ((batch, s.tokens, s.tokens) for batch in batches)
-        if s.memory and s.has_tokens and (s.apart or not (s.is_fixed or s.is_example)):
+        # A mask of the caller has the length of the other text.
+        is_plain = all(slot.source or slot.kind == "fixed" for slot in s.slots)
+        if s.memory and s.has_tokens and is_plain and (s.apart or not (s.is_fixed or s.is_example)):
             yield s.batch, s.tokens, s.tokens + 2
         if s.has_tokens and not s.is_fixed:
             most = s.tokens + 4 if s.most_tokens is None else s.most_tokens

@@ -22,7 +22,7 @@ class MaskedCausalAttention(nn.Module):
         mask = self.mask[:t, :t]
         if padding_mask is not None:
             # a key that is padding in the whole batch needs no score at all
-            mask &= ~padding_mask.all(dim=0)  # <- law padding
+            mask &= ~padding_mask.all(dim=0)  # <- law pure
             mask = mask[None, None] & ~padding_mask[:, None, None, :]
         scores = q @ k.transpose(-2, -1) / math.sqrt(d // self.heads)
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
