@@ -114,10 +114,11 @@ def test_a_mask_mod_combines_with_masks(combine: Callable[[], regard.Mask]) -> N
     assert torch.equal(allowed_by(combine(), 9, 9), right)
 
 
-def test_a_callable_of_any_kind_is_a_mask_mod() -> None:
-    def within(width: int, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return (q_idx - kv_idx).abs() <= width
+def within(width: int, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return (q_idx - kv_idx).abs() <= width
 
+
+def test_a_callable_of_any_kind_is_a_mask_mod() -> None:
     right = oracle.window(7, 7, 2, 2)
     assert torch.equal(allowed_by(functools.partial(within, 2), 7, 7), right)
 
@@ -145,11 +146,20 @@ def test_a_block_mask_of_each_head_means_its_mask_mod() -> None:
     assert torch.equal(allowed_by(mask, *SHAPE), oracle.pointwise(by_batch_and_head, SHAPE))
 
 
-def test_the_blocks_of_a_block_mask_say_which_columns_some_rows_see() -> None:
+@pytest.mark.parametrize(
+    ("function", "some", "every"),
+    [
+        pytest.param(causal, slice(0, 12), slice(0, 8), id="causal"),
+        pytest.param(functools.partial(within, 3), slice(4, 16), slice(8, 12), id="window"),
+    ],
+)
+def test_the_blocks_of_a_block_mask_say_which_columns_some_rows_see(
+    function: Callable[..., Tensor], some: slice, every: slice
+) -> None:
     size = torch.Size((1, 1, 16, 16))
-    mask = as_mask(block_mask(causal, 16, 16)).bind(size, torch.device("cpu"))
+    mask = as_mask(block_mask(function, 16, 16)).bind(size, torch.device("cpu"))
     leading = (slice(0, 1), slice(0, 1))
-    assert mask.key_bounds(leading, slice(8, 12), size) == (slice(0, 12), slice(0, 8))
+    assert mask.key_bounds(leading, slice(8, 12), size) == (some, every)
 
 
 def listed_blocks(kv_indices: list[list[int]], counts: list[int]) -> BlockMask:
