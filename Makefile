@@ -27,6 +27,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # pyright brings its own Node.js and its own copy of pyright: it has no reason to ask for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# Every process of the tests would compile the package again, and every worker the tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test pytest test-all test-oldest test-newest test-vllm test-timm test-outputs lint format page bench docs clean
 

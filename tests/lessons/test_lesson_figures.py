@@ -43,7 +43,15 @@ def figures(lesson: Lesson) -> list[str]:
     return [figure_of(piece)[0] for piece in lesson.pieces if piece.kind == "figure"]
 
 
-@pytest.mark.parametrize("lesson", all_lessons(), ids=lambda lesson: lesson.name)
+# tests/project/test_docs.py executes the code of every lesson, so make test draws one lesson alone.
+@pytest.mark.parametrize(
+    "lesson",
+    [
+        pytest.param(lesson, marks=() if lesson.number == 1 else pytest.mark.full)
+        for lesson in all_lessons()
+    ],
+    ids=lambda lesson: lesson.name,
+)
 def test_the_figures_of_a_lesson_are_what_its_code_draws(
     lesson: Lesson, script: ModuleType, tmp_path: Path
 ) -> None:
