@@ -316,9 +316,8 @@ def _checked_alarms(alarm: Any, statistics: Sequence[str]) -> tuple[Alarm, ...]:
 
 
 def _checked_writers(writers: Any) -> list[Writer]:
-    given: list[Any] = (
-        [*writers] if isinstance(writers, Iterable) and not callable(writers) else [writers]
-    )
+    is_one = callable(writers) or not isinstance(writers, Iterable)
+    given: list[Any] = [writers] if is_one else [*cast("Iterable[Any]", writers)]
     for each in given:
         if not callable(each):
             raise TypeError(

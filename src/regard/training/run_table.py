@@ -86,13 +86,14 @@ class RunTable:
                 "    Give the run a folder of its own, or remove them.",
                 stacklevel=2,
             )
-        about = _about(paths[-1]) if paths else {"layers": self._layers, "rows": self._rows}
+        about: dict[str, Any] = {"layers": self._layers, "rows": self._rows}
+        about = _about(paths[-1]) if paths else about
         if about["rows"] != self._rows:
             raise RegardError(
                 f"{paths[-1]} has statistics of {rows_text(about['rows'])}, and this monitor asks "
                 f"for {rows_text(self._rows)}.\n    Give this run a folder of its own."
             )
-        theirs = about["layers"]
+        theirs: dict[str, int] = about["layers"]
         for name in dict.fromkeys([*theirs, *self._layers]):
             there, here = theirs.get(name, 0), self._layers.get(name, 0)
             if there != here:

@@ -174,7 +174,8 @@ def _clarity(shares: Tensor) -> float:
     total, shares = float(shares.sum()), shares.double()
     if shares.numel() < 2 or not 0 < total < math.inf:
         return 0.0
-    even = float(torch.special.entr(shares / total).sum()) / math.log(shares.numel())
+    parts = cast(Tensor, torch.special.entr(shares / total))  # -p log p of each patch
+    even = float(parts.sum()) / math.log(shares.numel())
     apart = shares - shares.mean()
     beside = (apart[1:] * apart[:-1]).flatten(), (apart[:, 1:] * apart[:, :-1]).flatten()
     variance = float(apart.square().mean())
