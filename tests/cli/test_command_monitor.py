@@ -27,7 +27,7 @@ def test_the_last_step_is_shown_for_each_layer(run: Run, training: str) -> None:
     code, out, err = run("monitor", training)
     assert (code, err) == (0, "")
     step, head, *layers = [line.split() for line in out.splitlines()]
-    assert step == ["step", "10"]
+    assert " ".join(step) == "step 10, all rows"
     assert head == [
         *("layer", "name", "max_score", "normalized_entropy", "dead_heads", "first_token"),
         *("previous_token", "local_window"),
@@ -61,6 +61,6 @@ def test_mistakes_end_in_one_sentence(run: Run, working_folder: Path) -> None:
     assert run("monitor", "nothing") == (
         2,
         "",
-        "regard: nothing has no observed step; it must be the folder of a monitor.\n"
+        "regard: there is no folder nothing.\n"
         "    Pass the path of regard.Monitor(model, path).\n",
     )

@@ -125,7 +125,6 @@ RIGHT = {
 NEVER_RIGHT = {
     "filled with 0": "w = F.softmax(s.tril(), -1)\nout = w @ v",
     "values first": "v = x @ torch.randn(8, 6)\nw = F.softmax(s, -1)\nout = v @ w",
-    "summed values": "w = F.softmax(s, -1)\nout = (w[:, :, None] * v[None]).sum(1)",
     "a softmax alone": "x.softmax(0)",
     "a classifier": "nn.Linear(8, 3, bias=False)(x).softmax(-1)",
     "no scale, and no values": "F.softmax(q @ k.T, -1)",

@@ -111,7 +111,7 @@ def test_a_block_has_one_number(show: Open, tmp_path: Path) -> None:
     assert f"about {share} of the attention goes to tokens {block} to" in sentence(page)
     assert "means" not in page.inner_text("#text")  # the sentence says so, once
     assert page.inner_text("#value") == ""
-    go(page, 1, 1, 400, block, view="text")
+    go(page, 1, 1, 400, 400, view="text")  # this view is of one token
     page.wait_for_selector("#view-text [data-share]")
     numbered = page.locator("#view-text .side >> nth=0").locator("[data-share]").all()
     assert {int(one.get_attribute("data-at") or 1) % 2 for one in numbered} == {0}
