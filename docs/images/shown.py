@@ -47,6 +47,8 @@ PICTURES = {
     "segments.webp": Picture("page", "keys", "view=segments&parts=words&heads=mean", (1560, 780)),
     "copied-name.webp": Picture("page", "copied_name", "view=map&layer=17&head=4", (1280, 860)),
     "vision.webp": Picture("page", "photograph", "view=image&layer=10&head=4&query=0"),
+    "eyes.webp": Picture("page", "photograph", "view=image&layer=10&head=4&query=73"),
+    "digit.webp": Picture("page", "finder", "view=image&layer=0&head=0&query=0"),
     "plot-map.svg": Picture("figures", "short"),
     "plot-heads.svg": Picture("figures", "short"),
     "plot-entropy.svg": Picture("figures", "short"),

@@ -232,7 +232,7 @@ def label_places(
     """
     from matplotlib.ticker import FixedLocator
 
-    lines = 1 + 0.6 * max(2, *(len(str(name)) for name in names)) if _is_across(axis) else 2
+    lines = 1 + 0.5 * max(2, *(len(str(name)) for name in names)) if _is_across(axis) else 2
     fitting = max(1, int(_points_along(axis) / (lines * _label_points())))
     axis.set_major_locator(FixedLocator(at or range(len(names)), nbins=fitting))
     axis.set_major_formatter(lambda place, _: str(names[round(place)]))
