@@ -218,6 +218,11 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "tokens is a str; it must be positions of tokens.",
     ),
+    "one number": (
+        lambda: regard.grid(4, 1, 1),  # type: ignore[arg-type] # refused
+        TypeError,
+        "tokens is an int; it must be positions of tokens.",
+    ),
     "an empty box": (
         lambda: regard.grid([1], 1, 1, box=(3, 0, 3, 5)),
         ValueError,

@@ -111,7 +111,8 @@ def grid(
         >>> regard.grid(tokens=range(1, 197), rows=14, columns=14).boxes(224, 224)[0]
         tensor([ 0.,  0., 16., 16.])
     """
-    positions = tokens if isinstance(tokens, Sequence) else tuple(tokens)
+    is_checked = isinstance(tokens, Sequence) or not isinstance(cast(object, tokens), Iterable)
+    positions = cast("Sequence[int]", tokens if is_checked else tuple(tokens))
     return Grid(positions, rows, columns, picture, None if box is None else _box(box), entry)
 
 
