@@ -61,6 +61,5 @@ def test_mistakes_end_in_one_sentence(run: Run, working_folder: Path) -> None:
     assert run("monitor", "nothing") == (
         2,
         "",
-        "regard: there is no folder nothing.\n"
-        "    Pass the path of regard.Monitor(model, path).\n",
+        "regard: there is no folder nothing.\n    Pass the path of regard.Monitor(model, path).\n",
     )
