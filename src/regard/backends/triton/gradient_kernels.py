@@ -122,7 +122,7 @@ def _with_grid(found, numbers, kept_at, kept, read, of_first, of_last, stride, M
             number = tl.load(numbers + kept_at + cell * stride, mask=kept >= 0, other=0.0)
             found += tl.where(read == cell, number, 0.0)
     else:
-        there = ((kept >= 0) & (of_first >= 0)) != 0
+        there = ((kept >= 0) & (of_first >= 0)) != 0  # in Triton 3.9's interpreter & gives numbers
         number = tl.load(numbers + kept_at + of_first * stride, mask=there, other=0.0)
         if MET == 2:
             last = tl.load(numbers + kept_at + of_last * stride, mask=there, other=0.0)

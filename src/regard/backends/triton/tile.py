@@ -274,6 +274,7 @@ def _bits(cells, batch, head, q_idx, kv_idx, here):
     """Load the words of a packed mask that hold the bits of these queries and keys."""
     at = batch.to(tl.int64) * cells.batch + head.to(tl.int64) * cells.head
     at = at + q_idx // CELL * cells.width + kv_idx // CELL
+    # In the interpreter of Triton 3.9 the result of & is a whole number.
     slot = tl.load(cells.slots + at, mask=here != 0, other=HIDDEN)
     at = slot.to(tl.int64) * (CELL * CELL // 32) + q_idx % CELL * (CELL // 32)
     word = tl.load(cells.words + at + kv_idx % CELL // 32, mask=slot >= 0, other=-1)
