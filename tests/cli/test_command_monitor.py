@@ -36,6 +36,26 @@ def test_the_last_step_is_shown_for_each_layer(run: Run, training: str) -> None:
     assert [(line[3], line[4], line[5]) for line in layers] == 2 * [("1.0000", "2", "0.0500")]
 
 
+def test_what_the_run_has_is_shown_with_its_rows(run: Run, working_folder: Path) -> None:
+    model = regard.nn.SelfAttention(8, 2)
+    options = {"statistics": ["entropy"], "rows": 3}
+    with regard.Monitor(model, working_folder / "run", **options) as monitor, monitor(0):
+        model(torch.zeros(1, 20, 8))
+    _, out, _ = run("monitor", "run")
+    assert out.startswith("step 0, the last 3 rows of each sequence\n")
+    assert out.splitlines()[1].split() == ["layer", "name", "entropy"]
+
+
+def test_heads_with_nan_are_not_called_alive(run: Run, working_folder: Path) -> None:
+    model = regard.nn.SelfAttention(8, 2)
+    with regard.Monitor(model, working_folder / "run") as monitor, monitor(0):
+        model(torch.full((1, 20, 8), torch.nan))
+    _, out, _ = run("monitor", "run", "--json")
+    assert json.loads(out)["rows"]
+    _, head, layer = run("monitor", "run")[1].splitlines()
+    assert layer.split()[head.split().index("dead_heads")] not in ("0", "1", "2")
+
+
 def test_json_has_the_rows_of_the_last_step_and_csv_those_of_all(run: Run, training: str) -> None:
     code, out, _ = run("monitor", training, "--json")
     rows = json.loads(out)["rows"]

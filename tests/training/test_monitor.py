@@ -305,6 +305,8 @@ def test_a_monitor_without_a_step_warns() -> None:
         regard.Monitor(model)(-1)
     with pytest.raises(TypeError, match="writers has a str"):
         regard.Monitor(model, writers=["tensorboard"])
+    with pytest.raises(TypeError, match="writers has an int"):
+        regard.Monitor(model, writers=3)  # type: ignore[arg-type] # refused
 
 
 def test_two_monitors_share_a_model_but_no_folder(tmp_path: Path) -> None:
