@@ -190,11 +190,9 @@ class Monitor:
             except RegardError as error:
                 problem = error
         for each in caught:
-            text = str(each.message)
-            self._warn_once(text, text, each.category)
+            self._warn_once(str(each.message), each.category)
         if problem is not None:
-            text = f"a step was not observed: {problem}"
-            self._warn_once(text, text, RefusedWarning)
+            self._warn_once(f"a step was not observed: {problem}", RefusedWarning)
         self._read(step, seen)
 
     def _read(self, step: int, seen: Recording) -> None:
@@ -243,11 +241,12 @@ class Monitor:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001  a writer may raise anything
             text = f"{what} failed: {type(error).__name__}: {error}"
-            self._warn_once(what, text, UserWarning)
+            self._warn_once(text, UserWarning, cause=what)
 
-    def _warn_once(self, cause: str, text: str, category: type[Warning]) -> None:
-        if cause not in self._failed:
-            self._failed.add(cause)
+    def _warn_once(self, text: str, category: type[Warning], *, cause: str | None = None) -> None:
+        """Warn of a cause that was not warned of before; the text when left out."""
+        if (cause or text) not in self._failed:
+            self._failed.add(cause or text)
             warnings.warn(text, category, stacklevel=6)
 
 

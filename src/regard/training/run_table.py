@@ -79,15 +79,16 @@ class RunTable:
             return
         self._layers = {name: len(summary.heads) for (name, _), summary in summaries.items()}
         paths = _paths(self.folder)
-        if paths and paths[-1].name > _name_of(step):
+        if not paths:
+            return
+        if paths[-1].name > _name_of(step):
             warnings.warn(
                 f"{self.folder} has steps after {step}, up to {paths[-1].stem}; each stays there "
                 "until this run observes it again.\n"
                 "    Give the run a folder of its own, or remove them.",
                 stacklevel=2,
             )
-        about: dict[str, Any] = {"layers": self._layers, "rows": self._rows}
-        about = _about(paths[-1]) if paths else about
+        about = _about(paths[-1])
         if about["rows"] != self._rows:
             raise RegardError(
                 f"{paths[-1]} has statistics of {rows_text(about['rows'])}, and this monitor asks "

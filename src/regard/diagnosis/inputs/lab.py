@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from regard.diagnosis.inputs.mask_forms import form_of_given, open_masks
+from regard.diagnosis.inputs.mask_forms import given_forms, open_masks
 from regard.diagnosis.inputs.specimen import Contents, Specimen
 from regard.diagnosis.inputs.subject import independent, kept_defaults, quiet, uses_flex_attention
 from regard.diagnosis.inputs.tape import Place, Step, Tape, place_of, tensors_in
@@ -390,8 +390,8 @@ class Lab:
 
         A query that sees no key may read all of them.
         """
-        forms = [form for slot in self.specimen.masks if (form := form_of_given(slot)) is not None]
-        return open_masks(self.specimen, contents, [form for form in forms if form.is_of_keys])
+        forms = [form for form in given_forms(self.specimen) if form.is_of_keys]
+        return open_masks(self.specimen, contents, forms)
 
 
 def as_tensors(result: Any) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.diagnosis.inputs.signature import Argument, meaning_of_name
 from regard.diagnosis.inputs.specimen import Contents, Slot, Specimen
 
-__all__ = ["Form", "form_of_given", "forms_of", "open_masks", "takes_masks"]
+__all__ = ["Form", "form_of_given", "forms_of", "given_forms", "open_masks", "takes_masks"]
 
 _SKIPPED = re.compile(r"head_mask|cross|encoder_|output|return|use_")
 _PADDING = re.compile(r"pad|attention_mask|^lengths?$|src_mask|keep|valid|real")
@@ -84,6 +84,11 @@ def form_of_given(slot: Slot) -> Form | None:
         return None
     kind = "bool" if slot.dtype == torch.bool else "long"
     return Form(slot.name, cast(Any, axes), kind, slot.meaning != "hides", is_sure=True)
+
+
+def given_forms(s: Specimen) -> list[Form]:
+    """Return the forms of the masks that the caller passed, without those of another form."""
+    return [form for slot in s.masks if (form := form_of_given(slot)) is not None]
 
 
 def open_masks(s: Specimen, contents: Contents, forms: Iterable[Form]) -> dict[str, Tensor]:

@@ -108,7 +108,7 @@ class Gradient(Law):
             )
         roles = {role}
         if role is None:
-            # Where queries and keys are both without influence, the weights are not used.
+            # If queries and keys are both without influence, the weights are not used.
             own = dict(run.call.named_parameters()) if isinstance(run.call, nn.Module) else {}
             matrices = [name for name in idle if name in own and own[name].ndim == 2]
             roles = {projection_role(name) for name in matrices if "norm" not in name}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs
-from regard.diagnosis.inputs.mask_forms import Form, form_of_given, open_masks
+from regard.diagnosis.inputs.mask_forms import Form, form_of_given, given_forms, open_masks
 from regard.diagnosis.inputs.specimen import Contents, Specimen
 from regard.diagnosis.laws.calls import breach_of_nan
 from regard.diagnosis.laws.law import Breach, Law
@@ -25,7 +25,7 @@ class Padding(Law):
     def breach(self, lab: Lab) -> Breach | None:
         """Hide tokens by each mask of keys whose meaning is known, and change them."""
         s = lab.specimen
-        given = [form for slot in s.masks if (form := form_of_given(slot)) is not None]
+        given = given_forms(s)
         groups = s.forms or tuple((form,) for form in given)
         sure = [[form for form in forms if form.is_sure and form.is_of_keys] for forms in groups]
         if not any(sure):

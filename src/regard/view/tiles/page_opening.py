@@ -107,12 +107,10 @@ class _Cells:
         clearest, opening = 0.0, None
         for layer in layers:
             queries, _ = self._text(layer)
-            patches, grids = patch_keys(self._recording, layer), self._recording.layer_grids(layer)
-            classes = [
-                at for at, token in enumerate(queries) if token.special and at not in patches
-            ]
-            if any(not token.special for token in queries):
+            if not all(token.special for token in queries):
                 return None
+            patches, grids = patch_keys(self._recording, layer), self._recording.layer_grids(layer)
+            classes = [at for at in range(len(queries)) if at not in patches]
             *_, heads, _, _ = (1, *self._recording.layers[layer].shape)
             for head in range(heads if classes and grids else 0):
                 shares = self._recording.image(layer, head, query=classes[0], grid=0)
