@@ -364,6 +364,7 @@ class Engine:
             self.folder, _, _, self.name = args
             facts = dict.fromkeys(("window", "softcap", "slopes", "sinks"))
             layer = {"name": "a", "place": 0, "keys": 0, "num_heads": 2, "scale": 1.0, **facts}
+            layer["cross"] = False
             about = {"model": "tiny", "rank": 0, "stage": 0, "heads_rank": 0}
             return [{**about, "layers": [layer], "refused_layers": []}]
         rows = {"0.query": torch.ones(2, 2, 4), "0.key": torch.ones(2, 1, 4)}
