@@ -350,6 +350,8 @@ CHANGES: dict[str, Change] = {
             "mask": {"kind": "Causal", "align": "top-left"},
         }
     ),
+    "a position bias that is moved twice": lambda about: moved(about, 1, 1),
+    "a position bias that is moved up": lambda about: moved(about, -1),
     "lengths that are none": lambda about: layer_of(about)["matrix"].update(
         mask={"kind": "Padding", "lengths": "full/query"}
     ),
@@ -370,6 +372,17 @@ CHANGES: dict[str, Change] = {
         indices="full/answers.0.values"
     ),
 }
+
+
+def moved(about: dict[str, Any], *by: int) -> None:
+    """Let the first layer's position bias stand within others."""
+    scores = layer_of(about)["matrix"]["scores"]
+    for each in by:
+        scores["position_bias"] = {
+            "kind": "MovedBias",
+            "bias": scores["position_bias"],
+            "by": each,
+        }
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -82,11 +82,7 @@ def value_heads(value: Tensor, matrix: AttentionMatrix, heads: list[int] | None)
 
 
 def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
-    """Return the attention of some queries to all keys, as views; row i is query ``rows[i]``.
-
-    Raises:
-        ValueError: the matrix has a position bias, and the last query is not among the rows.
-    """
+    """Return the attention of some queries to all keys, as views; row i is query ``rows[i]``."""
     q_len = matrix.shape[-2]
     if rows == range(q_len):
         return matrix
@@ -94,13 +90,6 @@ def some_queries(matrix: AttentionMatrix, rows: range) -> AttentionMatrix:
         some = matrix.source.values[..., rows.start : rows.stop, :]
         return AttentionMatrix(replace(matrix.source, values=some))
     source = cast(QueryKeyScores, matrix.source)
-
-    if source.position_bias is not None and rows.stop < q_len:
-        raise ValueError(
-            f"queries {rows.start} to {rows.stop - 1} of {q_len} were selected, and its position "
-            "bias counts from the last query.\n"
-            "    Select queries up to the last, queries=slice(-64, None)."
-        )
     changed = source.rows(slice(rows.start, rows.stop), rows, q_len)
     mask = None if matrix.mask is None else matrix.mask.rows(rows, q_len)
     return AttentionMatrix(changed, mask)

@@ -52,7 +52,7 @@ from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Top, TopK, fitting, padded
 from regard.scores.autocast import without_autocast
 from regard.scores.given_scores import GivenScores
-from regard.scores.position_bias import ALiBi, Bias, T5Bias
+from regard.scores.position_bias import ALiBi, Bias, MovedBias, T5Bias
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 from regard.text.tokens import Token, as_tokens
@@ -294,6 +294,7 @@ _FIELDS: dict[type[Any], dict[str, _Field]] = {
     GivenScores: {"values": _TENSOR, "are_weights": _FLAG},
     ALiBi: {"slopes": _TENSOR},
     T5Bias: {"table": _TENSOR, "bidirectional": _FLAG, "max_distance": _NUMBER},
+    MovedBias: {"bias": _BIAS, "by": _COUNT},
     Causal: {"align": _AS_IT_IS},
     SlidingWindow: {"left": _NUMBER, "right": _NUMBER},
     Padding: {"lengths": _TENSOR},
@@ -583,19 +584,27 @@ def _query_key(
     one = (*source.shape[:-2], 1, 1)
     if sink_bias is not None and not (sink_bias.is_floating_point() and fits(sink_bias, one)):
         raise ValueError(f"sink_bias of shape {shape_text(sink_bias.shape)}")
-    match position_bias:
+    moved = isinstance(position_bias, MovedBias)
+    _check_positions(position_bias.bias if moved else position_bias, one)
+    changes = {"sink_bias": sink_bias, "position_bias": position_bias}
+    return replace(cast(QueryKeyScores, source), **changes)
+
+
+def _check_positions(bias: Bias | None, one: tuple[int, ...]) -> None:
+    """Check the tensors of a position bias against a matrix with one row and one column."""
+    match bias:
         case ALiBi(slopes=numbers) if not fits(numbers, one):
             raise ValueError(f"slopes of shape {shape_text(numbers.shape)}")
         case T5Bias(table=numbers):
-            if not fits(numbers, (*source.shape[:-2], 1, numbers.shape[-1])):
+            if not fits(numbers, (*one[:-1], numbers.shape[-1])):
                 raise ValueError(f"a table of shape {shape_text(numbers.shape)}")
             by_head = numbers.flatten(0, -2)  # the table is bound; binding again checks its buckets
-            unbound = T5Bias(by_head.mT, position_bias.bidirectional, position_bias.max_distance)
+            unbound = T5Bias(by_head.mT, bias.bidirectional, bias.max_distance)
             unbound.bind(torch.Size((by_head.shape[0], 1, 1)), numbers.device)
+        case MovedBias():
+            raise ValueError("a position bias that is moved twice")
         case _:
             pass
-    changes = {"sink_bias": sink_bias, "position_bias": position_bias}
-    return replace(cast(QueryKeyScores, source), **changes)
 
 
 def reduction_of(plain: Plain) -> Reduction:
