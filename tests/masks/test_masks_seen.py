@@ -83,8 +83,10 @@ def causal(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return q_idx >= kv_idx
 
 
-def block_mask(batch: int | None, heads: int | None, length: int) -> object:
-    return create_block_mask(causal, batch, heads, length, length, device="cpu")
+def block_mask(
+    batch: int | None, heads: int | None, q_len: int, kv_len: int | None = None
+) -> object:
+    return create_block_mask(causal, batch, heads, q_len, kv_len or q_len, device="cpu")
 
 
 IT_IS_CALLED = (
@@ -137,9 +139,9 @@ EXPECTED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "    Pass the original mask_mod.",
     ),
     "block-mask-of-another-length": (
-        with_mask(block_mask(None, None, 8)),
+        with_mask(block_mask(None, None, 8, 6)),
         ValueError,
-        "mask is a BlockMask of q_len 8 and kv_len 8; the matrix has q_len 4 and kv_len 4.\n"
+        "mask is a BlockMask of q_len 8 and kv_len 6; the matrix has q_len 4 and kv_len 4.\n"
         "    Use create_block_mask with these lengths, or pass the mask_mod as mask=.",
     ),
     "block-mask-of-another-batch": (
