@@ -17,7 +17,7 @@ from cases import (
     in_turn,
     parametrised,
 )
-from compliance import assert_answers, assert_gradients, of_regard, with_gradients
+from compliance import assert_answers, assert_gradients, named, of_regard, with_gradients
 from regard.backends import sweep as blocks
 from regard.backends.choose import BACKENDS
 from regard.backends.cpu import cpu_backend
@@ -58,21 +58,18 @@ COMPILED = {case.name: names for case in CASES if (names := taken_by("cpu", case
 
 @pytest.mark.parametrize("backend", ["sweep", "dense"])
 @parametrised(CASES)
-def test_all_answers_of_one_pass_equal_the_oracle(
-    case: Case, backend: str, subtests: pytest.Subtests
-) -> None:
-    assert_answers(case, ASKED, backend, subtests)
+def test_all_answers_of_one_pass_equal_the_oracle(case: Case, backend: str) -> None:
+    assert_answers(case, ASKED, backend)
 
 
 @in_turn(case=by_name(BLOCKED), size=BLOCKS)
 def test_all_answers_from_small_blocks_equal_the_oracle(
     case: Case,
     size: tuple[int, int, int],
-    subtests: pytest.Subtests,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_blocks_small(size, monkeypatch)
-    assert_answers(case, ASKED, "sweep", subtests)
+    assert_answers(case, ASKED, "sweep")
 
 
 # Reductions that share a block share what it computes, so each is asked alone as well.
@@ -82,31 +79,26 @@ def test_all_answers_from_small_blocks_equal_the_oracle(
 def test_an_answer_alone_equals_the_oracle(
     case: Case,
     size: tuple[int, int, int] | None,
-    subtests: pytest.Subtests,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if size is not None:
         make_blocks_small(size, monkeypatch)
     for name in ASKED:
-        assert_answers(case, [name], None, subtests)
+        assert_answers(case, [name], None)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("backend", ["sweep", "dense"])
 @parametrised(CASES)
-def test_an_answer_alone_to_any_case_equals_the_oracle(
-    case: Case, backend: str, subtests: pytest.Subtests
-) -> None:
+def test_an_answer_alone_to_any_case_equals_the_oracle(case: Case, backend: str) -> None:
     for name in ASKED:
-        assert_answers(case, [name], backend, subtests)
+        assert_answers(case, [name], backend)
 
 
 @parametrised([case for case in CASES if case.name in FUSED])
-def test_an_answer_of_the_fused_backend_equals_the_oracle(
-    case: Case, subtests: pytest.Subtests
-) -> None:
+def test_an_answer_of_the_fused_backend_equals_the_oracle(case: Case) -> None:
     for name in FUSED[case.name]:
-        assert_answers(case, [name], "sdpa", subtests)
+        assert_answers(case, [name], "sdpa")
 
 
 def test_the_fused_backend_takes_the_output_of_the_usual_cases() -> None:
@@ -122,31 +114,30 @@ TILES = {"one-tile": cpu_backend.TILE, "tiles-of-1": 1, "tiles-of-4": 4}
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 @parametrised([case for case in CASES if case.name in COMPILED])
 def test_all_answers_of_the_compiled_kernels_equal_the_oracle(
-    case: Case, tile: int, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+    case: Case, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_backend, "TILE", tile)
-    assert_answers(case, COMPILED[case.name], "cpu", subtests)
+    assert_answers(case, COMPILED[case.name], "cpu")
 
 
 @in_turn(case=by_name([case for case in BLOCKED if case.name in COMPILED]), size=BLOCKS)
 def test_all_answers_of_the_compiled_kernels_from_small_blocks_equal_the_oracle(
     case: Case,
     size: tuple[int, int, int],
-    subtests: pytest.Subtests,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_blocks_small(size, monkeypatch)
     monkeypatch.setattr(cpu_backend, "TILE", 4)
-    assert_answers(case, COMPILED[case.name], "cpu", subtests)
+    assert_answers(case, COMPILED[case.name], "cpu")
 
 
 @in_turn(case=by_name([case for case in CHOSEN if case.name in COMPILED]), tile=TILES)
 def test_an_answer_of_the_compiled_kernels_alone_equals_the_oracle(
-    case: Case, tile: int, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+    case: Case, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_backend, "TILE", tile)
     for name in COMPILED[case.name]:
-        assert_answers(case, [name], "cpu", subtests)
+        assert_answers(case, [name], "cpu")
 
 
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
@@ -186,25 +177,21 @@ def test_gradients_of_all_answers_from_small_blocks_equal_those_of_the_oracle(
     assert_gradients(case, DIFFERENTIABLE, "sweep")
 
 
-def assert_gradients_alone(case: Case, subtests: pytest.Subtests) -> None:
+def assert_gradients_alone(case: Case) -> None:
     for name in DIFFERENTIABLE:
-        with subtests.test(name):
+        with named(name):
             assert_gradients(case, [name], "sweep")
 
 
 @parametrised([case for case in CHOSEN if case.dtype == torch.float32 and case not in MANY])
-def test_a_gradient_of_one_answer_equals_that_of_the_oracle(
-    case: Case, subtests: pytest.Subtests
-) -> None:
-    assert_gradients_alone(case, subtests)
+def test_a_gradient_of_one_answer_equals_that_of_the_oracle(case: Case) -> None:
+    assert_gradients_alone(case)
 
 
 @pytest.mark.full
 @parametrised([*SHAPES, *MASKED, *SCORES])
-def test_a_gradient_of_one_answer_to_any_case_equals_that_of_the_oracle(
-    case: Case, subtests: pytest.Subtests
-) -> None:
-    assert_gradients_alone(case, subtests)
+def test_a_gradient_of_one_answer_to_any_case_equals_that_of_the_oracle(case: Case) -> None:
+    assert_gradients_alone(case)
 
 
 @pytest.mark.full
@@ -213,11 +200,10 @@ def test_a_gradient_of_one_answer_to_any_case_equals_that_of_the_oracle(
 def test_a_gradient_of_one_answer_from_small_blocks_equals_that_of_the_oracle(
     case: Case,
     size: tuple[int, int, int],
-    subtests: pytest.Subtests,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_blocks_small(size, monkeypatch)
-    assert_gradients_alone(case, subtests)
+    assert_gradients_alone(case)
 
 
 @parametrised([case for case in CASES if "output" in FUSED.get(case.name, ()) and not case.bias])
