@@ -316,6 +316,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_can_use_the_kernels_again() -> None:
     code = (

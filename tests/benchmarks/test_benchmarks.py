@@ -318,6 +318,7 @@ def test_memory_that_is_given_back_is_still_seen(benchmarks: Any) -> None:
 # What is written
 
 
+@pytest.mark.full
 def test_a_second_run_keeps_the_rows_it_does_not_replace(results: Results) -> None:
     results("memory", "--case", "gradient of topk")
     written, _ = results("memory", "--case", "gradient of entropy")
@@ -325,6 +326,7 @@ def test_a_second_run_keeps_the_rows_it_does_not_replace(results: Results) -> No
     assert names == ["gradient of entropy", "gradient of topk(8)"]
 
 
+@pytest.mark.full
 def test_rows_of_another_machine_are_dropped(results: Results, tmp_path: Path) -> None:
     results("memory", "--case", "gradient of topk")
     path = tmp_path / "results.json"
@@ -333,6 +335,7 @@ def test_rows_of_another_machine_are_dropped(results: Results, tmp_path: Path) -
     assert [row["case"] for row in written["results"]] == ["gradient of entropy"]
 
 
+@pytest.mark.full
 def test_what_names_the_machine_or_its_folders_is_not_written(
     results: Results, tmp_path: Path
 ) -> None:

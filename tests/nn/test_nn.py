@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from cases import full_but
 from regard.nn import (
     CrossAttention,
     LearnedPositions,
@@ -334,7 +333,8 @@ def test_a_layer_prints_its_arguments(layer: nn.Module, text: str) -> None:
 
 # torch.compile looks at the .grad of what passes between two of its graphs; PyTorch's own noise.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("shape", full_but({"batch": (2, 7, 16), "no batch": (7, 16)}, "batch"))
+@pytest.mark.full
+@pytest.mark.parametrize("shape", [(2, 7, 16), (7, 16)], ids=["batch", "no batch"])
 def test_a_compiled_block_gives_what_the_block_gives(shape: tuple[int, ...]) -> None:
     block = TransformerBlock(
         16, 4, num_kv_heads=2, mask=regard.Causal(), positions=RotaryPositions(4)

@@ -43,7 +43,13 @@ def everything_in(path: Path) -> list[Any]:
     return [repr(seen), seen["first"].to_dense(), seen.kept["second"][regard.Entropy()]]
 
 
-@pytest.mark.parametrize("length", [40, 3000], ids=["small tensors", "large tensors"])
+@pytest.mark.parametrize(
+    "length",
+    [
+        pytest.param(40, id="small tensors"),
+        pytest.param(3000, id="large tensors", marks=pytest.mark.full),
+    ],
+)
 def test_no_flipped_bit_goes_unnoticed(length: int, tmp_path: Path) -> None:
     path = saved(tmp_path / "run.safetensors", length)
     content, chance = bytearray(path.read_bytes()), random.Random(0)
