@@ -12,6 +12,7 @@ import regard
 import regard.capture.recorder
 import regard.recording.merged_calls
 import regard.recording.spool
+from cases import in_turn
 from models import LLAMA, MODELS, ids, noise
 from regard.capture.slicing import some_queries, unrepeated
 
@@ -45,8 +46,10 @@ def close(first: Tensor, second: Tensor) -> None:
 # A part of what ran is that part of the whole
 
 
-@pytest.mark.parametrize("queries", [slice(-3, None), slice(1, 4), slice(None, -2)], ids=str)
-@pytest.mark.parametrize("case", CASES)
+@in_turn(
+    case=MODELS,
+    queries={str(part): part for part in (slice(-3, None), slice(1, 4), slice(None, -2))},
+)
 def test_chosen_queries_have_the_weights_that_they_have_in_the_whole(
     case: Any, queries: slice
 ) -> None:
@@ -55,8 +58,10 @@ def test_chosen_queries_have_the_weights_that_they_have_in_the_whole(
         close(part[name].to_dense(), matrix.to_dense()[..., queries, :])
 
 
-@pytest.mark.parametrize("heads", [[1], [0, 1], slice(1, None), [1, 0], [-1]], ids=str)
-@pytest.mark.parametrize("case", CASES)
+@in_turn(
+    case=MODELS,
+    heads={str(heads): heads for heads in ([1], [0, 1], slice(1, None), [1, 0], [-1])},
+)
 def test_chosen_heads_have_the_weights_that_they_have_in_the_whole(
     case: Any, heads: list[int] | slice
 ) -> None:
