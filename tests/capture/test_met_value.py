@@ -407,6 +407,19 @@ SILENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
     ),
     "router": lambda m, x: m.mix(m.router(x), x),
     "cosine router": lambda m, x: m.mix(x @ functional.normalize(m.router.weight, dim=-1).T, x),
+    "router of its own": lambda m, x: m.mix(x @ m.memory[:4].T, x),
+    "router of a fused layer": lambda m, x: m.mix(m.query(x)[..., :4], x),
+    "experts' weights": lambda m, x: torch.einsum(
+        "bte,ed,btd->btd", m.router(x).softmax(-1), m.memory[:4], x
+    ),
+    "code book": lambda m, x: m.router(x).softmax(-1) @ m.memory[:4],
+    "codes, summed": lambda m, x: (m.router(x).softmax(-1)[..., None] * m.memory[:4]).sum(-2),
+    "label embeddings": lambda m, x: (
+        functional.linear(x, m.router.weight).softmax(-1) @ m.router.weight
+    ),
+    "a softmax between layers": lambda m, x: functional.linear(
+        m.router(x).softmax(-1), m.router.weight.T
+    ),
 }
 NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "sigmoid": lambda m, x: (m.query(x) @ x.mT).sigmoid() @ x,
@@ -422,8 +435,12 @@ NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "edges": edges,
     "NumPy": lambda m, x: torch.from_numpy((m.query(x) @ x.mT).numpy() * 2).softmax(-1) @ x,
     "learned keys": lambda m, x: (x @ m.memory.T).softmax(-1) @ m.memory,
-    "learned keys of a layer": lambda m, x: m.router(x).softmax(-1) @ m.memory[:4],
-    "layers": lambda m, x: functional.linear(m.router(x).softmax(-1), m.router.weight.T),
+    "learned keys of heads": lambda m, x: (
+        m.query(x).unflatten(-1, (3, 4)).softmax(-1) @ m.memory[:4]
+    ),
+    "learned keys, over the tokens": lambda m, x: (
+        normalised(m.router(x).softmax(1)) @ m.memory[:4]  # as in external attention
+    ),
     "learned keys, summed": lambda m, x: (
         (x[:, :, None] * m.memory).sum(-1).softmax(-1)[..., None] * m.memory
     ).sum(-2),

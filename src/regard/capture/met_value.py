@@ -156,7 +156,7 @@ class MetValue:
         self._multiplied: Storages[bool] = Storages()  # products of two activations, by element
         self._factors: Storages[_Factors] = Storages()
         self._powers: Storages[bool] = Storages()
-        self._projected: Storages[int] = Storages()
+        self._projected: Storages[int] = Storages()  # features of a linear layer, and their rows
         self._sampled: set[str | None] = set()
         self._open: list[Softmax] = []
         self._met: WeakSet[Softmax] = WeakSet()
@@ -218,7 +218,7 @@ class MetValue:
         projects = any(map(self._parameters.projects, factors))
         output = cast(Tensor, operation.output)
         if projects and output.ndim:
-            self._projected.put(output, output.shape[-1])
+            self._projected.put(output, output.numel() // max(output.shape[-1], 1))
         if (projects and not self._tracks and not self._pairs) or output.is_nested:
             return
         if not output.numel() or self._follow_pairs(operation):
@@ -328,13 +328,16 @@ class MetValue:
                 if fault is not None:
                     return False
                 if not has_learned_queries(track, shaped):
-                    self._note(operation, softmax, value)
-                    return False
+                    if softmax.product is None or side.shape[1] > 1 or self._parameters.has(value):
+                        self._note(operation, softmax, value)
+                    return False  # else each token mixes outputs of its own, as of experts
             weights = shaped if before is side else before.reshape(shaped.shape)
             met_value = shaped_value(value, shaped.shape[:-2], side.shape[0])
             if turned is not None:
+                is_in_batch = math.prod(shaped.shape[:turned]) < side.shape[0]
                 shaped, weights = shaped.movedim(turned, -2), weights.movedim(turned, -2)
-                met_value = None
+                met_value = shaped_value(value, shaped.shape[:-2], side.shape[0])
+                met_value = None if is_in_batch else met_value
             evidence = evidence_of(track, shaped, weights)
             if fault is not None and evidence is not None and evidence.sink is not None:
                 # Weights beside a sink sum to less than 1.
@@ -419,16 +422,17 @@ class MetValue:
             self._absence.note_unlike(name, f"{how}: {fault}")
 
     def _note(self, operation: Operation, softmax: Softmax, value: Tensor) -> None:
-        """Note the softmax of anything but a product of activations that multiplies a value."""
+        """Note the softmax of anything but a product of activations that multiplies a value.
+
+        Routers, code books and label embeddings take it of the features of a linear layer.
+        """
         name = operation.module()
-        if name is None:
+        if name is None or softmax.is_gate:
             return
+        how = f"a softmax ({softmax.line}) of no product of query and key multiplies a value"
         if self._parameters.has(value):
             how = f"a softmax ({softmax.line}) multiplies a parameter, so its values are learned"
-            self._absence.note_other(name, how)
-        elif not softmax.is_gate:
-            how = f"a softmax ({softmax.line}) of no product of query and key multiplies a value"
-            self._absence.note_other(name, how)
+        self._absence.note_other(name, how)
 
     def _owner(self, operation: Operation, track: Track) -> str | None:
         """Return the innermost running module that also ran the product of query and key.
@@ -484,11 +488,13 @@ class MetValue:
         self._tracks.put(output, followed)
 
     def _is_gate(self, source: Tensor, dim: int) -> bool | None:
-        """Return True for a softmax over the features of a projection; None if it may be one."""
-        width = self._projected.of(source)
+        """Return True for one softmax for each row of a linear layer; None if it may be one."""
+        rows = self._projected.of(source)
         if dim != source.ndim - 1:
             return False
-        return None if width is None else width == source.shape[-1]
+        if rows is None:
+            return None
+        return source.stride(-1) == 1 and source.numel() == rows * source.shape[-1]
 
     def _exponential(self, operation: Operation) -> None:
         """Track the exponentials of a softmax that is written out."""
@@ -672,6 +678,8 @@ class MetValue:
             tracks = [self._tracks.of(each) for each in (first, second)]
             is_gated = any(t and t.softmax and not is_of_scores(t) for t in tracks)
             if product is not None and not is_owned and not is_gated:
+                self._copy_facts(first, product.left)
+                self._copy_facts(second, product.right)
                 self._combine(operation, product, projects=False)
                 return True
         self._note_factors(output, first, second)
@@ -736,11 +744,15 @@ class MetValue:
             product = weighted_sum(weights, value, dims[0], operation.output)
         if product is None:
             return False
-        for facts in (self._gathered, self._outputs):
-            if (fact := facts.of(value)) is not None:
-                cast("Storages[Any]", facts).put(product.right, fact)
+        self._copy_facts(value, product.right)
         operation = operation._replace(args=(weights, value))
         return self._meets(operation, track, product.left, product.right, product)
+
+    def _copy_facts(self, value: Tensor, copy: Tensor) -> None:
+        """Note of a copy where the rows of a value come from."""
+        for facts in (self._gathered, self._outputs):
+            if (fact := facts.of(value)) is not None:
+                cast("Storages[Any]", facts).put(copy, fact)
 
     def _pair(self, operation: Operation) -> None:
         """Note a sum or a difference of all rows of two tensors, which scores may be made of."""
@@ -814,9 +826,9 @@ class MetValue:
             if storage_key(source) != storage_key(operation.output):
                 self._parameters.note_copy(source, operation.output)
             return
-        width = self._projected.of(source)
-        if width is not None:
-            self._projected.put(operation.output, width)
+        rows = self._projected.of(source)
+        if rows is not None:
+            self._projected.put(operation.output, rows)
         self.follow(operation)
 
 

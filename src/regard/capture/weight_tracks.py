@@ -43,7 +43,7 @@ class Softmax:
         product: the product of query and key; None if its input does not descend from one product.
         is_written_out: True for an exponential.
         is_of_scores: False for the softmax of anything but a product of two activations.
-        is_gate: True if it runs over the features of a projection, as a router of experts does;
+        is_gate: True if it runs over the features of a linear layer, as a router of experts does;
             None if that is unknown.
         shape: the shape of its output.
         is_met: True if its weights met a value, or are a part of other weights.
@@ -174,10 +174,14 @@ def shaped_weights(operation: Operation, track: Track, side: Tensor) -> Tensor:
     best, most = side, (False, -1, False)
     for view in _views(track, side):
         height = view.shape[-2]
-        if height not in (rows, *shape[-2:-1]) or rows % height:
+        if rows == 1 < height:
+            view = view.unsqueeze(-2)  # each query was multiplied by itself
+        elif query_axis(track, view) is None and (
+            height not in (rows, *shape[-2:-1]) or rows % height
+        ):
             continue
         long = sum(size > 1 for size in view.shape)
-        axes = height in shape[-2:-1], long, view.ndim == len(shape)
+        axes = view.shape[-2] in shape[-2:-1], long, view.ndim == len(shape)
         if axes >= most:
             best, most = view, axes
     if best is side and batch == 1:
@@ -194,7 +198,8 @@ def shaped_weights(operation: Operation, track: Track, side: Tensor) -> Tensor:
 def query_axis(track: Track, shaped: Tensor) -> int | None:
     """Return the axis of the queries if weights (..., keys) do not have it before the keys.
 
-    Einsum makes a batch of the queries where each of them has a value of its own.
+    Einsum makes a batch of the queries where each of them has a value of its own, and puts the
+    queries before heads that share a value.
     """
     product = track.product
     axes = None if track.axes is None else track.axes.of_view(shaped)
@@ -203,6 +208,11 @@ def query_axis(track: Track, shaped: Tensor) -> int | None:
     (_, row, column), (_, rows, columns) = product.steps, product.sizes
     queries = (row, rows) if axes.steps[-1] < row else (column, columns)
     pairs = [*zip(axes.steps, axes.sizes, strict=True)]
+    given = None if track.softmax is None else track.softmax.axes
+    if given is not None and given.sizes[-1:] == axes.sizes[-1:]:
+        size = max(given.sizes[-2:-1], default=1)
+        if 1 < size < queries[1] and queries not in pairs:
+            queries = (given.steps[-2], size)  # heads are rows of the product, too
     return pairs.index(queries) if queries in pairs[:-2] and pairs[-2] != queries else None
 
 
