@@ -15,6 +15,7 @@ from regard.capture.generation import Join, Run
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_queries
 from regard.capture.tensor_copies import TensorCopies
+from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_format import ORIGIN, Plain, plain_answers, plain_matrix
 from regard.recording.file_writer import check_numbers
@@ -33,15 +34,16 @@ from regard.reductions.top_k import Top
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["CallGroup", "RecordValue", "Values"]
+__all__ = ["CallGroup", "ReadValue", "Values"]
 
-RecordValue = Callable[[Tensor], None]
-"""A function that receives the value tensor of an attention."""
+ReadValue = Callable[[], Tensor]
+"""A function that returns the value tensor of a call."""
 
 _NEVER_SEEN = (
     "each of its queries has a value of its own, so that no value belongs to a key.\n"
     '    Write it as weights @ value over the keys, or observe with keep="qk".'
 )
+_UNFIT = 'its value has shape {}; its matrix has {}.\n    Observe with keep="qk".'
 
 
 class Values:
@@ -55,62 +57,57 @@ class Values:
         self.trouble: str | None = None
         self.in_graph: Tensor | None = None
         self._tensor_copies = tensor_copies
-        self._value: Columns | None = None
-        self._join: Join | None = None
-        self._shape = torch.Size()
-        self._missing = False
+        self._columns: Columns | None = None
 
-    def expect(self, join: Join | None, shape: torch.Size) -> None:
-        """Prepare for the value of the call that has just run, where it joins its run.
+    def add(
+        self, read: ReadValue | None, join: Join | None, shape: torch.Size, *, gradients: bool
+    ) -> list[int] | None:
+        """Copy the value of a call, where it joins its run.
 
-        ``shape`` is that of its matrix, (..., num_heads, q_len, kv_len).
+        ``read`` returns it, (..., num_kv_heads, kv_len, head_dim); None if no value belongs to a
+        key. ``shape`` is that of its matrix. Return the first new column and the number of its
+        piece in the spool, without either if no columns are new; None if there is trouble.
+
+        Raises:
+            OSError: the disk is full.
         """
-        if self._missing:
-            self.trouble = self.trouble or _NEVER_SEEN
-        self._join, self._shape, self._missing = join, shape, True
-
-    def add(self, value: Tensor) -> tuple[int, Piece] | None:
-        """Copy the value of the last call, (..., num_kv_heads, kv_len, head_dim).
-
-        Return the first new column and its piece in the spool; None if nothing was spooled.
-        """
-        if self.trouble is not None or not self._missing:
+        if self.trouble is None and read is None:
+            self.trouble = _NEVER_SEEN
+        if self.trouble is not None or read is None:
             return None
-        self._missing = False
-        if not _fits(value, self._shape):
-            self.trouble = (
-                f"its value has shape {tuple(value.shape)}; its matrix has {tuple(self._shape)}.\n"
-                '    Observe with keep="qk".'
-            )
+        try:
+            value = read()
+            if not _fits(value, shape):
+                raise RegardError(_UNFIT.format(tuple(value.shape), tuple(shape)))
+            self.in_graph = value if gradients else None
+            # All entries of a batch may share one value.
+            return self._append(value.detach().expand(*shape[:-3], *value.shape[-3:]), join)
+        except OSError:
+            raise
+        except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
+            name = "" if isinstance(cause, RegardError) else f"{type(cause).__name__}: "
+            self.trouble = f"{name}{cause}"
             return None
-        # All entries of a batch may share one value.
-        value = value.expand(*self._shape[:-3], *value.shape[-3:])
-        join = self._join
+
+    def _append(self, value: Tensor, join: Join | None) -> list[int]:
         if join is None:
-            self._value = self._tensor_copies.columns(value)
-        elif join.shared < join.stop and self._value is not None:
+            self._columns = self._tensor_copies.columns(value)
+        elif join.shared < join.stop and self._columns is not None:
             more = value[..., join.shared : join.stop, :]
-            self._value.append(join.base + join.shared, more)
+            self._columns.append(join.base + join.shared, more)
         else:
-            return None
-        return self._value.latest if isinstance(self._value, SpooledColumns) else None
+            return []
+        if not isinstance(self._columns, SpooledColumns):
+            return []
+        first, piece = cast("tuple[int, Piece]", self._columns.latest)
+        return [first, piece.number]
 
-    def fail(self, trouble: str) -> None:
-        """Record that the value cannot be recorded, and why."""
-        self.trouble = trouble
-
-    def connect(self, value: Tensor) -> None:
-        """Record the value of the last call as a part of autograd's graph."""
-        self.in_graph = value
-
-    def whole(self, kv_len: int) -> Callable[[], Tensor] | None:
+    def merged(self, kv_len: int) -> Callable[[], Tensor] | None:
         """Return a function that returns the merged value, (..., num_kv_heads, kv_len, head_dim).
 
         If the result is None, ``trouble`` is the reason.
         """
-        if self._missing:
-            self.trouble = self.trouble or _NEVER_SEEN
-        if self.trouble is not None or (columns := self._value) is None:
+        if self.trouble is not None or (columns := self._columns) is None:
             return None
         # The buffer may have room for keys that were never added.
         read = Lazy(lambda: columns.read(0, kv_len).contiguous())
@@ -170,8 +167,17 @@ class CallGroup:
         self._calls = None if asks else Calls(run.keys, copies.copy_once, copies.device)
         self._noted_keys = 0
 
-    def add(self, matrix: AttentionMatrix, join: Join | None) -> None:
+    def add(
+        self,
+        matrix: AttentionMatrix,
+        join: Join | None,
+        read_value: ReadValue | None,
+        *,
+        gradients: bool,
+    ) -> None:
         """Record the selected queries of a call, where it joins its run: copies, or answers.
+
+        ``read_value`` returns the value of the call; None if no value belongs to a key.
 
         Raises:
             OSError: the disk is full.
@@ -188,25 +194,15 @@ class CallGroup:
                 self._answers.add(answers, range(first, first + len(there)), base)
                 self._note_answers(answers, part, first, join)
             return
-        if self.values is not None:
-            self.values.expect(join, matrix.shape)
         query = None
         if part is not None:
             query = self._copies.copy(_rows_of(part))
             cast(Calls, self._calls).add(part, first, base, query)
+        value = None
+        if self.values is not None:
+            value = self.values.add(read_value, join, matrix.shape, gradients=gradients)
         if self._copies.spool is not None:
-            self._note_call(matrix, part, query, join, first)
-
-    def record_value(self, value: Tensor) -> None:
-        """Record the value of the last call.
-
-        Raises:
-            OSError: the disk is full.
-        """
-        piece = cast(Values, self.values).add(value)
-        if self._copies.spool is not None and cast(Values, self.values).trouble is None:
-            new = None if piece is None else (piece[0], piece[1].number)
-            self._copies.spool.note({"kind": "value", "run": self._number, "value": new})
+            self._note_call(matrix, part, query, value, join, first)
 
     def named(self, name: str) -> None:
         """Set the name of the layer in the recording."""
@@ -259,10 +255,11 @@ class CallGroup:
         matrix: AttentionMatrix,
         part: AttentionMatrix | None,
         query: Callable[[], Tensor] | None,
+        value: list[int] | None,
         join: Join | None,
         first: int,
     ) -> None:
-        """Append the plain data of a call to the spool, after its new keys and its query."""
+        """Append the plain data of a call to the spool, after its keys, its query and its value."""
         spool, keys = cast(Spool, self._copies.spool), None
         if join is None or join.shared < join.stop:
             at, piece = cast(Any, self._run.keys).latest
@@ -281,7 +278,8 @@ class CallGroup:
             return spool.append(tensor, once=True).number
 
         plain = None if part is None else plain_matrix(part, put)
-        self._note("call", first, join, keys=keys, columns=matrix.shape[-1], matrix=plain)
+        columns = matrix.shape[-1]
+        self._note("call", first, join, keys=keys, value=value, columns=columns, matrix=plain)
 
     def _note_answers(
         self, answers: Sequence[Any], part: AttentionMatrix, first: int, join: Join | None

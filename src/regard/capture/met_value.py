@@ -29,7 +29,6 @@ from regard.capture.contractions import (
 from regard.capture.dropout import Dropout, before_dropout
 from regard.capture.element_axes import Axes, contiguous
 from regard.capture.evidence import Evidence, explained
-from regard.capture.merging import RecordValue
 from regard.capture.refusals import Absence
 from regard.capture.score_steps import Steps
 from regard.capture.storages import Parameters, Storages, storage_key, tensors_in, written_by
@@ -124,7 +123,7 @@ class MetValue:
 
     Args:
         model: the model; its parameters do not count as activations.
-        record: called with each attention. It returns a function that receives the value, or None.
+        record: called with each attention.
         refuse: called with the module's name, the reason and a line.
         leave: called in the same way for weights that met no value.
         absence: collects operations that might have been attention.
@@ -138,7 +137,7 @@ class MetValue:
     def __init__(
         self,
         model: nn.Module,
-        record: Callable[[Met], RecordValue | None],
+        record: Callable[[Met], None],
         refuse: Callable[[str, str, str], None],
         leave: Callable[[str, str, str], None],
         absence: Absence,
@@ -376,9 +375,7 @@ class MetValue:
         ):
             self._refuse(met.name, _GATHERED.format(line), line)
         else:
-            record_value = self._record(met)
-            if record_value is not None and met.value is not None:
-                record_value(met.value)
+            self._record(met)
             if softmax is None or part is None or evidence is None:
                 return
             if "gives_weights" in vars(evidence) and evidence.is_exact:  # it was recorded

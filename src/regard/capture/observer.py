@@ -32,7 +32,6 @@ from regard.capture.fused_calls import (
     read_flex,
     unread_attention,
 )
-from regard.capture.merging import RecordValue
 from regard.capture.met_value import Met, MetValue
 from regard.capture.recorder import WITHOUT_NUMBERS, Recorder, has_no_numbers
 from regard.capture.refusals import UNSEEN, Absence, compiled_error, is_compiled
@@ -44,7 +43,6 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
 from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
-from regard.scores.query_key import QueryKeyScores
 from regard.tracing.operations import PRODUCTS, SOFTMAXES
 from regard.tracing.tracer import (
     Listener,
@@ -430,38 +428,30 @@ class _Watch:
         gradients = torch.is_grad_enabled()
         try:
             with apart(), torch.set_grad_enabled(gradients):
-                matrix, value = read()
-                is_given = not isinstance(matrix.source, QueryKeyScores)
-                given = value() if is_given else None
-                record_value = self._recorder.record(name, matrix, given, gradients=gradients)
-                if record_value is not None:
-                    record_value(value())
+                self._recorder.record(name, *read(), gradients=gradients)
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(name, cause, operation)
 
-    def _record_met(self, met: Met) -> RecordValue | None:
+    def _record_met(self, met: Met) -> None:
         """Record an attention that is written by hand."""
         if self._multiplying or self.absence.is_compiled:
-            return None
+            return
         self.absence.note_attention(met.name)
         gradients = torch.is_grad_enabled() and met.has_gradient
         try:
             with apart(), torch.set_grad_enabled(gradients):
                 if self._recorder.skips(met.name):
-                    return None
+                    return
                 matrix = met.matrix(gradients=gradients)
                 if matrix.mask is not None and bool(met.weights.isnan().any()):
                     self.absence.note_nan(met.name)
-                record_value = self._recorder.record(
-                    met.name, matrix, met.value, gradients=gradients
-                )
-                if record_value is None or matrix.ndim == met.weights.ndim:
-                    return record_value
-                # Heads in two axes, which the matrix has in one.
-                return lambda value: record_value(value.flatten(-4, -3))
+                value = met.value
+                if value is not None and matrix.ndim < met.weights.ndim:
+                    value = value.flatten(-4, -3)  # heads in two axes, which the matrix has in one
+                read_value = None if value is None else lambda: value
+                self._recorder.record(met.name, matrix, read_value, gradients=gradients)
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             self._fail(met.name, cause)
-            return None
 
     def _leave(self, name: str, reason: str, line: str) -> None:
         """Note weights that met no value; their module may still record another attention."""

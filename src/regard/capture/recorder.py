@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from regard.capture.distribution import GATHERED, Distribution, HeadRange
 from regard.capture.generation import Call, Run, Runs, WeightCall
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
-from regard.capture.merging import CallGroup, RecordValue, Values
+from regard.capture.merging import CallGroup, ReadValue, Values
 from regard.capture.refusals import Problems
 from regard.capture.selection import Selection
 from regard.capture.slicing import some_heads, some_queries, unrepeated, value_heads
@@ -156,23 +155,22 @@ class Recorder:
         self,
         name: str,
         matrix: AttentionMatrix,
-        value: Tensor | None = None,
+        read_value: ReadValue | None = None,
         *,
         gradients: bool = False,
-    ) -> RecordValue | None:
+    ) -> None:
         """Record an attention that a module has just run, from the model's own tensors.
 
-        Return a function that receives the model's value tensor; None if it is not recorded. A
-        matrix of given weights or scores comes with its value, by which its calls are merged. With
-        ``gradients``, gradients flow through the recording to the model.
+        ``read_value`` returns the model's value; None if each query has a value of its own. Calls
+        of given weights or scores are merged by it. With ``gradients``, gradients flow through the
+        recording to the model.
 
         Raises:
             ValueError: the attention lacks a selected head, or a reduction does not fit it.
         """
         self._count += 1
-        record_value = self._record(name, matrix, value, gradients=gradients)
+        self._record(name, matrix, read_value, gradients=gradients)
         self._report_progress()
-        return record_value
 
     def reserve(self, name: str) -> None:
         """Count a module among the layers, in the order in which they run."""
@@ -234,50 +232,54 @@ class Recorder:
                 self._failure = error
 
     def _record(
-        self, name: str, matrix: AttentionMatrix, value: Tensor | None, *, gradients: bool
-    ) -> RecordValue | None:
+        self, name: str, matrix: AttentionMatrix, read_value: ReadValue | None, *, gradients: bool
+    ) -> None:
         index = self._indices.setdefault(name, len(self._indices))
         if self._failure is not None:
-            return None
+            return
         if any(map(is_sharded, matrix.source.tensors)):
             self.refuse(name, GATHERED)
-            return None
+            return
         if name in self._refused or not self._selection.has_layer(name, index):
             with torch.no_grad():
-                self._runs.follow(name, _call_of(matrix, value), matrix.mask)
-            return None
+                self._runs.follow(name, _call_of(matrix, read_value), matrix.mask)
+            return
         if any(map(has_no_numbers, matrix.source.tensors)):
             self.refuse(name, WITHOUT_NUMBERS)
-            return None
+            return
         # Files, copies on another device and answers hold no graph.
         numbers = self._path or self._selection.device or self._selection.reductions
         gradients = gradients and not numbers
         if self._with_gradients and not (gradients or numbers) and is_checkpointed_without_graph():
             self.refuse(name, _CHECKPOINTED)
-            return None
+            return
         # Copies are made outside inference mode, so that autograd can use them later.
         with torch.inference_mode(False), torch.set_grad_enabled(gradients):
             whole = unrepeated(matrix)
             heads = self._chosen_heads(name, whole)
             if not heads.here:
                 self.without[name] = None
-                return None
+                return
             part = whole if heads.are_all else some_heads(whole, heads.here)
+
+        def value_of_part() -> Tensor:
+            with torch.set_grad_enabled(gradients):
+                return value_heads(
+                    cast(ReadValue, read_value)(), whole, None if heads.are_all else heads.here
+                )
+
+        some_value = None if read_value is None else value_of_part
         with torch.inference_mode(False), torch.no_grad():
             if self._selection.names is not None or heads.numbers is not None:
                 self._origins[name] = Origin(index, heads.numbers)
             if (reason := self._too_large(name, part)) is not None:
                 self.refuse(name, reason)
-                return None
+                return
+            call = _call_of(part, read_value)
             try:
-                calls = self._add_call(name, part, value, gradients=gradients)
+                self._add_call(name, call, part, some_value, gradients=gradients)
             except OSError as error:
                 self._failure = error
-                return None
-        if calls.values is None:
-            return None
-        chosen = None if heads.are_all else heads.here
-        return partial(self._record_value, calls, calls.values, whole, chosen, gradients)
 
     def _too_large(self, name: str, part: AttentionMatrix) -> str | None:
         """Return why the weights of a call cannot be kept in memory; None if they can."""
@@ -316,29 +318,6 @@ class Recorder:
             known = layer_at(self._seen.layers, layer)
             matrix = self.graph.matrix(known.whole(), some_queries(part, rows))
             self._seen.put(replace(known, matrix=InMemory(matrix)))
-
-    def _record_value(
-        self,
-        calls: CallGroup,
-        values: Values,
-        matrix: AttentionMatrix,
-        heads: list[int] | None,
-        gradients: bool,
-        value: Tensor,
-    ) -> None:
-        """Record the value of the last call; a failure is reported when the block ends."""
-        if self._failure is not None:
-            return
-        with torch.inference_mode(False), torch.no_grad():
-            try:
-                calls.record_value(value_heads(value, matrix, heads))
-                if gradients:
-                    with torch.enable_grad():
-                        values.connect(value_heads(value, matrix, heads))
-            except OSError as error:
-                self._failure = error
-            except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
-                values.fail(_reason(cause))
 
     def close(self) -> None:
         """Merge the calls of each layer and write the file; call this when the block has ended."""
@@ -427,7 +406,7 @@ class Recorder:
             )
 
     def _put_value(self, name: str, values: Values, kv_len: int) -> None:
-        value = values.whole(kv_len)
+        value = values.merged(kv_len)
         if value is not None:
             if values.in_graph is not None and self._has_graph(name):
                 with torch.enable_grad():
@@ -438,9 +417,14 @@ class Recorder:
             self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
 
     def _add_call(
-        self, name: str, part: AttentionMatrix, value: Tensor | None, *, gradients: bool
-    ) -> CallGroup:
-        call = _call_of(part, value)
+        self,
+        name: str,
+        call: Call,
+        part: AttentionMatrix,
+        read_value: ReadValue | None,
+        *,
+        gradients: bool,
+    ) -> None:
         # If keys are not recorded, the keys of one head suffice to group calls.
         if self._selection.reductions or isinstance(call, WeightCall):
             call = replace(call, key=call.key[..., :1, :, :] if call.key.ndim > 2 else call.key)
@@ -456,13 +440,12 @@ class Recorder:
                 self._origins.get(name),
             )
         calls = self._call_groups[run]
-        calls.add(part, join)
+        calls.add(part, join, read_value, gradients=gradients)
         layer = None if calls.name is not None else calls.layer()
         if layer is not None:
             calls.named(self._add(layer))
         if gradients and join is None and calls.name is not None:
             self._show_graph(calls.name, part)
-        return calls
 
     def _add(self, layer: Layer) -> str:
         """Add a layer under the name of its module, and return the layer's unique name."""
@@ -533,12 +516,12 @@ def has_no_numbers(tensor: Tensor) -> bool:
         return tensor.device.type == "meta"
 
 
-def _call_of(matrix: AttentionMatrix, value: Tensor | None) -> Call:
+def _call_of(matrix: AttentionMatrix, read_value: ReadValue | None) -> Call:
     """Return what tells whether a call of a layer continues earlier ones."""
     source = matrix.source
     if isinstance(source, GivenScores):
         columns = source.values.new_zeros(()).expand(source.shape[-1], 1)
-        return WeightCall(source.values, columns if value is None else value)
+        return WeightCall(source.values, columns if read_value is None else read_value())
     return cast(QueryKeyScores, source)
 
 

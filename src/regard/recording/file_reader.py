@@ -177,7 +177,7 @@ def _recovered(path: Path) -> Recording:
                 runs = {run: calls for run, calls in runs.items() if calls.module != note["module"]}
             else:
                 run = note["run"]
-                if run not in runs and note["kind"] != "value":
+                if run not in runs:
                     runs[run] = _StoredCalls(file, path, recent, note["module"])
                 runs[run].add(note)
         for calls in runs.values():
@@ -340,7 +340,7 @@ class _StoredCalls:
             tuple[Any, int]
         ] = []  # of each call, with the calls that have rows so far
         self._count = 0
-        self._values = 0
+        self._has_value = True
         self._masks: dict[int, Tensor] = {}
 
     @property
@@ -349,13 +349,8 @@ class _StoredCalls:
         return bool(self._notes and self._notes[-1][0]["spills"])
 
     def add(self, note: Any) -> None:
-        """Add the plain data of a call or a value."""
+        """Add the plain data of a call."""
         try:
-            if note["kind"] == "value":
-                self._values += 1
-                if note["value"] is not None:
-                    self._append(self._value, "value", note["value"])
-                return
             if note["kind"] == "call":
                 self._add_call(note)
             self._notes.append((note, self._count))
@@ -365,6 +360,9 @@ class _StoredCalls:
     def _add_call(self, note: Any) -> None:
         if note["keys"] is not None:
             self._append(self._keys, "key", note["keys"])
+        if note["value"]:
+            self._append(self._value, "value", note["value"])
+        self._has_value &= note["value"] is not None
         if note["matrix"] is None:
             return  # none of its queries is selected
         scores, base = note["matrix"]["scores"], count_of(note["base"])
@@ -407,8 +405,6 @@ class _StoredCalls:
         notes = self._notes
         if not notes:
             return None
-        if self._values and self._values == len(notes) - 1:
-            notes = notes[:-1]  # the process ended before the value of the last call
         notes = _up_to_totals(notes)
         last, count = notes[-1]
         kv_len, start, ran = (count_of(last[key]) for key in ("kv_len", "start", "ran"))
@@ -428,7 +424,7 @@ class _StoredCalls:
         kept = recorded_queries(rows, ran, start)
         check_rows(shape, origin, kept)
         value = None
-        if self._values == len(notes) and self._value.length >= kv_len:
+        if self._has_value and self._value.length >= kv_len:
             value = self._lazy("value", lambda: self._value.read(0, kv_len), shape)
         matrix = self._lazy("matrix", build, shape)
         return Layer(self.module, shape, matrix, Answers(), origin, kept, value)
