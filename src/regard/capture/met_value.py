@@ -203,7 +203,7 @@ class MetValue:
     def _give_up(self, softmax: Softmax) -> None:
         if not softmax.is_met and softmax.name is not None and softmax.is_written_out:
             how = f"exponentials of scores ({softmax.line}) meet no value in a product of matrices"
-            self._absence.note_unlike(softmax.name, how)
+            self._absence.note_missing(softmax.name, how, is_certain=False)
         elif not softmax.is_met and softmax.name is not None:
             self._leave(softmax.name, _UNMET.format(softmax.line), softmax.line)
         softmax.is_met = True
@@ -405,7 +405,7 @@ class MetValue:
         product, name = track.product, operation.module()
         if track.softmax is not None and name is not None and not is_outer(track):
             how = f"exponentials of scores ({track.softmax.line}) multiply a value: {fault}"
-            self._absence.note_unlike(name, how)
+            self._absence.note_missing(name, how, is_certain=False)
             return
         if product is None or product.parameter is not None or is_outer(track):
             return
@@ -416,7 +416,7 @@ class MetValue:
             return
         if name is not None and name in product.modules:
             how = f"scores meet a value ({operation.line()}) without a softmax"
-            self._absence.note_unlike(name, f"{how}: {fault}")
+            self._absence.note_missing(name, f"{how}: {fault}", is_certain=False)
 
     def _note(self, operation: Operation, softmax: Softmax, value: Tensor) -> None:
         """Note the softmax of anything but a product of activations that multiplies a value.
@@ -429,7 +429,7 @@ class MetValue:
         how = f"a softmax ({softmax.line}) of no product of query and key multiplies a value"
         if self._parameters.has(value):
             how = f"a softmax ({softmax.line}) multiplies a parameter, so its values are learned"
-        self._absence.note_other(name, how)
+        self._absence.note_missing(name, how)
 
     def _owner(self, operation: Operation, track: Track) -> str | None:
         """Return the innermost running module that also ran the product of query and key.
@@ -808,7 +808,7 @@ class MetValue:
             name = operation.module()
             if name is not None and self._tracks.of(source) is None and any(chosen):
                 how = f"an index of the scores chooses a value ({operation.line()})"
-                self._absence.note_other(name, how)
+                self._absence.note_missing(name, how)
         self.follow(operation)
 
     def _sample(self, operation: Operation) -> None:

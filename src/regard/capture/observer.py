@@ -464,7 +464,7 @@ class _Watch:
         self._handwritten.finish()
         for name, (reason, line) in self._unmet.items():
             if self._recorder.has(name):
-                self.absence.note_other(name, reason.partition(".\n")[0])
+                self.absence.note_missing(name, reason.partition(".\n")[0])
             else:
                 self._refuse(name, reason, line)
 

@@ -82,8 +82,7 @@ class Absence:
         self._model = model
         self._innermost: set[str | None] = set()
         self._running: set[str] = set()
-        self._unlike: dict[str, str] = {}
-        self._others: dict[str, str] = {}
+        self._missing: dict[str, tuple[str, bool]] = {}  # what is not recorded; certainly or not
         self._with_nan: dict[str, None] = {}
         self._present: set[str] = set()
         self._ran = False
@@ -109,13 +108,14 @@ class Absence:
         """Record that a module ran an attention, whether it is recorded or not."""
         self._present.add(name)
 
-    def note_unlike(self, name: str, how: str) -> None:
-        """Record that a module multiplied scores by a value without a softmax, and where."""
-        self._unlike.setdefault(name, how)
+    def note_missing(self, name: str, how: str, *, is_certain: bool = True) -> None:
+        """Record that a module has attention that is not recorded, and where.
 
-    def note_other(self, name: str, how: str) -> None:
-        """Record that a module multiplied the softmax of anything else by a value, and where."""
-        self._others.setdefault(name, how)
+        Unless it ``is_certain``, it counts only in a module without any other attention: scores
+        that meet a value without a softmax may be a step of it.
+        """
+        if name not in self._missing or (is_certain and not self._missing[name][1]):
+            self._missing[name] = how, is_certain
 
     def note_nan(self, name: str) -> None:
         """Record that a module made NaN of rows without keys, which are 0 in the recording."""
@@ -126,7 +126,7 @@ class Absence:
 
         A module is an attention module if the name of its class ends so.
         """
-        named = {*self._present, *self._unlike, *self._others, *refused}
+        named = {*self._present, *self._missing, *refused}
         return [
             name
             for name, module in module_names(self._model).items()
@@ -147,11 +147,10 @@ class Absence:
                 "in the recording.\n    Give each query a key to attend to.",
                 stacklevel=4,
             )
-        missing = {name: how for name, how in self._unlike.items() if name not in self._present}
-        missing |= self._others
         kinds: dict[str, list[tuple[str, str]]] = {}
-        for name, how in missing.items():
-            kinds.setdefault(how.partition(": ")[0], []).append((name, how))
+        for name, (how, is_certain) in self._missing.items():
+            if is_certain or name not in self._present:
+                kinds.setdefault(how.partition(": ")[0], []).append((name, how))
         if kinds:
             texts: list[str] = []
             for (name, how), *others in kinds.values():
@@ -167,7 +166,7 @@ class Absence:
         )
 
     def _why(self) -> tuple[str, str]:
-        for name, how in (self._unlike | self._others).items():
+        for name, (how, _) in self._missing.items():
             return f"in {name!r}, {how}", _SOFTMAX_ALONE
         if not self._ran:
             return (
