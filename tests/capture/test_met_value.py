@@ -325,6 +325,51 @@ def test_every_order_of_axes(axes: str) -> None:
     assert check(Layer(attend))["layer"].ndim == 4
 
 
+def query_by_query(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
+    """Each query attends to the keys up to its own; the first has one key."""
+    rows, outputs = list[Tensor](), list[Tensor]()
+    for stop in range(1, T + 1):
+        weights = torch.einsum("bhd,bhkd->bhk", q[:, :, stop - 1], k[:, :, :stop]).softmax(-1)
+        with apart():
+            rows.append(functional.pad(weights, (0, T - stop)))
+        outputs.append(torch.einsum("bhk,bhkd->bhd", weights, v[:, :, :stop]))
+    with apart():
+        keep(torch.stack(rows, 2))
+    return torch.stack(outputs, 2)
+
+
+def shared_key(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
+    """Heads that share key and value, in an order in which einsum has the queries first."""
+    weights = keep(torch.einsum("bhqd,bkd->bhqk", q, k[:, 0]).softmax(-1))
+    return torch.einsum("bhqk,bkd->bqhd", weights, v[:, 0])
+
+
+def window(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
+    """Each query has three keys and values of its own."""
+    k, v = (functional.pad(each, (0, 0, 1, 1)).unfold(2, 3, 1) for each in (k, v))
+    weights = (q[..., None, :] @ k).squeeze(-2).softmax(-1)
+    with apart():
+        keep(weights[..., None, :])
+    return (v @ weights[..., None]).squeeze(-1)
+
+
+@pytest.mark.parametrize(
+    ("attend", "shape"),
+    [(query_by_query, (B, H, T, T)), (shared_key, (B, H, T, T)), (window, (B, H, T, 1, 3))],
+)
+def test_axes_are_those_of_the_model(attend: Attend, shape: tuple[int, ...]) -> None:
+    seen = check(Layer(attend))
+    assert seen["layer"].shape == shape
+    assert "given weights" not in repr(seen["layer"])
+
+
+def test_heads_that_share_a_value_give_the_output() -> None:
+    layer, x = Layer(shared_key), torch.randn(B, T, D, generator=torch.manual_seed(1))
+    with torch.no_grad(), regard.observe(layer, keep="qkv") as seen:
+        output = layer(x)
+    torch.testing.assert_close((seen[0] @ seen.value(0)).transpose(1, 2), output)
+
+
 # Parameters that hooks exchange
 
 
