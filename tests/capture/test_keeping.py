@@ -198,17 +198,17 @@ def test_the_largest_of_fewer_keys_than_were_asked_for_are_padded(tmp_path: Path
 def test_a_layer_that_cannot_be_put_together_loses_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, real = llama(), regard.recording.merged_calls.Calls.matrix
+    model, real = llama(), regard.recording.merged_calls.Calls.layer
     given = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
-    def fails_once(calls: Any, selected: range, kv_len: int) -> Any:
+    def fails_once(calls: Any, name: str, extent: Any, selected: range) -> Any:
         if selected == range(9) and not failed:
             failed.append(calls)
             raise AttributeError("no such thing")
-        return real(calls, selected, kv_len)
+        return real(calls, name, extent, selected)
 
     failed = list[object]()
-    monkeypatch.setattr(regard.recording.merged_calls.Calls, "matrix", fails_once)
+    monkeypatch.setattr(regard.recording.merged_calls.Calls, "layer", fails_once)
     with pytest.raises(regard.RegardError) as error, regard.observe(model, strict=True) as seen:
         model.generate(ids(), **given)
     assert str(error.value) == (

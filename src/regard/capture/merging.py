@@ -6,6 +6,7 @@ way as keys.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -19,13 +20,13 @@ from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.file_format import ORIGIN, Plain, plain_answers, plain_matrix
 from regard.recording.file_writer import check_numbers
-from regard.recording.layers import Answers, InMemory, Layer, Lazy, Origin, asked_of
+from regard.recording.layers import InMemory, Layer, Lazy, Origin, asked_of
 from regard.recording.merged_calls import (
     CallAnswers,
     Calls,
     Columns,
+    Extent,
     SpooledColumns,
-    recorded_queries,
 )
 from regard.recording.spool import Piece, Spool
 from regard.reductions.reduction import Reduction
@@ -224,23 +225,15 @@ class CallGroup:
 
         The layer lacks the answers of reductions in ``unmerged``.
         """
-        ran, start = self._run.q_len, self._run.start
+        extent = Extent(self.kv_len, self._run.start, self._run.q_len)
         if self._answers is not None:
-            if not self._answers.calls:
-                return None
-            shape = torch.Size((*self._leading, self._answers.q_len, self.kv_len))
-            queries = recorded_queries(self._answers.rows, ran, start)
-            return Layer(
-                self.module, shape, None, self._answers.merged(self.kv_len), self._origin, queries
-            )
-        rows = self._selection.rows(0, ran, all_there=True)
-        found = cast(Calls, self._calls).matrix(rows, self.kv_len)
-        if found is None:
-            return None
-        shape, merge = found
-        matrix = InMemory(merge()) if self._copies.spool is None else Lazy(merge)
-        queries = recorded_queries(rows, ran, start)
-        return Layer(self.module, shape, matrix, Answers(), self._origin, queries)
+            layer = self._answers.layer(self.module, extent, self._leading)
+        else:
+            rows = self._selection.rows(0, extent.ran, all_there=True)
+            layer = cast(Calls, self._calls).layer(self.module, extent, rows)
+            if layer is not None and self._copies.spool is None:
+                layer = replace(layer, matrix=InMemory(layer.whole()))
+        return None if layer is None else replace(layer, origin=self._origin)
 
     @property
     def unmerged(self) -> list[Reduction]:

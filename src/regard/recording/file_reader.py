@@ -41,8 +41,8 @@ from regard.recording.merged_calls import (
     SPILLED,
     CallAnswers,
     Calls,
+    Extent,
     SpooledColumns,
-    recorded_queries,
 )
 from regard.recording.recording import Recording, merged
 from regard.recording.spool import MAGIC, SpoolFile, spool_of
@@ -407,33 +407,32 @@ class _StoredCalls:
             return None
         notes = _up_to_totals(notes)
         last, count = notes[-1]
-        kv_len, start, ran = (count_of(last[key]) for key in ("kv_len", "start", "ran"))
-        origin = ORIGIN.read(last["origin"], None)
+        extent = Extent(*(count_of(last[key]) for key in ("kv_len", "start", "ran")))
         if last["kind"] == "answers":
             answers, leading = self._answers([note for note, _ in notes])
-            shape = torch.Size((*leading, answers.q_len, kv_len))
-            kept = recorded_queries(answers.rows, ran, start)
-            merged = answers.merged(kv_len)
-            check_rows(shape, origin, kept)
-            return Layer(self.module, shape, None, merged, origin, kept)
-        rows = range(ran)[queries]
-        found = self._calls.matrix(rows, kv_len, count)
-        if found is None or kv_len > self._keys.length:
+            layer = answers.layer(self.module, extent, leading)
+        elif extent.kv_len <= self._keys.length:
+            layer = self._calls.layer(self.module, extent, range(extent.ran)[queries], count)
+        else:
+            layer = None
+        if layer is None:
             return None
-        shape, build = found
-        kept = recorded_queries(rows, ran, start)
-        check_rows(shape, origin, kept)
-        value = None
-        if self._has_value and self._value.length >= kv_len:
-            value = self._lazy("value", lambda: self._value.read(0, kv_len), shape)
-        matrix = self._lazy("matrix", build, shape)
-        return Layer(self.module, shape, matrix, Answers(), origin, kept, value)
+        layer = replace(layer, origin=ORIGIN.read(last["origin"], None))
+        check_rows(layer.shape, layer.origin, layer.queries)
+        return layer if layer.matrix is None else self._with_tensors(layer)
 
-    def _lazy(self, name: str, build: Callable[[], Content], shape: torch.Size) -> Lazy[Content]:
+    def _with_tensors(self, layer: Layer) -> Layer:
+        """Return a layer with a matrix and a value that are read on demand."""
+        kv_len, value = layer.shape[-1], None
+        if self._has_value and self._value.length >= kv_len:
+            value = self._lazy("value", lambda: self._value.read(0, kv_len))
+        return replace(layer, matrix=self._lazy("matrix", layer.whole), value=value)
+
+    def _lazy(self, name: str, build: Callable[[], Content]) -> Lazy[Content]:
         def read() -> tuple[Content, int]:
             try:
                 content = build()
-                if (problem := _problem(content, shape)) is not None:
+                if (problem := _problem(content, cast(Any, content).shape)) is not None:
                     raise ValueError(f"it has {problem}")
             except _WRONG as error:
                 raise _damaged(self._path, f"layer {self.module!r}: {_reason(error)}") from error

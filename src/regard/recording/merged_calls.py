@@ -8,7 +8,7 @@ kind becomes a bool tensor.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from regard.masks import Causal, Mask
 from regard.masks.recognise import allowed_rows, recognised_rows
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.recording.layers import Answers, Lazy, Queries
+from regard.recording.layers import Answers, Layer, Lazy, Queries
 from regard.recording.spool import Piece, Spool
 from regard.reductions.reduction import Reduction, RowStatistic
 from regard.reductions.sums import Sum
@@ -30,9 +30,9 @@ __all__ = [
     "CallAnswers",
     "Calls",
     "Columns",
+    "Extent",
     "MemoryColumns",
     "SpooledColumns",
-    "recorded_queries",
 ]
 
 SPILLED = (
@@ -155,6 +155,36 @@ class SpooledColumns:
                 yield read()[..., low:high, :]
 
 
+class Extent(NamedTuple):
+    """The keys and the queries of all calls of one attention.
+
+    Attributes:
+        kv_len: the number of keys.
+        start: the position of the first query among the keys; 0 if they are other tokens.
+        ran: the number of queries.
+    """
+
+    kv_len: int
+    start: int
+    ran: int
+
+    def layer(
+        self,
+        name: str,
+        leading: torch.Size,
+        rows: range | None,
+        q_len: int,
+        matrix: Callable[[], AttentionMatrix] | None,
+        answers: Answers,
+    ) -> Layer:
+        """Return a layer of the recorded rows; ``rows`` is None if they are no neighbours."""
+        queries = None
+        if rows is not None and (rows != range(self.ran) or self.start):
+            queries = Queries(self.start + rows.start, self.start + self.ran)
+        shape = torch.Size((*leading, q_len, self.kv_len))
+        return Layer(name, shape, matrix, answers, queries=queries)
+
+
 @dataclass(frozen=True, eq=False)
 class _Call:
     """The recorded part of one call, without its keys.
@@ -259,23 +289,25 @@ class Calls:
         device = self._device or part.device
         self._calls.append(_Call(first, part.shape, query, device, mask, bias, base))
 
-    def matrix(
-        self, selected: range, kv_len: int, count: int | None = None
-    ) -> tuple[torch.Size, Callable[[], AttentionMatrix]] | None:
-        """Return the shape of the matrix of the calls so far, and a function that merges them.
+    def layer(
+        self, name: str, extent: Extent, selected: range, count: int | None = None
+    ) -> Layer | None:
+        """Return the layer of the calls so far; None if none of their queries is selected.
+
+        They are merged whenever its matrix is read.
 
         Args:
-            selected: the positions of the queries among the queries of all calls. If there are
-                none, the result is None.
-            kv_len: the number of keys.
+            name: the name of the layer.
+            extent: the keys and queries of the calls.
+            selected: the positions of the queries among the queries of all calls.
             count: the number of calls; None for all of them.
         """
         calls = tuple(self._calls[:count])
-        rows = sum(len(call.only(selected).rows) for call in calls)
-        if not rows:
+        q_len = sum(len(call.only(selected).rows) for call in calls)
+        if not q_len:
             return None
-        shape = torch.Size((*calls[0].shape[:-2], rows, kv_len))
-        return shape, lambda: self._merged(calls, selected, kv_len)
+        matrix = Lazy(lambda: self._merged(calls, selected, extent.kv_len))
+        return extent.layer(name, calls[0].shape[:-2], selected, q_len, matrix, Answers())
 
     def _merged(self, every: Sequence[_Call], selected: range, kv_len: int) -> AttentionMatrix:
         calls = [part for call in every if (part := call.only(selected)).rows]
@@ -371,16 +403,6 @@ def _allowed(call: _Call, rows: range, shape: torch.Size) -> Tensor:
     return every
 
 
-def recorded_queries(rows: range | None, ran: int, start: int = 0) -> Queries | None:
-    """Return the recorded queries; None if all were recorded from the first token on, or unknown.
-
-    ``rows`` are the recorded ones among the ``ran`` queries; the first is at position ``start``.
-    """
-    if rows is None or (rows == range(ran) and not start):
-        return None
-    return Queries(start + rows.start, start + ran)
-
-
 class CallAnswers:
     """The answers of the calls of one attention, merged to those of all calls.
 
@@ -426,32 +448,26 @@ class CallAnswers:
         self.totals[index] = total
 
     @property
-    def q_len(self) -> int:
-        """The number of rows."""
-        return sum(map(len, self._rows))
-
-    @property
-    def rows(self) -> range | None:
-        """The positions of all rows; None if there is a gap between them."""
-        return self._rows[0] if len(self._rows) == 1 else None
-
-    @property
     def unmerged(self) -> list[Reduction]:
         """The reductions whose answers of several calls cannot be merged."""
         asked = self.reductions if self.calls > 1 else ()
         return [each for each in asked if not isinstance(each, RowStatistic | TopK | Sum)]
 
-    def merged(self, kv_len: int) -> Answers:
-        """Return the merged answers, without those of ``unmerged``.
+    def layer(self, name: str, extent: Extent, leading: torch.Size) -> Layer | None:
+        """Return the layer of the merged answers, without those of ``unmerged``.
 
-        ``kv_len`` is the number of keys of all calls.
+        ``leading`` are the sizes of the batch and of the heads. The result is None without answers.
         """
+        if not self.calls:
+            return None
         unmerged = self.unmerged
-        return Answers(
-            (each, self._merged(index, kv_len))
+        answers = Answers(
+            (each, self._merged(index, extent.kv_len))
             for index, each in enumerate(self.reductions)
             if each not in unmerged
         )
+        rows = self._rows[0] if len(self._rows) == 1 else None  # else there is a gap
+        return extent.layer(name, leading, rows, sum(map(len, self._rows)), None, answers)
 
     def _merged(self, index: int, kv_len: int) -> Any:
         if (total := self.totals.get(index)) is not None:
