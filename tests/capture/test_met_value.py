@@ -431,6 +431,12 @@ def edges(m: Tokens, x: Tensor) -> Tensor:
     return torch.zeros(T, D).index_add(0, to, weights[:, None] * x[0][of])[None]
 
 
+def deformable(m: Tokens, x: Tensor, weights: Tensor) -> Tensor:
+    points = m.query(x).unflatten(-1, (6, 2))[:, :, :4].tanh()
+    sampled = functional.grid_sample(x.mT[..., None], points, align_corners=False)
+    return (sampled * weights[:, None]).sum(-1).mT
+
+
 def chosen(m: Tokens, x: Tensor) -> Tensor:
     best = m.router(x).softmax(-1).topk(2, -1)
     outputs = torch.stack([expert(x) for expert in m.experts], -2)
@@ -478,6 +484,10 @@ NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
         (p := (m.score(x) + x[:, None, :, 0]).exp()) / p.sum(-1, True) @ x
     ),
     "edges": edges,
+    "deformable": lambda m, x: deformable(m, x, m.router(x).softmax(-1)),
+    "deformable, heads": lambda m, x: deformable(
+        m, x, m.query(x).unflatten(-1, (3, 4)).softmax(-1)[..., 0, :]
+    ),
     "NumPy": lambda m, x: torch.from_numpy((m.query(x) @ x.mT).numpy() * 2).softmax(-1) @ x,
     "learned keys": lambda m, x: (x @ m.memory.T).softmax(-1) @ m.memory,
     "learned keys of heads": lambda m, x: (
@@ -505,6 +515,68 @@ def test_no_attention_is_ignored(run: Callable[[Any, Tensor], Tensor]) -> None:
 )
 def test_other_attention_is_named(run: Callable[[Any, Tensor], Tensor]) -> None:
     assert observed(Tokens(run))[1]
+
+
+def chosen_queries(m: Tokens, x: Tensor) -> Tensor:
+    """ProbSparse attention, as in Informer."""
+    largest = m.query(x).norm(dim=-1).topk(3).indices
+    query = m.query(x).gather(1, largest[..., None].expand(-1, -1, D))
+    return (
+        x.mean(1, keepdim=True)
+        .expand_as(x)
+        .scatter(1, largest[..., None].expand(-1, -1, D), (query @ x.mT).softmax(-1) @ x)
+    )
+
+
+def sorted_keys(m: Tokens, x: Tensor) -> Tensor:
+    order = m.query(x)[..., :1].argsort(1).expand_as(x)
+    return (m.query(x) @ x.gather(1, order).mT).softmax(-1) @ x.gather(1, order)
+
+
+def by_landmarks(m: Tokens, x: Tensor) -> Tensor:
+    """Tokens attend to landmarks that attend to tokens, as in agent and Nyström attention."""
+    query, key = m.query(x), m.query(x).tanh()
+    landmarks = query.unflatten(1, (2, 3)).mean(2)
+    return (query @ landmarks.mT).softmax(-1) @ ((landmarks @ key.mT).softmax(-1) @ x)
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (chosen_queries, "an index chose the rows of its query, key or value"),
+        (sorted_keys, "an index chose the rows of its query, key or value"),
+        (by_landmarks, "its output is a product of several softmaxes"),
+    ],
+)
+def test_what_is_not_attention_of_all_tokens_is_refused(
+    run: Callable[[Any, Tensor], Tensor], reason: str
+) -> None:
+    seen, (message,) = observed(Tokens(run))
+    assert (list(seen), seen.refused[0].module) == (["plain"], "layer")
+    assert reason in message
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        lambda q: q,
+        lambda q: q.expand(B, -1, -1),
+        lambda q: q[None].repeat(B, 1, 1),
+        lambda q: q * torch.ones(B, 1, 1),
+    ],
+    ids=["itself", "expanded", "repeated", "broadcast"],
+)
+def test_learned_queries_are_recorded(spread: Callable[[Tensor], Tensor]) -> None:
+    last: list[Tensor] = []
+
+    def latents(m: Tokens, x: Tensor) -> Tensor:
+        weights = (spread(m.memory) @ m.query(x).mT).softmax(-1)
+        last[:] = [weights.detach().clone()]
+        return weights @ x
+
+    seen, messages = observed(Tokens(latents))
+    assert (list(seen), messages) == (["layer", "plain"], [])
+    assert error(seen["layer"].to_dense(), last[0]) <= 2e-6
 
 
 def all_pairs(m: Tokens, x: Tensor) -> tuple[Tensor, Tensor]:

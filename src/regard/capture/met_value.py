@@ -424,7 +424,7 @@ class MetValue:
         Routers, code books and label embeddings take it of the features of a linear layer.
         """
         name = operation.module()
-        if name is None or softmax.is_gate:
+        if name is None or (softmax.is_gate and name not in self._sampled):
             return
         how = f"a softmax ({softmax.line}) of no product of query and key multiplies a value"
         if self._parameters.has(value):
