@@ -489,6 +489,8 @@ NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
         m, x, m.query(x).unflatten(-1, (3, 4)).softmax(-1)[..., 0, :]
     ),
     "NumPy": lambda m, x: torch.from_numpy((m.query(x) @ x.mT).numpy() * 2).softmax(-1) @ x,
+    "scores of a layer": lambda m, x: m.query(x)[..., :T].softmax(-1) @ x,  # as in Synthesizer
+    "clusters": lambda m, x: m.router(x).softmax(-1) @ x[:, :4],
     "learned keys": lambda m, x: (x @ m.memory.T).softmax(-1) @ m.memory,
     "learned keys of heads": lambda m, x: (
         m.query(x).unflatten(-1, (3, 4)).softmax(-1) @ m.memory[:4]

@@ -327,9 +327,8 @@ class MetValue:
                 if fault is not None:
                     return False
                 if not has_learned_queries(track, shaped):
-                    if softmax.product is None or side.shape[1] > 1 or self._parameters.has(value):
-                        self._note(operation, softmax, value)
-                    return False  # else each token mixes outputs of its own, as of experts
+                    self._note(operation, softmax, value, rows=side.shape[1])
+                    return False
             weights = shaped if before is side else before.reshape(shaped.shape)
             met_value = shaped_value(value, shaped.shape[:-2], side.shape[0])
             if turned is not None:
@@ -418,16 +417,20 @@ class MetValue:
             how = f"scores meet a value ({operation.line()}) without a softmax"
             self._absence.note_missing(name, f"{how}: {fault}", is_certain=False)
 
-    def _note(self, operation: Operation, softmax: Softmax, value: Tensor) -> None:
+    def _note(self, operation: Operation, softmax: Softmax, value: Tensor, rows: int) -> None:
         """Note the softmax of anything but a product of activations that multiplies a value.
 
-        Routers, code books and label embeddings take it of the features of a linear layer.
+        Routers mix outputs of each token alone, so a value has one row of weights. Code books and
+        label embeddings are parameters, chosen by all features of a linear layer.
         """
         name = operation.module()
-        if name is None or (softmax.is_gate and name not in self._sampled):
+        is_learned = self._parameters.has(value)
+        is_router = rows == 1 and not is_learned and softmax.product is not None
+        is_choice = softmax.is_gate and (rows == 1 or is_learned)
+        if name is None or (name not in self._sampled and (is_choice or is_router)):
             return
         how = f"a softmax ({softmax.line}) of no product of query and key multiplies a value"
-        if self._parameters.has(value):
+        if is_learned:
             how = f"a softmax ({softmax.line}) multiplies a parameter, so its values are learned"
         self._absence.note_missing(name, how)
 
@@ -688,7 +691,7 @@ class MetValue:
             # A router multiplies the outputs of experts in the same way.
             is_sampled = operation.module() in self._sampled
             if softmax.is_gate is False or is_sampled or self._parameters.has(value):
-                self._note(operation, softmax, value)
+                self._note(operation, softmax, value, rows=1)
         return False
 
     def _note_factors(self, output: Tensor, first: Tensor, second: Tensor) -> None:
