@@ -44,6 +44,7 @@ from regard.capture.weight_tracks import (
     is_of_scores,
     is_outer,
     is_over_heads,
+    is_over_tokens,
     lines_of,
     query_axis,
     rounding_of,
@@ -155,7 +156,7 @@ class MetValue:
         self._multiplied: Storages[bool] = Storages()  # products of two activations, by element
         self._factors: Storages[_Factors] = Storages()
         self._powers: Storages[bool] = Storages()
-        self._projected: Storages[int] = Storages()  # features of a linear layer, and their rows
+        self._projected: Storages[int] = Storages()  # features of a linear layer: their rows
         self._sampled: set[str | None] = set()
         self._open: list[Softmax] = []
         self._met: WeakSet[Softmax] = WeakSet()
@@ -425,7 +426,7 @@ class MetValue:
         """
         name = operation.module()
         is_learned = self._parameters.has(value)
-        is_router = rows == 1 and not is_learned and softmax.product is not None
+        is_router = softmax.is_gate is None and rows == 1 and softmax.product and not is_learned
         is_choice = softmax.is_gate and (rows == 1 or is_learned)
         if name is None or (name not in self._sampled and (is_choice or is_router)):
             return
@@ -452,6 +453,7 @@ class MetValue:
         output = cast(Tensor, operation.output)
         if output.is_nested or not output.ndim or not output.numel():
             return
+        dim %= source.ndim
         self._absence.note_product(operation)
         track = self._tracks.of(source)
         for earlier in self._met:
@@ -468,11 +470,11 @@ class MetValue:
             operation.line(),
             source if product is not None else None,
             axes,
-            dim % source.ndim,
+            dim,
             steps,
             product,
             is_of_scores=track is not None and (product is None or product.parameter is None),
-            is_gate=self._is_gate(source, dim % source.ndim),
+            is_gate=not is_over_tokens(product, axes, dim) and self._is_gate(source, dim),
             shape=output.shape,
         )
         if softmax.is_of_scores:

@@ -153,6 +153,17 @@ def is_over_heads(track: Track, side: Tensor) -> bool:
     return False
 
 
+def is_over_tokens(product: Product | None, axes: Axes | None, dim: int) -> bool:
+    """Return True if an axis of scores of a parameter has the tokens, as for a learned query.
+
+    The axes of a router's scores have the experts, which are rows of the parameter.
+    """
+    if product is None or product.parameter is None or axes is None:
+        return False
+    is_row = axes.steps[dim] >= product.steps[1]
+    return is_row == (product.parameter is product.right)
+
+
 def has_learned_queries(track: Track, shaped: Tensor) -> bool:
     """Return True if the rows of weights are those of a parameter, as learned queries are."""
     product = track.product
