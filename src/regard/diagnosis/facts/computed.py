@@ -35,12 +35,15 @@ class Domain:
         shortest: the number of tokens of the shortest one.
         longest: the number of tokens of the longest one.
         difference: the largest difference between an output and the formula.
+        attended: the lengths of the shortest and the longest text that tokens of another one
+            attended to; None if they are as long as the tokens' own.
     """
 
     inputs: int
     shortest: int
     longest: int
     difference: float
+    attended: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +130,10 @@ class _Search:
         lengths = [run.sizes.tokens for run in runs]
         for number, facts in enumerate(all_facts):
             difference = max(_difference(facts, run, number) for run in runs)
-            domain = Domain(len(runs) - 1, min(lengths), max(lengths), difference)
+            keys = [run.rows[number].key.shape[-2] for run in runs]
+            is_cross = facts.around.crosses and keys != lengths
+            attended = (min(keys), max(keys)) if is_cross else None
+            domain = Domain(len(runs) - 1, min(lengths), max(lengths), difference, attended)
             yield Statement(facts, domain, base.rows[number])
 
     def _base(self) -> Run:

@@ -197,7 +197,11 @@ class Runs:
             Unread: a stage of an attention could not be read.
         """
         if not all(isinstance(tensor, Tensor) for tensor in inputs.values()):
-            raise Unread("projection", "NumPy code with projections inside cannot be looked into")
+            reason = (
+                "NumPy's projections cannot be looked into; the function of query, key and value "
+                "inside can be checked"
+            )
+            raise Unread("projection", reason)
         copies = {source: tensor.clone() for source, tensor in inputs.items()}
         trace = self._trace(args, kwargs, [*inputs.values()])
         if trace.attentions:

@@ -94,10 +94,18 @@ def _domain(statements: Sequence[Statement]) -> str:
     shortest = min(s.domain.shortest for s in statements)
     longest = max(s.domain.longest for s in statements)
     difference = max(s.domain.difference for s in statements)
-    lengths = f"{shortest} to {longest}" if shortest != longest else str(longest)
+    attended = [s.domain.attended for s in statements if s.domain.attended is not None]
+    others = ""
+    if attended:
+        fewest, most = min(pair[0] for pair in attended), max(pair[1] for pair in attended)
+        others = f" that attend to {_range(fewest, most)} of another text"
     count = "one input" if inputs == 1 else f"{inputs} inputs"
     largest = f"largest difference {difference:.0e}" if difference else "without any difference"
-    return f"verified on {count} of {lengths} tokens, {largest}"
+    return f"verified on {count} of {_range(shortest, longest)} tokens{others}, {largest}"
+
+
+def _range(smallest: int, largest: int) -> str:
+    return f"{smallest} to {largest}" if smallest != largest else str(largest)
 
 
 def _line(file_line: str) -> str:

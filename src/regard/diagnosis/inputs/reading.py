@@ -87,9 +87,10 @@ class Thing:
 
     @property
     def uses_numpy(self) -> bool:
-        """Return True for a function in a file that imports NumPy."""
+        """Return True for a function, or an object that is called, in a file that imports NumPy."""
         numpy = loaded_numpy()
-        names = getattr(self.call, "__globals__", {})
+        call = self.call if hasattr(self.call, "__globals__") else type(self.call).__call__
+        names = getattr(call, "__globals__", {})
         return numpy is not None and any(value is numpy for value in names.values())
 
     def of(self, role: str) -> Argument | None:
@@ -227,10 +228,9 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
                 sizes = sizes[: len(thing.widths)]
         for read in _readings(thing, sizes, causal):
             if (error := _failure(read)) is not None:
-                failures.append(error)
-                read = read.of_arrays()
-                if not thing.uses_numpy or _failure(read) is not None:
-                    continue
+                if not any(slot.is_array for slot in read.slots):  # else what follows says more
+                    failures.append(error)
+                continue
             is_empty = False
             yield read
             if (turned := read.turned()) is not None:
@@ -287,9 +287,8 @@ def _failure(specimen: Specimen) -> Exception | None:
         run = lab.run(contents, is_double=False)
         is_there = lab.sees_rows and (lab.has_batch or not specimen.has_batch)
         slot = next(iter(specimen.sources.values()))
-        # A mask with other axes than the scores makes an output with more axes than the input.
-        is_masked = any(own.kind == "filled" for own in specimen.slots)
-        is_wider = is_masked and not slot.high and lab.output_ndim > len(slot.axes)
+        # As where a mask has other axes than the scores, or a product keeps both batches.
+        is_wider = not slot.high and lab.output_ndim > len(slot.axes)
     except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
         return error
     sizes = (specimen.batch if specimen.has_batch else 1, specimen.tokens)
@@ -334,6 +333,8 @@ def _readings(
             needed = [a for a in takes_masks(thing.arguments) if a.required]
             for forms in product(*(forms_of(a, thing.source) for a in needed)):
                 read = replace(_read(thing, order, tokens, width, forms, vocabulary), causal=causal)
+                if thing.uses_numpy:  # NumPy takes tensors, too, but not all that it is asked for
+                    yield read.of_arrays()
                 yield read
                 yield from _with_other_memory(read, thing, width)
 
