@@ -167,12 +167,24 @@ def _projects_pieces(rows: Rows, trace: Trace, sizes: Sizes) -> bool:
     tokens = (sizes.batch or 1) * sizes.tokens
     if isinstance(source, str):
         return False
-    for factor in trace.steps[source].inputs[-2:-1]:  # the rows, before the matrix
-        is_one = factor.ndim == 3 and len(factor) == 1
-        matrix = factor.reshape(-1, factor.shape[-1]) if is_one else factor
-        if matrix.ndim == 2 and len(matrix) > tokens and len(matrix) % tokens == 0:
-            return len(cast(Tensor, matrix[:, 0].unique())) > tokens
-    return False
+    size = trace.steps[source].outputs[0].numel()
+    products = (  # a bias may be added to one
+        step
+        for step in reversed(trace.steps[: source + 1])
+        if step.name in _PRODUCTS and step.outputs[0].numel() == size
+    )
+    product = next(products, None)
+    if product is None:
+        return False
+    factor, matrix = product.inputs[-2:]
+    if matrix.ndim == 3 and not torch.equal(matrix, matrix[:1].expand_as(matrix)):
+        return False
+    pieces = factor.reshape(-1, factor.shape[-1])
+    is_longer = len(pieces) > tokens and len(pieces) % tokens == 0
+    return is_longer and len(cast(Tensor, pieces[:, 0].unique())) > tokens
+
+
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
 def _holds(output: Tensor, keys: Tensor) -> bool:
