@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs
-from regard.diagnosis.inputs.signature import definition_of, is_cache, signature_of
+from regard.diagnosis.inputs.signature import is_cache, signature_of
 from regard.diagnosis.inputs.specimen import Contents, Slot, Specimen
 from regard.diagnosis.inputs.subject import is_installed
 from regard.diagnosis.inputs.tape import in_words, tensors_in
@@ -46,7 +46,7 @@ class Cache(Law):
         caches = [n for n in parameters if _CACHE.search(n) and n not in (*flags, *starts)]
         if not caches and not (starts and _kept(s.call)):
             is_direct = {"query", "key", "value"} <= set(s.sources)
-            if is_direct and (s.has_fewer_queries or _says_cache(s.call)):
+            if is_direct and s.has_fewer_queries:
                 return self._continued(lab)
             raise NotTried("It takes no cache.", applies=False)
         if any(slot.name in caches and slot.source for slot in s.slots):
@@ -154,7 +154,7 @@ class Cache(Law):
             ) from error
         if rows.shape != whole[:, -2:].shape or not differs(rows, whole[:, -2:]).any():
             return None
-        if s.causal is None and not _says_cache(s.call):
+        if s.causal is None:
             raise NotTried(
                 "With fewer queries than keys its first query sees the first key only: pass "
                 "causal=True if the last query is the newest token, as with a cache."
@@ -328,12 +328,3 @@ def _tables(lab: Lab, done: int, size: int) -> dict[str, Any]:
 def _is_flag(name: str, parameter: inspect.Parameter) -> bool:
     is_bool = isinstance(parameter.default, bool) or parameter.annotation is bool
     return _CACHE.search(name) is not None and (is_bool or _FLAG.match(name) is not None)
-
-
-def _says_cache(call: Callable[..., Any]) -> bool:
-    """Return True if the names of code say that its keys come from a cache."""
-    names = (getattr(definition_of(call), "__name__", ""), *signature_of(call).parameters)
-    return any(map(_CONTINUES.search, names))
-
-
-_CONTINUES = re.compile(r"cache|past|incremental|newest|new_tokens|decode", re.IGNORECASE)
