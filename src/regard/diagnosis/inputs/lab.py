@@ -109,8 +109,11 @@ class Lab:
         return exact
 
     @cached_property
-    def _uses_flex(self) -> bool:
-        return isinstance(self.specimen.call, nn.Module) and uses_flex_attention(self.specimen.call)
+    def _takes_gradients(self) -> bool:
+        # On a CPU flex_attention refuses parameters that take gradients.
+        call = self.specimen.call
+        is_flex = isinstance(call, nn.Module) and uses_flex_attention(call)
+        return self.specimen.takes_gradients and not is_flex
 
     @property
     def model(self) -> nn.Module | None:
@@ -123,8 +126,7 @@ class Lab:
         if not isinstance(original, nn.Module):
             return original
         own = independent(original)
-        # On a CPU flex_attention refuses parameters that take gradients.
-        return own if grads or not self._uses_flex else own.requires_grad_(False)
+        return own if grads or self._takes_gradients else own.requires_grad_(False)
 
     def run(
         self,

@@ -227,7 +227,11 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
                 # It runs with a batch, so what runs by chance without one says nothing.
                 sizes = sizes[: len(thing.widths)]
         for read in _readings(thing, sizes, causal):
-            if (error := _failure(read)) is not None:
+            error = _failure(read)
+            if error is not None and _WRITES.search(str(error)):
+                read = replace(read, takes_gradients=False)
+                error = _failure(read)
+            if error is not None:
                 if not any(slot.is_array for slot in read.slots):  # else what follows says more
                     failures.append(error)
                 continue
@@ -273,6 +277,10 @@ def grouped(thing: Thing, causal: bool | None) -> Specimen | None:
         if _failure(own) is None:
             return own
     return None
+
+
+# What code may write into only where no gradients are taken, as in inference.
+_WRITES = re.compile("modified inplace|used in an in-place")
 
 
 class _OtherRows(ValueError):

@@ -146,6 +146,7 @@ class Specimen:
         is_example: the caller gave an example of a call.
         has_fewer_queries: the example has fewer queries than keys.
         apart: the sources that have another number of tokens than the first one in the example.
+        takes_gradients: it runs with parameters that take gradients.
     """
 
     name: str
@@ -163,6 +164,7 @@ class Specimen:
     is_example: bool = False
     has_fewer_queries: bool = False
     apart: tuple[str, ...] = ()
+    takes_gradients: bool = True
 
     @property
     def words(self) -> str:

@@ -249,7 +249,7 @@ def _without_gradients(lab: Lab, error: Exception) -> NotTried:
     """Return why no gradient was tried."""
     known = {
         "FlexAttention does not support backward": "flex_attention has none on a CPU",
-        "modified by an inplace operation": "it writes in place into what they need",
+        "inplace": "it writes in place into what they need",
     }
     why = next((own for said, own in known.items() if said in str(error)), None)
     if why is not None:
