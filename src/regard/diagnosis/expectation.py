@@ -8,7 +8,17 @@ from typing import Any, Final, cast
 
 from regard.errors import check_whole
 
-__all__ = ["ANY", "KINDS", "MEANINGS", "NORMS", "Any_", "Spec", "spec", "spec_of_json"]
+__all__ = [
+    "ANY",
+    "KINDS",
+    "MEANINGS",
+    "NORMS",
+    "Any_",
+    "Spec",
+    "position_words",
+    "spec",
+    "spec_of_json",
+]
 
 
 class Any_:
@@ -126,7 +136,7 @@ def _said(name: str, value: Any) -> str:
         case "scale":
             return f"scale {value:g}"
         case "positions":
-            return "no positions" if value is None else f"positions: {_position_words(value)}"
+            return "no positions" if value is None else f"positions: {position_words(value)}"
         case "bias":
             return f"a {value} bias"
         case "softcap":
@@ -142,10 +152,11 @@ def _said(name: str, value: Any) -> str:
             return f"{value} norm of queries and keys"
 
 
-def _position_words(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    details = dict(cast("dict[str, Any]", value))
+def position_words(positions: Any) -> str:
+    """Return positions, as a spec has them, in words."""
+    if not isinstance(positions, Mapping):
+        return str(positions or "none")
+    details = dict(cast("Mapping[str, Any]", positions))
     kind = details.pop("kind")
     return " ".join([str(kind), *(f"{name} {number}" for name, number in details.items())])
 

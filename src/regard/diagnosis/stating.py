@@ -225,7 +225,7 @@ def _finding(deviation: Deviation, statement: Statement, *, is_fault: bool) -> F
     if deviation.mistake:
         entry = replace(fault(deviation.mistake), severity=severity)
     else:
-        entry, detail = Fault(deviation.fact, str(deviation), "", severity=severity), ""
+        entry, detail = Fault(deviation.fact, detail, "", severity=severity), ""
     lines, stage = statement.facts.lines, deviation.stage
     stages = (stage, stage.partition(" ")[0], *_NEXT.get(stage, ()), "softmax", "product")
     file_line = next((lines[stage] for stage in stages if lines.get(stage)), "")

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from regard.diagnosis.expectation import ANY, KINDS, MEANINGS, NORMS, Spec, spec
+from regard.diagnosis.expectation import ANY, KINDS, MEANINGS, NORMS, Spec, position_words, spec
 from regard.diagnosis.facts.arguments import Hiding
 from regard.diagnosis.facts.formula import Facts, mistake_of_scale
 from regard.diagnosis.facts.paths import Norm, Operation, Part, Rotation
@@ -41,10 +41,7 @@ class Deviation:
     mistake: str = ""
     is_wrong: bool = False
     number: float | None = None
-
-    def __str__(self) -> str:
-        """Return it as a sentence."""
-        return f"{self.fact}: {self.actual}; expected: {self.expected}."
+    is_of_projection: bool = False
 
 
 def spec_of(facts: Facts) -> Spec:
@@ -335,7 +332,7 @@ def _position_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviat
             is_bias = positions["kind"].startswith("a bias")
             text = "one that falls" if is_bias else "the same for queries and keys"
             is_wrong = facts.around.is_module and not is_bias
-            words = _position_words(positions)
+            words = position_words(positions)
             yield Deviation("positions", words, text, "product", is_wrong=is_wrong)
         return
     wanted = expected.positions
@@ -353,7 +350,7 @@ def _position_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviat
         and all(_is_near(positions.get(name), value) for name, value in wanted.items())
     )
     if not (is_free or is_unknown or is_same):
-        words, text = _position_words(positions), _position_words(wanted)
+        words, text = position_words(positions), position_words(wanted)
         yield Deviation("positions", words, text, "product")
 
 
@@ -370,13 +367,6 @@ def _other_deviations(facts: Facts, expected: Spec) -> Iterator[Deviation]:
     norm = norm_of(facts)
     if expected.qk_norm not in (ANY, norm):
         yield Deviation("qk_norm", str(norm), str(expected.qk_norm), "product")
-
-
-def _position_words(positions: Mapping[str, Any] | None) -> str:
-    if positions is None:
-        return "none"
-    details = (f"{name} {value}" for name, value in positions.items() if name != "kind")
-    return " ".join([positions["kind"], *details])
 
 
 def _is_near(first: Any, second: Any) -> bool:
