@@ -11,7 +11,7 @@ from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.facts.arguments import Mask
 from regard.diagnosis.facts.computed import Computed, Statement, computed
 from regard.diagnosis.facts.formula import is_same_scale
-from regard.diagnosis.facts.judging import Deviation, deviations
+from regard.diagnosis.facts.judging import Deviation, deviations, has_no_positions
 from regard.diagnosis.facts.rows import Unread
 from regard.diagnosis.facts.statement import computes_of
 from regard.diagnosis.facts.visible import Band
@@ -19,7 +19,6 @@ from regard.diagnosis.inputs.lab import Lab, as_tensors, normal
 from regard.diagnosis.inputs.specimen import Specimen
 from regard.diagnosis.inputs.tape import Place, addresses, first_place, turns_all_axes
 from regard.diagnosis.intention import Intention
-from regard.diagnosis.laws.calls import ignores_order
 from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.law import Breach, Law, Pair, Result
 from regard.diagnosis.report import Finding, Report, finding_of
@@ -172,8 +171,8 @@ def _notes(lab: Lab, formulas: Computed) -> list[Finding]:
         name = "unbatched-only" if transposed_at is None else "transpose-of-batch"
         notes.append(finding_of(fault(name), transposed_at or _line_of(name, formulas), ""))
     facts = [statement.facts for statement in formulas.statements]
-    is_free = s.has_batch and not (s.causal or s.masks or s.is_fixed) and lab.model is not None
-    if is_free and all(str(each.mask) == "every key" for each in facts) and ignores_order(lab):
+    is_free = s.has_batch and not (s.masks or s.is_fixed) and lab.model is not None
+    if is_free and len(s.sources) == 1 and all(map(has_no_positions, facts)):
         notes.append(finding_of(fault("no-positions"), None, ""))
     return notes
 

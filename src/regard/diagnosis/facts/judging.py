@@ -12,7 +12,7 @@ from regard.diagnosis.facts.paths import Norm, Operation, Part, Rotation
 from regard.diagnosis.facts.surroundings import Surroundings
 from regard.diagnosis.facts.visible import Band, Prefix, Table
 
-__all__ = ["Deviation", "deviations", "norm_of", "positions_of", "spec_of"]
+__all__ = ["Deviation", "deviations", "has_no_positions", "norm_of", "positions_of", "spec_of"]
 
 _DOCUMENTS = ("documents", "starts", "resets")
 _NOTHING = "it hides nothing"
@@ -428,3 +428,10 @@ def positions_of(facts: Facts) -> dict[str, Any] | None:
         return {"kind": "table"}
     added = facts.added_positions
     return {"kind": "learned"} if added is not None and added.kind == "added" else None
+
+
+def has_no_positions(facts: Facts) -> bool:
+    """Return True if tokens in another order give the same outputs in that order."""
+    added = facts.added_positions
+    is_level = added is not None and added.kind == "none" and positions_of(facts) is None
+    return is_level and str(facts.mask) == "every key"

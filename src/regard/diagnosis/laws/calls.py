@@ -22,7 +22,7 @@ from regard.diagnosis.inputs.tape import (
 from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.law import Breach, Law
 
-__all__ = ["Pure", "Runs", "Samples", "breach_of_nan", "ignores_order"]
+__all__ = ["Pure", "Runs", "Samples", "breach_of_nan"]
 
 
 class Runs(Law):
@@ -358,16 +358,3 @@ class Samples(Law):
                     kind="attends-across-batch",
                 )
         return None
-
-
-def ignores_order(lab: Lab) -> bool:
-    """Return True if two tokens can change places, and the last row, which sees both, stays."""
-    s = lab.specimen
-    if not s.has_tokens or not lab.sees_rows or len(s.sources) > 1 or s.tokens < 3:
-        return False
-    contents = s.contents(1, s.tokens, seed=5)
-    order = list(range(s.tokens))
-    order[0], order[-2] = order[-2], order[0]
-    turned = {name: t[:, order] for name, t in contents.items()}
-    rows, swapped = lab.run(contents).rows, lab.run(turned).rows
-    return not bool(differs(swapped[0, -1], rows[0, -1]).any())
