@@ -49,8 +49,6 @@ UNREAD = {
 NOT_SEEN = {
     "13_tril_of_ones": "its docstring alone says that its queries are the newest tokens",
     "17_mask_laid_over_heads": "a mask of queries and keys for each sample is right",
-    "20_causal_sdpa": "pieces of a token that are an axis of their own",
-    "20_no_output_layer": "pieces of a token that are an axis of their own",
     "bias_table_of_heads_viewed": "a table that is viewed is a table",
     "bias_table_viewed": "a table that is viewed is a table",
     "cross_exchanged": "what attends to what is a choice of the caller",
@@ -69,6 +67,8 @@ UNNAMED = {
     "10_float_mask_to_sdpa": "numbers of 0 and 1, of which none is low",
     "13_function_with_cache_by_name": "names of a dict are not guessed",
     "13_module_with_kv_cache": "it gives back no cache",
+    "21_values_scored": "key and value are one, and no number tells which of them is meant",
+    "22_causal_weights_times_input": "values that are not projected may be meant",
     "15_sdpa_mask_of_rows": "a number added to a whole row changes no weight",
     "notebook_001_last_cell": "it runs with as many tokens as columns alone",
     "27_sum_over_queries": "values that are multiplied element by element",

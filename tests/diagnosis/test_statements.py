@@ -230,3 +230,64 @@ def test_keys_of_the_past_alone_are_not_called_later_ones() -> None:
     report = regard.check(before, expect=regard.spec(causal=True))
     assert [finding.name for finding in report.faults] == ["mask"], report
     assert "keys that stand at least 3 before the query" in str(report)
+
+
+class Decoder(nn.Module):
+    """A decoder reads its source in the manner of Luong: the values are the source itself."""
+
+    def __init__(self, *, has_values: bool) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.value = nn.Linear(16, 16) if has_values else None
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        weights = (self.query(x) @ self.key(memory).mT / 4).softmax(-1)
+        return weights @ memory
+
+
+def test_values_that_are_not_projected_are_free_unless_a_projection_is_idle() -> None:
+    expected = regard.spec(causal=False)
+    assert regard.check(Decoder(has_values=False), expect=expected).ok
+    assert regard.check(Decoder(has_values=False)).verdict == "different"
+    for expect in (expected, None):
+        report = regard.check(Decoder(has_values=True), expect=expect)
+        assert [finding.name for finding in report.faults] == ["wrong-values"], report
+
+
+class Opaque(nn.Module):
+    """Attention whose layers have names that say nothing."""
+
+    def __init__(self, *, is_mixed_up: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(16, 16) for _ in range(3))
+        self.is_mixed_up = is_mixed_up
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.a(x) @ (self.a if self.is_mixed_up else self.b)(x).mT / 4
+        return scores.softmax(-1) @ self.c(x)
+
+
+@pytest.mark.parametrize("expect", [None, regard.spec(causal=False)])
+def test_a_layer_that_is_used_twice_is_named_whatever_its_name_is(expect: Any) -> None:
+    report = regard.check(Opaque(is_mixed_up=True), expect=expect)
+    assert [finding.name for finding in report.faults] == ["wrong-projection"], report
+    assert regard.check(Opaque(is_mixed_up=False), expect=expect).ok
+
+
+class InPlace(nn.Module):
+    """Inference code, which runs without gradients alone: it writes into parts of a split."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.qkv, self.scale = nn.Linear(16, 48), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).split(16, -1)
+        return (q.mul_(self.scale) @ k.mT).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(("scale", "names"), [(0.25, []), (1.0, ["no-scale"])])
+def test_code_that_takes_no_gradients_is_read(scale: float, names: list[str]) -> None:
+    report = regard.check(InPlace(scale), expect=regard.spec(causal=False))
+    assert [finding.name for finding in report.faults] == names, report
+    assert "Its gradients were not judged" in " ".join(report.notes)

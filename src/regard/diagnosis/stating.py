@@ -1,6 +1,6 @@
 """The verdict on what code computes: facts compared with what was expected, and universal laws."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -43,6 +43,11 @@ def stated(formulas: Computed, intention: Intention) -> Report:
     left_out = {"padding"} if has_fault else set[str]()
     left_out |= {"gradient"} if len(formulas.statements) > 1 else set()  # a layer may be frozen
     results = judged(lab, [law for law in LAWS if law.name not in left_out])
+    if any(finding.name in _UNUSED for finding in of_facts):
+        gradient = next((result for result in results if result.law.name == "gradient"), None)
+        of_facts = [*_of_projections(of_facts, intention, gradient)]
+        # A projection that is not used gets no gradient, so that the law says the same.
+        results = [r for r in results if r is not gradient or r.outcome != "broken"]
     findings = _law_findings(results, formulas)
     if not (findings or of_facts):
         findings = _of_influence(lab, intention, unread)
@@ -78,6 +83,32 @@ def stated(formulas: Computed, intention: Intention) -> Report:
 
 _ASKED = "Nothing says what {0} means: pass means={{{0!r}: 'True keeps'}}, or 'True hides'."
 _ORDER = ("fault", "difference", "note")
+_UNUSED = ("wrong-projection", "wrong-values")
+"""The mistakes that leave a projection unused."""
+
+
+def _of_projections(
+    findings: Sequence[Finding], intention: Intention, gradient: Result | None
+) -> Iterator[Finding]:
+    """Yield findings, of which those of shared projections are faults if another one is idle.
+
+    If all parameters get a gradient, the code has no other projection, as somebody may mean it:
+    values that are not projected, or queries that are keys. So an intention leaves them free.
+
+    Args:
+        findings: of the facts.
+        intention: of the author.
+        gradient: the law of gradients, which shows a projection that is idle; None: not tried.
+    """
+    outcome = "not tried" if gradient is None else gradient.outcome
+    is_expected = intention.expected is not None
+    for finding in findings:
+        if finding.name not in _UNUSED or finding.severity == "fault":
+            yield finding
+        elif outcome == "broken" or (is_expected and outcome != "held"):
+            yield replace(finding, fault=replace(finding.fault, severity="fault"))
+        elif not is_expected:
+            yield finding
 
 
 def _untried_laws(results: Sequence[Result]) -> list[str]:
@@ -205,7 +236,7 @@ def fact_findings(formulas: Computed, intention: Intention) -> list[Finding]:
         ]
     findings: dict[tuple[str, str | None, int | None], Finding] = {}
     for index, deviation, is_meant in indexed:
-        is_fault = is_meant or deviation.is_wrong
+        is_fault = deviation.is_wrong or (is_meant and not deviation.is_of_projection)
         statement = formulas.statements[index]
         finding = _finding(deviation, statement, is_fault=is_fault)
         if len(formulas.statements) > 1:

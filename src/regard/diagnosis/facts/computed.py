@@ -20,7 +20,7 @@ from regard.diagnosis.inputs.specimen import Specimen
 __all__ = ["Computed", "Domain", "Statement", "computed"]
 
 _MOST_READINGS = 3
-_MOST_FORMS = 16
+_MOST_FORMS = 24
 _CLOSE = 1e-6
 _SHARP = 5.0
 """The size of inputs whose weights are close to 0 and 1."""
@@ -297,20 +297,20 @@ def _weak_line(lines: Mapping[str, str]) -> str:
 def _tried(forms: Sequence[Form]) -> list[Form]:
     """Return the forms of a mask to try, in order.
 
-    One of each axes and dtype is enough, because the runs show what True means. Bool comes before
-    whole numbers, because ``~mask`` makes other numbers of these. Additive masks come early,
-    because code that adds its mask accepts a bool one, too.
+    The runs show what True means. So the other meaning is tried last, as a mask that hides what it
+    should keep may leave rows without a key. Bool comes before whole numbers, because ``~mask``
+    makes other numbers of these. Additive masks come early, because code that adds its mask accepts
+    a bool one, too.
     """
-    by_kind: dict[tuple[str, str], Form] = {}
-    for form in forms:
-        by_kind.setdefault((form.axes, form.kind), form)
     axes = [*dict.fromkeys(form.axes for form in forms)]
-    added = [form for form in by_kind.values() if form.kind == "added"]
+    added = [form for form in forms if form.kind == "added"]
     marks = sorted(
-        (form for form in by_kind.values() if form.kind != "added"),
+        (form for form in forms if form.kind != "added"),
         key=lambda form: (axes.index(form.axes), form.kind == "long"),
     )
-    return [*marks[:2], *added[:1], *marks[2:], *added[1:]]
+    first = [form for form in marks if form.keeps == forms[0].keeps]
+    others = [form for form in marks if form.keeps != forms[0].keeps]
+    return [*first[:2], *added[:1], *first[2:], *added[1:], *others]
 
 
 def _as_measured(form: Form, all_facts: Sequence[Facts]) -> Form:

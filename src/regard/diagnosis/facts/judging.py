@@ -32,6 +32,7 @@ class Deviation:
         mistake: the name of the known mistake that it is; "" for none.
         is_wrong: no published attention has it; else it is a choice that somebody may make.
         number: the expected scale; None for other facts.
+        is_of_projection: it is wrong if a projection of its own is there, and idle.
     """
 
     fact: str
@@ -300,7 +301,7 @@ def _surrounding_deviations(around: Surroundings) -> Iterator[Deviation]:
         yield Deviation("returned weights", "other weights", text, "softmax", is_wrong=True)
     if around.value_is_input:
         words, text = "the input itself, not projected", "a projection of its own"
-        yield Deviation("value", words, text, "value", "wrong-values")
+        yield Deviation("value", words, text, "value", "wrong-values", is_of_projection=True)
     if around.has_equal_heads or around.projects_pieces:
         words, text = "the same for all heads", "of each head its own"
         yield Deviation("projections", words, text, "query layer", "heads-share-projection")
@@ -314,9 +315,10 @@ def _surrounding_deviations(around: Surroundings) -> Iterator[Deviation]:
         stage, mistake = ("key layer", "wrong-projection")
         if second == "value":
             stage, mistake = "value", "wrong-values"
-        yield Deviation(second, f"the {first}", text, stage, mistake)
+        yield Deviation(second, f"the {first}", text, stage, mistake, is_of_projection=True)
     for first, second in sorted(around.same_layers):
-        yield Deviation(second, f"the {first}", text, f"{second} layer", "wrong-projection")
+        stage, mistake = f"{second} layer", "wrong-projection"
+        yield Deviation(second, f"the {first}", text, stage, mistake, is_of_projection=True)
 
 
 def _position_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation]:

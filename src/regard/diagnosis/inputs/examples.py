@@ -21,7 +21,6 @@ from regard.diagnosis.inputs.signature import (
     axis_of_heads,
     definition_of,
     is_cache,
-    meaning_of_name,
     signature_of,
 )
 from regard.diagnosis.inputs.specimen import Slot, Specimen
@@ -368,6 +367,5 @@ def _with_meaning(slot: Slot, role: str, means: Mapping[str, str]) -> Slot:
             return replace(slot, meaning="lengths") if slot.axes == ("b",) else slot
         if role != "mask" and "mask" not in name and slot.dtype is not torch.bool:
             return slot
-        said = said or ("added" if slot.dtype.is_floating_point else meaning_of_name(name))
-        said = "unknown" if slot.has_many else said
+        said = "unknown" if slot.has_many or not slot.dtype.is_floating_point else "added"
     return replace(slot, meaning=said or "unknown")

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from regard.diagnosis.inputs.signature import Argument, meaning_of_name
+from regard.diagnosis.inputs.signature import Argument
 from regard.diagnosis.inputs.specimen import Contents, Slot, Specimen
 
 __all__ = ["Form", "form_of_given", "forms_of", "given_forms", "open_masks", "takes_masks"]
@@ -35,7 +35,7 @@ class Form:
         axes: the axes of the mask.
         kind: bool, whole numbers, or numbers to add to the scores.
         keeps: True, or 1, means that a key may be attended to.
-        is_sure: the name or the caller declares that.
+        is_sure: the caller declares that, or runs have shown it.
     """
 
     argument: str
@@ -106,31 +106,23 @@ def takes_masks(arguments: tuple[Argument, ...]) -> list[Argument]:
     return [a for a in arguments if a.role in roles and not _SKIPPED.search(a.name.lower())]
 
 
-def forms_of(argument: Argument, source: str) -> Iterator[Form]:
-    """Yield the forms in which an argument may want its mask, the likeliest first.
-
-    Args:
-        argument: a mask or lengths.
-        source: of the code, which may turn a mask round itself.
-    """
-    name = argument.name.lower()
+def forms_of(argument: Argument) -> Iterator[Form]:
+    """Yield the forms in which an argument, a mask or lengths, may want its mask."""
     if argument.role == "lengths":
         yield Form(argument.name, "lengths", "long", is_sure=True)
         return
     if argument.meaning == "added":
         yield from _added(argument)
         return
-    said = argument.meaning or meaning_of_name(name)
-    turned = re.search(rf"{argument.name}\s*==\s*0|1(\.0)?\s*-\s*{argument.name}\b", source)
-    sure = said == "keeps" or (said == "hides" and (turned is None or argument.meaning != ""))
-    hides = sure and said == "hides"
-    meanings = (not hides,) if sure else (True, False)
-    kinds = ("long", "bool") if sure and not hides else ("bool", "long")
+    is_sure = argument.meaning != ""
+    meanings = (argument.meaning == "keeps",) if is_sure else (True, False)
+    kinds = ("long", "bool") if argument.meaning == "keeps" else ("bool", "long")
     keys = product(("keys", "keys4"), meanings, kinds)
     pairs = product(("pairs", "batch_pairs", "pairs4"), meanings, ("bool", "long"))
-    for axes, keeps, kind in (*keys, *pairs) if _PADDING.search(name) else (*pairs, *keys):
-        yield Form(argument.name, axes, kind, keeps, sure)
-    if not argument.meaning:
+    is_of_keys = _PADDING.search(argument.name.lower()) is not None
+    for axes, keeps, kind in (*keys, *pairs) if is_of_keys else (*pairs, *keys):
+        yield Form(argument.name, axes, kind, keeps, is_sure)
+    if not is_sure:
         yield from _added(argument)
 
 

@@ -339,7 +339,7 @@ def _readings(
     for vocabulary in vocabularies:
         for order, tokens, width in sizes if not vocabulary else sizes[:1]:
             needed = [a for a in takes_masks(thing.arguments) if a.required]
-            for forms in product(*(forms_of(a, thing.source) for a in needed)):
+            for forms in product(*(forms_of(a) for a in needed)):
                 read = replace(_read(thing, order, tokens, width, forms, vocabulary), causal=causal)
                 if thing.uses_numpy:  # NumPy takes tensors, too, but not all that it is asked for
                     yield read.of_arrays()
@@ -384,7 +384,7 @@ def _read(
         _BATCH if order != "td" else 1,
         tokens,
         is_fixed=any(isinstance(value, tuple | list | Tensor) for value in values),
-        forms=_forms(thing, chosen),
+        forms=_forms(thing.arguments, chosen),
         original=thing.original,
         has_own_size=kind == "scores",
     )
@@ -406,11 +406,13 @@ def _content(
     return Slot(name, "content", axes, role) if is_own else None
 
 
-def _forms(thing: Thing, chosen: Mapping[str, Form]) -> tuple[tuple[Form, ...], ...]:
+def _forms(
+    arguments: tuple[Argument, ...], chosen: Mapping[str, Form]
+) -> tuple[tuple[Form, ...], ...]:
     """Return the forms to try of each mask, the one that a reading has chosen first."""
     found: list[tuple[Form, ...]] = []
-    for argument in takes_masks(thing.arguments):
-        forms = tuple(forms_of(argument, thing.source))
+    for argument in takes_masks(arguments):
+        forms = tuple(forms_of(argument))
         first = chosen.get(argument.name)
         rest = tuple(form for form in forms if form != first)
         found.append(rest if first is None else (first, *rest))

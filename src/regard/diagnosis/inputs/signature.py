@@ -17,8 +17,6 @@ __all__ = [
     "axis_of_heads",
     "definition_of",
     "is_cache",
-    "meaning_of_name",
-    "projection_role",
     "signature_of",
 ]
 
@@ -29,8 +27,6 @@ Role = Literal[
 
 Meaning = Literal["", "keeps", "hides", "added"]
 
-_KEEPS = re.compile(r"^attention_mask$|keep|valid|real|allowed|visible")
-_HIDES = re.compile(r"padding|ignore|hide|(^|_)pads?$|^kpm$")
 _MASK = re.compile(
     r"mask|^(is_|src_|tgt_|key_|memory_)?(pads?|padding|kpm|valid|keep|ignore|allowed|visible)$"
 )
@@ -48,11 +44,6 @@ _LETTERS = {
     "query": re.compile(r"(^|_)x?(q|query|queries|qs)(_|$)"),
     "key": re.compile(r"(^|_)x?(k|key|keys|ks)(_|$)"),
     "value": re.compile(r"(^|_)x?(v|val|value|values|vs)(_|$)"),
-}
-_PROJECTIONS = {
-    "query": re.compile(r"quer|(^|[^a-z])(to|w)?_?q([^a-z]|proj|$)"),
-    "key": re.compile(r"key|(^|[^a-z])(to|w)?_?k([^a-z]|proj|$)"),
-    "value": re.compile(r"val|(^|[^a-z])(to|w)?_?v([^a-z]|proj|$)"),
 }
 
 
@@ -153,12 +144,6 @@ def _settled(found: list[Argument]) -> list[Argument]:
     return [replace(a, role=rename.get(a.name, a.role)) for a in found]
 
 
-def meaning_of_name(name: str) -> Meaning:
-    """Return the meaning of a mask that its name declares; empty where it declares none."""
-    hides: Meaning = "hides" if _HIDES.search(name.lower()) else ""
-    return hides or ("keeps" if _KEEPS.search(name.lower()) else "")
-
-
 _HEADS = re.compile(r"h|nh|(n_?|num_?)?(kv_?|q_?)?heads?")
 
 
@@ -187,18 +172,3 @@ def axis_of_heads(source: str, arguments: Iterable[Argument]) -> int | None:
         # Behind an assignment its axes may be others.
         is_stored = is_stored or stores.match(line) is not None
     return None
-
-
-def projection_role(name: str) -> Role:
-    """Return what a projection is for by its name in a module; ``other`` where that does not tell.
-
-    Example:
-        >>> projection_role("heads.0.to_queries.weight"), projection_role("qkv.weight")
-        ('query', 'other')
-    """
-    parts = [part for part in name.lower().split(".") if part not in ("weight", "bias")]
-    for part in reversed(parts):
-        roles = [role for role, pattern in _PROJECTIONS.items() if pattern.search(part)]
-        if len(roles) == 1:
-            return roles[0]  # pyright: ignore[reportReturnType]
-    return "other"

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs, normal
-from regard.diagnosis.inputs.signature import projection_role, signature_of
+from regard.diagnosis.inputs.signature import signature_of
 from regard.diagnosis.inputs.specimen import Contents
 from regard.diagnosis.inputs.tape import Place, Step, addresses, first_place, tensors_in
-from regard.diagnosis.laws.law import UNUSED, Breach, Law
+from regard.diagnosis.laws.law import Breach, Law
 
 __all__ = ["DROPS", "SOFTMAXES", "Gradient", "Large", "Training"]
 
@@ -69,7 +69,7 @@ class Gradient(Law):
         for name, grad in zip(named, found[len(leaves) :], strict=True):
             part = None if grad is None else _idle_part(lab, contents, run, name, grad)
             if part is not None:
-                return self._idle(lab, run, [f"{part[0]} of {name}"], part[1])
+                return self._idle(lab, run, [f"{part} of {name}"])
         # The past may be cut off on purpose, as in a recurrence over segments.
         past = {id(t) for n, t in own if _OF_PAST.search(n.lower())}
         kept = [n for n, g in enumerate(found) if g is not None or id(wanted[n]) not in past]
@@ -93,8 +93,8 @@ class Gradient(Law):
         return Breach("The output has no gradient.", _cut(run))
 
     @staticmethod
-    def _idle(lab: Lab, run: Run, idle: list[str], role: str | None = None) -> Breach:
-        """Return the breach of parameters without influence; ``role``: what they are for.
+    def _idle(lab: Lab, run: Run, idle: list[str]) -> Breach:
+        """Return the breach of parameters without influence.
 
         Raises:
             NotTried: an argument that was left out may need them.
@@ -106,16 +106,7 @@ class Gradient(Law):
             raise NotTried(
                 f"{says[:-1]} without {' or '.join(others)}: pass an example call that has one."
             )
-        roles = {role}
-        if role is None:
-            # If queries and keys are both without influence, the weights are not used.
-            own = dict(run.call.named_parameters()) if isinstance(run.call, nn.Module) else {}
-            matrices = [name for name in idle if name in own and own[name].ndim == 2]
-            roles = {projection_role(name) for name in matrices if "norm" not in name}
-        kind = UNUSED.get(next(iter(roles)) or "", "") if len(roles) == 1 else ""
-        # Under a mask that hides all keys no query and no key has any influence.
-        is_masked = any(slot.kind in ("filled", "lengths") for slot in lab.specimen.slots)
-        return Breach(says, None if kind else _cut(run), kind="" if is_masked else kind)
+        return Breach(says, _cut(run))
 
     def _compared(
         self,
@@ -177,10 +168,8 @@ _READERS = {"mm", "addmm", "bmm", "baddbmm", "mul", "add", "clone"}
 _LOOKUPS = {"embedding", "index"}
 
 
-def _idle_part(
-    lab: Lab, contents: Contents, run: Run, name: str, grad: Tensor
-) -> tuple[str, str] | None:
-    """Return a part of a parameter that has no influence, in words, and what it is for.
+def _idle_part(lab: Lab, contents: Contents, run: Run, name: str, grad: Tensor) -> str | None:
+    """Return a part of a parameter that has no influence, in words.
 
     Rows of a table may wait for other positions.
     """
@@ -191,7 +180,7 @@ def _idle_part(
         return None
     is_table = not names.isdisjoint(_LOOKUPS)
     if is_table and (half := _idle_half(lab, name, grad)) is not None:
-        return half, ""
+        return half
     for axis in range(is_table, parameter.ndim):
         idle = [not part.any() for part in grad.unbind(axis)]
         size = len(idle)
@@ -205,9 +194,7 @@ def _idle_part(
         if not _rows_with_another(lab, contents, name, part, 100.0).equal(run.rows):
             continue
         words = f"Numbers {first} to {last}" if last > first else f"Number {first}"
-        is_fused = axis == 0 and size == 3 * parameter.shape[1] and 3 * (last + 1 - first) == size
-        role = ("query", "key", "value")[3 * first // size] if is_fused else ""
-        return f"{words} of {size} along axis {axis}", role
+        return f"{words} of {size} along axis {axis}"
     return None
 
 

@@ -9,10 +9,7 @@ from torch import Tensor
 from regard.diagnosis.inputs.lab import Lab
 from regard.diagnosis.inputs.tape import Place
 
-__all__ = ["UNUSED", "Breach", "Law", "Pair", "Result"]
-
-UNUSED = {"query": "wrong-projection", "key": "wrong-projection", "value": "wrong-values"}
-"""The mistake that leaves an argument or a projection unused, by what it is for."""
+__all__ = ["Breach", "Law", "Pair", "Result"]
 
 Pair = tuple[Tensor, Tensor, str]
 """Two small matrices that should agree, (rows, columns), and a caption."""
