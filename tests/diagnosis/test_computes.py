@@ -52,17 +52,29 @@ class Cross(nn.Module):
         super().__init__()
         self.query, self.both = nn.Linear(24, 24), nn.Linear(16, 48)
 
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
         q, *kv = self.query(x), *self.both(context).chunk(2, -1)
         q, k, v = (t.unflatten(-1, (3, 8)).transpose(1, 2) for t in (q, *kv))
-        return standard(q, k, v).transpose(1, 2).flatten(2)
+        scores = q @ k.mT / 8**0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None, None], -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
 def test_the_domain_has_the_lengths_of_the_text_that_is_attended_to() -> None:
     report = regard.check(Cross())
     assert report.computes is not None
     tokens = "of 7 to 53 tokens that attend to 11 to 53 of another text"
-    assert report.computes.domain.startswith(f"verified on 3 inputs {tokens}"), report
+    assert report.computes.domain.startswith(f"verified on 4 inputs {tokens}"), report
+
+
+@pytest.mark.parametrize("length", [5, 7, 9])
+def test_a_mask_of_a_text_of_any_length_is_read(length: int) -> None:
+    mask = torch.arange(length) < torch.tensor([[length], [3]])
+    args = (torch.randn(2, 7, 24), torch.randn(2, length, 16), mask)
+    expected = regard.spec(causal=False, heads=3, padding={"mask": "True keeps"})
+    report = regard.check(Cross(), args=args, expect=expected)
+    assert report.verdict == "right", report
 
 
 def softmax(scores: Any, axis: int = -1) -> Any:

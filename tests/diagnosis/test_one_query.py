@@ -39,6 +39,13 @@ def test_attention_of_one_query_is_right_with_an_example(attend: Attend) -> None
     assert report.notes == ("It takes one query at a time.",)
 
 
+def test_a_width_that_one_query_writes_down_is_that_of_its_example() -> None:
+    def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return torch.softmax((keys * query).sum(-1) / 8**0.5, dim=-1) @ values
+
+    assert regard.check(attend, args=EXAMPLE, expect=regard.spec()).verdict == "right"
+
+
 def test_attention_of_one_query_is_right_without_an_example() -> None:
     assert regard.check(by_product).verdict == "right"
 

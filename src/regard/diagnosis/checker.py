@@ -149,7 +149,8 @@ def _checked(
         raise ValueError(f"{unfilled[0]} is `...`; pass what the call passes there.")
     report = None
     if _is_one_query(args) and not kwargs:
-        report = _of_one_query(thing_of(built, name, rest, intention.means), intention)
+        width = (int(args[0].shape[-1]),) if args else ()  # code may write it down
+        report = _of_one_query(thing_of(built, name, rest, intention.means, width), intention)
     elif args is None and kwargs is None:
         _refuse_masks(name, rest)
         counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -81,17 +81,19 @@ def example_specimens(
         longest = max(likes, key=lambda t: t.shape[own.index("t")] if "t" in own else 0)
         sizes = dict(zip(own, longest.shape, strict=True)) if len(own) == first.ndim else {}
         tokens = first.shape[own.index("t")] if "t" in own else 0
+        alike = [n for n, t in zip(others, keys, strict=True) if tokens and t.ndim == first.ndim]
+        apart = {n: bound[n].shape[own.index("t")] for n in alike}
+        apart = {n: length for n, length in apart.items() if length != tokens}
+        shorter = {length for length in apart.values() if length < tokens}
         slots: list[Slot] = []
         for key, value in bound.items():
             role = roles.get(key, "other")
             slot = _slot(key, value, key in contents, named.get(key), own, sizes, role)
             slot = _with_meaning(slot, role, means)
-            slots.append(_with_all_rows(slot, tokens))
+            slots.append(_with_all_keys(_with_all_rows(slot, tokens), shorter, tokens))
         specimen = _of_slots(name, thing, slots, sizes, _segments(bound, tokens), causal)
         is_shorter = is_query and first.shape != longest.shape
-        alike = [n for n, t in zip(others, keys, strict=True) if tokens and t.ndim == first.ndim]
-        apart = tuple(n for n in alike if bound[n].shape[own.index("t")] != tokens)
-        yield _without_chance(replace(specimen, has_fewer_queries=is_shorter, apart=apart))
+        yield _without_chance(replace(specimen, has_fewer_queries=is_shorter, apart=tuple(apart)))
 
 
 def _bound(
@@ -122,6 +124,15 @@ def _with_all_rows(slot: Slot, queries: int) -> Slot:
     rows = rows.to(value.dtype).expand(*value.shape[:-2], *rows.shape)
     value = torch.cat([rows, value], -2)
     return replace(slot, value=value, axes=(*slot.axes[:-2], "t", "t"))
+
+
+def _with_all_keys(slot: Slot, shorter: Collection[int], tokens: int) -> Slot:
+    """Return a mask of a shorter text, whose last key stands for all further ones."""
+    if slot.kind != "given" or not slot.meaning or slot.axes[-1:] not in [(n,) for n in shorter]:
+        return slot
+    further = tokens - slot.value.shape[-1]
+    value = torch.cat([slot.value, *[slot.value[..., -1:]] * further], -1)
+    return replace(slot, value=value, axes=(*slot.axes[:-1], "t"))
 
 
 def _without_chance(specimen: Specimen) -> Specimen:
