@@ -13,7 +13,6 @@ from regard.capture.refusals import Absence
 from regard.capture.storages import Parameters, storage_key, tensors_in
 from regard.diagnosis.inputs.subject import kept_defaults, quiet
 from regard.diagnosis.inputs.tape import Step, Tape
-from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.query_key import QueryKeyScores
 from regard.tracing.tracer import Listener, Operation, Tracer, apart
 
@@ -28,12 +27,9 @@ class Attention:
         module: the name of its module.
         query: the left factor of the scores, (..., q_len, head_dim); None if it is unknown.
         key: the right factor, (..., kv_len, head_dim).
-        scores: the input of the softmax, (..., q_len, kv_len); -inf or very low where masked.
-        sink: a column beside the scores, (..., q_len, 1).
         weights: what met the value, (..., q_len, kv_len).
         value: (..., kv_len, head_dim); None if each query has its own.
-        output: weights @ value, in the code's own shape.
-        live: the same as the code goes on with it, a part of the graph of its result.
+        live: weights @ value as the code goes on with it, a part of the graph of its result.
         lines: the ``file:line`` of "product", "softmax" and "value".
         at: the number of the step that gave the output.
     """
@@ -41,11 +37,8 @@ class Attention:
     module: str
     query: Tensor | None
     key: Tensor | None
-    scores: Tensor | None
-    sink: Tensor | None
     weights: Tensor
     value: Tensor | None
-    output: Tensor
     live: Tensor
     lines: Mapping[str, str]
     at: int
@@ -168,18 +161,14 @@ class _Log:
             matrix, value = call.read(operation.args, operation.kwargs)
             source = matrix.source
             assert isinstance(source, QueryKeyScores)
-            output = next(tensors_in((operation.output,)))
             self.attentions.append(
                 Attention(
                     operation.module() or "",
                     source.query.detach().clone(),
                     source.key.detach().clone(),
-                    _scores_of(matrix),
-                    None,
                     matrix.to_dense(limit=None),
                     value().detach().clone(),
-                    output.detach().clone(),
-                    output,
+                    next(tensors_in((operation.output,))),
                     {"softmax": operation.line()},
                     len(self._steps),
                 )
@@ -191,27 +180,18 @@ class _Log:
 
     def _attention(self, met: Met) -> Attention:
         assert self._operation is not None
-        output = next(tensors_in((self._operation.output,)))
         evidence = met.evidence
         known = evidence is not None
         return Attention(
             met.name,
             evidence.query.detach().clone() if known else None,
             evidence.key.detach().clone() if known else None,
-            evidence.scores.detach().clone() if known else None,
-            evidence.sink.detach().clone() if known and evidence.sink is not None else None,
             met.weights.detach().clone(),
             None if met.value is None else met.value.detach().clone(),
-            output.detach().clone(),
-            output,
+            next(tensors_in((self._operation.output,))),
             dict(met.lines),
             len(self._steps),
         )
-
-
-def _scores_of(matrix: AttentionMatrix) -> Tensor:
-    """Return the masked scores of a matrix, (..., num_heads, q_len, kv_len)."""
-    return matrix.scores[...].detach().clone()
 
 
 def _followed(steps: Sequence[Step], model: nn.Module, inputs: Sequence[Tensor]) -> Iterator[Step]:

@@ -259,7 +259,7 @@ class Lab:
     def _output(self) -> tuple[int, int | None, int | None]:
         """The output's number among the tensors, its batch axis and its token axis."""
         s = self.specimen
-        shapes = self._shapes(s.batch, s.tokens)
+        shapes = self.shapes
         if not shapes:
             raise ValueError(
                 f"{s.name} gave back no tensor of floating-point numbers; one output must have the "
@@ -324,7 +324,7 @@ class Lab:
         result, *_ = self.called(self.fresh(is_double=False), contents, {}, torch.float32)
         return [tuple(t.shape) for t in self._outputs(result)]
 
-    @property
+    @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
         """The shapes of all tensors of floating-point numbers that the code gives back."""
         return self._shapes(self.specimen.batch, self.specimen.tokens)
@@ -339,7 +339,7 @@ class Lab:
         """The axes of the output that stand for batch and tokens."""
         return self._output[1], self._output[2]
 
-    @cached_property
+    @property
     def output_ndim(self) -> int:
         """The number of the output's axes."""
         return len(self.shapes[self._output[0]])
