@@ -116,6 +116,17 @@ def test_an_einsum_of_numpy_with_a_mistake_is_told() -> None:
     assert findings == {"softmax-wrong-axis", "no-scale"}
 
 
+def test_code_that_makes_tensors_of_arrays_is_looked_into() -> None:
+    matrices = torch.randn(3, 16, 16, dtype=torch.float64)
+
+    def attend(x: Any) -> Tensor:
+        q, k, v = (torch.as_tensor(x).double() @ matrix for matrix in matrices)
+        return torch.softmax(q @ k.mT / np.sqrt(16), -1) @ v
+
+    report = regard.check(attend, expect=regard.spec(heads=1))
+    assert report.verdict == "right", report
+
+
 def test_projections_of_numpy_are_refused_in_a_sentence() -> None:
     matrices = np.random.RandomState(0).randn(3, 16, 16)
 

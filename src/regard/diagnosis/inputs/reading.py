@@ -9,11 +9,12 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from regard.diagnosis.expectation import MEANINGS
 from regard.diagnosis.inputs.lab import Lab
 from regard.diagnosis.inputs.mask_forms import Form, forms_of, takes_masks
-from regard.diagnosis.inputs.numpy_arrays import loaded_numpy
+from regard.diagnosis.inputs.numpy_arrays import is_array, loaded_numpy
 from regard.diagnosis.inputs.signature import (
     Argument,
     arguments_of,
@@ -297,10 +298,13 @@ def _failure(specimen: Specimen) -> Exception | None:
         slot = next(iter(specimen.sources.values()))
         # As where a mask has other axes than the scores, or a product keeps both batches.
         is_wider = not slot.high and lab.output_ndim > len(slot.axes)
+        # Code that makes tensors of arrays at once is PyTorch's, whose operations can be seen.
+        is_numpy = slot.is_array and any(map(is_array, tree_leaves(run.result)))
     except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
         return error
     sizes = (specimen.batch if specimen.has_batch else 1, specimen.tokens)
-    if is_there and not is_wider and run.rows.shape[:2] == sizes:
+    is_of_kind = is_numpy == slot.is_array
+    if is_there and is_of_kind and not is_wider and run.rows.shape[:2] == sizes:
         return None
     shapes = ", ".join(str(shape) for shape in lab.shapes) or "no tensor"
     names = {"b": "batch", "t": "tokens"}
