@@ -312,7 +312,7 @@ def _surrounding_deviations(around: Surroundings) -> Iterator[Deviation]:
         yield Deviation(role, f"the {argument}", "itself", stage, mistake, is_wrong=True)
     text = "a projection of its own"
     for first, second in sorted(around.same_tensors):
-        stage, mistake = ("key layer", "wrong-projection")
+        stage, mistake = "product", "wrong-projection"
         if second == "value":
             stage, mistake = "value", "wrong-values"
         yield Deviation(second, f"the {first}", text, stage, mistake, is_of_projection=True)

@@ -124,8 +124,8 @@ def lines_of(rows: Rows, trace: Trace) -> dict[str, str]:
     for role, path in zip(ROLES, rows.paths, strict=True):
         if isinstance(path.source, int):
             calls = _calls(trace, path.source, attention.at)
-            # A layer that projects the key first and the value later is at fault in its last call.
-            lines[f"{role} layer"] = (calls[-1] if role == "value" else calls[0]).line
+            # A layer that projects the query first and the key later is at fault in its last call.
+            lines[f"{role} layer"] = (calls[0] if role == "query" else calls[-1]).line
     if attention.key is not None:
         keys = attention.key.flatten()
         for step in trace.steps[: attention.at]:
