@@ -232,6 +232,17 @@ def test_a_recording_is_a_mapping_to_the_matrices_that_were_kept() -> None:
         seen["a"]
 
 
+def test_a_name_that_is_taken_for_a_matrix_says_how_to_get_it() -> None:
+    names: Any = regard.Recording({"attention": matrix()})
+    with pytest.raises(AttributeError) as raised:
+        [layer.entropy() for layer in names]
+    assert str(raised.value) == (
+        "'attention' is the name of a layer and has no 'entropy'; a recording is a mapping.\n"
+        "    For names and matrices write: for name, A in seen.items()"
+    )
+    assert list(names) == ["attention"]
+
+
 def test_answers_are_found_by_what_was_asked_even_without_a_hash() -> None:
     seen = kept(regard.Segments([(0, 3), (3, 7)]))
     asked = regard.Segments([(0, 3), (3, 7)])

@@ -47,6 +47,18 @@ __all__ = ["Recording", "Refusal", "merged"]
 _MOST_EQUAL = 4  # layers that are listed one by one although they look alike
 
 
+class _LayerName(str):
+    """The name of a layer, which says where the matrix is if it is taken for one."""
+
+    __slots__ = ()
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        raise AttributeError(
+            f"{str(self)!r} is the name of a layer and has no {attribute!r}; a recording is a "
+            "mapping.\n    For names and matrices write: for name, A in seen.items()"
+        )
+
+
 class Recording(Mapping[str, AttentionMatrix]):
     """The attention of a model, layer by layer: a mapping from names to matrices.
 
@@ -113,7 +125,8 @@ class Recording(Mapping[str, AttentionMatrix]):
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of the layers with a recorded matrix, in the order they ran."""
-        return (name for name, layer in self._layers.items() if layer.matrix is not None)
+        layers = self._layers.items()
+        return (_LayerName(name) for name, layer in layers if layer.matrix is not None)
 
     def __len__(self) -> int:
         """Return the number of layers with a recorded matrix."""
