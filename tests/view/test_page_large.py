@@ -10,6 +10,7 @@ from torch import Tensor
 import regard
 from pages import (
     Open,
+    address,
     answers_of,
     first_layer,
     go,
@@ -130,7 +131,17 @@ def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
     notes = page.inner_text("#notes").replace("\u202f", " ")
     assert "it has means of blocks of 2 × 2 tokens, ± " in notes
     assert "regard serve, or write the file with layers=[1] or a larger limit" in notes
-    assert "Sinks cannot be set aside here" in notes
+    with step("sinks that are in the means cannot be hidden, and the control says so"):
+        assert page.inner_text("#sinks") == (
+            "These block means contain them, so they cannot be hidden."
+        )
+        assert page.is_disabled("#sinks")
+        go(page, 1, 1, 400, 0)
+        page.keyboard.press("s")
+        page.keyboard.press("t")
+        assert address(page, lambda said: "folded" in said)["key"] == "0"
+        page.keyboard.press("t")
+        go(page, 1, 1, 400, 301)
     said, _, rest = sentence(page).partition("about ")
     assert said == "Of tokens 400 to 401, "
     mean = float(recording[1][1, 400:402, 300:302].mean())

@@ -3,7 +3,7 @@
 import type { LayerInfo, Recording } from "../protocol/recording";
 import { FEWEST_STEPS, type State } from "../state";
 import { pinsOf, written } from "./pinned";
-import { beside, coarsest, fittedHeads, shown } from "./compare";
+import { beside, coarsest, fittedHeads, shown, type Chosen } from "./compare";
 
 const MOST_STEPS = 1000; // that a server sends at once
 
@@ -29,7 +29,7 @@ export function fitted(state: State, recording: Pick<Recording, "layers" | "othe
 }
 
 /** Is any of the heads on the stage there as block means only, with its sinks in them? */
-function isOfBlocks(state: State, layers: LayerInfo[]): boolean {
+export function isOfBlocks(state: Chosen, layers: LayerInfo[]): boolean {
   const other = state.compare === "beside" && coarsest(beside(state), layers);
   return Boolean(other || coarsest(shown(state, layers), layers));
 }

@@ -63,6 +63,6 @@ export function missing(layer: number, what: string): string {
 export function meansNotes(info: LayerInfo, layer: number): string[] {
   return [
     `This file has not all of query and key of this layer: it has ${meansName(info)}.`,
-    `Every weight: regard serve, or write the file with layers=[${layer}] or a larger limit. Sinks cannot be set aside here.`,
+    `Every weight: regard serve, or write the file with layers=[${layer}] or a larger limit.`,
   ];
 }

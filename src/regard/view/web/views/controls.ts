@@ -1,5 +1,6 @@
 /** The bar and the stage's head: words to press, each showing the state it changes. */
 
+import { isOfBlocks } from "../data/bounds";
 import { areSeveral } from "../data/compare";
 import { byId, offerNumbers } from "../dom";
 import { bringIntoView } from "../map/travel";
@@ -12,6 +13,7 @@ import { countRefused } from "./notes";
 const HINT = "regard-hint";
 const UNTITLED = "Attention"; // what a page is called that nobody gave a title
 const LONGEST = 60; // characters of a title
+const IN_MEANS = "These block means contain them, so they cannot be hidden.";
 
 type Titled = Pick<Recording, "title" | "query_tokens" | "text">;
 
@@ -112,8 +114,10 @@ export class Controls {
     }
     byId("several")?.setAttribute("aria-pressed", String(areSeveral(state)));
     byId("theme").textContent = look.name === "dark" ? "Light" : "Dark";
-    byId("sinks").setAttribute("aria-pressed", String(state.hidden));
-    byId("sinks").textContent = `Hide ${sinkNames(this.session.axes(state.layer).keys)}`;
+    const [sinks, isFixed] = [byId<HTMLButtonElement>("sinks"), isOfBlocks(state, layers)];
+    sinks.disabled = isFixed;
+    sinks.setAttribute("aria-pressed", String(state.hidden));
+    sinks.textContent = isFixed ? IN_MEANS : `Hide ${sinkNames(this.session.axes(state.layer).keys)}`;
     byId("fold").textContent = state.folded ? "Show the text" : "Fold";
     document.body.classList.toggle("folded", state.folded);
     for (const id of ["whole", "out"]) byId(id).hidden = state.zoom === 1;

@@ -1,6 +1,7 @@
 /** The keyboard: one table, read by the page and shown as its help. */
 
 import { sinksOf } from "../data/axes";
+import { isOfBlocks } from "../data/bounds";
 import { ARROWS, byId, element } from "../dom";
 import type { HeadMap } from "../map/map";
 import { bringIntoView, zoomBy } from "../map/travel";
@@ -77,6 +78,7 @@ function moveCell({ session, map }: Hands, key: string, event: { shiftKey: boole
 /** Sinks go, and a chosen key that is one of them with them. */
 function setSinksAside({ session }: Hands) {
   const { hidden, layer, key } = session.store.state;
+  if (isOfBlocks(session.store.state, session.layers)) return;
   const gone = !hidden && key !== null && sinksOf(session.axes(layer).keys).includes(key);
   session.store.set({ hidden: !hidden, key: gone ? null : key });
 }
