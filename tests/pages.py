@@ -368,15 +368,15 @@ def number(text: str) -> float:
     return float(mantissa.rstrip("% ")) * 10**-exponent / share
 
 
-def saved(page: Page, kind: str, folder: Path) -> Path:
+def saved(page: Page, folder: Path) -> Path:
     page.click("#save summary")
     with page.expect_download() as download:
-        page.click(f"[data-save={kind}]")
+        page.click("[data-save=csv]")
     path = folder / download.value.suggested_filename
     download.value.save_as(path)
     return path
 
 
 def table(page: Page, folder: Path) -> list[list[str]]:
-    with saved(page, "csv", folder).open(encoding="utf-8-sig", newline="") as file:
+    with saved(page, folder).open(encoding="utf-8-sig", newline="") as file:
         return list(csv.reader(file))

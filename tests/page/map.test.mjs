@@ -164,7 +164,7 @@ test("heads on the stage have a name", () => {
   assert.equal(name({ heads: "mean" }), "mean of the 2 heads of layer 0");
   assert.equal(name({ heads: "0.0_1.2" }), "mean of 2 heads");
   assert.equal(name({ compare: "difference", with: "1.2" }), "layer 0 head 0 less layer 1 head 2");
-  assert.equal(headline({ layer: 1, head: 2, hidden: true }, LAYERS), "Layer 1 head 2, without sinks");
+  assert.equal(headline({ layer: 1, head: 2, hidden: true }, LAYERS), "Layer 1 head 2");
 });
 
 test("Shift and a click add a head or take it away", () => {

@@ -165,6 +165,7 @@ function page() {
   const kept = store();
   const session = {
     store: kept,
+    layers: recording().layers,
     axes: () => ({ queries: tokens(WORDS), keys: tokens(WORDS) }),
     cell: () => ({ query: kept.state.query, key: kept.state.key }),
     choose: (cell) => kept.set({ ...cell, hover: null }),

@@ -1,6 +1,5 @@
-"""What the page shows can be taken along: as PNG, on paper, its numbers as CSV."""
+"""What the page shows can be taken along: on paper, its numbers as CSV."""
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +61,6 @@ SEEN_LATER = {
     "overview": ("heads*", "view=overview&query=5&key=5"),
 }
 FIRST = "view=steps&layer=0&head=0"
-WORDS_ONLY = ["text", "lines of the text", "steps"]  # these have no picture
 
 
 @pytest.mark.full
@@ -70,16 +68,15 @@ def test_what_is_saved_waits_for_what_is_seen_or_is_given_up(
     browser: Browser, tmp_path: Path
 ) -> None:
     for view, (answers, address) in SEEN_LATER.items():
-        kind = "csv" if view in WORDS_ONLY else "png"
         with step(view), held(browser, recorded(tokens=47), answers, address) as (page, let_go):
             page.click("#save summary")
             with page.expect_download() as download:
-                page.click(f"[data-save={kind}]")
+                page.click("[data-save=csv]")
                 page.wait_for_timeout(300)  # what does not wait is there by now
                 let_go()
             download.value.save_as(tmp_path / "early")
             page.wait_for_timeout(300)  # what came by halves is whole by now
-            assert (tmp_path / "early").read_bytes() == saved(page, kind, tmp_path).read_bytes()
+            assert (tmp_path / "early").read_bytes() == saved(page, tmp_path).read_bytes()
     with (
         step("it says that it waits, and is given up where something else is opened"),
         held(browser, recorded(), "steps?*", f"{FIRST}&query=5&key=5") as (page, let_go),
@@ -99,89 +96,16 @@ def test_what_is_saved_waits_for_what_is_seen_or_is_given_up(
         assert downloads == []
 
 
-WRITES = """() => {
-  const pen = CanvasRenderingContext2D.prototype;
-  const write = pen.fillText;
-  window.written = [];
-  pen.fillText = function (text, ...place) {
-    if (!this.canvas.isConnected) window.written.push(text);
-    return write.call(this, text, ...place);
-  };
-}"""
-
-
-def said(page: Page, folder: Path) -> list[str]:
-    """The words that are drawn in the picture."""
-    page.evaluate(WRITES)
-    saved(page, "png", folder)
-    return page.evaluate("window.written")
-
-
-def then_pictures_of_parts(show: Open, tmp_path: Path) -> None:
-    with step("of a part of the map the picture says which"):
-        page = show(recorded(tokens=128), "#zoom=8&row=40&column=48&query=50&key=50&hidden=1")
-        ready(page)
-        # As many rows and columns of cells have room, the last ones cut.
-        frame = page.get_attribute(".map", "data-frame") or ""
-        _, _, width, height = map(float, frame.split(","))
-        box = page.locator(".map").first.bounding_box()
-        assert box is not None
-        words = said(page, tmp_path)[1]
-        queries, keys = re.findall(r"(?:queries|keys) (\d+) to (\d+)", words)
-        assert ", without sinks, queries 40 to " in words
-        assert (queries[0], keys[0]) == ("40", "48")
-        assert 8 < int(queries[1]) - 40 < box["height"] / height
-        assert 8 < int(keys[1]) - 48 < box["width"] / width
-    with step("the heads have those that are scrolled out of sight"):
-        page = show(recorded(heads=6, kv_heads=6), "#view=overview", viewport=PHONE)
-        page.wait_for_selector("#view-overview .heads canvas")
-        words = said(page, tmp_path)
-        assert [words.count(f"H{head}") for head in range(6)] == [2] * 6
-        assert [words.count(f"Layer {layer}") for layer in range(2)] == [1, 1]
-        assert words.count("mixed") == 12
-    with step("segments have their names and their numbers"):
-        page = show(recorded(tokens=4), "#view=segments&parts=words")
-        page.wait_for_selector("#view-segments td")
-        before = page.locator("#view-segments").bounding_box()
-        words = said(page, tmp_path)
-        rows = page.locator("#view-segments tbody th").all_inner_texts()
-        cells = page.locator("#view-segments td").all_inner_texts()
-        assert rows == ["1 Life", "2 is", "3 short"]
-        assert words[-12:] == [
-            text for i, name in enumerate(rows) for text in (name, *cells[3 * i : 3 * i + 3])
-        ]
-        assert "sentences" not in words  # nothing to press
-        assert page.is_visible("#view-segments .tools")
-        assert page.locator("#view-segments").bounding_box() == before
-
-
 @pytest.mark.full
-def test_pictures_are_sharp_and_have_their_words(show: Open, tmp_path: Path) -> None:
+def test_the_name_of_a_saved_file_says_what_it_holds_and_is_harmless(
+    show: Open, tmp_path: Path
+) -> None:
     path = write_page(recorded(), tmp_path / "x.html", title="../ a <b>title</b>\u202e: “é”")
     page = show(path, "#layer=1&head=1&scale=log")
     ready(page)
-    with step("the name of the file says what it shows and is harmless"):
-        picture = saved(page, "png", tmp_path)
-        assert picture.name == "a-b-title-b-e-map-layer-1-head-1.png"
-    with step("a map is twice as sharp as the screen"):
-        header = picture.read_bytes()[:24]
-        box = page.locator("#view-map").bounding_box()
-        assert box is not None
-        assert header[1:4] == b"PNG"
-        margins = 2 * 16
-        expected = 2 * (box["width"] + margins)
-        assert int.from_bytes(header[16:20], "big") == pytest.approx(expected, abs=2)
-    with step("a map has its tokens, its title, its head and its scale"):
-        words = said(page, tmp_path)
-        assert [words.count(name) >= 2 for name in NAMES] == [True] * 9
-        assert words[0] == page.inner_text("#title")
-        assert words[1].startswith("Layer 1 head 1 · a model · 9 tokens")
-        assert "share of attention, log" in words
-        assert words[3:6] == page.locator("#legend .ticks span").all_inner_texts()
-    then_pictures_of_parts(show, tmp_path)
+    assert saved(page, tmp_path).name == "a-b-title-b-e-map-layer-1-head-1.csv"
 
 
-PHONE = {"width": 390, "height": 844}
 PRINTS = "window.print = () => { document.documentElement.dataset.printed = 'yes' }"
 
 
@@ -205,7 +129,7 @@ def then_paper_and_frames(show: Open, tmp_path: Path, browser: Browser) -> None:
         frame.wait_for_selector("body.ready")
         frame.click("button[data-set='view=text']")
         frame.click("#save summary")
-        assert frame.inner_text("#save div").split("\n") == ["Picture, PNG", "Numbers, CSV"]
+        assert frame.inner_text("#save div").split("\n") == ["Numbers, CSV"]
         page.close()
 
 
@@ -215,20 +139,15 @@ def test_the_menu_offers_what_a_view_has_and_paper_shows_the_whole(
 ) -> None:
     page = show(recorded(tokens=300, mask=regard.Causal()), "#view=map", script=PRINTS)
     page.click("#save summary")
-    with step("a view of data is a picture and can be printed too"):
-        assert page.inner_text("#save div").split("\n") == [
-            "Picture, PNG",
-            "Numbers, CSV",
-            "Print, or save as PDF",
-        ]
+    with step("a view is numbers, and can be printed"):
+        assert page.inner_text("#save div").split("\n") == ["Numbers, CSV", "Print, or save as PDF"]
     page.click("#save summary")
     for view in ("text", "steps"):
-        with step(f"{view} is a picture, too, and is printed"):
+        with step(f"{view} is printed"):
             visit(page, f"#view={view}&query=5&key=5")
             page.wait_for_selector(f'body[data-view="{view}"]')
             page.evaluate("delete document.documentElement.dataset.printed")
             page.click("#save summary")
-            assert page.is_visible("[data-save=png]")
             page.click("[data-save=print]")
             page.wait_for_selector("[data-printed=yes]")
     scrolls = """all => all.filter(e => e.checkVisibility() && e.clientHeight > 0

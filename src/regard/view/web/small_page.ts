@@ -28,7 +28,7 @@ export const pictureNotes: typeof Pictures.pictureNotes = () => [];
 export const isStored: typeof Passes.isStored = () => false;
 export const blockSize: typeof Passes.blockSize = () => 1;
 export const Pass = Object as unknown as typeof Passes.Pass; // a short text is never so much work
-export const mapSaving: typeof Saving.mapSaving = () => ({});
+export const mapTable: typeof Saving.mapTable = () => [];
 export const stepsTable: typeof Saving.stepsTable = () => [];
 export const meansNotes: typeof Words.meansNotes = absent;
 export const meanSentence: typeof Words.meanSentence = absent;

@@ -8,13 +8,6 @@ export type Table = (string | number)[][];
 
 export type Pen = CanvasRenderingContext2D;
 
-/** What a view looks like, in CSS pixels. */
-export interface Picture {
-  width: number;
-  height: number;
-  draw: (pen: Pen) => void; // from 0, 0
-}
-
 /** At: from 0 to 1 of a scale. */
 export type Mark = { at: number; text: string };
 
@@ -33,6 +26,4 @@ export interface View {
   move?: (down: number, right: number) => void; // the arrows, where they do not move the crosshair
   sentence?: (reading: Reading) => string; // what is read, where a cell alone does not say it
   table?: () => Table; // the numbers shown
-  caption?: () => string; // what is seen, in words, for a picture of it
-  picture?: () => Picture | null; // null: there is nothing to draw; without it the view's elements are drawn
 }

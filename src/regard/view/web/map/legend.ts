@@ -1,12 +1,9 @@
 /** The scale, always in sight: its colours, its units, and whether it is linear or log. */
 
-import { element, fittedText, pixelated } from "../dom";
-import type { Ink } from "../look";
+import { element, pixelated } from "../dom";
 import { logFloor, type Ramp, type Scale } from "../maths/colours";
 import { plain } from "../maths/numbers";
-import type { Legend, Mark, Pen } from "../view";
-
-const WIDTH = 260; // pixels of the scale in a picture
+import type { Legend, Mark } from "../view";
 
 /**
  * The marks under the scale.
@@ -78,18 +75,4 @@ export function showLegend(pane: HTMLElement, { ramp, marks: all, text }: Legend
   });
   (pane.querySelector(".ticks") as HTMLElement).replaceChildren(...ticks);
   (pane.querySelector(".unit") as HTMLElement).textContent = text;
-}
-
-/** The same in a picture, in the font of its heading. */
-export function drawLegend(pen: Pen, { ramp, marks: all, text }: Legend, ink: Ink, width: number) {
-  pen.fillStyle = ink.faint;
-  pen.fillText(fittedText(pen, text, width), 0, 0);
-  pen.imageSmoothingEnabled = false;
-  pen.drawImage(pixelated(ramp.packed.length, 1, ramp.packed), 0, 20, WIDTH, 9);
-  pen.strokeStyle = ink.line;
-  pen.strokeRect(-0.5, 19.5, WIDTH + 1, 10);
-  for (const mark of all) {
-    pen.textAlign = mark.at === 0 ? "left" : mark.at === 1 ? "right" : "center";
-    pen.fillText(mark.text, mark.at * WIDTH, 33);
-  }
 }

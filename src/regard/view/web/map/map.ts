@@ -162,17 +162,15 @@ export class HeadMap {
     const isArranged = this.frame && this.news.value >= 0 && this.holder.clientWidth > 0;
     if (!isArranged) return;
     this.context.clearRect(0, 0, this.base.width, this.base.height);
-    const isWhole = this.drawMap(this.context, this.axes);
+    const isWhole = this.drawMap();
     this.showProgress();
     this.mark(isWhole);
     if (this.mosaic.unfinished) requestAnimationFrame(() => this.news.value++);
   }
 
-  /**
-   * @param axes on it
-   * @returns is it there in full?
-   */
-  drawMap(context: Pen, axes: Axes): boolean {
+  /** @returns is it there in full? */
+  private drawMap(): boolean {
+    const { axes, context } = this;
     const frame = this.frame as Frame;
     const part = this.part as Part;
     const { look, layers, store } = this.session;
@@ -267,14 +265,12 @@ export class HeadMap {
   private point() {
     if (!this.frame) return;
     this.overContext.clearRect(0, 0, this.over.width, this.over.height);
-    this.drawCross(this.overContext, this.overAxes);
+    this.drawCross();
   }
 
-  /**
-   * The crosshair over the pointed or chosen cell, its two tokens named.
-   * @param axes on it
-   */
-  drawCross(context: Pen, axes: Axes) {
+  /** The crosshair over the pointed or chosen cell, its two tokens named. */
+  private drawCross() {
+    const { overAxes: axes, overContext: context } = this;
     const frame = this.frame as Frame;
     const { ink } = this.session.look;
     const { query, key } = this.session.cell(this.session.store.drawn);

@@ -263,10 +263,6 @@ export class HeadsView implements View {
     return legendOf(store.drawn.scale, kv_len, "share of attention", look.ramp, gridCeilings.value);
   }
 
-  caption(): string {
-    return this.count.textContent ?? "";
-  }
-
   private nameOf(layer: number): string {
     return layerName(this.layers, layer);
   }

@@ -307,9 +307,8 @@ export class ImageView implements View {
     const [tokens, at] = shows === "row" ? [queries, reading.query] : [keys, reading.key];
     const name = at in tokens ? quoted(tokens, at) : `token ${at}`;
     const title = shows === "row" ? `Where ${name} looks` : `Who looks at ${name}`;
-    const heads = compare.headline({ ...which, hidden: false }, layers);
-    heading.textContent =
-      store.drawn.compare === "alone" ? title : `${title}: ${heads[0].toLowerCase()}${heads.slice(1)}`;
+    const heads = store.drawn.compare === "alone" ? "" : `: ${compare.shownName(which, layers)}`;
+    heading.textContent = title + heads;
     const means = compare.coarsest(which, layers);
     const isDifference = compare.isDifference(which);
     const overlay = values && { tokens: keys, grids, pictures: this.pictures, values, isDifference };
@@ -392,11 +391,6 @@ export class ImageView implements View {
   isSettled(): boolean {
     const { second, heads } = this.latest;
     return !this.isDecoding && !second.isWaiting && !heads.isWaiting && !this.session.isReading;
-  }
-
-  caption(): string {
-    const { layers, store } = this.session;
-    return compare.headline(compare.shown(store.state, layers), layers);
   }
 
   /** @returns a row for each patch */

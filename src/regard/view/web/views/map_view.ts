@@ -10,13 +10,13 @@ import { legendOf } from "../map/legend";
 import { HeadMap } from "../map/map";
 import { followPointer } from "../map/travel";
 import { errorName } from "../text/block_words";
-import type { Legend, View } from "../view";
-import { mapSaving } from "./saving";
+import type { Legend, Table, View } from "../view";
+import { mapTable } from "./saving";
 
 export class MapView implements View {
   private section = byId("view-map");
   private holders = [...this.section.querySelectorAll(".map")] as HTMLElement[];
-  readonly titles = [...this.section.querySelectorAll(".map-title")] as HTMLElement[];
+  private titles = [...this.section.querySelectorAll(".map-title")] as HTMLElement[];
   private withLayer = byId<HTMLSelectElement>("with-layer");
   private withHead = byId<HTMLSelectElement>("with-head");
   readonly first: HeadMap;
@@ -32,7 +32,6 @@ export class MapView implements View {
     this.second = this.holders[1] ? new HeadMap(this.holders[1], session, beside, stage, ceiling) : null;
     const second = this.second?.draws.map((draw) => () => this.isBeside() && draw()) ?? [];
     this.draws = [() => this.name(), ...this.first.draws, ...second];
-    Object.assign(this, mapSaving(this));
     followPointer(this.first);
     if (this.second) followPointer(this.second);
     if (!this.withLayer) return;
@@ -50,11 +49,11 @@ export class MapView implements View {
     const { layers, store } = this.session;
     const { compare, heads, with: other } = store.drawn;
     document.body.dataset.compare = compare;
-    this.titles[0].textContent = headline({ ...shown(store.drawn, layers), hidden: false }, layers);
+    this.titles[0].textContent = headline(shown(store.drawn, layers), layers);
     this.titles[0].hidden = compare === "alone" && heads === "one";
     if (!this.second) return;
     (this.second.holder.parentElement as HTMLElement).hidden = compare !== "beside";
-    if (compare === "beside") this.titles[1].textContent = headline({ ...beside(store.drawn), hidden: false }, layers);
+    if (compare === "beside") this.titles[1].textContent = headline(beside(store.drawn), layers);
     byId("with").hidden = compare === "alone" || this.session.recording.other !== undefined;
     if (byId("with").hidden) return;
     const [layer, head] = other.split(".").map(Number);
@@ -77,7 +76,7 @@ export class MapView implements View {
   }
 
   /** @returns what a cell is */
-  unit(): string {
+  private unit(): string {
     const { layers, store } = this.session;
     const which = shown(store.drawn, layers);
     const size = this.first.part?.size ?? 1;
@@ -85,6 +84,10 @@ export class MapView implements View {
     const means = coarsest(which, layers);
     const fine = !means ? "" : size < means.block ? ", not finer in this file" : `, means ${errorName(means)}`;
     return `${what}${size > 1 ? ` per ${size} keys` : ""}${fine}`;
+  }
+
+  table(): Table {
+    return mapTable(this.session, this.parts(), this.unit());
   }
 
   legend(): Legend {

@@ -1,7 +1,7 @@
 /** What the parts of a text give to each other, as a table: its sentences, words or lines, for the chosen heads. */
 
 import { signal } from "@preact/signals-core";
-import { headline, headsName, shown } from "../data/compare";
+import { headsName, shown } from "../data/compare";
 import { roundedUp } from "../data/small";
 import type { Which } from "../data/source";
 import { Latest } from "../data/waiting";
@@ -209,10 +209,6 @@ export class SegmentsView implements View {
 
   isSettled(): boolean {
     return !this.latest.isWaiting;
-  }
-
-  caption(): string {
-    return headline(this.which(), this.session.layers);
   }
 
   table(): Table {

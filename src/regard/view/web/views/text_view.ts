@@ -321,10 +321,6 @@ export class TextView implements View {
     return !this.latest.isWaiting && !this.session.isReading;
   }
 
-  caption(): string {
-    return this.sides.map(({ heading }) => heading.textContent).join(", ");
-  }
-
   /** @returns the numbers shown; the first row names the columns */
   table(): Table {
     const { reading } = this.session;
