@@ -2,10 +2,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { effect } from "@preact/signals-core";
 import { fitted } from "../../src/regard/view/web/data/bounds";
-import { pinsOf, written } from "../../src/regard/view/web/data/pinned";
 import { moving } from "../../src/regard/view/web/dom";
 import { freshState, Store, WORDS as STATES } from "../../src/regard/view/web/state";
-import { ofSeveral } from "../../src/regard/view/web/views/head_keys";
+import { OF_SEVERAL } from "../../src/regard/view/web/views/head_keys";
 import { bindingsOf } from "../../src/regard/view/web/views/keys";
 import { layer, recording, tokens, WORDS } from "./recordings.mjs";
 
@@ -29,18 +28,15 @@ function differences(address, from) {
 test("an address names the cell always and the rest where it is unusual", () => {
   const page = store();
   assert.equal(page.address(), "#layer=0&head=0&query=4&key=3");
-  page.set({ hidden: true, scale: "log", pins: written([{ layer: 0, head: 1, query: 2, key: 3, note: "a & b #1" }]) });
-  assert.equal(
-    page.address(),
-    "#layer=0&head=0&query=4&key=3&scale=log&pins=%5B%5B0%2C1%2C2%2C3%2C%22a%20%26%20b%20%231%22%5D%5D&hidden=1",
-  );
+  page.set({ hidden: true, scale: "log" });
+  assert.equal(page.address(), "#layer=0&head=0&query=4&key=3&scale=log&hidden=1");
 });
 
 test("every part of the state comes back from its address", () => {
   const page = store();
   page.set({ layer: 1, head: 1, query: 2, key: 5, view: "text", hidden: true, zoom: 2, row: 1.5, column: 2.25 });
   page.set({ side: "looked", sort: "kind", compare: "difference" });
-  page.set({ with: "0.1", heads: "0.0_1.1", pins: written([{ layer: 0, head: 1, query: 2, key: 3, note: "a & b" }]) });
+  page.set({ with: "0.1", heads: "0.0_1.1" });
   page.set({ folded: true, theme: "dark", parts: "lines" });
   const again = store();
   again.go(page.address());
@@ -52,7 +48,7 @@ for (const wrong of [
   "#%00=&&=&query=x",
   "#zoom=-3&row=99999&column=-1",
   "#constructor=1&__proto__=x&toString=x",
-  "#parts=pattern&scale=row&heads=1.1_&with=x&pins=%00",
+  "#parts=pattern&scale=row&heads=1.1_&with=x",
 ])
   test(`a wrong address opens what there is: ${wrong}`, () => {
     const page = store();
@@ -146,19 +142,6 @@ test("sinks that are inside block means are not set aside", () => {
   assert.deepEqual(differences("#layer=1&key=3&hidden=1", large), { layer: 1, hidden: true });
 });
 
-for (const pins of ['[[9,0,0,0,""]]', "[[0,0,0]]", "{}", "[1,null]", "<b>", '[[0,0,"1",2,""]]', "[[0,0,-1,2]]"])
-  test(`pins of cells that are not there are left out: ${pins}`, () => {
-    assert.deepEqual(differences(`#pins=${encodeURIComponent(pins)}`), {});
-  });
-
-test("a pin keeps its cell and 120 letters of its note; 12 are kept", () => {
-  const { layers } = recording();
-  const pin = { layer: 1, head: 0, query: 8, key: 2, note: 'a "note" & more_~' };
-  assert.deepEqual(pinsOf(written([pin]), layers), [pin]);
-  assert.equal(pinsOf(JSON.stringify([[0, 0, 1, 2, "x".repeat(200)]]), layers)[0].note.length, 120);
-  assert.equal(pinsOf(JSON.stringify(Array(20).fill([0, 0, 1, 2, ""])), layers).length, 12);
-});
-
 // The keyboard
 
 function page() {
@@ -170,7 +153,7 @@ function page() {
     cell: () => ({ query: kept.state.query, key: kept.state.key }),
     choose: (cell) => kept.set({ ...cell, hover: null }),
   };
-  return { session, map: { session, frame: null }, views: STATES.view, more: ofSeveral(() => {}) };
+  return { session, map: { session, frame: null }, views: STATES.view, more: OF_SEVERAL };
 }
 
 function pressed(key, shiftKey = false) {

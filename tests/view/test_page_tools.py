@@ -1,8 +1,6 @@
-"""Heads in colours, pinned cells, and heads that are found late."""
+"""Heads in colours, and heads that are found late."""
 
-import json
 import random
-from urllib.parse import unquote
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 import pages
 import regard
-from pages import TOKEN, Open, Serving, address, go, recorded, step, three_digits, visit
+from pages import TOKEN, Open, Serving, address, recorded, step, visit
 from regard.view.server import http_server
 
 pytestmark = pytest.mark.browser
@@ -69,42 +67,6 @@ def test_each_chosen_head_has_lines_of_its_own_colour(show: Open) -> None:
         wait_for_colours(page, 2)
         page.click("#view-text .toggles button:has-text('H0')")
         assert address(page, lambda said: said.get("heads") == "1.2")["heads"] == "1.2"
-
-
-def test_pinned_cells_have_the_librarys_weights_and_are_in_the_address(show: Open) -> None:
-    recording = recorded(mask=regard.Causal())
-    rng = random.Random(1)
-    cells = [
-        [rng.randrange(2), rng.randrange(2), rng.randrange(9), rng.randrange(9)] for _ in range(6)
-    ]
-    page = show(recording, f"#pins={json.dumps([[*cell, ''] for cell in cells])}")
-    values = page.locator("#pins .value")
-    with step("random cells of an address"):
-        for at, (layer, head, query, key) in enumerate(cells):
-            weight = float(recording[layer][0, head, query, key])
-            expect(values.nth(at)).to_have_text(three_digits(weight).replace(" ", "\u202f"))
-    layer, head, query, key = cells[3]
-    with step("a press opens its cell"):
-        page.click("#pins li:nth-child(4) button >> nth=0")
-        page.wait_for_selector(f'body[data-read="{layer},{head},{query},{key},0"]')
-    with step("a cell that is pinned, and its note, are in the address"):
-        go(page, layer, head, query, key)
-        page.locator("#pins").wait_for(state="hidden")
-        page.keyboard.press("p")
-        weight = three_digits(float(recording[layer][0, head, query, key])).replace(" ", "\u202f")
-        expect(values).to_have_text(weight)
-        expect(page.locator("#pins input")).to_be_focused()
-        page.keyboard.type('a "note" & more_~')
-        page.keyboard.press("Enter")
-        pins = address(page, lambda said: "note" in said.get("pins", ""))["pins"]
-        assert json.loads(unquote(pins)) == [[layer, head, query, key, 'a "note" & more_~']]
-        page.reload()
-        page.wait_for_selector("#pins:not([hidden])")
-        assert page.input_value("#pins input") == 'a "note" & more_~'
-        expect(values).to_have_text(weight)
-    with step("it can be taken away"):
-        page.click("#pins [aria-label^='Take away']")
-        expect(page.locator("#pins")).to_be_hidden()
 
 
 @pytest.mark.full

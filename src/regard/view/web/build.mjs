@@ -16,7 +16,7 @@ const pages = {
   small: template.replace(/<!-- full -->[^]*?<!-- \/full -->/g, ""),
 };
 // In the small page small_page.ts stands in the place of these modules.
-const absent = /\/(full_page|block_words|saving|pass|patches|picture_words|pinned)$/;
+const absent = /\/(full_page|block_words|saving|pass|patches|picture_words)$/;
 const small = {
   name: "small",
   setup: (page) => page.onResolve({ filter: absent }, () => ({ path: from("small_page.ts") })),

@@ -11,12 +11,11 @@ import type { Recording } from "./protocol/recording";
 import type { Session } from "./session";
 import type { State } from "./state";
 import { Edit } from "./views/edit";
-import { ofSeveral } from "./views/head_keys";
+import { OF_SEVERAL } from "./views/head_keys";
 import { HeadsView } from "./views/heads_view";
 import { ImageView } from "./views/image_view";
 import type { Binding } from "./views/keys";
 import { NotableHeads } from "./views/notable_heads";
-import { Pins } from "./views/pins";
 import { SaveMenu } from "./views/save";
 import { SegmentsView } from "./views/segments_view";
 import { TextView } from "./views/text_view";
@@ -32,11 +31,10 @@ export const MORE_VIEWS: Partial<Record<State["view"], (session: Session) => Vie
 
 /** @returns the keys that act upon them */
 export function panes(session: Session): Binding[] {
-  const [notable, pins] = [new NotableHeads(session), new Pins(session)];
+  const notable = new NotableHeads(session);
   effect(() => notable.list());
   effect(() => notable.show());
-  effect(() => pins.draw());
-  return ofSeveral(() => pins.toggle());
+  return OF_SEVERAL;
 }
 
 /** @param reload opens the page again, at an address */

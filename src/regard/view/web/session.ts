@@ -36,8 +36,6 @@ export class Session implements Maps {
   private redrawing = 0;
   /** Counts how often an answer came after there had been none: what is on the stage asks again. */
   readonly again = signal(0);
-  /** Said in place of what is read. */
-  readonly said = signal("");
   readonly gridCeilings = computed(() => ceilingOfAll(this, this.store.drawn.hidden));
 
   /**
@@ -67,10 +65,7 @@ export class Session implements Maps {
       const { view, layer } = this.store.drawn;
       if (view && layer >= 0) this.troubles.value = new Map();
     });
-    effect(() => {
-      this.said.value = "";
-      this.reader.read(this.store.drawn);
-    });
+    effect(() => this.reader.read(this.store.drawn));
   }
 
   private fresh(partsOf: (axes: TwoAxes) => State["parts"]): State {

@@ -6,7 +6,6 @@
 import type * as Full from "./full_page";
 import type * as Passes from "./data/pass";
 import type * as Patches from "./data/patches";
-import type * as Pinned from "./data/pinned";
 import type * as Saving from "./views/saving";
 import type * as Pictures from "./text/picture_words";
 import type * as Words from "./text/block_words";
@@ -20,8 +19,6 @@ export const panes: typeof Full.panes = () => [];
 export const menus: typeof Full.menus = () => {};
 export const liveHost: typeof Full.liveHost = absent;
 export const gather: typeof Full.gather = absent;
-export const pinsOf: typeof Pinned.pinsOf = () => [];
-export const written: typeof Pinned.written = () => "";
 export const gridsOf: typeof Patches.gridsOf = () => [];
 export const withPatches: typeof Patches.withPatches = (tokens) => tokens;
 export const pictureNotes: typeof Pictures.pictureNotes = () => [];

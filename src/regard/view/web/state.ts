@@ -38,7 +38,6 @@ export interface State extends Words {
   column: number; // first key on the map
   heads: string; // "one", "mean" of the open layer, or some as layer.head_layer.head
   with: string; // which other is compared, as layer.head
-  pins: string; // cells that are kept with a note, as pinned.ts writes them
   folded: boolean; // the text is put away
 }
 
@@ -69,14 +68,12 @@ export function freshState(
     column: 0,
     theme: "auto",
     folded: false,
-    pins: "",
   };
 }
 
 const NAMES: Record<string, RegExp> = {
   heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/,
   with: /^\d{1,4}\.\d{1,4}$/,
-  pins: /^\P{Cc}{0,4000}$/u,
 };
 const ALWAYS = ["layer", "head", "query", "key"];
 const COUNTS = [...ALWAYS, "steps", "zoom", "row", "column"];

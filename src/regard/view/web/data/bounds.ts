@@ -1,8 +1,7 @@
-/** The state inside the recording: no number, head or pin of an address names what is not there. */
+/** The state inside the recording: no number or head of an address names what is not there. */
 
 import type { LayerInfo, Recording } from "../protocol/recording";
 import { FEWEST_STEPS, type State } from "../state";
-import { pinsOf, written } from "./pinned";
 import { beside, coarsest, fittedHeads, shown, type Chosen } from "./compare";
 
 const MOST_STEPS = 1000; // that a server sends at once
@@ -19,7 +18,6 @@ export function fitted(state: State, recording: Pick<Recording, "layers" | "othe
     ...heads,
     hidden: state.hidden && !isOfBlocks(heads, layers),
     zoom,
-    pins: written(pinsOf(state.pins, layers)),
     query: state.query === null ? null : within(state.query, q_len),
     key: state.key === null ? null : within(state.key, kv_len),
     steps: Math.max(FEWEST_STEPS, Math.min(state.steps, kv_len, MOST_STEPS)),

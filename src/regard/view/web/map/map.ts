@@ -2,7 +2,6 @@
 
 import { signal } from "@preact/signals-core";
 import { coarsest, isDifference } from "../data/compare";
-import { pinsOf } from "../data/pinned";
 import type { Which } from "../data/source";
 import { context2d, resize } from "../dom";
 import { paletteOf, type Palette } from "../look";
@@ -187,26 +186,12 @@ export class HeadMap {
     const isFine = (coarsest(this.which, layers)?.block ?? 1) === 1;
     if (isWhole && isFine && part.level === 0 && frame.cellWidth >= NUMBERS)
       this.drawNumbers(context, palette(this.info().kv_len));
-    this.drawPins(context, frame);
     context.restore();
     context.strokeStyle = look.ink.line;
     context.lineWidth = 1;
     context.strokeRect(frame.left - 0.5, frame.top - 0.5, frame.width + 1, frame.height + 1);
     axes.draw(frame, this.queries as Token[], this.keys as Token[], look.ink);
     return isWhole;
-  }
-
-  /** A dot in the corner of each pinned cell of the head on the stage. */
-  private drawPins(context: Pen, frame: Frame) {
-    const { layer, head, terms } = this.which;
-    context.fillStyle = this.session.look.ink.accent;
-    for (const pin of terms ? [] : pinsOf(this.session.store.drawn.pins, this.session.layers)) {
-      if (pin.layer !== layer || pin.head !== head) continue;
-      const x = frame.left + (pin.key + 1 - frame.column) * frame.cellWidth;
-      const y = frame.top + (pin.query - frame.row) * frame.cellHeight;
-      const side = Math.max(4, Math.min(8, frame.cellWidth / 4));
-      context.fillRect(x - side, y, side, side);
-    }
   }
 
   /** Says when all that is wanted is on the stage. */

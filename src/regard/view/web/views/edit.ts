@@ -7,7 +7,7 @@ import type { Session } from "../session";
 const ADDRESS = "api/text";
 const LOOK_AGAIN = 400; // milliseconds
 /** What another text makes meaningless: places in it. */
-const PLACES = ["query", "key", "row", "column", "zoom", "pins"];
+const PLACES = ["query", "key", "row", "column", "zoom"];
 
 export class Edit {
   private dialog = byId<HTMLDialogElement>("edit");

@@ -2,8 +2,7 @@
 
 import { turn, type Binding, type Hands } from "./keys";
 
-/** @param pin pins the cell that is read, or takes its pin away */
-export const ofSeveral = (pin: () => void): Binding[] => [
+export const OF_SEVERAL: Binding[] = [
   { keys: ["[", "]"], does: "previous, next head", run: (hands, key) => step(hands, "head", key === "[" ? -1 : 1) },
   { keys: ["{", "}"], does: "previous, next layer", run: (hands, key) => step(hands, "layer", key === "{" ? -1 : 1) },
   {
@@ -12,7 +11,6 @@ export const ofSeveral = (pin: () => void): Binding[] => [
     run: ({ session: { store } }) => store.set({ heads: store.state.heads === "one" ? "mean" : "one" }),
   },
   { keys: ["c"], does: "compare with another head: beside, difference", run: (hands) => turn(hands, "compare") },
-  { keys: ["p"], does: "pin the cell with a note, or take its pin away", run: pin },
 ];
 
 function step({ session: { store } }: Hands, what: "layer" | "head", by: number) {

@@ -27,8 +27,8 @@ export class ReadingPane {
   constructor(private readonly session: Session) {}
 
   draw() {
-    const { reading, said, trouble } = this.session;
-    if (reading) return this.read(reading, said.value);
+    const { reading, trouble } = this.session;
+    if (reading) return this.read(reading);
     if (!trouble) return;
     this.say("");
     this.value.textContent = "";
@@ -40,13 +40,11 @@ export class ReadingPane {
     if (this.line.textContent !== text) this.line.textContent = text;
   }
 
-  private read(reading: Reading, said: string) {
+  private read(reading: Reading) {
     const { layers, store, view } = this.session;
     const axes = this.session.axes(reading.layer);
     const { row, column, query, key, terms } = reading;
-    this.say(
-      said || (view?.sentence?.(reading) ?? sentence(reading, axes, layers, isMaskKnown(layers[reading.layer]))),
-    );
+    this.say(view?.sentence?.(reading) ?? sentence(reading, axes, layers, isMaskKnown(layers[reading.layer])));
     const what = isDifference(reading) ? "difference" : terms ? "mean weight" : "weight";
     const blocks = coarsest(reading, layers);
     this.value.textContent = blocks || ["text", "image"].includes(store.drawn.view) ? "" : `${what} ${full(row[key])}`;
