@@ -73,7 +73,10 @@ def test_segments_are_those_of_the_library(run: Run, recorded: str) -> None:
     code, out, err = run("segments", recorded, "--by", "sentence")
     seen = regard.load(recorded)
     expected = regard.segment_shares(seen, regard.spans.by_sentence(seen.key_tokens))
-    assert (code, out.splitlines(), err) == (0, [*share_lines(expected, 80)], "")
+    hint = ["", "Sinks draw attention from every part; --no-sinks leaves them out."]
+    assert (code, out.splitlines(), err) == (0, [*share_lines(expected, 80), *hint], "")
+    code, out, _ = run("segments", recorded, "--by", "sentence", "--no-sinks")
+    assert "--no-sinks" not in out
 
 
 def test_parts_are_ranges_of_tokens_and_patterns(run: Run, recorded: str) -> None:

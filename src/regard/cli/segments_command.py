@@ -110,6 +110,10 @@ def segments(
     elif per == "total":
         width = shutil.get_terminal_size().columns
         sys.stdout.writelines(f"{line}\n" for line in share_lines(shares, width))
+        if not no_sinks:
+            sys.stdout.write(
+                "\nSinks draw attention from every part; --no-sinks leaves them out.\n"
+            )
     else:
         sys.stdout.write(shares.table(per).text() + "\n")
 
