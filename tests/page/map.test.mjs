@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Axes } from "../../src/regard/view/web/map/axes";
-import { chosenHeads, headline, shown, shownName, withHead } from "../../src/regard/view/web/data/compare";
+import { chosenHeads, headline, shown, shownName } from "../../src/regard/view/web/data/compare";
 import { paletteOf } from "../../src/regard/view/web/look";
 import { partOf, placesOf } from "../../src/regard/view/web/map/mosaic";
 import { ceilingOf, ceilingOfAll, smallMap, smallShares } from "../../src/regard/view/web/data/small";
@@ -150,10 +150,10 @@ test("one head, some, all of a layer, or a difference", () => {
     chosenHeads({ ...STATE, layer: 1, heads: "mean" }, LAYERS).map(({ head }) => head),
     [0, 1, 2],
   );
-  const { terms } = shown({ ...STATE, heads: "0.1_1.2", compare: "difference", with: "1.0" }, LAYERS);
+  const { terms } = shown({ ...STATE, heads: "mean", compare: "difference", with: "1.0" }, LAYERS);
   assert.deepEqual(terms, [
+    { layer: 0, head: 0, factor: 0.5 },
     { layer: 0, head: 1, factor: 0.5 },
-    { layer: 1, head: 2, factor: 0.5 },
     { layer: 1, head: 0, factor: -1 },
   ]);
 });
@@ -162,16 +162,8 @@ test("heads on the stage have a name", () => {
   const name = (more) => shownName(shown({ ...STATE, ...more }, LAYERS), LAYERS);
   assert.equal(name({}), "layer 0 head 0");
   assert.equal(name({ heads: "mean" }), "mean of the 2 heads of layer 0");
-  assert.equal(name({ heads: "0.0_1.2" }), "mean of 2 heads");
   assert.equal(name({ compare: "difference", with: "1.2" }), "layer 0 head 0 less layer 1 head 2");
   assert.equal(headline({ layer: 1, head: 2, hidden: true }, LAYERS), "Layer 1 head 2");
-});
-
-test("Shift and a click add a head or take it away", () => {
-  assert.equal(withHead(STATE, { layer: 1, head: 2 }), "0.0_1.2");
-  assert.equal(withHead({ ...STATE, heads: "0.0_1.2" }, { layer: 1, head: 2 }), "0.0");
-  assert.equal(withHead(STATE, { layer: 0, head: 0 }), "one");
-  assert.equal(withHead({ ...STATE, heads: "mean" }, { layer: 0, head: 1 }), "0.1");
 });
 
 // Small maps

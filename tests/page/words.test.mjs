@@ -6,7 +6,6 @@ import { endsSentence, joinedIn, parted, secondText } from "../../src/regard/vie
 import { find, titleOf } from "../../src/regard/view/web/views/controls";
 import { tintText } from "../../src/regard/view/web/views/prose";
 import { quoted, sentence, textSentence } from "../../src/regard/view/web/text/sentence";
-import { linesText } from "../../src/regard/view/web/views/text_view";
 import { restText } from "../../src/regard/view/web/views/segments_view";
 import * as words from "../../src/regard/view/web/text/tokens";
 import { layer, tokens, WORDS } from "./recordings.mjs";
@@ -224,12 +223,6 @@ test("a tint says its strongest weight, and what is not a number", () => {
   assert.equal(said([0.5, 0], 0.5, true), "Full tint: 50.0 %, the strongest");
   assert.equal(said([0.5, NaN], 1, false), "Full tint: 100 %; grey: not numbers (NaN)");
   assert.equal(said([NaN], NaN, true), "Not numbers (NaN)");
-});
-
-test("lines of more heads than colours, and of too many tokens, say that they are a mean or not there", () => {
-  assert.equal(linesText(8, true), "Lines of heads, in colours");
-  assert.equal(linesText(11, true), "Lines of at most 8 heads have colours; these are of the mean of 11.");
-  assert.equal(linesText(2, false), "Lines are drawn up to 60 tokens; the tint is the mean of 2 heads.");
 });
 
 test("a phrase is found after a token, then from the start, over several tokens", () => {

@@ -25,7 +25,7 @@ FINDINGS = """async () => {
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_axe_finds_nothing(theme: str, show: Open, tmp_path: Path) -> None:
-    more = "heads=0.0_0.1&compare=beside"
+    more = "compare=beside"
     page = show(recorded(mask=regard.Causal()), f"#view=map&theme={theme}&{more}")
     page.evaluate(AXE.read_text(encoding="utf-8"))
     for view in VIEWS:

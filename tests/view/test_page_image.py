@@ -239,16 +239,9 @@ def test_heads_of_the_layer_are_small_pictures_to_open(show: Open) -> None:
         assert [text.strip() for text in small.all_inner_texts()] == ["Picture", "H0", "H1", "H2"]
         caption = page.inner_text("#view-image > .caption")
         assert caption.startswith("Heads of layer 0: where “token 0” looks; darkest = ")
-    with step("a press opens one, Shift adds another"):
+    with step("a press opens one"):
         small.nth(3).click()
         ready(page, 0, 2, 0, 0)
-        small.nth(1).click(modifiers=["Shift"])
-        page.wait_for_selector("#several[aria-pressed=true]")
-        both = (seen.image(0, 0, query=0) + seen.image(0, 2, query=0)) / 2
-        expect(page.locator(".sides .words").first).to_contain_text(
-            three_digits(float(both.max())).replace(" %", "\u202f%")
-        )
-        assert sentence(page).endswith("mean of 2 heads.")
     with step("the mean of the layer"):
         visit(page, "#layer=0&head=0&query=0&heads=mean")
         mean = seen.image(0, query=0)

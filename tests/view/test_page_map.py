@@ -315,13 +315,16 @@ def test_a_long_text_goes_from_aligned_blocks_to_single_cells(show: Open) -> Non
         told = float(page.inner_text("#value").removeprefix("weight "))
         assert told == pytest.approx(weight, rel=5.1e-4)  # four digits
     with step("with more tokens than pixels the map shows aligned blocks"):
-        page = show(recorded(tokens=800, mask=regard.Causal()))
-        ready(page)
-        cell = float((page.get_attribute(".map", "data-frame") or "").split(",")[2])
-        # So many tokens that a block of two by two has one pixel and no colours are mixed.
-        recording = recorded(tokens=2 * round(800 * cell), mask=regard.Causal())
-        page = show(recording, "#layer=0&head=1&scale=linear&query=0&key=1")
-        ready(page)
+        tokens, pixels = 0, 400
+        # So many tokens that a block of two by two has one pixel and no colours are mixed; how
+        # large the map is depends on its labels, and so on the number of tokens.
+        while tokens != 2 * pixels:
+            tokens = 2 * pixels
+            recording = recorded(tokens=tokens, mask=regard.Causal())
+            page = show(recording, "#layer=0&head=1&scale=linear&query=0&key=1")
+            ready(page)
+            frame = (page.get_attribute(".map", "data-frame") or "").split(",")
+            pixels = round(tokens * float(frame[2]))
         means = recording[0][0, 1].to_dense().unfold(0, 2, 2).unfold(1, 2, 2).mean((-2, -1))
         for row, column in [(5, 2), (9, 9), (30, 11), (len(means) - 3, 40)]:
             # A block of keys is shown with what it gets in all.
@@ -342,23 +345,6 @@ def then_two_maps_side_by_side(page: Page) -> None:
         one, other = (page.locator(".map").nth(at).get_attribute("data-frame") for at in (0, 1))
         assert one == other
         assert float((one or "").split(",")[2]) >= 40  # pixels from which a cell has its number
-    with step("Shift and a click on a small map adds its head, and takes it away"):
-        visit(page, "#query=4&key=6")
-        page.wait_for_selector('body[data-read="0,0,4,6,0"]')
-        last = "#overview .heads button >> nth=-1"
-        page.click(last, modifiers=["Shift"])
-        assert address(page, lambda said: "heads" in said)["heads"] == "0.0_1.2"
-        page.click(last, modifiers=["Shift"])
-        assert address(page, lambda said: said.get("heads") == "0.0")["heads"] == "0.0"
-    with step("so does a press without Shift, once several heads are asked for"):
-        page.click("[data-set='heads=one']")
-        page.click("#several")
-        expect(page.locator("#several")).to_have_attribute("aria-pressed", "true")
-        page.click(last)
-        assert address(page, lambda said: "_" in said.get("heads", ""))["heads"] == "0.0_1.2"
-        page.click("[data-set='heads=one']")
-        page.click(last)
-        address(page, lambda said: said["layer"] == "1" and "heads" not in said)
 
 
 @pytest.mark.browser
@@ -380,11 +366,6 @@ def test_several_heads_are_a_mean_a_difference_or_side_by_side(show: Open) -> No
         ready(page)
         for query, key in cells:
             assert abs(level_at(page, query, key) - round(float(mean[query, key]) * 255)) <= 1
-    with step("the mean of chosen heads of several layers"):
-        visit(page, "#query=4&key=6&heads=0.1_1.2")
-        expect(page.locator("#sentence")).to_contain_text("mean of 2 heads.")
-        mean = (recording[0][0, 1, 4, 6] + recording[1][0, 2, 4, 6]) / 2
-        assert f"gives {three_digits(float(mean))} of its attention to" in sentence(page)
     with step("a difference, in percentage points"):
         visit(page, "#layer=1&head=1&query=4&key=6&compare=difference&with=0.2&scale=linear")
         expect(page.locator("#sentence")).to_contain_text("than in layer 0 head 2.")

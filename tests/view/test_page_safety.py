@@ -90,9 +90,7 @@ def test_the_damaged_layer_is_named_whichever_is_open_and_a_copy_says_what_it_la
         page.wait_for_selector("#damage", state="hidden")
     for address in (
         "compare=difference&with=1.1",
-        "heads=0.0_1.1",
-        "heads=0.0_1.1&view=text",
-        "heads=0.0_1.1&view=segments",
+        "compare=beside&with=1.1",
     ):
         with step(address):
             visit(page, "#layer=0&head=0&query=3&key=2")

@@ -44,7 +44,6 @@ def test_shares_of_parts_are_those_of_the_library(show: Open) -> None:
     for heads, named, expected in [
         ("one", "layer 1 head 1", drawn[1, 1]),
         ("mean", "mean of the 2 heads of layer 1", drawn[1].mean(0)),
-        ("0.1_2.0", "mean of 2 heads", (drawn[0, 1] + drawn[2, 0]) / 2),
     ]:
         with step(f"heads={heads}"):
             visit(page, f"#view=segments&layer=1&head=1&heads={heads}&hidden=1")

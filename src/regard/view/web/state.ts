@@ -15,6 +15,7 @@ export const WORDS = {
   theme: ["auto", "light", "dark"],
   sort: ["place", "kind", "score", "entropy"], // of the heads in the overview
   parts: ["sentences", "words", "lines"], // of the text, in the segments
+  heads: ["one", "mean"], // the open head, or the mean of its layer
   compare: ["alone", "beside", "difference"], // the open head with another
 } as const;
 
@@ -36,7 +37,6 @@ export interface State extends Words {
   zoom: number; // 1: the whole matrix
   row: number; // first query on the map; a part of one, if the map is moved by less
   column: number; // first key on the map
-  heads: string; // "one", "mean" of the open layer, or some as layer.head_layer.head
   with: string; // which other is compared, as layer.head
   folded: boolean; // the text is put away
 }
@@ -71,10 +71,7 @@ export function freshState(
   };
 }
 
-const NAMES: Record<string, RegExp> = {
-  heads: /^(one|mean|\d{1,4}\.\d{1,4}(_\d{1,4}\.\d{1,4}){0,63})$/,
-  with: /^\d{1,4}\.\d{1,4}$/,
-};
+const HEAD = /^\d{1,4}\.\d{1,4}$/;
 const ALWAYS = ["layer", "head", "query", "key"];
 const COUNTS = [...ALWAYS, "steps", "zoom", "row", "column"];
 const FLAGS = ["hidden", "folded"];
@@ -130,7 +127,7 @@ export class Store {
   /** @returns what must be remembered to come back here */
   address(): string {
     const parts = [];
-    for (const name of [...COUNTS, ...Object.keys(WORDS), ...Object.keys(NAMES), ...FLAGS]) {
+    for (const name of [...COUNTS, ...Object.keys(WORDS), "with", ...FLAGS]) {
       const value = this.state[name as keyof State];
       const fresh = this.fresh[name as keyof State];
       const isUnusual = ALWAYS.includes(name) ? value !== null : value !== fresh;
@@ -148,7 +145,7 @@ export class Store {
       if (COUNTS.includes(name) && /^\d{1,9}(\.\d{1,3})?$/.test(text)) patch[name] = Number(text);
       const words: readonly string[] = Object.hasOwn(WORDS, name) ? WORDS[name as "scale"] : [];
       if (words.includes(text)) patch[name] = text;
-      if (Object.hasOwn(NAMES, name) && NAMES[name].test(text)) patch[name] = text;
+      if (name === "with" && HEAD.test(text)) patch[name] = text;
       if (FLAGS.includes(name)) patch[name] = text === "1";
     }
     // The fresh cell is one of the fresh head.

@@ -2,7 +2,7 @@
 
 import type { LayerInfo, Recording } from "../protocol/recording";
 import { FEWEST_STEPS, type State } from "../state";
-import { beside, coarsest, fittedHeads, shown, type Chosen } from "./compare";
+import { beside, coarsest, fittedComparison, shown, type Chosen } from "./compare";
 
 const MOST_STEPS = 1000; // that a server sends at once
 
@@ -13,7 +13,7 @@ export function fitted(state: State, recording: Pick<Recording, "layers" | "othe
   const { num_heads, q_len, kv_len } = layers[layer];
   const zoom = Math.max(1, state.zoom);
   const head = within(state.head, num_heads);
-  const heads = { ...state, layer, head, ...fittedHeads({ ...state, layer, head }, recording) };
+  const heads = { ...state, layer, head, ...fittedComparison({ ...state, layer, head }, recording) };
   return {
     ...heads,
     hidden: state.hidden && !isOfBlocks(heads, layers),

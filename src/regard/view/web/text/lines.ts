@@ -6,9 +6,6 @@ import type { Axis, TwoAxes } from "../data/axes";
 import type { Token } from "../protocol/recording";
 import { named } from "./tokens";
 
-/** Weights (q_len, kv_len). */
-export type Matrix = { weights: Float32Array; colour: string };
-
 export const MOST_LINED = 60; // tokens; more lines than theirs show nothing
 const LEAST = 0.01; // the weight from which a line is drawn
 const [LEAST_ROW, LARGEST_ROW] = [22, 40]; // pixels of a token
@@ -36,29 +33,24 @@ export class Lines {
     this.picture.addEventListener("pointerleave", () => listener.point("query", null));
   }
 
-  /** @param matrices a colour for each */
-  draw(matrices: Matrix[], { queries, keys }: TwoAxes) {
+  /** @param weights (q_len, kv_len) */
+  draw(weights: Float32Array, colour: string, { queries, keys }: TwoAxes) {
     const count = Math.max(queries.length, keys.length);
     const side = Math.max(LEAST_ROW, Math.min(LARGEST_ROW, Math.floor((PART * window.innerHeight) / count)));
     const height = side * count;
     this.picture.style.setProperty("--row", `${side}px`);
     const box = { viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none", height };
     const svg = svgElement("svg", { ...box, "aria-hidden": "true" });
-    const drawn: [number, number, number, string][] = [];
-    for (const { weights, colour } of matrices)
-      weights.forEach((weight, cell) => {
-        if (weight >= LEAST) drawn.push([weight, Math.floor(cell / keys.length), cell % keys.length, colour]);
-      });
+    const cells = [...weights.keys()].filter((cell) => weights[cell] >= LEAST);
     // The strongest on top.
-    this.drawn = drawn
-      .sort(([a], [b]) => a - b)
-      .map(([weight, query, key, colour]) => line(weight, query, key, colour, side));
+    this.drawn = cells
+      .sort((one, other) => weights[one] - weights[other])
+      .map((cell) => line(weights[cell], Math.floor(cell / keys.length), cell % keys.length, colour, side));
     svg.append(...this.drawn);
     this.picture.replaceChildren(list(queries, "query"), svg, list(keys, "key"));
-    const number = (counts: (weight: number) => boolean) =>
-      matrices.reduce((sum, { weights }) => sum + weights.filter(counts).length, 0);
+    const number = (counts: (weight: number) => boolean) => weights.filter(counts).length;
     const [spoilt, allowed] = [number(Number.isNaN), number((weight) => weight > 0)];
-    this.caption.textContent = `Lines: ${counted(drawn.length, "weight")} of ${share(LEAST)} and more, of ${counted(allowed, "weight")} above 0; width and strength by weight${spoilt > 0 ? `; ${counted(spoilt, "weight")} not numbers (NaN)` : ""}`;
+    this.caption.textContent = `Lines: ${counted(cells.length, "weight")} of ${share(LEAST)} and more, of ${counted(allowed, "weight")} above 0; width and strength by weight${spoilt > 0 ? `; ${counted(spoilt, "weight")} not numbers (NaN)` : ""}`;
   }
 
   clear() {

@@ -1,7 +1,6 @@
 /** The bar and the stage's head: words to press, each showing the state it changes. */
 
 import { isOfBlocks } from "../data/bounds";
-import { areSeveral } from "../data/compare";
 import { byId, offerNumbers } from "../dom";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";
@@ -61,8 +60,6 @@ export class Controls {
     const { key } = button.dataset;
     if (key) press(this.hands, key, event);
     if (button.id === "understood") this.understand();
-    const { state } = store;
-    if (button.id === "several" && !areSeveral(state)) store.set({ heads: `${state.layer}.${state.head}` });
     if (button.id === "theme") store.set({ theme: this.session.look.name === "dark" ? "light" : "dark" });
     if (button.id === "close") byId<HTMLDialogElement>("help").close();
   }
@@ -112,7 +109,6 @@ export class Controls {
       const [name, value] = (button.dataset.set ?? "").split("=");
       button.setAttribute("aria-pressed", String(String(state[name as "scale"]) === value));
     }
-    byId("several")?.setAttribute("aria-pressed", String(areSeveral(state)));
     byId("theme").textContent = look.name === "dark" ? "Light" : "Dark";
     const [sinks, isFixed] = [byId<HTMLButtonElement>("sinks"), isOfBlocks(state, layers)];
     sinks.disabled = isFixed;

@@ -1,7 +1,6 @@
 /** All heads at once: a small map of each. Beside the stage it is the way to move; as a view it has their kinds. */
 
 import { effect, signal } from "@preact/signals-core";
-import { areSeveral, chosenHeads, withHead } from "../data/compare";
 import { byId, element, moving } from "../dom";
 import { darkest, legendOf } from "../map/legend";
 import { headPicture } from "../map/small_picture";
@@ -193,13 +192,12 @@ export class HeadsView implements View {
     }
   }
 
-  /** The open heads, and where the Tab key goes. */
+  /** The open head, and where the Tab key goes. */
   private outline() {
-    const { layer, head, heads } = this.session.store.drawn;
-    const open = heads === "mean" ? [{ layer, head }] : chosenHeads({ layer, head, heads }, this.layers);
+    const { layer, head } = this.session.store.drawn;
     this.arranged.value.forEach((button, at) => {
       const tile = this.tileOf.get(button) as Tile;
-      const isOpen = open.some((one) => one.layer === tile.layer && one.head === tile.head);
+      const isOpen = tile.layer === layer && tile.head === head;
       button.setAttribute("aria-pressed", String(isOpen));
       (button as HTMLElement).tabIndex = isOpen || at === 0 ? 0 : -1;
       if (isOpen && !this.isLarge && this.grid.contains(document.activeElement)) (button as HTMLElement).focus();
@@ -215,9 +213,7 @@ export class HeadsView implements View {
     const tile = this.tileOf.get(this.buttonOf(event.target) as Element);
     if (!tile) return;
     const { layer, head } = tile;
-    if (this.isLarge) store.set({ layer, head, view: "map" });
-    else if (event.shiftKey || areSeveral(store.state)) store.set({ heads: withHead(store.state, tile) });
-    else store.set({ layer, head });
+    store.set({ layer, head, ...(this.isLarge && { view: "map" }) });
   }
 
   /** What there is to know of the head that is pointed at, at its tile; beside the stage under them all. */
@@ -239,9 +235,8 @@ export class HeadsView implements View {
     const { kind } = this.layers[at.layer];
     const missing = kind === "pyramid" ? ", block means only" : "";
     const fitted = drawn.scale === "fit" ? `\n${darkest(this.session.gridCeilings.value)}` : "";
-    const adds = areSeveral(drawn) ? "Press a map to add its head or take it away. " : "";
     const head = `layer ${this.nameOf(at.layer)}, head ${this.numberOf(at)}`;
-    this.about.textContent = `${adds}${tile ? "Open" : "Open now:"} ${head}${missing}${fitted}`;
+    this.about.textContent = `${tile ? "Open" : "Open now:"} ${head}${missing}${fitted}`;
   }
 
   /** The arrows go from tile to tile; beside the stage they open it. */

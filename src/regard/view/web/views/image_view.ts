@@ -360,11 +360,9 @@ export class ImageView implements View {
     const buttons = weights.map((values, each) => {
       const tile = { layer, head: each };
       const number = headNumber(layers, tile);
-      const isOn = heads === "one" ? each === head : heads.split("_").includes(`${layer}.${each}`);
-      return small(`H${number}`, isOn, `Open head ${number}`, values, ({ shiftKey }: MouseEvent) => {
-        const adds = shiftKey || compare.areSeveral(store.state);
-        store.set(adds ? { heads: compare.withHead(store.state, tile) } : { ...tile, heads: "one" });
-      });
+      const isOn = heads === "one" && each === head;
+      const open = () => store.set({ ...tile, heads: "one" });
+      return small(`H${number}`, isOn, `Open head ${number}`, values, open);
     });
     if (this.pixels.value[frame.grids[0].picture])
       buttons.unshift(

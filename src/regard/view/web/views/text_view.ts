@@ -6,16 +6,16 @@
 
 import { signal } from "@preact/signals-core";
 import type { Axis } from "../data/axes";
-import { areSeveral, chosenHeads, shown, withHead } from "../data/compare";
+import { shown } from "../data/compare";
 import type { Reading } from "../data/reading";
 import { Latest } from "../data/waiting";
 import { byId, choice, element } from "../dom";
 import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
 import { strongest, top } from "../maths/weights";
-import { headNumber, isWhole, layerName, shortName, type Head, type Token } from "../protocol/recording";
+import { isWhole, type Token } from "../protocol/recording";
 import type { Session } from "../session";
-import type { Cell, State } from "../state";
+import type { Cell } from "../state";
 import { Flow } from "../text/flow";
 import { Lines, MOST_LINED } from "../text/lines";
 import { secondText } from "../text/parts";
@@ -34,9 +34,7 @@ interface Side {
   revealed: string; // what it was scrolled to
 }
 
-// Told apart with any kind of colour sight (Okabe and Ito), on light and on dark ground.
-const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6fd1", "#8c8c8c"];
-const STROKE = 150; // level of the ramp, of the lines of one head
+const STROKE = 150; // level of the ramp, of the lines
 const HINT = "Point at a word; click to keep it.";
 const TAP = "Tap a word to see where it looks.";
 const LABELLED = 6; // of the strongest tokens have their number above them
@@ -49,11 +47,6 @@ export class TextView implements View {
   private direction = element("p", { className: "direction" });
   private turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
   private facing = element("div", { className: "facing" });
-  private toggles = element("p", {
-    className: "toggles pressed",
-    role: "group",
-    "aria-label": "Heads whose lines are shown",
-  });
   private lines: Lines;
   private sides: Side[] = [];
   private written: Token[][] = [];
@@ -64,7 +57,7 @@ export class TextView implements View {
 
   constructor(private readonly session: Session) {
     this.turn.className = "pressed";
-    const lined = element("div", { className: "lines" }, this.toggles);
+    const lined = element("div", { className: "lines" });
     this.pane.append(element("div", { className: "tools" }, this.direction, this.turn), this.facing, lined);
     this.lines = new Lines(lined, {
       point: (axis, at) => this.point(axis, at),
@@ -247,70 +240,28 @@ export class TextView implements View {
     this.lines.tint("query", tints(axis === "key" ? column : null), axis === "key" ? null : query);
   }
 
-  /** The lines of the open head, or of several in colours, when there are few tokens. */
+  /** The lines of what is shown, when there are few tokens. */
   private draw() {
     const { layers, store, look, again } = this.session;
-    const { layer, head, heads: chosenWords, hidden } = store.drawn;
+    const { layer, head, heads, hidden } = store.drawn;
     const [queries, keys] = this.written;
-    const state = { layer, head, heads: chosenWords, hidden, compare: "alone", with: "" } as const;
+    const which = shown({ layer, head, heads, hidden, compare: "alone", with: "" }, layers);
     const few = Math.max(queries.length, keys.length) <= MOST_LINED && isWhole(layers[layer]);
-    const heads = chosenHeads(state, layers);
-    const drawn = this.isColoured(state)
-      ? heads.map((at, i) => ({ which: { ...at, hidden }, colour: COLOURS[i] }))
-      : [{ which: shown(state, layers), colour: look.ramp.css[STROKE] }];
-    const chosen = areSeveral(state) ? heads : [];
-    this.toggles.hidden = (!few && chosen.length < 2) || layers[layer].num_heads === 1;
-    this.offer(state, chosen, few);
-    const wanted = few && again.value >= 0 ? JSON.stringify(drawn) : "";
+    const colour = look.ramp.css[STROKE];
+    const wanted = few && again.value >= 0 ? JSON.stringify([which, colour]) : "";
     if (wanted !== "" && wanted === this.matrix.peek()) return;
     this.matrix.value = "";
     this.latest.drop();
     if (!few) return this.lines.clear();
-    const place = { level: 0, row: 0, column: 0 };
     void this.latest.ask(
-      (signal) => Promise.all(drawn.map(({ which }) => this.session.source.tile(which, place, signal))),
-      (tiles) => {
+      (signal) => this.session.source.tile(which, { level: 0, row: 0, column: 0 }, signal),
+      ({ values }) => {
         this.session.mended(this);
-        const matrices = tiles.map(({ values }, i) => ({ weights: values, colour: drawn[i].colour }));
-        this.lines.draw(matrices, { queries, keys });
+        this.lines.draw(values, colour, { queries, keys });
         this.matrix.value = wanted;
       },
       (error) => this.session.damaged(error, this),
     );
-  }
-
-  /** Has each chosen head a colour of its own? */
-  private isColoured({ heads }: Pick<State, "heads">): boolean {
-    return heads.includes("_") && heads.split("_").length <= COLOURS.length;
-  }
-
-  /** A button for every head of the open layer, and for those of others that are chosen. */
-  private offer(state: Pick<State, "layer" | "head" | "heads">, chosen: Head[], few: boolean) {
-    const { layers, store } = this.session;
-    const { num_heads } = layers[state.layer];
-    const mine = Array.from({ length: num_heads }, (_, head) => ({ layer: state.layer, head }));
-    const all = few ? [...mine, ...chosen.filter(({ layer }) => layer !== state.layer)] : [];
-    const asked = JSON.stringify([all, chosen, state.head, state.heads]);
-    if (this.toggles.dataset.asked === asked) return;
-    const focused = [...this.toggles.children].indexOf(document.activeElement as Element);
-    const buttons = all.map(({ layer, head }) => {
-      const place = chosen.findIndex((one) => one.layer === layer && one.head === head);
-      const isOpen = state.heads === "one" && head === state.head;
-      const number = headNumber(layers, { layer, head });
-      const style = place >= 0 && this.isColoured(state) ? `background: ${COLOURS[place]}` : "";
-      const properties = {
-        type: "button",
-        "aria-pressed": place >= 0 || isOpen,
-        title: `Layer ${layerName(layers, layer)}, head ${number}: show or hide its lines`,
-        onclick: () => store.set({ heads: withHead(store.state, { layer, head }) }),
-      };
-      const name = layer === state.layer ? `H${number}` : shortName(layers, { layer, head });
-      return element("button", properties, element("span", { className: "patch", style }), name);
-    });
-    const label = element("span", { className: "label" }, linesText(chosen.length, few));
-    this.toggles.replaceChildren(label, ...buttons);
-    this.toggles.dataset.asked = asked;
-    if (focused > 0) (this.toggles.children[focused] as HTMLElement).focus();
   }
 
   sentence(reading: Reading): string {
@@ -348,17 +299,6 @@ function jump(flow: Flow, to: string, at: number): HTMLElement {
     { type: "button", className: "jump pressed", onclick: () => flow.reveal(at) },
     `Go to ${to}`,
   );
-}
-
-/**
- * What the lines are of, or why there are none.
- * @param heads that are chosen
- * @param few tokens, few enough for lines
- */
-export function linesText(heads: number, few: boolean): string {
-  if (!few) return `Lines are drawn up to ${MOST_LINED} tokens; the tint is the mean of ${heads} heads.`;
-  if (heads <= COLOURS.length) return "Lines of heads, in colours";
-  return `Lines of at most ${COLOURS.length} heads have colours; these are of the mean of ${heads}.`;
 }
 
 /**
