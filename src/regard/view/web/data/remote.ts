@@ -7,7 +7,7 @@ import type { Answers, Question } from "../protocol/questions";
 import type { LayerInfo } from "../protocol/recording";
 import type { Host } from "./source";
 
-const GONE = "The server does not answer any more. Start regard serve again, and open the file that it names.";
+const GONE = "The server does not answer any more. Start regard serve again, and open the address that it prints.";
 
 export class Remote implements Host {
   private headers: Record<string, string> = this.run === undefined ? {} : { "X-Run": String(this.run) };

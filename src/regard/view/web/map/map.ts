@@ -28,7 +28,7 @@ export class HeadMap {
   readonly over = this.canvases[1];
   private context = context2d(this.base);
   private overContext = context2d(this.over);
-  readonly axes = new Axes(this.context);
+  private axes = new Axes(this.context);
   private overAxes = new Axes(this.overContext);
   which = this.pick(this.session.store.state);
   private size = signal(0); // changes with that of the holder

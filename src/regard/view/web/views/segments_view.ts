@@ -1,4 +1,4 @@
-/** What the parts of a text give to each other, as a table: its sentences, words or lines, for the chosen heads. */
+/** What the parts of a text give to each other, as a table: its sentences, words or lines, for a head or the mean of its layer. */
 
 import { signal } from "@preact/signals-core";
 import { headsName, shown } from "../data/compare";
