@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 import regard
 from commands import REGARD, Run
+from regard.analysis.head_classes import Trial
 from regard.cli import serve_command
 from regard.models.pretrained import Pretrained
 from regard.view.server import http_server as server
@@ -302,7 +303,12 @@ def test_the_address_opens_the_page_and_loses_its_token(tmp_path: Path, browser:
         running.process.communicate()
 
 
-def test_a_text_is_read_by_the_model_and_can_be_edited(run: Run, bert: str, served: Served) -> None:
+def test_a_text_is_read_by_the_model_and_can_be_edited(
+    run: Run, bert: str, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = list(Pretrained.load(bert).observe("Anna has a boat"))
+    trial = Trial({name: {"induction": (1.0,) * 4} for name in names})
+    monkeypatch.setattr("regard.models.trials.repetition", lambda *_, **__: [trial])
     code, _, err = run("serve", "Anna has a boat", "-m", bert, "--no-browser")
     assert (code, err) == (0, "")
     app, address = served[0]
@@ -310,6 +316,7 @@ def test_a_text_is_read_by_the_model_and_can_be_edited(run: Run, bert: str, serv
     with TestClient(app, follow_redirects=True, base_url=base) as client:
         page = client.get(address).text
         assert '"text":"Anna has a boat","run":0' in page
+        assert '"kind":"induction"' in page  # as regard see names it
         got = client.post("/api/text", json={"text": "Ben has"}, headers={"origin": base})
         assert got.json() == {"run": 1}
         row = client.get("/api/row?layer=1&head=0&query=1", headers={"x-run": "1"}).content

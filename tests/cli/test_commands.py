@@ -14,6 +14,7 @@ import torch
 import regard
 import tiny_models
 from commands import Run, left_behind
+from regard.analysis.head_classes import Trial
 from regard.models.pretrained import Pretrained
 from regard.view.terminal.share_grid import share_lines
 
@@ -468,6 +469,19 @@ def test_two_texts_are_compared_in_the_terminal_and_on_a_page(run: Run, bert: st
     assert (len(told["layers"]), told["other"]["first"]) == (4, 2)
     place = told["opened"]["layer"], told["opened"]["head"]
     assert place == divmod(shown.index(max(shown)), len(shown) // 2)
+
+
+def test_a_page_of_two_texts_names_heads_as_see_does(
+    run: Run, bert: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = list(Pretrained.load(bert).observe("Anna has a boat"))
+    trial = Trial({name: {"induction": (1.0,) * 4} for name in names})
+    monkeypatch.setattr("regard.models.trials.repetition", lambda *_, **__: [trial])
+    run("compare", "Anna has a boat", "Anna has a house", "-m", bert, "-o", "page.html")
+    found = re.search(r'id="recording">(.*?)</script>', Path("page.html").read_text())
+    assert found is not None
+    layers = json.loads(found[1])["layers"]
+    assert {head["kind"] for layer in layers for head in layer["heads"]} == {"induction"}
 
 
 def test_texts_of_other_lengths_stand_side_by_side_on_the_page(run: Run, bert: str) -> None:

@@ -16,6 +16,7 @@ from regard.cli.options import (
     Open,
     Output,
     open_recording,
+    quick_trials,
     read_input,
     with_options,
 )
@@ -119,7 +120,8 @@ def _both(
     pretrained = options.load()
     cut = options.max_tokens
     texts = [pretrained.first_tokens(str(text), cut) if cut else str(text) for text in given]
-    one, two = (pretrained.observe(text) for text in texts)
+    trials = quick_trials(pretrained)
+    one, two = (pretrained.observe(text, trials=trials) for text in texts)
     report_refused(one)  # the same model refuses the same layers of both
     return one, two, [visible(name) for name in _short_names(*texts)]
 

@@ -17,6 +17,7 @@ import typer
 
 if TYPE_CHECKING:
     from regard import vllm
+    from regard.analysis.head_classes import Trial
     from regard.models.pretrained import Pretrained
     from regard.recording.recording import Recording
 
@@ -37,6 +38,7 @@ __all__ = [
     "open_recording",
     "parse_named",
     "parse_positions",
+    "quick_trials",
     "reach",
     "read_input",
     "text_of",
@@ -258,12 +260,7 @@ class RecordOptions(TextOptions):
     ) -> "Recording":
         """Run a model on a text, and return its attention with what trials show of its heads."""
         from regard.cli.output_files import report_refused
-        from regard.models.trials import repetition
 
-        ran = pretrained.writer if self.generate else pretrained.model
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the text raises the same ones
-            trials = repetition(ran, limit=pretrained.limit)
         seen = pretrained.observe(
             text,
             keep="qkv" if self.values else "qk",
@@ -274,10 +271,24 @@ class RecordOptions(TextOptions):
             path=path,
             progress=progress,
             strict=self.strict,
-            trials=trials,
+            trials=quick_trials(pretrained, writes=self.generate > 0),
         )
         report_refused(seen)
         return seen
+
+
+def quick_trials(pretrained: "Pretrained", *, writes: bool = False) -> "list[Trial]":
+    """Run the trials that take a moment, so that every command has one name for a head.
+
+    Args:
+        pretrained: the model.
+        writes: if True, run the model that writes, in place of the one that reads.
+    """
+    from regard.models.trials import repetition
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the text raises the same ones
+        return repetition(pretrained.writer if writes else pretrained.model, limit=pretrained.limit)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -16,6 +16,7 @@ from regard.cli.options import (
     NoPicture,
     Server,
     TextOptions,
+    quick_trials,
     reach,
     read_input,
     text_of,
@@ -96,6 +97,7 @@ def _reader_here(options: TextOptions, words: str) -> tuple[str, Read]:
     from regard.errors import RegardError
 
     pretrained, words = options.load_for(words)
+    trials = quick_trials(pretrained)
 
     def read(words: str, report_progress: Callable[[int, int | None], None]) -> "Recording":
         try:
@@ -103,7 +105,7 @@ def _reader_here(options: TextOptions, words: str) -> tuple[str, Read]:
         except ValueError as error:
             raise RegardError(str(error)) from error
         return pretrained.observe(
-            words, keep="qkv", progress=report_progress, strict=options.strict
+            words, keep="qkv", progress=report_progress, strict=options.strict, trials=trials
         )
 
     return words, read
