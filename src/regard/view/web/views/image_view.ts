@@ -267,8 +267,7 @@ export class ImageView implements View {
       const isLess = compare.isDifference(reading) && !side.isOther;
       const length = side.values?.length ?? 1;
       const palette = paletteOf(look, scale, length, isLess, ceiling);
-      const share = side.shows === "row" ? "share of its attention, per patch" : "share that each patch gives";
-      const unit = isLess ? "points more or less, per patch" : share;
+      const unit = `${isLess ? "points" : "share"} ${side.shows === "row" ? "per" : "from each"} patch`;
       showLegend(side.legend, legendOf(scale, length, unit, palette.ramp, ceiling));
       this.say(side, reading);
       return { ...side, palette };
