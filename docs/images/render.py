@@ -310,9 +310,8 @@ def draw_picture(browser: Browser, name: str) -> None:
 
 
 def main(prefixes: list[str]) -> None:
-    wanted: Callable[[str], bool] = lambda name: (
-        not prefixes or Path(name).name.startswith(tuple(prefixes))
-    )
+    begins = tuple(Path(prefix).name for prefix in prefixes)
+    wanted: Callable[[str], bool] = lambda name: not begins or Path(name).name.startswith(begins)
     matplotlib.use("agg")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     # The same bytes from the same numbers.

@@ -242,4 +242,4 @@ def test_only_one_head_of_a_short_text_leaves_out_views(heads: int, tokens: int)
 def test_a_small_matrix_adds_little_to_a_notebook() -> None:
     """A page of one head brings the map and the steps only, compressed."""
     media = notebook._drawn(regard.Recording({"attention": head()}))
-    assert len(media["text/html"]) < 61_500
+    assert len(media["text/html"]) < 60_000
