@@ -170,7 +170,7 @@ def test_many_parts_are_shown_by_the_strongest_in_the_width_of_the_terminal(
     _, out, _ = run("segments", recorded, "--by", "word")
     lines = out.splitlines()
     assert max(map(len, lines)) <= 70
-    assert lines[-1] == "the strongest 2 of 15 parts; --json gives all"
+    assert lines[-3] == "the strongest 2 of 15 parts; --json gives all"
     seen = regard.load(recorded)
     words = regard.spans.by_word(seen.key_tokens)
     best = regard.segment_shares(seen, words).total()[0].max()
