@@ -119,6 +119,21 @@ def test_a_block_has_one_number(show: Open, tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
+def test_sinks_that_are_in_the_means_cannot_be_hidden_and_the_control_says_so(
+    show: Open, tmp_path: Path
+) -> None:
+    path = write_page(recorded(mask=regard.Causal()), tmp_path / "large.html", limit=BOTH)
+    page = show(path, "#layer=1&head=1&query=400&key=0&hidden=1")
+    page.wait_for_selector('body[data-read="1,1,400,0,0"]')
+    said = "These block means contain them, so they cannot be hidden."
+    assert page.inner_text("#sinks") == said
+    assert page.is_disabled("#sinks")
+    page.keyboard.press("s")
+    page.keyboard.press("t")
+    assert address(page, lambda said: "folded" in said)["key"] == "0"
+
+
+@pytest.mark.browser
 @pytest.mark.full
 def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
     show: Open, tmp_path: Path
@@ -131,17 +146,6 @@ def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
     notes = page.inner_text("#notes").replace("\u202f", " ")
     assert "it has means of blocks of 2 × 2 tokens, ± " in notes
     assert "regard serve, or write the file with layers=[1] or a larger limit" in notes
-    with step("sinks that are in the means cannot be hidden, and the control says so"):
-        assert page.inner_text("#sinks") == (
-            "These block means contain them, so they cannot be hidden."
-        )
-        assert page.is_disabled("#sinks")
-        go(page, 1, 1, 400, 0)
-        page.keyboard.press("s")
-        page.keyboard.press("t")
-        assert address(page, lambda said: "folded" in said)["key"] == "0"
-        page.keyboard.press("t")
-        go(page, 1, 1, 400, 301)
     said, _, rest = sentence(page).partition("about ")
     assert said == "Of tokens 400 to 401, "
     mean = float(recording[1][1, 400:402, 300:302].mean())

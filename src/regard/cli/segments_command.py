@@ -78,7 +78,6 @@ def segments(
     from regard.cli.output_files import write_json
     from regard.cli.progress import progress
     from regard.text import spans
-    from regard.view.terminal.share_grid import share_lines
 
     with progress() as report:
         seen = open_recording(run, strict=strict)
@@ -108,14 +107,19 @@ def segments(
     if as_json:
         write_json(_as_json(seen, shares, per))
     elif per == "total":
-        width = shutil.get_terminal_size().columns
-        sys.stdout.writelines(f"{line}\n" for line in share_lines(shares, width))
-        if not no_sinks:
-            sys.stdout.write(
-                "\nSinks draw attention from every part; --no-sinks leaves them out.\n"
-            )
+        _write_total(shares, no_sinks=no_sinks)
     else:
         sys.stdout.write(shares.table(per).text() + "\n")
+
+
+def _write_total(shares: "Shares", *, no_sinks: bool) -> None:
+    """Write the mean over all heads as a table, and how to leave out sinks if they count."""
+    from regard.view.terminal.share_grid import share_lines
+
+    width = shutil.get_terminal_size().columns
+    sys.stdout.writelines(f"{line}\n" for line in share_lines(shares, width))
+    if not no_sinks:
+        sys.stdout.write("\nSinks draw attention from every part; --no-sinks leaves them out.\n")
 
 
 def _as_json(
