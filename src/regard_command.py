@@ -9,8 +9,6 @@ import sys
 from importlib.util import find_spec, module_from_spec
 from typing import Any
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command and end the process with its exit code."""

@@ -115,6 +115,24 @@ def test_the_door_holds_imports_and_nothing_else() -> None:
     assert code_in_door((PACKAGE / "__init__.py").read_text()) == []
 
 
+def doors(module: ModuleType) -> Iterator[ModuleType]:
+    """A public module and the modules that it offers."""
+    yield module
+    for name in module.__all__:
+        if inspect.ismodule(item := getattr(module, name)):
+            yield from doors(item)
+
+
+def test_only_public_modules_list_their_names() -> None:
+    public = {place(Path(str(module.__file__))) for module in doors(regard)}
+    lists = {
+        place(path)
+        for path in MODULES
+        if path.name != "__init__.py" and "\n__all__ = [" in path.read_text()
+    }
+    assert lists - public == set()
+
+
 def test_code_in_the_door_is_seen() -> None:
     source = '"""A door."""\nfrom .masks import Causal\n__all__ = ["Causal"]\nCausal()'
     assert code_in_door(source) == ["Causal()"]

@@ -19,8 +19,6 @@ from regard.reductions.sums import Sum
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import MASKED_SCORE
 
-__all__ = ["to_kvpress"]
-
 
 def to_kvpress(
     seen: Recording,

@@ -14,8 +14,6 @@ from regard.recording.recording import Recording
 from regard.text.tables import Cell, Table
 from regard.text.tokens import Token
 
-__all__ = ["Trial", "classify", "head_table", "heads", "survey_of", "trials_of"]
-
 Scores = Mapping[str, Sequence[float]]
 
 

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "TRIAL_KINDS", "Head", "Kind", "kind_of", "opening_head", "stand_out"]
-
 
 @dataclass(frozen=True)
 class Kind:

@@ -20,8 +20,6 @@ from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import NormalizedEntropy
 from regard.reductions.sums import Diagonal, Segments
 
-__all__ = ["Survey", "of_each_head"]
-
 _Value = TypeVar("_Value")
 # Local attention is within 4 tokens to either side, for queries with at least 20 tokens before.
 _NEAR = 4

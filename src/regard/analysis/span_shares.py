@@ -25,8 +25,6 @@ from regard.reductions.sums import Segments
 from regard.scores.score_source import lowest_score
 from regard.text.tables import Cell, Table
 
-__all__ = ["Shares", "checked_parts", "segment_shares"]
-
 _MOST_KEYS = 8
 
 

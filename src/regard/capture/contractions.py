@@ -10,8 +10,6 @@ from torch import Tensor, allclose, finfo
 from regard.capture.element_axes import Numbers, contiguous
 from regard.tracing.operations import ADDED_PRODUCTS
 
-__all__ = ["Product", "Written", "broadcast_product", "weighted_sum", "written"]
-
 
 @dataclass(eq=False, slots=True)
 class Product:

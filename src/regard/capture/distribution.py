@@ -20,16 +20,6 @@ from regard.recording.shard import Shard
 from regard.scores.query_key import QueryKeyScores
 from regard.tracing.tracer import unwrapped
 
-__all__ = [
-    "GATHERED",
-    "PIPELINE",
-    "Distribution",
-    "HeadRange",
-    "is_stage",
-    "is_waiting",
-    "local_tensor",
-]
-
 _BLOCKS = count()  # the blocks of observe with a distributed model
 
 _SAVE = "save the query and key of each process, and pass them to regard.attend as DTensors."

@@ -14,8 +14,6 @@ from regard.capture.storages import Storages, storage_key, tensors_in
 from regard.capture.weight_tracks import Track, rounding_of
 from regard.tracing.tracer import Operation, apart
 
-__all__ = ["Dropout", "before_dropout"]
-
 
 class Dropout:
     """The random numbers of a running model, and the weights that they thin.

@@ -12,8 +12,6 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-__all__ = ["Axes", "Numbers", "contiguous", "translated"]
-
 Numbers: TypeAlias = tuple[int, ...]
 
 

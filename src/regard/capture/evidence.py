@@ -24,8 +24,6 @@ from regard.masks.recognise import narrowed, recognised
 from regard.matrix.attention_matrix import AttentionMatrix, attend
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["Evidence", "explained"]
-
 _HIDDEN = -500.0
 """A score that is this much lower than query and key give it, and has weight 0, is masked."""
 

@@ -31,18 +31,6 @@ from regard.tracing.tracer import Operation, apart
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = [
-    "FLEX_ATTENTION",
-    "NESTED",
-    "FusedCall",
-    "Read",
-    "attention_of",
-    "batching",
-    "fused_call",
-    "read_flex",
-    "unread_attention",
-]
-
 FLEX_ATTENTION = torch.ops.higher_order.flex_attention
 _FLEX_NAMES = (
     *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),

@@ -23,8 +23,6 @@ from regard.masks.recognise import FAR, allowed_rows
 from regard.recording.merged_calls import Columns
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["Call", "Join", "Run", "Runs", "WeightCall"]
-
 
 @dataclass(frozen=True, eq=False)
 class WeightCall:

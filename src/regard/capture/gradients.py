@@ -12,8 +12,6 @@ from regard.capture.storages import storage_key, tensors_in
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.tracing.tracer import Operation
 
-__all__ = ["GraphTensors", "is_checkpointed_without_graph"]
-
 aten = torch.ops.aten
 _OPERATIONS = {
     *(

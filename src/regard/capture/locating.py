@@ -23,8 +23,6 @@ from regard.recording.recording import Recording
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["locate"]
-
 _PROBES = 4  # random parts of the pictures that are changed to compare layers
 _CERTAIN = 0.25  # of a token's numbers: if a probe changes that many, its value must change
 _ZERO = 1e-6  # of the largest gradient: smaller ones are rounding

@@ -35,8 +35,6 @@ from regard.reductions.top_k import Top
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["CallGroup", "ReadValue", "Values"]
-
 ReadValue = Callable[[], Tensor]
 """A function that returns the value tensor of a call."""
 

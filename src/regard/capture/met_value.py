@@ -73,8 +73,6 @@ from regard.tracing.operations import (
 )
 from regard.tracing.tracer import Listener, Operation, apart
 
-__all__ = ["Met", "MetValue"]
-
 _Factors = tuple[Tensor, Tensor, Geometry]
 """Weights and a value that were multiplied element by element, and the product's own view."""
 

@@ -58,8 +58,6 @@ from regard.tracing.tracer import (
     unwrapped,
 )
 
-__all__ = ["observe"]
-
 
 @contextmanager
 def observe(

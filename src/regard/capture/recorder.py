@@ -44,8 +44,6 @@ from regard.recording.spool import Spool, spool_of
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["WITHOUT_NUMBERS", "Recorder", "has_no_numbers"]
-
 _APART = "the calls of {} cannot be put together"
 WITHOUT_NUMBERS = (
     "it ran on the meta device or in FakeTensorMode, whose tensors have no numbers.\n"

@@ -13,8 +13,6 @@ from torch import nn
 from regard.errors import RegardError
 from regard.tracing.tracer import Operation, module_names
 
-__all__ = ["UNSEEN", "Absence", "Problems", "compiled_error", "is_compiled"]
-
 _MOST = 5
 
 

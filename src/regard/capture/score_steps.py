@@ -12,8 +12,6 @@ from torch import Tensor
 from regard.capture.element_axes import Axes
 from regard.tracing.tracer import Operation
 
-__all__ = ["Steps", "Term"]
-
 
 @dataclass(frozen=True, slots=True)
 class Term:

@@ -10,8 +10,6 @@ import torch
 from regard.errors import check_whole, count_text, kind_text
 from regard.reductions.reduction import Reduction, check_reductions
 
-__all__ = ["Selection"]
-
 
 @dataclass(frozen=True)
 class Selection:

@@ -12,8 +12,6 @@ from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import reads_without_sync
 
-__all__ = ["drop_repeated_heads", "some_heads", "some_queries", "unrepeated", "value_heads"]
-
 
 def unrepeated(matrix: AttentionMatrix) -> AttentionMatrix:
     """Return the same attention, with one key for each group of heads that share it.

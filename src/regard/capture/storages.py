@@ -14,8 +14,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from regard.tracing.tracer import Operation
 
-__all__ = ["Parameters", "Storages", "storage_key", "tensors_in", "written_by"]
-
 _Fact = TypeVar("_Fact")
 
 

@@ -10,8 +10,6 @@ from regard.recording.layers import InMemory
 from regard.recording.merged_calls import Columns, MemoryColumns, SpooledColumns
 from regard.recording.spool import Spool
 
-__all__ = ["TensorCopies"]
-
 
 class TensorCopies:
     """A maker of copies of tensors that share no memory with the originals.

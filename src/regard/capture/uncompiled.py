@@ -9,8 +9,6 @@ import torch
 
 from regard.errors import kind_text
 
-__all__ = ["check_compiled", "uncompiled_if"]
-
 _REMEDY = 'Pass compiled="eager" to run compiled parts uncompiled, or leave it out.'
 
 

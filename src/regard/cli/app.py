@@ -45,8 +45,6 @@ except ModuleNotFoundError as missing:
     )
     raise SystemExit(2) from None
 
-__all__ = ["main"]
-
 _PACKAGE = str(Path(__file__).parents[1])
 _BUG = 70  # EX_SOFTWARE of sysexits.h
 

@@ -12,8 +12,6 @@ import typer
 
 from regard.cli.options import AsJson
 
-__all__ = ["check"]
-
 Target = Annotated[
     str,
     typer.Argument(

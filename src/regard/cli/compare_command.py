@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from regard.recording.recording import Recording
 
-__all__ = ["compare"]
-
 Inputs = Annotated[
     list[str] | None,
     typer.Argument(

@@ -17,8 +17,6 @@ from regard.cli.options import (
     parse_positions,
 )
 
-__all__ = ["page", "verify"]
-
 Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.")
 ]

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from regard.analysis.head_classes import Trial
     from regard.models.pretrained import Pretrained
 
-__all__ = ["heads"]
-
 # Long enough for heads that look far back, and about nothing that a model would know by heart.
 _TEXT = (
     "The harbour was quiet that morning. Two boats had left before sunrise, and the third was"

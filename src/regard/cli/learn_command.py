@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["learn"]
-
 Asked = Annotated[
     str | None,
     typer.Argument(

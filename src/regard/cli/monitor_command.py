@@ -11,8 +11,6 @@ from regard.cli.options import AsJson
 if TYPE_CHECKING:
     from regard.text.tables import Table
 
-__all__ = ["monitor"]
-
 # The terminal has no room for all statistics; --json and --csv have them.
 _SHORT = ("max_score", "normalized_entropy", "first_token", "previous_token", "local_window")
 

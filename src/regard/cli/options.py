@@ -21,30 +21,6 @@ if TYPE_CHECKING:
     from regard.models.pretrained import Pretrained
     from regard.recording.recording import Recording
 
-__all__ = [
-    "AsJson",
-    "Image",
-    "Input",
-    "Limit",
-    "ModelOptions",
-    "NoPicture",
-    "Open",
-    "Output",
-    "RecordOptions",
-    "Run",
-    "Server",
-    "Strict",
-    "TextOptions",
-    "open_recording",
-    "parse_named",
-    "parse_positions",
-    "quick_trials",
-    "reach",
-    "read_input",
-    "text_of",
-    "with_options",
-]
-
 # More than any model reads, and little enough to be read into memory without a thought.
 _MOST_BYTES = 64 * 2**20
 _PLACES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")

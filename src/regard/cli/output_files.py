@@ -18,8 +18,6 @@ from regard.view.export.page_file import MIB, read_layers
 from regard.view.export.page_file import write_page as write_file
 from regard.view.tiles.manifest import PageLayer
 
-__all__ = ["check_output", "page_line", "report_refused", "show_page", "write_json", "write_page"]
-
 _MOST_NAMES = 3
 
 

@@ -10,8 +10,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from regard.text.escaping import visible
 
-__all__ = ["progress"]
-
 # A log has a line now and then; a command that is done before that has none.
 _SECONDS_BETWEEN_LINES = 10.0
 

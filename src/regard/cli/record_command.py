@@ -20,8 +20,6 @@ from regard.cli.options import (
 if TYPE_CHECKING:
     from regard.recording.recording import Recording
 
-__all__ = ["record"]
-
 Output = Annotated[
     Path,
     typer.Option("--output", "-o", metavar="FILE", help="Write the recording to this file."),

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from regard.recording.recording import Recording
     from regard.view.terminal.summary import Summary
 
-__all__ = ["see"]
-
 Layer = Annotated[
     int | None,
     typer.Option("--layer", min=0, metavar="N", help="Show this layer only, counted from 0."),

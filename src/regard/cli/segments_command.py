@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from regard.recording.recording import Recording
     from regard.text.tokens import Token
 
-__all__ = ["segments"]
-
 Parts = Annotated[
     list[str] | None,
     typer.Option(

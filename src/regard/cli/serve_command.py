@@ -26,8 +26,6 @@ from regard.cli.options import (
 if TYPE_CHECKING:
     from regard.recording.recording import Recording
 
-__all__ = ["serve"]
-
 Read = Callable[[str, Callable[[int, int | None], None]], "Recording"]
 Port = Annotated[
     int | None,

@@ -13,8 +13,6 @@ import typer
 
 from regard.cli.options import AsJson, ModelOptions, parse_named, with_options
 
-__all__ = ["survey"]
-
 Corpus = Annotated[
     Path,
     typer.Argument(

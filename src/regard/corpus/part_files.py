@@ -14,8 +14,6 @@ from regard.corpus.text_files import Text, arrow
 from regard.corpus.text_scores import SCORES
 from regard.errors import RegardError
 
-__all__ = ["PartFiles", "write_whole"]
-
 _KEY = b"regard.survey"
 _NUMBERS = {"text": "int64", "tokens": "int32", "layer": "int16", "head": "int16"}
 

@@ -22,8 +22,6 @@ from regard.models.pretrained import Pretrained, quiet
 from regard.recording.version import version
 from regard.text.tokens import Token
 
-__all__ = ["survey"]
-
 _Columns = dict[str, list[Any]]
 
 # A batch of several texts has at most this many tokens.

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, cast
 from regard.errors import RegardError, optional_module
 from regard.models.pretrained import check_text
 
-__all__ = ["Corpus", "Text", "arrow"]
-
 # How many Parquet rows are in memory at once.
 _ROWS_AT_ONCE = 1024
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from regard.reductions.block import Block
 from regard.reductions.reduction import Contribution, Reduction
 
-__all__ = ["SCORES", "WEIGHTS_AT_ONCE", "TextScores"]
-
 WEIGHTS_AT_ONCE = 2**20
 """A batch of several texts has at most this many weights in each head."""
 

@@ -7,8 +7,6 @@ Wrong attention trains, so that no error message and no loss curve shows it.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["FAULTS", "NOTES", "Fault", "Severity", "fault", "is_mistake"]
-
 Severity = Literal["fault", "difference", "note"]
 
 

@@ -27,8 +27,6 @@ from regard.diagnosis.laws.cached import FILLED, has_filled_cache
 from regard.diagnosis.report import Report
 from regard.diagnosis.stating import fact_findings, report_on, stated
 
-__all__ = ["check"]
-
 
 @undisturbed()
 def check(

@@ -8,18 +8,6 @@ from typing import Any, Final, cast
 
 from regard.errors import check_whole
 
-__all__ = [
-    "ANY",
-    "KINDS",
-    "MEANINGS",
-    "NORMS",
-    "Any_",
-    "Spec",
-    "position_words",
-    "spec",
-    "spec_of_json",
-]
-
 
 class Any_:
     """Any value of a fact; ``regard.ANY`` is the only one.

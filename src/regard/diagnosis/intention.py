@@ -7,8 +7,6 @@ from typing import Any, cast
 from regard.diagnosis.expectation import ANY, MEANINGS, Spec
 from regard.diagnosis.inputs.signature import signature_of
 
-__all__ = ["Intention", "intention_of"]
-
 
 @dataclass(frozen=True)
 class Intention:

@@ -19,8 +19,6 @@ from regard.diagnosis.intention import Intention
 from regard.diagnosis.report import Report
 from regard.diagnosis.stating import report_on
 
-__all__ = ["report_of_cells"]
-
 _MOST_SECONDS = 0.3
 _MOST_TOKENS = 32
 _MOST_PRODUCTS = 4

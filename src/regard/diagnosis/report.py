@@ -13,8 +13,6 @@ from regard.diagnosis.facts.statement import Computes
 from regard.diagnosis.inputs.tape import Place
 from regard.diagnosis.laws.law import Pair, Result
 
-__all__ = ["Finding", "Report", "Verdict", "finding_of"]
-
 Verdict = Literal["right", "different", "wrong", "cannot tell"]
 
 _EXIT_CODES: dict[Verdict, int] = {"right": 0, "different": 1, "wrong": 1, "cannot tell": 3}

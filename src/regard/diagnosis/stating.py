@@ -23,8 +23,6 @@ from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.law import Breach, Law, Pair, Result
 from regard.diagnosis.report import Finding, Report, finding_of
 
-__all__ = ["fact_findings", "report_on", "stated"]
-
 
 def report_on(readings: Sequence[Specimen], intention: Intention) -> Report:
     """Return the report on code: what it computes, compared with an intention, and its laws."""

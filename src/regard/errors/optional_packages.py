@@ -5,8 +5,6 @@ from typing import Any
 
 from regard.errors.exceptions import RegardError
 
-__all__ = ["optional_module"]
-
 
 def optional_module(module: str, needed: str, install: str) -> Any:
     """Return a module of a package that may be missing.

@@ -7,8 +7,6 @@ import torch
 
 from regard.images.patch_grid import Box, Grid
 
-__all__ = ["Spot", "lattices"]
-
 _NEAR = 0.3  # of a patch: a token that is farther from its place in a lattice is in none
 _SIZES = 1.08  # patches whose sizes differ by less are patches of one grid
 _NOISE = 1 / 500  # of a picture: centres that are nearer to each other are equal

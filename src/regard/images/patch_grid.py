@@ -11,8 +11,6 @@ from torch import Tensor
 
 from regard.errors import check_count, check_number, check_whole, kind_text
 
-__all__ = ["Box", "Grid", "grid"]
-
 Box = tuple[float, float, float, float]
 """x0, y0, x1, y1 in pixels of the original picture."""
 

@@ -13,8 +13,6 @@ from regard.text.escaping import visible
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Picture", "decode", "keep"]
-
 _LONGEST_SIDE = 1024
 _MOST_BYTES = 256 * 2**20
 _MOST_STORED = 16 * 2**20

@@ -18,8 +18,6 @@ from regard.errors import RegardError, kind_text, shape_text
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Inputs", "Places", "Prepare", "places_of"]
-
 Prepare = Callable[[list[Any]], Any]
 """A function from pictures to the inputs of a model: a mapping, a tensor or a tuple."""
 

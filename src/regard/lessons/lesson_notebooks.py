@@ -8,8 +8,6 @@ from typing import Any
 
 from regard.lessons.lesson_pages import Lesson, Piece, figure_of, figure_svg
 
-__all__ = ["as_notebook", "write_notebooks"]
-
 _FIRST = (
     "This is a lesson of regard. It needs `pip install 'regard[all]'`. Run the cells in\n"
     "order with Shift-Enter, and change them as you like. The solutions are folded."

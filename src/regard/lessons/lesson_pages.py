@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Lesson", "Piece", "all_lessons", "figure_of", "figure_svg", "find_lesson"]
-
 _NAME = re.compile(r"(\d+)_(\w+)\.md")
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _FIGURE = re.compile(r"^!\[(?P<description>.*)\]\(figures/(?P<name>\S+)\)\n", re.MULTILINE)

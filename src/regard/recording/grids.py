@@ -18,8 +18,6 @@ from regard.scores.score_source import accumulation_dtype
 from regard.text import spans
 from regard.text.tokens import Token
 
-__all__ = ["boxes_of", "checked_grids", "entry_grids", "image_of"]
-
 _ROWS = 64  # rows of weights that are in memory at once
 
 _NO_GRID = (

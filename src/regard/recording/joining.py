@@ -18,8 +18,6 @@ from regard.recording.shard import Shard, place_text
 from regard.reductions.top_k import Top
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["Piece", "joined"]
-
 Content = TypeVar("Content")
 _BATCH, _HEADS = -4, -3  # axes of a matrix, (batch, num_heads, q_len, kv_len)
 

@@ -14,25 +14,6 @@ from regard.reductions.reduction import Reduction
 from regard.reductions.top_k import Top, TopK, fitting, padded
 from regard.text.tokens import Token
 
-__all__ = [
-    "Answers",
-    "InMemory",
-    "Layer",
-    "Lazy",
-    "NotKeptError",
-    "Origin",
-    "Queries",
-    "Refusal",
-    "able_to_answer",
-    "asked_of",
-    "layer_at",
-    "one_text",
-    "recorded_indices",
-    "shape_of_all",
-    "tokens_of_rows",
-]
-
-
 Content = TypeVar("Content")
 
 

@@ -25,16 +25,6 @@ from regard.reductions.top_k import Top, TopK
 from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = [
-    "SPILLED",
-    "CallAnswers",
-    "Calls",
-    "Columns",
-    "Extent",
-    "MemoryColumns",
-    "SpooledColumns",
-]
-
 SPILLED = (
     "rows of padding attend to slots of a static cache that no token has filled.\n"
     '    Use attn_implementation="sdpa", or a dynamic cache.'

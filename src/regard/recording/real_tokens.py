@@ -13,8 +13,6 @@ from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import MASKED_SCORE
 
-__all__ = ["texts_of"]
-
 _AT_ONCE = 2**22
 
 

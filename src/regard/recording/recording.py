@@ -41,9 +41,6 @@ from regard.text.tokens import Token, as_tokens
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Recording", "Refusal", "merged"]
-
-
 _MOST_EQUAL = 4  # layers that are listed one by one although they look alike
 
 

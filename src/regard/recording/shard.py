@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 from regard.errors import RegardError
 
-__all__ = ["AXES", "Shard", "place_text"]
-
 AXES = ("batch", "heads")
 
 

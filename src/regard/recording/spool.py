@@ -32,8 +32,6 @@ from regard.recording.tensor_file import (
 if sys.platform != "win32":  # where an open file cannot be removed
     import fcntl
 
-__all__ = ["MAGIC", "Piece", "Spool", "SpoolFile", "is_locked", "lock", "spool_of"]
-
 MAGIC = b"regard spool 1\n\0"
 """The first bytes of a spool."""
 

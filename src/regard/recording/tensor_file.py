@@ -21,19 +21,6 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-__all__ = [
-    "DTYPES",
-    "Bytes",
-    "DamagedError",
-    "Entry",
-    "TensorFile",
-    "checksum",
-    "entry_of",
-    "packed_header",
-    "read_tensor",
-    "stand_in",
-]
-
 DTYPES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",

@@ -3,8 +3,6 @@
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 
-__all__ = ["version"]
-
 
 def version() -> str:
     """Return the version of regard; "unknown" if it is not installed as a package."""

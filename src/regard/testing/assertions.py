@@ -9,8 +9,6 @@ import torch
 from regard.diagnosis.checker import check
 from regard.diagnosis.expectation import Spec
 
-__all__ = ["assert_attention"]
-
 
 def assert_attention(
     thing: object,

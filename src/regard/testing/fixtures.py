@@ -6,8 +6,6 @@ import pytest
 
 from regard.testing.assertions import assert_attention
 
-__all__ = ["attention"]
-
 
 @pytest.fixture(name="assert_attention")
 def attention() -> Callable[..., None]:

@@ -2,8 +2,6 @@
 
 import unicodedata
 
-__all__ = ["visible"]
-
 _PICTURES = {chr(code): chr(0x2400 + code) for code in range(32)}
 _SYMBOLS = {**_PICTURES, "\n": "↵", "\t": "⇥", "\x7f": "␡"}
 # These invisible characters are part of the spelling in Persian, Indian and Mongolian scripts and

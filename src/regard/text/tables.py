@@ -9,8 +9,6 @@ from typing import Any
 from regard.errors import optional_module
 from regard.text.escaping import visible
 
-__all__ = ["Cell", "Table"]
-
 Cell = str | float | int | bool | None
 """The content of one cell of a table; None is an empty cell."""
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from regard.text.escaping import visible
 from regard.text.tokens import Token
 
-__all__ = ["SUBSCRIPTS", "bare", "labels"]
-
 SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
 
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from regard.errors import is_whole, kind_text
 
-__all__ = ["Token", "as_tokens", "tokens_of"]
-
 _REMEDY = "Pass regard.tokens_of(tokenizer, ids), or a list of pieces of text."
 _NO_CHARACTER = "\ufffd"  # the replacement for an incomplete character
 

@@ -36,21 +36,6 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = [
-    "Listener",
-    "Operation",
-    "Tracer",
-    "apart",
-    "attention_implementation",
-    "class_name",
-    "in_backward",
-    "in_compiled",
-    "is_compiled_module",
-    "is_compiling_wrapper",
-    "module_names",
-    "unwrapped",
-]
-
 
 class Operation(NamedTuple):
     """An operation that has just run.

@@ -27,8 +27,6 @@ from regard.training.row_numbers import STATISTICS, Samples, samples_of
 from regard.training.run_table import SHOWN, RunTable, made_folder
 from regard.training.summaries import Key, Summary, are_several, layer_indices, summarize
 
-__all__ = ["Monitor"]
-
 Writer = Callable[[int, Mapping[str, float]], object]
 Then = Literal["warn", "raise"] | Callable[[list[Alert]], object]
 

@@ -15,8 +15,6 @@ from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore, Norma
 from regard.reductions.sums import Diagonal
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["LOCAL", "STATISTICS", "Samples", "samples_of"]
-
 LOCAL = 8
 """The local window has the keys that are at most this many tokens away from the query."""
 

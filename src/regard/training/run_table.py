@@ -21,18 +21,6 @@ from regard.recording.version import version
 from regard.training.row_numbers import STATISTICS
 from regard.training.summaries import Key, Summary, layer_indices
 
-__all__ = [
-    "SHOWN",
-    "History",
-    "RunTable",
-    "made_folder",
-    "observed_rows",
-    "read_history",
-    "read_last",
-    "read_table",
-    "rows_text",
-]
-
 SHOWN = {name: "max" if name == "max_score" else "mean" for name in STATISTICS}
 """The one number of each statistic that writers and pictures show."""
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from regard.training.row_numbers import Samples
 
-__all__ = ["Key", "Summary", "are_several", "layer_indices", "summarize"]
-
 Key = tuple[str, str]
 """The names of a layer and of a statistic."""
 

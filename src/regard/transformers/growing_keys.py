@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["GrowingKeys"]
-
 _ROOM = 64  # columns
 
 

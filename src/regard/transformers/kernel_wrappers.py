@@ -16,8 +16,6 @@ from torch import nn
 
 from regard.errors import RegardError
 
-__all__ = ["Kernel", "Run", "Wrapped", "interface", "unwrap", "wrap"]
-
 Kernel: TypeAlias = Callable[..., Any]
 """An attention function of transformers, called with a module, query, key, value and a mask."""
 

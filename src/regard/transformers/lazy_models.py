@@ -22,8 +22,6 @@ from regard.transformers import kernel_wrappers
 from regard.transformers.growing_keys import GrowingKeys
 from regard.transformers.matrices import Call, Masks, eager_matrix, fused_matrix
 
-__all__ = ["Lazy", "lazy"]
-
 _MARK = "_regard_lazy"
 """The attribute of a module with the blocks of ``lazy`` that it belongs to; copies keep it."""
 

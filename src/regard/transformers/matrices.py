@@ -18,8 +18,6 @@ from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 from regard.transformers.growing_keys import GrowingKeys
 
-__all__ = ["Call", "Masks", "Weights", "eager_matrix", "fused_matrix"]
-
 _Parts = tuple[Mask | None, Tensor | None]
 """A mask and a bias, each None without one."""
 

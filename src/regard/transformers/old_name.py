@@ -5,8 +5,6 @@ from typing import Any, NoReturn
 from regard.errors import RegardError
 from regard.transformers.kernel_wrappers import interface
 
-__all__ = ["register_old_name"]
-
 
 def register_old_name() -> None:
     """Register the implementation ``regard``, which raises an error that names ``lazy``.

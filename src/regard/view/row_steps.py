@@ -29,8 +29,6 @@ from regard.text.escaping import visible
 from regard.text.tables import Cell, Table
 from regard.text.tokens import Token, as_tokens
 
-__all__ = ["QueryRow", "Steps", "checked_tokens", "one_head", "query_row", "steps", "table"]
-
 # What fits beside each other in a terminal, and what a person reads.
 _WIDEST_VALUE = 6
 _LARGEST_TABLE = 32

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["find_layers", "refusal_of"]
-
 
 def find_layers(
     worker: Any,

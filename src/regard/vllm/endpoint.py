@@ -25,8 +25,6 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from regard.errors import RegardError
 from regard.vllm.finished_requests import Requests
 
-__all__ = ["Endpoint"]
-
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 _Numbers = Annotated[list[_Number], msgspec.Meta(min_length=1)]
 

@@ -16,8 +16,6 @@ from regard.recording.recording import Recording
 from regard.scores.position_bias import ALiBi
 from regard.text.tokens import tokens_of
 
-__all__ = ["Requests"]
-
 
 class Requests:
     """The recordings of vLLM's requests, by vLLM's own output.

@@ -9,8 +9,6 @@ from regard.errors import RegardError, kind_text
 from regard.recording.recording import Recording
 from regard.vllm.finished_requests import Requests
 
-__all__ = ["observe", "record"]
-
 
 def record(
     llm: Any,

@@ -17,8 +17,6 @@ from regard.recording.file_reader import load
 from regard.recording.file_writer import check_replaceable
 from regard.recording.recording import Recording
 
-__all__ = ["Server"]
-
 _START = "VLLM_PLUGINS=regard REGARD_TOKEN=a-secret-of-yours vllm serve MODEL"
 
 

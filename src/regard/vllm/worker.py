@@ -20,8 +20,6 @@ from torch import Tensor
 
 from regard.vllm.attention_layers import find_layers, refusal_of
 
-__all__ = ["register"]
-
 
 def regard_start(
     worker: Any,

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from regard.diagnosis.facts.visible import Band, Pattern, named
 
-__all__ = ["Hiding", "Mask", "mask_of", "readings_of"]
-
 RIGHT = ("keeps", "hides", "added", "lengths", "documents", "starts", "resets")
 """Readings of an argument that attention has; all others are mistakes."""
 

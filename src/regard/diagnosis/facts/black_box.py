@@ -12,8 +12,6 @@ from torch import Tensor
 from regard.diagnosis.facts.paths import Path
 from regard.diagnosis.facts.rows import Rows, Unread, without_nan_rows
 
-__all__ = ["rows_of_function"]
-
 Run = Callable[[dict[str, Tensor]], Tensor]
 """A run with query, key and value (batch, tokens, ...) that gives (batch, tokens, columns)."""
 

@@ -16,8 +16,6 @@ from regard.diagnosis.facts.origins import Numbers, Sizes
 from regard.diagnosis.facts.rows import Mistake, Rows, Unread, is_single, rows_of
 from regard.diagnosis.facts.trace import Trace
 
-__all__ = ["raise_for_changed", "raise_for_outputs"]
-
 _AXES = ("samples", "heads", "queries", "keys")
 _CLOSE = 1e-6
 _MOST_PIECES = 32

@@ -17,8 +17,6 @@ from regard.diagnosis.facts.weak_masks import raise_for_weak_mask
 from regard.diagnosis.inputs.mask_forms import Form
 from regard.diagnosis.inputs.specimen import Specimen
 
-__all__ = ["Computed", "Domain", "Statement", "computed"]
-
 _MOST_READINGS = 3
 _MOST_FORMS = 24
 _CLOSE = 1e-6

@@ -14,20 +14,6 @@ from regard.diagnosis.facts.rows import Rows, Unread
 from regard.diagnosis.facts.surroundings import Surroundings
 from regard.diagnosis.facts.visible import Table
 
-__all__ = [
-    "AddedPositions",
-    "Bias",
-    "Facts",
-    "consistent_readings",
-    "facts_of",
-    "fitted_scale",
-    "is_empty",
-    "is_same_scale",
-    "mask_in",
-    "mistake_of_scale",
-    "table_in",
-]
-
 _LOW = 1e-300
 """A weight below it is that of a masked key."""
 _CLOSE = 1e-7

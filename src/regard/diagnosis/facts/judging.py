@@ -12,8 +12,6 @@ from regard.diagnosis.facts.paths import Norm, Operation, Part, Rotation
 from regard.diagnosis.facts.surroundings import Surroundings
 from regard.diagnosis.facts.visible import Band, Prefix, Table
 
-__all__ = ["Deviation", "deviations", "has_no_positions", "norm_of", "positions_of", "spec_of"]
-
 _DOCUMENTS = ("documents", "starts", "resets")
 _NOTHING = "it hides nothing"
 _OFF_BY_ONE = "causal-off-by-one"

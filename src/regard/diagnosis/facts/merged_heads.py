@@ -13,8 +13,6 @@ from regard.diagnosis.facts.rows import Rows
 from regard.diagnosis.facts.trace import Trace
 from regard.diagnosis.inputs.tape import Step
 
-__all__ = ["HeadOutputs"]
-
 _CLOSE = 1e-9
 
 

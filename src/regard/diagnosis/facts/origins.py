@@ -16,8 +16,6 @@ from torch import Tensor
 
 from regard.diagnosis.inputs.tape import Step
 
-__all__ = ["Coordinates", "Numbers", "Origin", "Sizes", "located", "rows_of_parameters"]
-
 
 @dataclass(frozen=True, eq=False)
 class Sizes:

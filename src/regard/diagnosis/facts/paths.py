@@ -22,8 +22,6 @@ from regard.diagnosis.facts.origins import (
     rows_of_parameters,
 )
 
-__all__ = ["Factor", "Norm", "Part", "Path", "Rotation", "path_to"]
-
 _CLOSE = 1e-9
 _MOST_OPERATIONS = 8  # on a path
 

@@ -15,8 +15,6 @@ from regard.diagnosis.facts.origins import Numbers, Origin, Sizes
 from regard.diagnosis.facts.paths import Part, Path, path_to
 from regard.diagnosis.facts.trace import Attention
 
-__all__ = ["Mistake", "Rows", "Unread", "is_single", "rows_of", "without_nan_rows"]
-
 
 class Unread(Exception):
     """A stage of an attention that could not be read.

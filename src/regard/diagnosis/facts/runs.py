@@ -20,8 +20,6 @@ from regard.diagnosis.inputs.lab import Lab, as_tensors
 from regard.diagnosis.inputs.mask_forms import Form
 from regard.diagnosis.inputs.specimen import Contents, Specimen
 
-__all__ = ["Run", "Runs"]
-
 _LARGEST_INTEGER = 64
 """Texts are longer than all integers of the code up to this one."""
 _BATCHES = (3, 2, 5, 7, 11)

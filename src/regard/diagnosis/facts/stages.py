@@ -8,8 +8,6 @@ from torch import Tensor
 from regard.diagnosis.facts.trace import Attention, Trace
 from regard.diagnosis.inputs.tape import Step
 
-__all__ = ["stage_lines"]
-
 _LOW = -500.0
 
 

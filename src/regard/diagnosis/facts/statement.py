@@ -11,8 +11,6 @@ from regard.diagnosis.facts.formula import Facts
 from regard.diagnosis.facts.judging import deviations, norm_of, positions_of, spec_of
 from regard.diagnosis.facts.rows import Unread
 
-__all__ = ["Computes", "computes_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Computes:

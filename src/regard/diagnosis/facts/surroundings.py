@@ -15,8 +15,6 @@ from regard.diagnosis.facts.stages import stage_lines
 from regard.diagnosis.facts.trace import Trace
 from regard.diagnosis.inputs.tape import Step
 
-__all__ = ["ROLES", "Surroundings", "lines_of", "surroundings_of"]
-
 ROLES = ("query", "key", "value")
 
 Pair = tuple[str, str]

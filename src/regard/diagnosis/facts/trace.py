@@ -16,8 +16,6 @@ from regard.diagnosis.inputs.tape import Step, Tape
 from regard.scores.query_key import QueryKeyScores
 from regard.tracing.tracer import Listener, Operation, Tracer, apart
 
-__all__ = ["Attention", "Trace", "traced"]
-
 
 @dataclass(frozen=True, eq=False)
 class Attention:

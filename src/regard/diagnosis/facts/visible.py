@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Band", "Chunks", "Pattern", "Prefix", "Streaming", "Table", "named"]
-
 
 @dataclass(frozen=True)
 class Band:

@@ -15,8 +15,6 @@ from regard.diagnosis.facts.arguments import readings_of
 from regard.diagnosis.facts.formula import fitted_scale, is_empty
 from regard.diagnosis.facts.rows import Mistake, Rows, Unread
 
-__all__ = ["raise_for_weak_mask"]
-
 _CLOSE = 1e-6
 _LARGEST_OF_BOOL = 1.01
 _FEWEST = 4

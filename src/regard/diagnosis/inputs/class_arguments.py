@@ -4,8 +4,6 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["guessed_arguments", "guessed_value"]
-
 _WIDTH, _HEADS, _HEAD_DIM = 32, 4, 8
 _VALUES: dict[str, Any] = {
     **dict.fromkeys(("dim", "d_model", "model_dim", "hidden_dim", "hidden_size", "width"), _WIDTH),

@@ -26,8 +26,6 @@ from regard.diagnosis.inputs.signature import (
 from regard.diagnosis.inputs.specimen import Slot, Specimen
 from regard.diagnosis.inputs.subject import quiet, source_of
 
-__all__ = ["example_specimens"]
-
 _WORDS = {
     "b": re.compile(r"^(b|n|bs|bsz|batch|batch_size|samples?)$"),
     "t": re.compile(r"^(t|l|s|q|k|tokens?|seq|seq_len|length|len|time|steps?|q_len|kv_len)$"),

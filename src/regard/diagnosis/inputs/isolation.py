@@ -17,8 +17,6 @@ from regard.diagnosis.inputs.numpy_arrays import loaded_numpy
 from regard.diagnosis.inputs.tape import place_of
 from regard.diagnosis.inputs.user_errors import lacks_cuda, sentence
 
-__all__ = ["undisturbed"]
-
 # Settings of the process, as pairs of what reads one and what writes it.
 _CUDA: Any = torch.backends.cuda
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (

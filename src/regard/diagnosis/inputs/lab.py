@@ -14,8 +14,6 @@ from regard.diagnosis.inputs.specimen import Contents, Specimen
 from regard.diagnosis.inputs.subject import independent, kept_defaults, quiet, uses_flex_attention
 from regard.diagnosis.inputs.tape import Place, Step, Tape, place_of, tensors_in
 
-__all__ = ["Lab", "NotTried", "Run", "as_tensors", "differs", "normal"]
-
 _TOLERANCE = 1e-8
 
 Arguments = tuple[list[Any], dict[str, Any]]

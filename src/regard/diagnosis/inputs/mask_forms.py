@@ -12,8 +12,6 @@ from torch import Tensor
 from regard.diagnosis.inputs.signature import Argument
 from regard.diagnosis.inputs.specimen import Contents, Slot, Specimen
 
-__all__ = ["Form", "form_of_given", "forms_of", "given_forms", "open_masks", "takes_masks"]
-
 _SKIPPED = re.compile(r"head_mask|cross|encoder_|output|return|use_")
 _PADDING = re.compile(r"pad|attention_mask|^lengths?$|src_mask|keep|valid|real")
 _AXES: dict[str, tuple[str | int, ...]] = {

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Cell", "namespace", "read_cells", "refuse_null_bytes", "run_cell"]
-
 _PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun")  # the rest of the cell is Python
 _ASSIGNED = re.compile(r"(\s*[\w, ]+=)\s*[!%].*")  # files = !ls
 

@@ -3,8 +3,6 @@
 import sys
 from typing import Any
 
-__all__ = ["is_array", "loaded_numpy"]
-
 
 def loaded_numpy() -> Any:
     """Return the module ``numpy`` if something has imported it; else None.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from regard.diagnosis.inputs.reading import Thing
 
-__all__ = ["of_each_query"]
-
 
 def of_each_query(thing: Thing) -> Callable[..., Tensor] | None:
     """Return a function that calls another one for each query of each sample; None for no such.

@@ -33,8 +33,6 @@ from regard.diagnosis.inputs.subject import (
 )
 from regard.diagnosis.inputs.tape import OpaqueOperator, tensors_in
 
-__all__ = ["Thing", "as_scores", "grouped", "specimens", "thing_of"]
-
 Kind = Literal["embeddings", "qkv", "scores"]
 Order = Literal["btd", "td", "tbd", "bhtd", "bthd"]
 

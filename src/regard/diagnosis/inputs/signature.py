@@ -8,18 +8,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-__all__ = [
-    "MEMORY",
-    "Argument",
-    "Meaning",
-    "Role",
-    "arguments_of",
-    "axis_of_heads",
-    "definition_of",
-    "is_cache",
-    "signature_of",
-]
-
 Role = Literal[
     "x", "memory", "query", "key", "value", "scores", "mask", "lengths", "weight", "cache", "other"
 ]

@@ -19,8 +19,6 @@ from regard.diagnosis.inputs.signature import MEMORY, signature_of
 if TYPE_CHECKING:
     from regard.diagnosis.inputs.mask_forms import Form
 
-__all__ = ["Contents", "Slot", "Specimen"]
-
 Contents = dict[str, Tensor]
 """Numbers of the tokens by source, (batch, tokens, ...), or (batch, ...) without a token axis."""
 

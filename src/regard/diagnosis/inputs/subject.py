@@ -24,19 +24,6 @@ from torch import nn
 from regard.diagnosis.inputs.signature import Argument, definition_of
 from regard.errors import check_numbers
 
-__all__ = [
-    "FEW_BITS",
-    "built_from",
-    "call_to_copy",
-    "copied",
-    "independent",
-    "is_installed",
-    "kept_defaults",
-    "quiet",
-    "source_of",
-    "uses_flex_attention",
-]
-
 FEW_BITS = (torch.float16, torch.bfloat16)
 
 

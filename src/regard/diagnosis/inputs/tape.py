@@ -18,20 +18,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from regard.tracing.tracer import apart
 
-__all__ = [
-    "OpaqueOperator",
-    "Place",
-    "Step",
-    "Tape",
-    "addresses",
-    "first_place",
-    "in_words",
-    "is_theirs",
-    "place_of",
-    "tensors_in",
-    "turns_all_axes",
-]
-
 _NARROWER = {
     torch.float32: (torch.float16, torch.bfloat16),
     torch.float64: (torch.float16, torch.bfloat16, torch.float32),

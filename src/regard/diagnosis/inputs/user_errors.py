@@ -8,8 +8,6 @@ from pathlib import Path
 from regard.diagnosis.inputs.tape import is_theirs, place_of
 from regard.errors import RegardError
 
-__all__ = ["lacks_cuda", "sentence"]
-
 _LONGEST = 300
 _NO_CUDA = ("torch not compiled with cuda", "no nvidia driver", "no cuda gpus", "cuda-capable")
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")

@@ -10,8 +10,6 @@ from torch import Tensor
 from regard.diagnosis.kernels.standard import Standard
 from regard.masks import SlidingWindow
 
-__all__ = ["FIRST", "LONGEST", "Case", "Inputs", "cases_of", "inputs_of"]
-
 LONGEST = 2048
 """The number of tokens of the longest input."""
 _TILE = 128

@@ -13,8 +13,6 @@ from torch import Tensor
 from regard.diagnosis.kernels.cases import Inputs
 from regard.diagnosis.kernels.standard import Standard
 
-__all__ = ["Error", "gradient_errors", "judged_rows", "output_error"]
-
 
 @dataclass(frozen=True)
 class Error:

@@ -17,8 +17,6 @@ from regard.diagnosis.kernels.trial import Trial, first_line
 from regard.diagnosis.report import Report
 from regard.masks import SlidingWindow
 
-__all__ = ["kernel_report"]
-
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _HEAD_DIMS = (64, 128, 32)
 _HEADS = 4

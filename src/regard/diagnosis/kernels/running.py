@@ -9,8 +9,6 @@ from torch import Tensor
 
 from regard.diagnosis.kernels.cases import Case, Inputs, inputs_of
 
-__all__ = ["LAYOUTS", "Kernel", "Run"]
-
 LAYOUTS = (
     "batch heads tokens dim",
     "batch tokens heads dim",

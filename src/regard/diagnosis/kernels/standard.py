@@ -12,8 +12,6 @@ from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.facts.visible import Band
 from regard.masks import Causal, Mask, SlidingWindow
 
-__all__ = ["Standard", "mistaken", "standard_of"]
-
 
 @dataclass(frozen=True)
 class Standard:

@@ -17,8 +17,6 @@ from regard.diagnosis.kernels.standard import Standard, mistaken
 from regard.diagnosis.laws.law import Pair
 from regard.diagnosis.report import Finding, finding_of
 
-__all__ = ["Trial", "first_line"]
-
 _NAMES = ("query", "key", "value")
 _NO_GRADIENT = "Its output has no gradient, so that no backward pass was tried."
 _ADVICE = {

@@ -13,8 +13,6 @@ from regard.diagnosis.inputs.specimen import Contents
 from regard.diagnosis.inputs.tape import Place, Step, addresses, first_place, tensors_in
 from regard.diagnosis.laws.law import Breach, Law
 
-__all__ = ["DROPS", "SOFTMAXES", "Gradient", "Large", "Training"]
-
 
 class Gradient(Law):
     """Gradients equal finite differences, and every matrix gets one."""

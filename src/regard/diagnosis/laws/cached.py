@@ -17,8 +17,6 @@ from regard.diagnosis.inputs.subject import is_installed
 from regard.diagnosis.inputs.tape import in_words, tensors_in
 from regard.diagnosis.laws.law import Breach, Law
 
-__all__ = ["FILLED", "Cache", "has_filled_cache"]
-
 FILLED = (
     "The example fills its cache, so that no run is without one: pass an example of several tokens "
     "with caches of zeros, and the positions of the tokens, from 0."

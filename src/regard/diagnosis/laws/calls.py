@@ -22,8 +22,6 @@ from regard.diagnosis.inputs.tape import (
 from regard.diagnosis.laws.arithmetic import DROPS
 from regard.diagnosis.laws.law import Breach, Law
 
-__all__ = ["Pure", "Runs", "Samples", "breach_of_nan"]
-
 
 class Runs(Law):
     """Any batch and any number of tokens runs, and gives finite numbers."""

@@ -10,8 +10,6 @@ from regard.diagnosis.laws.calls import Pure, Runs, Samples
 from regard.diagnosis.laws.law import Law, Result
 from regard.diagnosis.laws.padding import Padding
 
-__all__ = ["LAWS", "judged"]
-
 LAWS: tuple[Law, ...] = (
     Runs(),
     Pure(),

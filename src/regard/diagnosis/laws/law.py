@@ -9,8 +9,6 @@ from torch import Tensor
 from regard.diagnosis.inputs.lab import Lab
 from regard.diagnosis.inputs.tape import Place
 
-__all__ = ["Breach", "Law", "Pair", "Result"]
-
 Pair = tuple[Tensor, Tensor, str]
 """Two small matrices that should agree, (rows, columns), and a caption."""
 

@@ -12,8 +12,6 @@ from regard.diagnosis.inputs.specimen import Contents, Specimen
 from regard.diagnosis.laws.calls import breach_of_nan
 from regard.diagnosis.laws.law import Breach, Law
 
-__all__ = ["Padding"]
-
 
 class Padding(Law):
     """A token that a mask hides has no influence: padded gives what it gives alone."""

@@ -42,8 +42,6 @@ from regard.diagnosis.sandbox.target_selection import (
 )
 from regard.errors import RegardError
 
-__all__ = ["main"]
-
 _IN_A_SHELL = (
     "    In a shell: --example example.py:call, where call() returns those args and kwargs."
 )

@@ -25,8 +25,6 @@ from typing import Any, cast
 
 from regard.errors import RegardError
 
-__all__ = ["CannotRun", "Checked", "Limits", "check_apart"]
-
 
 class CannotRun(RegardError):
     """The code was ended before check had an answer: it cannot be told what it is."""

@@ -15,8 +15,6 @@ from regard.diagnosis.inputs.signature import definition_of
 from regard.diagnosis.inputs.subject import source_of
 from regard.errors import RegardError
 
-__all__ = ["attentions", "check_options", "fitting_options", "named"]
-
 # What an attention cannot do without, or is called, finished or not.
 _ATTENTION = re.compile(r"softmax|attention|\.exp\(", re.IGNORECASE)
 _WIDTH = re.compile(r"dim|width|size|embd?|hidden|channels|d_model|d_in|d_out")

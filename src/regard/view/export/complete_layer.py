@@ -21,8 +21,6 @@ from regard.view.tiles.mask_intervals import IRREGULAR, intervals
 from regard.view.tiles.packing import packed
 from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
 
-__all__ = ["Block", "CompleteLayer", "Stored", "fits_never", "least_size", "likely_size", "size_of"]
-
 MOST_WEIGHTS = 2**25  # a layer that can only be held as weights is held in memory on the way
 MOST_COMPARED = 2**28  # weights of a layer that are compared with those of the stored numbers
 # From a tile of 256 x 256 blocks of this size on the page would compute for many seconds.

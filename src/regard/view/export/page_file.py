@@ -50,8 +50,6 @@ from regard.view.tiles.manifest import (
 )
 from regard.view.tiles.page_opening import openings
 
-__all__ = ["LIMIT", "count_exact", "page_text", "read_layers", "write_page"]
-
 MIB = 2**20
 LIMIT = 63 * MIB  # with the page's own code a file is below 64 MiB
 FULL_PRECISION = 8 * MIB

@@ -12,8 +12,6 @@ from importlib.resources import files
 
 from regard.errors import RegardError
 
-__all__ = ["bundled", "digest", "filled_template", "json_block", "number_block"]
-
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 _BUNDLE = files("regard.view").joinpath("web", "bundle")
 

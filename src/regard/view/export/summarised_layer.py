@@ -18,16 +18,6 @@ from regard.view.tiles.manifest import PageLayer
 from regard.view.tiles.mask_intervals import intervals
 from regard.view.tiles.packing import packed
 
-__all__ = [
-    "FEWEST_BLOCKS",
-    "SummarisedLayer",
-    "block_means",
-    "block_of",
-    "block_sums",
-    "levels_of",
-    "most_bytes",
-]
-
 MOST_BLOCKS = 512
 FEWEST_BLOCKS = 32
 OCTAVES = 32.0

@@ -28,29 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.typing import ColorType
 
-__all__ = [
-    "GREY",
-    "Picture",
-    "Scale",
-    "axes_of",
-    "check_package",
-    "draw_cells",
-    "draw_numbers",
-    "explain_letters",
-    "keep_quiet",
-    "label_names",
-    "label_places",
-    "label_shares",
-    "label_tokens",
-    "log_floor",
-    "number",
-    "ramp",
-    "room_for",
-    "write_beside",
-    "write_on",
-    "write_shares",
-]
-
 Scale = Literal["linear", "log"]
 
 GREY = "#7b7d84"  # dark enough on white, light enough on black

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import ListedColormap
 
-__all__ = ["boxes_in", "draw_grey", "draw_parts", "draw_smooth"]
-
 _INK = 0.85  # the opacity of the largest share
 _CONTRAST = 0.7  # of the grey picture, so that the darkest share is darker than it
 

@@ -12,8 +12,6 @@ from regard.view.figures import plot
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["write_training_page"]
-
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>

@@ -25,8 +25,6 @@ from regard.text.tokens import Token
 from regard.view.export.page_file import page_text, write_page
 from regard.view.notebook.page_frame import framed
 
-__all__ = ["bundle", "is_notebook", "show"]
-
 # What a cell holds whole: so many numbers of query and key, about 2 MB, and so many weights, of
 # which the small maps are the means, a second or two of work.
 _MOST_NUMBERS = 2**19

@@ -4,8 +4,6 @@ import zlib
 from base64 import b64encode
 from html import escape
 
-__all__ = ["HEIGHT", "SANDBOX", "framed"]
-
 HEIGHT = 680
 """Pixels."""
 SANDBOX = "allow-scripts allow-downloads"

@@ -32,8 +32,6 @@ from regard.view.tiles.page_answers import Answers, Gone, Wanted
 from regard.view.tiles.page_opening import blind_opening
 from regard.view.tiles.page_questions import QUESTIONS, Threads
 
-__all__ = ["PageWidget", "reply", "view"]
-
 _MIB = 2**20
 _MOST_WAITING = 1000
 _MOST_WEIGHTS = 2**28  # whose means take a few seconds

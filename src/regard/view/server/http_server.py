@@ -58,8 +58,6 @@ from regard.view.tiles.page_answers import Answers, Gone
 from regard.view.tiles.page_opening import blind_opening
 from regard.view.tiles.page_questions import QUESTIONS, Answer, Question, Threads
 
-__all__ = ["Read", "application", "serve", "serve_text"]
-
 _AT_ONCE = 2**24  # weights whose kinds of heads take a moment
 _LEFT = 499  # what nginx calls a client that has closed its request
 _MOST_BYTES = 16 * 2**20  # of a posted text

@@ -11,8 +11,6 @@ from regard.analysis.head_kinds import KINDS, Head, stand_out
 from regard.errors import count_text
 from regard.view.terminal.terminal_lines import QUIET, hanging
 
-__all__ = ["HeadsView", "overview", "standing_out"]
-
 # Of middle lightness, so that they are seen on light and on dark ground; blue, green and orange
 # are told apart with any kind of colour sight, and the letters do not need it.
 _COLOURS = {

@@ -12,8 +12,6 @@ from regard.errors import count_text
 from regard.text.escaping import visible
 from regard.view.terminal.terminal_lines import fitted, table_lines
 
-__all__ = ["share_lines"]
-
 _NUMBER = len("0.0000")
 _GAP = 2
 # Longer names than this stand at the rows alone, or under the table, and their numbers above it.

@@ -16,8 +16,6 @@ from regard.reductions.products import Window
 from regard.text.tokens import Token
 from regard.view.tiles.manifest import first_sequence
 
-__all__ = ["Row", "Selection", "Share", "Summary", "summarise"]
-
 # A first token that is text counts as a sink if it gets so much more than even attention; ours.
 _SINK = 0.1
 # Rows are averaged over heads in blocks of about so many weights, 64 MiB in float32.

@@ -5,8 +5,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["QUIET", "fitted", "hanging", "table_lines"]
-
 QUIET = "bright_black"
 
 

@@ -21,8 +21,6 @@ from regard.view.terminal.head_grid import overview, standing_out
 from regard.view.terminal.summary import Row, Summary
 from regard.view.terminal.terminal_lines import QUIET, fitted, hanging, table_lines
 
-__all__ = ["TerminalView"]
-
 _BAR = "#5b8def"
 _WIDEST = 120
 # From this mean share on, special tokens are called sinks.

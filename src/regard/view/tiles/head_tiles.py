@@ -24,18 +24,6 @@ from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
 from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
 
-__all__ = [
-    "HeadTiles",
-    "Pause",
-    "Place",
-    "Spans",
-    "Tile",
-    "WrongQuestionError",
-    "check_place",
-    "checked",
-    "highest_level",
-]
-
 TILE = 256
 AT_ONCE = 2**25  # scores that take a sixth of a second on one core
 STRIP_SCORES = 2**26  # of the rows between which a pass can end, or let others go first

@@ -13,8 +13,6 @@ from regard.recording.layers import Answers
 from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
 
-__all__ = ["RowCount", "kinds_of", "layer_kinds", "reduced"]
-
 
 class RowCount:
     """The progress of the passes over some recordings, counted in rows of all heads.

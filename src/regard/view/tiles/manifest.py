@@ -18,22 +18,6 @@ from regard.text.escaping import visible
 from regard.text.tokens import Token
 from regard.view.tiles.packing import base64_text, memory
 
-__all__ = [
-    "SMALL",
-    "Opening",
-    "PageLayer",
-    "add_other",
-    "first_sequence",
-    "first_value",
-    "head_records",
-    "live_layers",
-    "manifest",
-    "patch_keys",
-    "sink_keys",
-    "small_numbers",
-    "title_of",
-]
-
 SMALL = 32
 _UNTITLED = "Attention"
 _SINKS = ("first-token sink", "separator sink")

@@ -8,8 +8,6 @@ from regard.masks.mask import length
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.box import Box
 
-__all__ = ["IRREGULAR", "intervals"]
-
 IRREGULAR = "the allowed keys of a row are more than one interval"
 
 

@@ -7,8 +7,6 @@ import zlib
 import torch
 from torch import Tensor
 
-__all__ = ["base64_text", "memory", "packed"]
-
 
 def packed(tensor: Tensor, strategy: int, width: int = 4) -> str:
     """Little-endian bytes, first bytes together, then second ones, ...; deflate; base64.

@@ -42,17 +42,6 @@ from regard.view.tiles.manifest import (
 from regard.view.tiles.page_opening import openings
 from regard.view.tiles.query_steps import query_steps
 
-__all__ = [
-    "Answers",
-    "Gone",
-    "KindsOfHeads",
-    "Progress",
-    "RowOfWeights",
-    "Wanted",
-    "Which",
-    "is_wanted",
-]
-
 MIB = 2**20
 _LOOK_AGAIN = 0.25  # seconds
 _MOST_CELLS = 2**24  # of a head whose small map is exact: some 50 ms each

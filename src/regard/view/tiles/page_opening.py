@@ -14,8 +14,6 @@ from regard.reductions.products import Window
 from regard.text.tokens import Token
 from regard.view.tiles.manifest import Opening, first_sequence, patch_keys, sink_keys
 
-__all__ = ["blind_opening", "openings"]
-
 _LETTERS = re.compile(r"[^\W\d_]")
 _CONTENT = 4  # letters of a word that is probably no article or preposition
 _SEEN = 0.1  # the share from which a cell shows a pattern

@@ -16,8 +16,6 @@ from regard.view.tiles.head_tiles import Place, WrongQuestionError
 from regard.view.tiles.manifest import head_records
 from regard.view.tiles.page_answers import Answers, Wanted, Which
 
-__all__ = ["QUESTIONS", "Answer", "Question", "Threads"]
-
 # Threads of each kind: a long answer never holds up a quick one, and some only wait for a pass.
 _THREADS = {"quick": 2, "long": 2, "waiting": 32}
 

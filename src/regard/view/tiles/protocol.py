@@ -13,20 +13,6 @@ from msgspec.structs import fields
 
 from regard.view.tiles.manifest import Opening
 
-__all__ = [
-    "QUESTIONS",
-    "Column",
-    "Heads",
-    "OfHead",
-    "Overview",
-    "Progress",
-    "Row",
-    "Segments",
-    "Steps",
-    "Tile",
-    "typescript",
-]
-
 Whole = Annotated[int, Meta(ge=0, le=999_999_999)]
 Spans = Annotated[list[tuple[Whole, Whole]], Meta(min_length=1, max_length=200)]
 

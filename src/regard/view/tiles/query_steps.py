@@ -12,8 +12,6 @@ from regard.scores.given_scores import GivenScores
 from regard.scores.query_key import QueryKeyScores
 from regard.view.row_steps import query_row
 
-__all__ = ["query_steps"]
-
 _STEPS = {"dot": "query·key", **{name: name for name in ("scaled", "biased", "modified", "capped")}}
 
 

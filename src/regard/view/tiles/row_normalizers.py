@@ -13,8 +13,6 @@ from regard.reductions.products import intersect
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.query_key import QueryKeyScores
 
-__all__ = ["RowNormalizers", "without_keys"]
-
 
 @final
 @dataclass(frozen=True)
