@@ -275,10 +275,10 @@ def test_causal_chunks_are_right(causal: bool | None) -> None:
 
 
 def test_an_argument_that_was_left_out_is_noted() -> None:
-    said = "It was tried without doc_ids: pass an example call to try that."
+    said = "The laws were tried without doc_ids: pass an example call to try that."
     assert said in regard.check(InChunks).notes
     left = regard.check(InChunks, args=(torch.randn(2, 7, 16),)).notes
-    assert "It was tried without doc_ids, as the example leaves out." in left
+    assert "The laws were tried without doc_ids, as the example leaves out." in left
 
 
 def test_weights_that_are_nan_are_refused() -> None:

@@ -140,9 +140,11 @@ def _notes_on_arguments(s: Specimen) -> list[str]:
         f"It does not run without {n}, whose default is None." for n in needed if n in optional
     ]
     if left and s.is_example:
-        notes.append(f"It was tried without {', '.join(left)}, as the example leaves out.")
+        notes.append(f"The laws were tried without {', '.join(left)}, as the example leaves out.")
     elif left:
-        notes.append(f"It was tried without {', '.join(left)}: pass an example call to try that.")
+        notes.append(
+            f"The laws were tried without {', '.join(left)}: pass an example call to try that."
+        )
     flags = {n: p.default for n, p in parameters.items() if isinstance(p.default, bool)}
     kept = [f"{n}={value}" for n, value in flags.items() if n not in tried and "cache" not in n]
     if kept:
