@@ -164,6 +164,7 @@ _OF_PAST = re.compile("mem|past|cache|state|prev|hist")
 _ADDS = {"add", "add_", "sub", "sub_", "clone"}
 _READERS = {"mm", "addmm", "bmm", "baddbmm", "mul", "add", "clone"}
 _LOOKUPS = {"embedding", "index"}
+_FILTERS = {"convolution"}
 
 
 def _idle_part(lab: Lab, contents: Contents, run: Run, name: str, grad: Tensor) -> str | None:
@@ -174,12 +175,14 @@ def _idle_part(lab: Lab, contents: Contents, run: Run, name: str, grad: Tensor) 
     assert isinstance(run.call, nn.Module)
     parameter = run.call.get_parameter(name)
     names = {step.name for step in _readers(run, parameter)}
-    if parameter.ndim < 2 or not names <= _READERS | _LOOKUPS:
+    if parameter.ndim < 2 or not names <= _READERS | _LOOKUPS | _FILTERS:
         return None
     is_table = not names.isdisjoint(_LOOKUPS)
     if is_table and (half := _idle_half(lab, name, grad)) is not None:
         return half
-    for axis in range(is_table, parameter.ndim):
+    # What a filter reads beside a short text is idle; each of its output channels has to count.
+    axes = 1 if names & _FILTERS else parameter.ndim
+    for axis in range(is_table, axes):
         idle = [not part.any() for part in grad.unbind(axis)]
         size = len(idle)
         least = 1 if is_table else max(2, size // 12)
