@@ -1,7 +1,6 @@
 """Answers to the questions of ``cases``, and their gradients, compared with those of the oracle."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 import oracle
 import regard
 from cases import QUESTIONS, Case, Inputs, Question
+from noting import noting
 
 
 def statistic_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -88,22 +88,12 @@ def assert_indices(actual: regard.Top, case: Case, name: str, budget: float) -> 
     assert not bool(((in_order.diff(dim=-1) == 0) & (in_order[..., 1:] >= 0)).any())
 
 
-@contextmanager
-def named(name: str) -> Iterator[None]:
-    """Name the question in an error: a subtest would do so for a fifth of the time of all tests."""
-    try:
-        yield
-    except AssertionError as error:
-        error.add_note(f"the question: {name}")
-        raise
-
-
 def assert_answers(case: Case, names: Sequence[str], backend: str | None) -> None:
     """That each of these questions, asked together, is answered as the oracle answers it."""
     asked = [QUESTIONS[name].ask(case.inputs) for name in names]
     answers = case.matrix(*case.inputs.of_scores).reduce(*asked, backend=backend)
     for name, answer in zip(names, answers if len(names) > 1 else (answers,), strict=True):
-        with named(name):
+        with noting(f"the question: {name}"):
             assert_answer(answer, case, name, backend)
 
 

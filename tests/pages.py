@@ -12,7 +12,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from torch import Tensor
 
 import regard
+from noting import noting
 from regard import view
 from regard.view.export.page_file import write_page
 from regard.view.server import http_server as server
@@ -228,14 +229,9 @@ def words(count: int) -> list[regard.Token]:
     return [regard.Token("[CLS]", special=True), *text]
 
 
-@contextmanager
-def step(name: str) -> Iterator[None]:
+def step(name: str) -> AbstractContextManager[None]:
     """Names a step of a scenario in the error of a test that fails there."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"in the step: {name}")
-        raise
+    return noting(f"in the step: {name}")
 
 
 def visit(page: Page, address: str) -> None:

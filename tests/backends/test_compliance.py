@@ -17,7 +17,8 @@ from cases import (
     in_turn,
     parametrised,
 )
-from compliance import assert_answers, assert_gradients, named, of_regard, with_gradients
+from compliance import assert_answers, assert_gradients, of_regard, with_gradients
+from noting import noting
 from regard.backends import sweep as blocks
 from regard.backends.choose import BACKENDS
 from regard.backends.cpu import cpu_backend
@@ -179,7 +180,7 @@ def test_gradients_of_all_answers_from_small_blocks_equal_those_of_the_oracle(
 
 def assert_gradients_alone(case: Case) -> None:
     for name in DIFFERENTIABLE:
-        with named(name):
+        with noting(f"the question: {name}"):
             assert_gradients(case, [name], "sweep")
 
 

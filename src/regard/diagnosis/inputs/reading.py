@@ -278,7 +278,7 @@ def grouped(thing: Thing, causal: bool | None) -> Specimen | None:
     return None
 
 
-# What code may write into only where no gradients are taken, as in inference.
+# Errors of code that writes into tensors, as inference does where no gradients are taken.
 _WRITES = re.compile("modified inplace|used in an in-place")
 
 

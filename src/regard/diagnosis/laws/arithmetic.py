@@ -180,7 +180,7 @@ def _idle_part(lab: Lab, contents: Contents, run: Run, name: str, grad: Tensor) 
     is_table = not names.isdisjoint(_LOOKUPS)
     if is_table and (half := _idle_half(lab, name, grad)) is not None:
         return half
-    # What a filter reads beside a short text is idle; each of its output channels has to count.
+    # A filter may be longer than the text; each of its output channels has to count.
     axes = 1 if names & _FILTERS else parameter.ndim
     for axis in range(is_table, axes):
         idle = [not part.any() for part in grad.unbind(axis)]
