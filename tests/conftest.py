@@ -1,5 +1,6 @@
 """What every test runs under: fixed random numbers, no network, poisoned memory."""
 
+import gc
 import os
 import re
 import shutil
@@ -59,6 +60,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in lacking.items():
             if reason is not None and item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Hide what lives as long as the tests from the garbage collector, which would visit it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

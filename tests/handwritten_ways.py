@@ -979,7 +979,7 @@ whose scores were all filled.
 """
 
 SUMS = r"(cannot be kept|without a softmax|multiply a value).*: a row sums to (?P<sum>\d+(\.\d+)?)"
-UNMET = r"cannot be kept: the weights of the softmax \(.*\) met no value in a product of matrices"
+UNMET = r"cannot be kept: the weights of the softmax \(.*\) met no value in a product that observe"
 NO_SCORES = r"a softmax \(.*\) of no product of query and key multiplies a value"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("over the heads", "over the texts", "keys left out", "by keys"), SUMS),

@@ -93,7 +93,7 @@ def test_the_layers_after_a_refused_one_keep_their_number(
     seen = refused(nn.Sequential(Plain(), layer(), Plain()), keep=keep, path=path)
     for recording in (seen, regard.load(path)):
         assert list(recording.shapes) == ["0", "2"]
-        numbers = [layer.place(index) for index, layer in enumerate(recording.layers)]
+        numbers = [layer.model_index(index) for index, layer in enumerate(recording.layers)]
         assert numbers == [0, 2]
 
 

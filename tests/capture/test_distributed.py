@@ -38,7 +38,7 @@ def assert_joined(folder: Path, way: str, ranks: int) -> None:
     for place, (expected, got) in enumerate(zip(one.layers, many.layers, strict=True)):
         assert got.shape == expected.shape
         assert got.queries == expected.queries
-        assert got.place(place) == expected.place(place)
+        assert got.model_index(place) == expected.model_index(place)
         heads = range(expected.shape[-3])
         assert [got.head(head) for head in heads] == [expected.head(head) for head in heads]
         for reduction in (regard.Entropy(), regard.TopK(2)):

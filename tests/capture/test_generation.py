@@ -239,6 +239,71 @@ def test_heads_that_share_a_cache_stand_apart_and_are_warned_of() -> None:
         torch.testing.assert_close(matrix.to_dense(), expected, atol=1e-6, rtol=0)
 
 
+class Ring(nn.Module):
+    """A cache of four keys, whose slots are used again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.cache, self.count = torch.zeros(1, 4, 16), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache[:, self.count % 4] = self.k(x)[:, 0]
+        self.count += 1
+        scores = self.q(x) @ self.cache.mT
+        return scores[..., : self.count].softmax(-1) @ self.cache[:, : self.count]
+
+
+def test_a_ring_whose_slots_are_used_again_is_in_pieces_and_warned_of() -> None:
+    model = Ring()
+
+    def steps() -> regard.Recording:
+        with torch.no_grad(), regard.observe(model) as seen:
+            for x in noise(1, 6, 16).split(1, 1):
+                model(x)
+        return seen
+
+    with pytest.warns(UserWarning, match=APART):
+        seen = steps()
+    assert [tuple(matrix.shape[-2:]) for matrix in seen.values()] == [(4, 4), (1, 4), (1, 4)]
+
+
+class Latents(nn.Module):
+    """Learned queries that attend to more and more tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(noise(4, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        spans = [x[:, :stop] for stop in (4, 8, 12)]
+        return torch.cat([(self.latents @ keys.mT).softmax(-1) @ keys for keys in spans], 1)
+
+
+def test_the_same_queries_of_more_keys_are_attentions_of_their_own() -> None:
+    model = Latents()
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(noise(1, 12, 16))
+    assert [tuple(matrix.shape[-2:]) for matrix in seen.values()] == [(4, 4), (4, 8), (4, 12)]
+
+
+class RowByRow(nn.Module):
+    """Each token attends to the tokens before it, as products of a matrix and a vector."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        past = [x[: row + 1] for row in range(len(x))]
+        return torch.stack([torch.softmax(each @ each[-1], 0) @ each for each in past])
+
+
+def test_a_loop_over_rows_is_one_attention() -> None:
+    model, x = RowByRow(), noise(6, 16)
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(x)
+    assert len(seen) == 1
+    expected = (x @ x.mT).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf).softmax(-1)
+    torch.testing.assert_close(seen[0].to_dense(), expected, atol=1e-6, rtol=0)
+
+
 def test_two_calls_on_one_memory_are_two_attentions() -> None:
     model, memory = nn.MultiheadAttention(16, 4, batch_first=True).eval(), noise(2, 9, 16)
     with torch.no_grad(), regard.observe(model) as seen:

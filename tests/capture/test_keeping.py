@@ -288,19 +288,19 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "layers, a name": (
         {"layers": "model"},
         TypeError,
-        "layers is 'model'; it takes names of modules and places in the order they run.\n"
+        "layers is 'model'; it takes names of modules and indices in the order they run.\n"
         '    Pass for example layers=["model.layers.3.self_attn"] or layers=range(4).',
     ),
     "layers, a number": (
         {"layers": 3},
         TypeError,
-        "layers is an int; it takes names of modules and places in the order they run.\n"
+        "layers is an int; it takes names of modules and indices in the order they run.\n"
         '    Pass for example layers=["model.layers.3.self_attn"] or layers=range(4).',
     ),
     "layers, none": (
         {"layers": []},
         ValueError,
-        "layers is empty; it takes names of modules and places in the order they run.\n"
+        "layers is empty; it takes names of modules and indices in the order they run.\n"
         '    Pass for example layers=["model.layers.3.self_attn"] or layers=range(4).',
     ),
     "layers, unknown": (
@@ -312,7 +312,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "layers, negative": (
         {"layers": [-1]},
         ValueError,
-        "layers has -1; places count from 0 in the order in which layers run, and how many will "
+        "layers has -1; indices count from 0 in the order in which layers run, and how many will "
         "run is not known before.\n"
         "    Count from the first layer, or give the name of the module.",
     ),
@@ -324,7 +324,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "layers, a dict": (
         {"layers": {0: [1]}},
         TypeError,
-        "layers is a dict; it takes names of modules and places in the order they run.\n"
+        "layers is a dict; it takes names of modules and indices in the order they run.\n"
         '    Pass for example layers=["model.layers.3.self_attn"] or layers=range(4).',
     ),
     "heads, a dict": (

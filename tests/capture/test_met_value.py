@@ -10,6 +10,7 @@ import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -171,6 +172,7 @@ WEIGHS: dict[str, Weigh] = {
 NO_WEIGHTS: dict[str, tuple[Change, str]] = {
     "tril": (lambda w: w.tril(), "a row sums to 0.0"),
     "half": (lambda w: w * 0.5, "a row sums to 0.5"),
+    "an epsilon": (lambda w: w / (1 + 1e-5), "a row sums to 0.99999"),
     "difference": (lambda w: w - w.roll(1, 1) * 0.5, "the least of them is -"),
 }
 
@@ -423,6 +425,17 @@ class Tokens(nn.Module):
         return torch.einsum("bte,bted->btd", scores.softmax(-1), outputs)
 
 
+def halves(m: Tokens, x: Tensor, heads: int = 1) -> Tensor:
+    """Blocks of keys that are merged by their logsumexp, as in ring attention."""
+    outputs, norms = list[Tensor](), list[Tensor]()
+    query, key = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in (m.query(x), x))
+    for block in key.split(3, -2):
+        scores = query @ block.mT
+        outputs.append(scores.softmax(-1) @ block)
+        norms.append(scores.logsumexp(-1))
+    return (torch.stack(norms, -1).softmax(-1)[..., None, :] * torch.stack(outputs, -1)).sum(-1)
+
+
 def edges(m: Tokens, x: Tensor) -> Tensor:
     """The past of each token as a list of pairs, as in a graph."""
     to, of = torch.ones(T, T).tril().nonzero().T
@@ -488,6 +501,8 @@ NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "deformable, heads": lambda m, x: deformable(
         m, x, m.query(x).unflatten(-1, (3, 4)).softmax(-1)[..., 0, :]
     ),
+    "blocks of keys": halves,
+    "blocks of keys, in heads": partial(halves, heads=3),
     "NumPy": lambda m, x: torch.from_numpy((m.query(x) @ x.mT).numpy() * 2).softmax(-1) @ x,
     "scores of a layer": lambda m, x: m.query(x)[..., :T].softmax(-1) @ x,  # as in Synthesizer
     "a learned query, summed": lambda m, x: ((x @ m.memory[0]).softmax(-1)[..., None] * x).sum(1),
@@ -536,6 +551,23 @@ def sorted_keys(m: Tokens, x: Tensor) -> Tensor:
     return (m.query(x) @ x.gather(1, order).mT).softmax(-1) @ x.gather(1, order)
 
 
+def blocks_beside(m: Tokens, x: Tensor) -> Tensor:
+    """Blocks of queries that attend to two blocks of keys, as in BigBird."""
+    queries, blocks = (y.unflatten(1, (3, 2)) for y in (m.query(x), x))
+    beside = torch.tensor([[1, 0], [2, 1], [0, 2]])
+    keys = blocks[:, beside].flatten(2, 3)
+    return ((queries @ keys.mT).softmax(-1) @ keys).flatten(1, 2)
+
+
+def blocks_beside_in_heads(m: Tokens, x: Tensor) -> Tensor:
+    queries, blocks = (
+        y.unflatten(-1, (2, -1)).mT.reshape(B, -1, 3, 2, 2).contiguous() for y in (m.query(x), x)
+    )
+    beside = torch.tensor([[1, 0], [2, 1], [0, 2]])
+    keys = blocks[:, :, beside].flatten(3, 4)
+    return (queries @ keys.mT).softmax(-1) @ keys
+
+
 def by_landmarks(m: Tokens, x: Tensor) -> Tensor:
     """Tokens attend to landmarks that attend to tokens, as in agent and Nyström attention."""
     query, key = m.query(x), m.query(x).tanh()
@@ -543,11 +575,27 @@ def by_landmarks(m: Tokens, x: Tensor) -> Tensor:
     return (query @ landmarks.mT).softmax(-1) @ ((landmarks @ key.mT).softmax(-1) @ x)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_weights_that_meet_relative_values_too_are_one_attention(batch: int) -> None:
+    relative = torch.randn(T, T, D)
+
+    def run(m: Tokens, x: Tensor) -> Tensor:
+        weights = (m.query(x) @ x.mT).softmax(-1)
+        return weights @ x + torch.einsum("bqk,qkd->bqd", weights, relative)
+
+    model = Tokens(run)
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(torch.randn(batch, T, D))
+    assert len(seen) == 1
+
+
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
         (chosen_queries, "an index chose the rows of its query, key or value"),
         (sorted_keys, "an index chose the rows of its query, key or value"),
+        (blocks_beside, "an index chose the rows of its query, key or value"),
+        (blocks_beside_in_heads, "an index chose the rows of its query, key or value"),
         (by_landmarks, "its output is a product of several softmaxes"),
     ],
 )

@@ -414,7 +414,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "keys before the first": {"keys": [0, -1]},
     "no place": {"base": -1},
     "a matrix that is none": {"matrix": {"scores": {"kind": "Pickle"}, "mask": None}},
-    "an origin that is none": {"origin": {"place": 0, "heads": [1, 2, 3]}},
+    "an origin that is none": {"origin": {"layer": 0, "heads": [1, 2, 3]}},
     "a shape that is absurd": {"shape": [2**40, 2**40]},
     "a dtype of nothing": {"dtype": "F99"},
 }

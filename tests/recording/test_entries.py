@@ -55,7 +55,7 @@ def test_tokens_origin_and_queries_stay(tmp_path: Path) -> None:
         assert one.model == "BertModel"
         assert (one.query_tokens, one.key_tokens) == (seen.query_tokens, seen.key_tokens)
         [layer] = one.layers
-        assert (layer.place(0), layer.head(0), layer.positions) == (1, 2, range(4, 7))
+        assert (layer.model_index(0), layer.head(0), layer.positions) == (1, 2, range(4, 7))
 
 
 def test_an_entry_can_be_asked_what_a_batch_cannot() -> None:

@@ -116,7 +116,7 @@ def test_layers_and_heads_can_be_chosen(start: Start) -> None:
     (whole,) = regard.vllm.record(llm, PROMPTS[:1], params())
     (part,) = regard.vllm.record(llm, PROMPTS[:1], params(), layers=[2], heads=[3, 0])
     (layer,) = part.layers
-    assert (layer.place(0), layer.head(0), layer.head(1)) == (2, 0, 3)
+    assert (layer.model_index(0), layer.head(0), layer.head(1)) == (2, 0, 3)
     assert torch.equal(part[0].to_dense(), whole[2].to_dense()[:, [0, 3]])
 
 

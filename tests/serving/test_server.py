@@ -259,7 +259,7 @@ def test_the_command_writes_a_recording(
     ran = CliRunner().invoke(app, ["record", PROMPT, *options])
     assert ran.exit_code == 0, ran.output
     (layer,) = regard.load(path).layers
-    assert (layer.place(0), layer.shape) == (1, (1, 4, 10, 10))
+    assert (layer.model_index(0), layer.shape) == (1, (1, 4, 10, 10))
 
 
 def test_the_page_reads_texts_with_the_model_of_the_server(url: str) -> None:

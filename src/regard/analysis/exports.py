@@ -49,7 +49,7 @@ class Patterns(Mapping[str, Tensor]):
         self._layers: dict[str, Layer] = {}
         self._limit = limit
         for index, layer in enumerate(layers):
-            hook = _hook(layer.place(index))
+            hook = _hook(layer.model_index(index))
             if hook in self._layers:
                 raise ValueError(
                     f"layers {self._layers[hook].name!r} and {layer.name!r} are both {hook}; "

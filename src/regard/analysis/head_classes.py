@@ -79,7 +79,7 @@ def classify(
         for head, values in enumerate(zip(*scores.values(), strict=True)):
             named = dict(zip(scores, values, strict=True))
             kind, score = kind_of(named)
-            heads.append(Head(layer.place(index), layer.head(head), kind.name, score, named))
+            heads.append(Head(layer.model_index(index), layer.head(head), kind.name, score, named))
         if progress is not None:
             progress(index + 1, len(chosen))
     return tuple(heads)

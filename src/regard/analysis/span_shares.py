@@ -217,7 +217,7 @@ def segment_shares(
     names = tuple(layer.name for layer in layers)
     weights = torch.stack(answers)
     indices = tuple(
-        (layer.place(index), tuple(map(layer.head, range(weights.shape[1]))))
+        (layer.model_index(index), tuple(map(layer.head, range(weights.shape[1]))))
         for index, layer in enumerate(layers)
     )
     return Shares(weights, names, tuple(query_parts), tuple(key_parts), indices, out)

@@ -73,6 +73,8 @@ def written(func: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> W
         added, *args = args[:3]  # pyright: ignore[reportAssignmentType]
         beta, alpha = (float(kwargs.get(name, 1)) for name in ("beta", "alpha"))
     left, right = args[:2]
+    if right.ndim == 1:  # of a matrix and a vector, the vector is the one row
+        left, right = right, left.mT if left.ndim > 1 else left
     has_axis = left.ndim == 3, left.ndim > 1, right.ndim > 1
     left = left[(None,) * (3 - left.ndim)]
     right = right[None, :, None] if right.ndim == 1 else right[(None,) * (3 - right.ndim)]

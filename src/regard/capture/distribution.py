@@ -48,7 +48,7 @@ class Distribution:
     """The heads and batch entries that this process runs.
 
     Attributes:
-        shard: the place of this process's recording in the distributed run.
+        shard: the part of the distributed run that this process records.
         modules: the modules of the model without wrappers, by name.
         data: the ranks that share the batch.
         ranks: the ranks that share the heads.
@@ -174,18 +174,18 @@ def _data_ranks(model: nn.Module) -> tuple[int, ...]:
     """Return the ranks that share the batch; an empty tuple without data parallelism."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-    found: set[tuple[int, ...]] = set()
+    groups: set[tuple[int, ...]] = set()
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel | FullyShardedDataParallel):
             group = cast(Any, module).process_group
-            found.add(tuple(dist.get_process_group_ranks(group)))
+            groups.add(tuple(dist.get_process_group_ranks(group)))
         elif isinstance(module, FSDPModule):
             for group in cast(Any, module)._get_fsdp_state()._fsdp_param_groups:
-                found.add(tuple(group.mesh_info.mesh.mesh.flatten().tolist()))
-    found = {ranks for ranks in found if len(ranks) > 1}
-    if len(found) > 1:
+                groups.add(tuple(group.mesh_info.mesh.mesh.flatten().tolist()))
+    groups = {ranks for ranks in groups if len(ranks) > 1}
+    if len(groups) > 1:
         raise _refusal("modules share the batch over several groups of processes")
-    return next(iter(found), ())
+    return next(iter(groups), ())
 
 
 def _job() -> str:

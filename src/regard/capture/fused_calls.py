@@ -175,11 +175,11 @@ def attention_of(
     if numbers is None:
         return plain
     if numbers.dtype == torch.bool:
-        found, bias = recognised(numbers, plain.shape), None
+        visible, bias = recognised(numbers, plain.shape), None
     else:
-        found, bias = split(numbers, plain.shape)
-    if found is not None:
-        mask = found if mask is None else mask & found
+        visible, bias = split(numbers, plain.shape)
+    if visible is not None:
+        mask = visible if mask is None else mask & visible
     return attend(query, key, mask=mask, scale=scale, bias=bias)
 
 
@@ -271,8 +271,8 @@ def _only_real(lengths: list[int], query: Tensor) -> Mask:
     padding = Padding(lengths)
     if min(lengths) == query.shape[-2]:
         return padding
-    places = torch.arange(query.shape[-2], device=query.device)
-    real = places < torch.tensor(lengths, device=query.device)[:, None]
+    positions = torch.arange(query.shape[-2], device=query.device)
+    real = positions < torch.tensor(lengths, device=query.device)[:, None]
     return padding & Keep(real[:, None, :, None])
 
 

@@ -71,7 +71,8 @@ class Run:
 
     Attributes:
         traits: the properties that all calls share; None if no call can continue the run.
-        last_query: the last query of the first call, (..., num_heads, 1, head_dim).
+        last_queries: the last two queries of the first call, (..., num_heads, 2, head_dim), or
+            its only one.
         keys: the keys, (..., num_kv_heads, columns, head_dim); the first kv_len are filled.
         before: the number of keys before the queries of the first call.
         time: the time of the last call, counted in calls of all layers.
@@ -82,7 +83,7 @@ class Run:
 
     traits: Hashable
     sink_bias: Tensor | None
-    last_query: Tensor
+    last_queries: Tensor
     keys: Columns
     kv_len: int
     q_len: int
@@ -182,7 +183,7 @@ class Runs:
         columns: Callable[[Tensor], Columns],
     ) -> Run:
         q_len = source.query.shape[-2]
-        went_back = _has_first_key(runs, source, stop)
+        went_back = _shares_an_end(runs, source, stop)
         if went_back:
             self.broken[name] = None
         if runs and runs[-1].time >= self._last_restart:
@@ -190,7 +191,7 @@ class Runs:
         run = Run(
             traits=_traits(source),
             sink_bias=None if source.sink_bias is None else source.sink_bias.clone(),
-            last_query=source.query[..., -1:, :].clone(),
+            last_queries=source.query[..., -2:, :].clone(),
             keys=columns(source.key),
             kv_len=stop,
             q_len=q_len,
@@ -226,7 +227,7 @@ class Runs:
             return None
         if run.time < self._last_restart or run.time > self._grew:
             return None
-        if q_len == kv_len and torch.equal(run.last_query, source.query[..., -1:, :]):
+        if q_len == kv_len and _asks_again(run, source):
             return None  # the same text ran twice
         return Join(0, kv_len, kv_len) if run.keys.equal(0, source.key) else None
 
@@ -273,7 +274,19 @@ def _with_more_keys(run: Run, source: Call, stop: int) -> Join | None:
     base = run.kv_len - shared
     if shared < 1 or base < 0 or run.grows is False:
         return None
+    if _asks_more_keys(run, source, stop):
+        return None
     return Join(base, shared, stop) if run.keys.equal(base, source.key[..., :shared, :]) else None
+
+
+def _asks_again(run: Run, source: Call) -> bool:
+    """Return True if a call ends with the same queries as the first call of a run."""
+    return torch.equal(run.last_queries, source.query[..., -2:, :])
+
+
+def _asks_more_keys(run: Run, source: Call, stop: int) -> bool:
+    """Return True for learned queries that attend to more and more tokens."""
+    return stop > run.kv_len and source.query.shape[-2] > 1 and _asks_again(run, source)
 
 
 def _traits(source: Call) -> Hashable:
@@ -287,8 +300,10 @@ def _traits(source: Call) -> Hashable:
     return (*outer, query.shape[-1], source.scale, source.softcap)
 
 
-def _has_first_key(runs: Sequence[Run], source: Call, stop: int) -> bool:
-    """Return True if an earlier run contains the first key, as with beams or a shortened cache.
+def _shares_an_end(runs: Sequence[Run], source: Call, stop: int) -> bool:
+    """Return True if an earlier run contains the first or the last key.
+
+    So it is with beams, a shortened cache, and a ring whose slots are used again.
 
     The result is False for other queries with exactly the same keys, as in cross-attention. It is
     True if their last query is the same as well: the model ran the end of the text again.
@@ -299,13 +314,14 @@ def _has_first_key(runs: Sequence[Run], source: Call, stop: int) -> bool:
     for run in runs:
         if run.traits != traits or not (run.grows or (run.grows is None and not run.before)):
             continue
+        if _asks_more_keys(run, source, stop):
+            continue
         earlier = run.keys.read(0, run.kv_len)
         key = source.key[..., :stop, :].to(earlier.device)
-        first, there = _of_first_head(key[..., :1, :]), _of_first_head(earlier)
-        if not bool((there == first[:, None]).all(-1).any()):
+        ends, there = _of_first_head(key[..., [0, -1], :]), _of_first_head(earlier)
+        if not bool((there[:, :, None] == ends[:, None]).all(-1).any()):
             continue
-        reads_again = torch.equal(run.last_query, source.query[..., -1:, :])
-        if run.grows or reads_again or not torch.equal(earlier, key):
+        if run.grows or _asks_again(run, source) or not torch.equal(earlier, key):
             return True
     return False
 

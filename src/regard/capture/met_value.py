@@ -63,6 +63,7 @@ from regard.tracing.operations import (
     EXPONENTIALS,
     GATHERS,
     MULTIPLICATIONS,
+    NORMS,
     PAIRINGS,
     PRODUCTS,
     SAMPLERS,
@@ -148,13 +149,16 @@ class MetValue:
         self._parameters = Parameters(model)
         self._tracks: Storages[Track] = Storages()
         self._dropout = Dropout(self._tracks)
-        self._gathered: Storages[bool] = Storages()
+        self._gathered: Storages[int] = Storages()  # the axes of an index that chose rows
         self._outputs: Storages[str] = Storages()
         self._pairs: Storages[int] = Storages()  # all rows with all rows, and the size of a row
         self._multiplied: Storages[bool] = Storages()  # products of two activations, by element
         self._factors: Storages[_Factors] = Storages()
         self._powers: Storages[bool] = Storages()
         self._projected: Storages[int] = Storages()  # features of a linear layer: their rows
+        self._with_norm: Storages[bool] = Storages()  # scores whose logsumexp was taken
+        self._with_softmax: Storages[bool] = Storages()
+        self._in_blocks: dict[str, Tensor] = {}  # the last query of scores with both
         self._sampled: set[str | None] = set()
         self._open: list[Softmax] = []
         self._met: WeakSet[Softmax] = WeakSet()
@@ -164,6 +168,7 @@ class MetValue:
             **dict.fromkeys(PRODUCTS, self._multiply_matrices),
             **dict.fromkeys(MULTIPLICATIONS, self._multiply),
             **dict.fromkeys(SOFTMAXES, self.on_softmax),
+            **dict.fromkeys(NORMS, self._on_norm),
             **dict.fromkeys(SAMPLERS, self._sample),
             **dict.fromkeys(SUMS, self._sum),
             **dict.fromkeys(DISTANCES, self._distance),
@@ -205,7 +210,7 @@ class MetValue:
             self._absence.note_missing(softmax.name, how, is_certain=False)
         elif not softmax.is_met and softmax.name is not None:
             self._leave(softmax.name, _UNMET.format(softmax.line), softmax.line)
-        softmax.is_met = True
+        softmax.meet()
 
     # Products
 
@@ -284,7 +289,7 @@ class MetValue:
         """Track the product of two weights, which may be weights itself."""
         softmaxes = [track.softmax for track in tracks if track.softmax is not None]
         for softmax in softmaxes:
-            softmax.is_met = True
+            softmax.meet()
         mixed = None
         if softmaxes:
             mixed = replace(
@@ -357,9 +362,12 @@ class MetValue:
         """Record an attention unless its matrix would not be that of its tokens, in order."""
         softmax, product, evidence = track.softmax, track.product, met.evidence
         axes = None if track.axes is None else track.axes.of_view(shaped)
-        part = None if axes is None else (axes.sizes, axes.steps, axes.first)
+        part = None
+        if axes is not None:
+            longer = [pair for pair in zip(axes.sizes, axes.steps, strict=True) if pair[0] > 1]
+            part = (tuple(longer), axes.first)
         if softmax is not None:
-            softmax.is_met = True
+            softmax.meet()
             self._met.add(softmax)
             if part in softmax.parts and evidence is not None and evidence.is_exact:
                 return  # the weights of the softmax are used again, unchanged
@@ -391,7 +399,7 @@ class MetValue:
     def _refuse_changed(self, operation: Operation, track: Track, fault: str) -> bool:
         """Refuse the weights of a softmax that are no weights when they meet a value."""
         softmax = cast(Softmax, track.softmax)
-        softmax.is_met = True
+        softmax.meet()
         name = self._owner(operation, track)
         if name is not None and not is_outer(track):
             reason = _CHANGED.format(softmax.line, operation.line(), fault)
@@ -455,8 +463,9 @@ class MetValue:
         self._absence.note_product(operation)
         track = self._tracks.of(source)
         for earlier in self._met:
-            earlier.scores = None  # free them, even while the model keeps the weights
+            earlier.free()
         self._met.clear()
+        self._note_block(operation, self._with_softmax, self._with_norm)
         axes = None if track is None or track.axes is None else track.axes.of_view(source)
         steps = track.steps if track is not None else Steps(torch.finfo(output.dtype).eps)
         product = track.product if track is not None else None
@@ -478,7 +487,7 @@ class MetValue:
         if softmax.is_of_scores:
             self._open.append(softmax)
         if track is not None and track.softmax is not None:
-            track.softmax.is_met = True  # this softmax is the one that counts
+            track.softmax.meet()  # this softmax is the one that counts
         moved = None if axes is None else axes.moved(output)
         if moved is None:
             moved, product = Axes.of(output, contiguous(output.shape)), None
@@ -486,6 +495,27 @@ class MetValue:
             product, moved, steps, softmax, rounding_of(output), shapes=[geometry(output)]
         )
         self._tracks.put(output, followed)
+
+    def _on_norm(self, operation: Operation) -> None:
+        self._note_block(operation, self._with_norm, self._with_softmax)
+        self.follow(operation)
+
+    def _note_block(
+        self, operation: Operation, taken: Storages[bool], needed: Storages[bool]
+    ) -> None:
+        """Note a second block of keys of one query that has both a softmax and a logsumexp."""
+        scores = operation.args[0]
+        track, name = self._tracks.of(scores), operation.module()
+        if track is None or track.product is None or track.softmax is not None or name is None:
+            return
+        taken.put(scores, True)
+        if not needed.of(scores):
+            return
+        query, earlier = track.product.left, self._in_blocks.get(name)
+        with apart():
+            if earlier is not None and torch.equal(earlier, query):
+                self._absence.note_missing(name, _BLOCKS.format(operation.line()))
+        self._in_blocks[name] = query
 
     def _is_gate(self, source: Tensor, dim: int) -> bool | None:
         """Return True for one softmax for each row of a linear layer; None if it may be one."""
@@ -523,7 +553,7 @@ class MetValue:
         if track.softmax is not None and not track.softmax.is_written_out:
             softmax = track.softmax
         elif track.softmax is not None:
-            track.softmax.is_met = True  # these exponentials are the ones that count
+            track.softmax.meet()  # these exponentials are the ones that count
         is_known = moved is not None or track.product is None
         if softmax.is_written_out and is_known and not is_outer(track):
             self._open.append(softmax)
@@ -606,7 +636,7 @@ class MetValue:
             merged = track if earlier is None else earlier
             for part, _ in inputs:
                 if part.softmax is not None and part.softmax is not merged.softmax:
-                    part.softmax.is_met = True  # it is a part of the new weights
+                    part.softmax.meet()  # it is a part of the new weights
             if earlier is not None:
                 self._rewrite(operation, output, earlier)
             else:
@@ -802,8 +832,9 @@ class MetValue:
     def _gather(self, operation: Operation) -> None:
         """Note tensors whose rows an index chose, so that they are no tokens in order."""
         source, output = operation.args[0], operation.output
-        if source.ndim >= 3 and source.is_floating_point() and _gathers_rows(operation):
-            self._gathered.put(output, True)
+        is_source = source.ndim >= 3 and source.is_floating_point()
+        if is_source and (axes := _axes_of_rows(operation)):
+            self._gathered.put(output, axes)
             chosen = [
                 track is not None and (track.softmax is None or is_of_scores(track))
                 for track in map(self._tracks.of, tensors_in(operation.args[1:]))
@@ -829,6 +860,9 @@ class MetValue:
         rows = self._projected.of(source)
         if rows is not None:
             self._projected.put(operation.output, rows)
+        # Heads that are chosen by an index lie before the last axis, too, until they are copied.
+        if (axes := self._gathered.of(source) or 0) > 1:
+            self._gathered.put(operation.output, axes)
         self.follow(operation)
 
 
@@ -839,7 +873,9 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
     """
     if weights.layout != torch.strided or not weights.is_floating_point():
         return "they are no dense numbers"
-    tolerance = max(1e-4, 2.5 * rounding)
+    # Of long rows in float32; others are summed more precisely than they were rounded.
+    of_sums = 32 * torch.finfo(torch.float32).eps if weights.dtype != torch.float64 else 1e-9
+    tolerance = max(of_sums, 2.5 * rounding)
     # Most operands that are no weights show it in the first row.
     for part in (weights[:1, :1], weights):
         wide = part if part.element_size() > 2 else part.float()
@@ -852,7 +888,7 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
         if bool((least < 0).any()):
             return f"the least of them is {float(least.min()):.3g}"
         if bool(off.any()):
-            reason = f"a row sums to {float(sums[off][0]):.4g}"
+            reason = f"a row sums to {float(sums[off][0]):.7g}"
             columns = weights.float().nan_to_num().sum(-2)
             is_turned = bool(((columns - 1).abs() <= tolerance).all())
             return reason + ", and each column to 1: it runs over the queries" * is_turned
@@ -904,13 +940,19 @@ def _is_of_all_rows(first: Tensor, second: Tensor) -> bool:
     return any(n > m == 1 for n, m in sizes) and any(m > n == 1 for n, m in sizes)
 
 
-def _gathers_rows(operation: Operation) -> bool:
-    """Return True if an index chooses along the axis before the last one."""
+def _axes_of_rows(operation: Operation) -> int:
+    """Return how many axes an index has that chooses rows; 0 if it chooses none.
+
+    An index of several axes chooses blocks of rows, on whatever axis they lie.
+    """
     source, chosen = operation.args[:2]
     if isinstance(chosen, list | tuple):
         index = list(cast("list[Tensor | None]", chosen))
-        return len(index) >= source.ndim - 1 and index[source.ndim - 2] is not None
-    return int(chosen) % source.ndim == source.ndim - 2
+        used = [each for each in index[: source.ndim - 1] if each is not None]
+        has_rows = len(index) >= source.ndim - 1 and index[source.ndim - 2] is not None
+        has_blocks = any(each.ndim > 1 and each.dtype != torch.bool for each in used)
+        return 2 if has_blocks else int(has_rows)
+    return int(int(chosen) % source.ndim == source.ndim - 2)
 
 
 _EMPTY = "all of them are 0"
@@ -918,8 +960,12 @@ _CHANGED = (
     "the weights of the softmax ({}) were changed before they multiply the value ({}): {}.\n"
     "    Mask, scale and reorder before the softmax, over the axis of the keys, dim=-1."
 )
+_BLOCKS = (
+    "one query has several softmaxes and logsumexps ({}), which merge blocks of keys; each block "
+    "is recorded as an attention"
+)
 _UNMET = (
-    "the weights of the softmax ({}) met no value in a product of matrices.\n"
+    "the weights of the softmax ({}) met no value in a product that observe reads.\n"
     "    Multiply them with the value as weights @ value, not element by element."
 )
 _LEARNED_SINK = (

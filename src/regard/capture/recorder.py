@@ -313,9 +313,9 @@ class Recorder:
         """Connect a layer, whose first call has just been added, to the model's graph."""
         with torch.enable_grad():
             rows = self._selection.rows(0, part.shape[-2], all_there=True)
-            known = layer_at(self._seen.layers, layer)
-            matrix = self.graph.matrix(known.whole(), some_queries(part, rows))
-            self._seen.put(replace(known, matrix=InMemory(matrix)))
+            recorded = layer_at(self._seen.layers, layer)
+            matrix = self.graph.matrix(recorded.whole(), some_queries(part, rows))
+            self._seen.put(replace(recorded, matrix=InMemory(matrix)))
 
     def close(self) -> None:
         """Merge the calls of each layer and write the file; call this when the block has ended."""
@@ -396,9 +396,9 @@ class Recorder:
             more = f" and {len(names) - 1} more layers" if len(names) > 1 else ""
             warnings.warn(
                 f"{names[0]!r}{more} did not go on from the end of the cache, as in beam search "
-                "and assisted decoding, or after a cache was cut back or copied; what follows is "
-                "recorded apart as '#2', '#3', ..., and tokens that were taken back are among the "
-                "rows.\n"
+                "and assisted decoding, or after a cache was cut back, copied or used as a ring; "
+                "what follows is recorded apart as '#2', '#3', ..., and tokens that were taken "
+                "back are among the rows.\n"
                 "    Generate without beams and assistant to record one matrix for each layer.",
                 stacklevel=stacklevel + 1,
             )

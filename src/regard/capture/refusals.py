@@ -186,8 +186,10 @@ def compiled_error(what: str) -> RegardError:
 
 def is_compiled(value: object) -> bool:
     """Return True if a function comes from torch.compile, and not from torch.compiler.disable."""
-    known = getattr(value, "__dict__", {}) if callable(value) else {}
-    return "_torchdynamo_orig_callable" in known and not known.get("_torchdynamo_disable", False)
+    attributes = getattr(value, "__dict__", {}) if callable(value) else {}
+    return "_torchdynamo_orig_callable" in attributes and not attributes.get(
+        "_torchdynamo_disable", False
+    )
 
 
 UNSEEN = (

@@ -17,7 +17,7 @@ class Selection:
 
     Attributes:
         names: the names of the selected modules; None selects all layers.
-        places: the positions of the selected layers in the order they run; None selects all layers.
+        indices: the indices of the selected layers in the order they run; None selects all layers.
         reductions: the reductions to compute while the model runs, instead of recording query and
             key.
         device: the device of the recording; None keeps tensors on the model's device.
@@ -25,7 +25,7 @@ class Selection:
     """
 
     names: frozenset[str] | None = None
-    places: frozenset[int] | None = None
+    indices: frozenset[int] | None = None
     heads: tuple[int, ...] | slice | None = None
     queries: slice = field(default_factory=lambda: slice(None))
     reductions: tuple[Reduction, ...] = ()
@@ -49,10 +49,10 @@ class Selection:
             TypeError: an argument has the wrong type.
             ValueError: a name is unknown, or an argument selects nothing.
         """
-        names, places = (None, None) if layers is None else _layers(layers, modules)
+        names, indices = (None, None) if layers is None else _layers(layers, modules)
         return cls(
             names,
-            places,
+            indices,
             None if heads is None else _heads(heads),
             slice(None) if queries is None else _queries(queries),
             () if keep in ("qk", "qkv") else _reductions(keep),
@@ -60,11 +60,11 @@ class Selection:
             keep == "qkv",
         )
 
-    def has_layer(self, name: str, place: int) -> bool:
-        """Return True if a layer is selected, by its name or its place in the order they run."""
-        if self.names is None or self.places is None:
+    def has_layer(self, name: str, index: int) -> bool:
+        """Return True if a layer is selected, by its name or its index in the order they run."""
+        if self.names is None or self.indices is None:
             return True
-        return name in self.names or place in self.places
+        return name in self.names or index in self.indices
 
     def head_indices(self, num_heads: int) -> list[int]:
         """Return the indices of the selected heads.
@@ -72,11 +72,11 @@ class Selection:
         Raises:
             ValueError: the attention lacks a selected head.
         """
-        known = list(range(num_heads))
+        indices = list(range(num_heads))
         if self.heads is None:
-            return known
+            return indices
         if isinstance(self.heads, slice):
-            chosen = known[self.heads]
+            chosen = indices[self.heads]
             if not chosen:
                 raise ValueError(
                     f"heads is {self.heads}; it chooses none of {count_text(num_heads, 'head')}.\n"
@@ -89,7 +89,7 @@ class Selection:
                         f"heads has {head}; the layer has {count_text(num_heads, 'head')}.\n"
                         f"    {_choose(num_heads)}"
                     )
-            chosen = [known[head] for head in self.heads]
+            chosen = [indices[head] for head in self.heads]
         return chosen
 
     def rows(self, first: int, q_len: int, *, all_there: bool) -> range:
@@ -113,20 +113,20 @@ class Selection:
         """
         if not ran:
             return None
-        names, places = self.names or frozenset(), self.places or frozenset()
-        known = ", ".join(map(repr, ran[:3])) + (", ..." * (len(ran) > 3))
+        names, indices = self.names or frozenset(), self.indices or frozenset()
+        first = ", ".join(map(repr, ran[:3])) + (", ..." * (len(ran) > 3))
         if unseen := sorted(names.difference(ran)):
             return (
                 f"layers has {', '.join(map(repr, unseen))}; no attention was seen in "
                 f"{'it' if len(unseen) == 1 else 'them'}.\n"
-                f"    Attention was seen in {known}."
+                f"    Attention was seen in {first}."
             )
-        if places and max(places) >= len(ran):
+        if indices and max(indices) >= len(ran):
             return (
-                f"layers has {max(places)}; attention was seen in {len(ran)} modules, "
-                f"0 to {len(ran) - 1}.\n    They are {known}."
+                f"layers has {max(indices)}; attention was seen in {len(ran)} modules, "
+                f"0 to {len(ran) - 1}.\n    They are {first}."
                 if len(ran) > 1
-                else f"layers has {max(places)}; attention was seen in 1 module, {known}.\n"
+                else f"layers has {max(indices)}; attention was seen in 1 module, {first}.\n"
                 "    Choose 0."
             )
         if not any_kept:
@@ -140,14 +140,14 @@ class Selection:
 def _layers(layers: object, modules: Collection[str]) -> tuple[frozenset[str], frozenset[int]]:
     remedy = 'Pass for example layers=["model.layers.3.self_attn"] or layers=range(4).'
     items = _items(
-        "layers", layers, "it takes names of modules and places in the order they run", remedy
+        "layers", layers, "it takes names of modules and indices in the order they run", remedy
     )
     names = frozenset(item for item in items if isinstance(item, str))
-    places = frozenset(check_whole("layers", item) for item in items if not isinstance(item, str))
-    for place in places:
-        if place < 0:
+    indices = frozenset(check_whole("layers", item) for item in items if not isinstance(item, str))
+    for index in indices:
+        if index < 0:
             raise ValueError(
-                f"layers has {place}; places count from 0 in the order in which layers run, and "
+                f"layers has {index}; indices count from 0 in the order in which layers run, and "
                 "how many will run is not known before.\n"
                 "    Count from the first layer, or give the name of the module."
             )
@@ -157,7 +157,7 @@ def _layers(layers: object, modules: Collection[str]) -> tuple[frozenset[str], f
         raise ValueError(
             f"layers has {name!r}; it must be the name of a module of the model.\n    {remedy}"
         )
-    return names, places
+    return names, indices
 
 
 def _heads(heads: object) -> tuple[int, ...] | slice:
@@ -221,12 +221,12 @@ def _items(name: str, given: object, takes: str, remedy: str) -> list[object]:
 
 def _device(device: object) -> torch.device:
     try:
-        place = torch.device(cast(str, device))
-        torch.empty(0, device=place)
+        usable = torch.device(cast(str, device))
+        torch.empty(0, device=usable)
     except (TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
             f"device is {device!r}, which cannot be used here: {reason}\n"
             '    Pass device="cpu", or leave it out to keep all where the model has it.'
         ) from error
-    return place
+    return usable

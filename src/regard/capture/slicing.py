@@ -106,7 +106,7 @@ def drop_repeated_heads(key: Tensor) -> Tensor:
     fresh = (~same).flatten(0, -2).any(0) if same.ndim > 1 else ~same
     # One copy of all results to the CPU: each copy waits for the device.
     differs = cast(list[bool], fresh.tolist())
-    group = gcd(num_heads, *(place + 1 for place, found in enumerate(differs) if found))
+    group = gcd(num_heads, *(head for head, is_new in enumerate(differs, 1) if is_new))
     if group == 1:
         return key
     first, *repeats = cast(Tensor, key.unflatten(-3, (-1, group))).unbind(-3)

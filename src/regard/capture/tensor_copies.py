@@ -60,14 +60,14 @@ class TensorCopies:
         strides = zip(tensor.shape, tensor.stride(), strict=True)
         distinct = tensor.detach()[tuple(slice(0, n if stride else 1) for n, stride in strides)]
         device = self.device or tensor.device
-        known = self._shared.setdefault((tensor.shape, distinct.shape, tensor.dtype, device), [])
+        copies = self._shared.setdefault((tensor.shape, distinct.shape, tensor.dtype, device), [])
         distinct = distinct.to(device)
-        for kept in known:
+        for kept in copies:
             if torch.equal(kept[tuple(slice(0, n) for n in distinct.shape)], distinct):
                 return kept
         own = distinct.clone(memory_format=torch.contiguous_format)
-        known.append(own.expand(tensor.shape))
-        return known[-1]
+        copies.append(own.expand(tensor.shape))
+        return copies[-1]
 
     def _copied(self, tensor: Tensor) -> Tensor:
         options: dict[str, Any] = {"dtype": tensor.dtype, "device": self.device or tensor.device}

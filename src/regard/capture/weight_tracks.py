@@ -19,8 +19,8 @@ from regard.capture.score_steps import Steps
 from regard.capture.storages import storage_key, tensors_in
 from regard.tracing.tracer import Operation
 
-Part = tuple[tuple[int, ...], tuple[int, ...], int]
-"""The sizes, steps and first element of weights in the product that they came from."""
+Part = tuple[tuple[tuple[int, int], ...], int]
+"""The size and step of each longer axis of weights, and their first element, in their product."""
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 """The sizes, strides and offset of a view of a storage."""
@@ -63,6 +63,14 @@ class Softmax:
     shape: tuple[int, ...] = ()
     is_met: bool = False
     parts: list[Part] = field(default_factory=list[Part])
+
+    def meet(self) -> None:
+        """Note that its weights met a value, or are a part of other weights."""
+        self.is_met = True
+
+    def free(self) -> None:
+        """Drop the scores, which nothing needs any more, even while the model keeps the weights."""
+        self.scores = None
 
 
 @dataclass(frozen=True, slots=True)

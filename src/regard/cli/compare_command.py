@@ -78,7 +78,7 @@ def compare(
             }
             line = f"\n{write_page(one, page, report, title=title, **more)}\n"
     heads = [
-        {"layer": layer.place(place), "head": layer.head(head), "difference": share}
+        {"layer": layer.model_index(place), "head": layer.head(head), "difference": share}
         for (place, head), share in found.items()
         for layer in [one.layers[place]]
     ]

@@ -63,7 +63,7 @@ FORMAT = 4
 Plain = dict[str, Any]
 """Values that JSON can represent."""
 
-Take = Callable[[Any], Tensor]
+ReadTensor = Callable[[Any], Tensor]
 """A function that returns the tensor with a name or a number."""
 
 Put = Callable[[str, Tensor], str | int]
@@ -97,20 +97,20 @@ class _Field:
 
 def _checked(check: Callable[[Any], Any]) -> _Field:
     """Return a field that JSON represents as it is, and that is checked when it is read."""
-    return _Field(lambda value, _put, _role: value, lambda plain, _take: check(plain))
+    return _Field(lambda value, _put, _role: value, lambda plain, _read_tensor: check(plain))
 
 
 def _optional(field: _Field) -> _Field:
     return _Field(
         lambda value, put, role: None if value is None else field.write(value, put, role),
-        lambda plain, take: None if plain is None else field.read(plain, take),
+        lambda plain, read_tensor: None if plain is None else field.read(plain, read_tensor),
     )
 
 
 def _several(field: _Field) -> _Field:
     return _Field(
         lambda values, put, role: [field.write(value, put, role) for value in values],
-        lambda plain, take: tuple(field.read(each, take) for each in _list(plain)),
+        lambda plain, read_tensor: tuple(field.read(each, read_tensor) for each in _list(plain)),
     )
 
 
@@ -122,7 +122,9 @@ def _of(base: type[Any]) -> _Field:
             raise _code(f"the {base.__name__.lower()} {value!r}")
         return {"kind": type(value).__name__, **_written(value, put, role)}
 
-    return _Field(write, lambda plain, take: _class(plain, base)(*_read(plain, base, take)))
+    return _Field(
+        write, lambda plain, read_tensor: _class(plain, base)(*_read(plain, base, read_tensor))
+    )
 
 
 def _class(plain: Plain, base: type[_Made]) -> type[_Made]:
@@ -142,13 +144,13 @@ def _written(value: object, put: Put, role: str = "") -> Plain:
     }
 
 
-def _read(plain: Plain, kind: type[Any], take: Take) -> list[Any]:
+def _read(plain: Plain, kind: type[Any], read_tensor: ReadTensor) -> list[Any]:
     """Return the fields of an object of a class, or of a class of this kind, in their order."""
     kind = kind if kind in _FIELDS else _class(plain, kind)
     fields = _FIELDS[kind]
     if unknown := sorted(plain.keys() - fields.keys() - {"kind"}):
         raise ValueError(f"{kind.__name__} with {unknown[0]!r}, which it cannot have")
-    return [field.read(plain[name], take) for name, field in fields.items()]
+    return [field.read(plain[name], read_tensor) for name, field in fields.items()]
 
 
 def _number(value: object) -> int:
@@ -161,7 +163,7 @@ def _number(value: object) -> int:
 def count_of(value: object) -> int:
     """Return a number of queries, keys or the like; raise a ValueError for anything else."""
     if type(value) is not int or not 0 <= value < _LONGEST:
-        raise ValueError(f"a place of {value!r}")
+        raise ValueError(f"a count of {value!r}")
     return value
 
 
@@ -194,8 +196,8 @@ def _plain_bytes(data: bytes, put: Put, role: str) -> str | int:
     return put(role, torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
 
-def _bytes_of(plain: Any, take: Take) -> bytes:
-    data = take(plain)
+def _bytes_of(plain: Any, read_tensor: ReadTensor) -> bytes:
+    data = read_tensor(plain)
     if data.dtype != torch.uint8 or data.ndim != 1:
         raise ValueError("a picture that is no bytes")
     return data.numpy().tobytes()
@@ -214,7 +216,7 @@ def _plain_spans(spans: Any, _put: Put, _role: str) -> Plain:
     return {"list": [[int(at) for at in span] for span in spans]}
 
 
-def _spans_of(plain: Plain, _take: Take) -> Any:
+def _spans_of(plain: Plain, _read_tensor: ReadTensor) -> Any:
     if "named" in plain:
         return {name: _span(span) for name, span in plain["named"].items()}
     return list(map(_span, plain["list"]))
@@ -227,15 +229,15 @@ def _span(plain: Any) -> tuple[int, int]:
 
 def _plain_tokens(given: Iterable[Token | str], _put: Put, role: str) -> Plain:
     tokens = as_tokens(role, given) or ()
-    special = [place for place, token in enumerate(tokens) if token.special]
+    special = [index for index, token in enumerate(tokens) if token.special]
     return {"text": [token.text for token in tokens], "special": special}
 
 
-def _tokens_of(plain: Any, _take: Take) -> tuple[Token, ...]:
+def _tokens_of(plain: Any, _read_tensor: ReadTensor) -> tuple[Token, ...]:
     texts, special = list(map(_text, _list(plain["text"]))), set(plain["special"])
     if not special <= set(range(len(texts))):
         raise ValueError(f"special tokens that are none of its {len(texts)}")
-    return tuple(Token(text, place in special) for place, text in enumerate(texts))
+    return tuple(Token(text, index in special) for index, text in enumerate(texts))
 
 
 def _trial(plain: Any) -> dict[str, dict[str, list[float]]]:
@@ -253,7 +255,9 @@ def _trial(plain: Any) -> dict[str, dict[str, list[float]]]:
 
 _AS_IT_IS = _checked(lambda plain: plain)  # the class checks it
 _NUMBER, _COUNT, _FLAG, _TEXT = map(_checked, (_number, count_of, _flag, _text))
-_TENSOR = _Field(lambda value, put, role: put(role, value), lambda plain, take: take(plain))
+_TENSOR = _Field(
+    lambda value, put, role: put(role, value), lambda plain, read_tensor: read_tensor(plain)
+)
 _BYTES = _Field(_plain_bytes, _bytes_of)
 _SPANS = _Field(_plain_spans, _spans_of)
 _MASK, _BIAS = _of(Mask), _of(Bias)
@@ -287,7 +291,7 @@ _FIELDS: dict[type[Any], dict[str, _Field]] = {
     Segments: {"query_spans": _SPANS, "key_spans": _optional(_SPANS)},
     Sum: {"dim": _NUMBER},
     TopK: {"k": _NUMBER},
-    Origin: {"place": _COUNT, "heads": _optional(_several(_COUNT))},
+    Origin: {"layer": _COUNT, "heads": _optional(_several(_COUNT))},
     Queries: {"start": _COUNT, "ran": _COUNT},
     Refusal: {"module": _TEXT, "line": _optional(_TEXT), "reason": _TEXT},
     Shard: {
@@ -311,7 +315,7 @@ _FIELDS: dict[type[Any], dict[str, _Field]] = {
 
 def _one(kind: type[Any]) -> _Field:
     """Return a field of one class."""
-    return _Field(_written, lambda plain, take: kind(*_read(plain, kind, take)))
+    return _Field(_written, lambda plain, read_tensor: kind(*_read(plain, kind, read_tensor)))
 
 
 REFUSAL, ORIGIN = _one(Refusal), _optional(_one(Origin))
@@ -329,7 +333,9 @@ _HEADING: dict[str, _Field] = {
 
 _LAYER: dict[str, _Field] = {
     "name": _TEXT,
-    "shape": _Field(lambda shape, _put, _role: list(shape), lambda plain, _take: shape_of(plain)),
+    "shape": _Field(
+        lambda shape, _put, _role: list(shape), lambda plain, _read_tensor: shape_of(plain)
+    ),
     "origin": ORIGIN,
     "queries": _optional(_one(Queries)),
 }
@@ -431,10 +437,10 @@ def _written_out(mask: Mask, shape: torch.Size, device: torch.device) -> Mask:
         raise _code(
             f"the mask {mask.text}; written out it is {bytes_text(size.numel())}, more than {limit}"
         )
-    known = recognised_rows(allowed, size, shape)
-    if known is None:
+    kept = recognised_rows(allowed, size, shape)
+    if kept is None:
         return Keep(torch.ones((1,) * len(shape), dtype=torch.bool, device=device))
-    return known
+    return kept
 
 
 def plain_answers(answers: Iterable[tuple[Reduction, Any]], put: Put) -> list[Plain]:
@@ -523,14 +529,16 @@ def check_rows(shape: torch.Size, origin: Origin | None, queries: Queries | None
         raise ValueError(f"queries {first} to {last} of {queries.ran}")
 
 
-def matrix_of(plain: Plain, take: Take) -> AttentionMatrix:
+def matrix_of(plain: Plain, read_tensor: ReadTensor) -> AttentionMatrix:
     """Convert plain data to a matrix, with the tensors of a file.
 
     Raises:
         LookupError, TypeError, ValueError, RuntimeError, MemoryError: the plain data are invalid.
     """
-    scores, mask = plain["scores"], _optional(_MASK).read(plain["mask"], take)
-    fields = dict(zip(_FIELDS[_class(scores, Scores)], _read(scores, Scores, take), strict=True))
+    scores, mask = plain["scores"], _optional(_MASK).read(plain["mask"], read_tensor)
+    fields = dict(
+        zip(_FIELDS[_class(scores, Scores)], _read(scores, Scores, read_tensor), strict=True)
+    )
     source = _given(**fields) if scores["kind"] == "GivenScores" else _query_key(**fields)
     bound = None if mask is None else mask.bind(source.shape, source.device)
     return AttentionMatrix(source, bound)
@@ -590,7 +598,7 @@ def reduction_of(plain: Plain) -> Reduction:
     return cast(Reduction, _of(Reduction).read(plain["reduction"], None))
 
 
-def answer_of(plain: Plain, shape: torch.Size, take: Take) -> Any:
+def answer_of(plain: Plain, shape: torch.Size, read_tensor: ReadTensor) -> Any:
     """Convert the plain data of a recorded answer to the answer, and check its shape and dtype.
 
     Raises:
@@ -602,8 +610,8 @@ def answer_of(plain: Plain, shape: torch.Size, take: Take) -> Any:
     buffers = asked.start(shape, torch.float32, torch.device("meta"))
     expected = padded(reduction, asked.finish(buffers, shape))
     if not isinstance(expected, Top):
-        return _alike(take(answer["tensor"]), expected)
-    values, indices = take(answer["values"]), take(answer["indices"])
+        return _alike(read_tensor(answer["tensor"]), expected)
+    values, indices = read_tensor(answer["values"]), read_tensor(answer["indices"])
     return Top(_alike(values, expected.values), _alike(indices, expected.indices))
 
 
@@ -617,13 +625,13 @@ def _alike(answer: Tensor, expected: Tensor) -> Tensor:
     return answer
 
 
-def pictures_of(plain: Plain, take: Take) -> tuple[Picture, ...]:
+def pictures_of(plain: Plain, read_tensor: ReadTensor) -> tuple[Picture, ...]:
     """Convert plain data to pictures, with the bytes of a file.
 
     Raises:
         LookupError, TypeError, ValueError: the plain data are invalid.
     """
-    return _several(_one(Picture)).read(plain["pictures"], take)
+    return _several(_one(Picture)).read(plain["pictures"], read_tensor)
 
 
 def grids_of(plain: Plain) -> dict[str, tuple[Grid, ...]]:

@@ -22,7 +22,7 @@ from regard.recording.file_format import (
     FORMAT,
     ORIGIN,
     REFUSAL,
-    Take,
+    ReadTensor,
     answer_of,
     check_rows,
     count_of,
@@ -291,7 +291,7 @@ class _StoredLayer:
             raise ValueError(f"layer {name!r}: {_reason(error)}") from error
 
     def _stored(
-        self, name: object, build: Callable[[Any, torch.Size, Take], Content], plain: Any
+        self, name: object, build: Callable[[Any, torch.Size, ReadTensor], Content], plain: Any
     ) -> Lazy[Content] | None:
         """Return a function that reads the object of plain data; None if the data are None."""
         if plain is None:
@@ -301,19 +301,19 @@ class _StoredLayer:
         return Lazy(lambda: self._recent.get(key, lambda: self._read(build, plain)), claimed)
 
     def _read(
-        self, build: Callable[[Any, torch.Size, Take], Content], plain: Any
+        self, build: Callable[[Any, torch.Size, ReadTensor], Content], plain: Any
     ) -> tuple[Content, int]:
         """Build an object from its tensors, and return it with its size in bytes."""
         tensors: list[Tensor] = []
 
-        def take(name: Any) -> Tensor:
+        def read_tensor(name: Any) -> Tensor:
             tensor = self._file.tensor(name)
             self._check(_tensor_problem(name.rpartition("/")[2], tensor))
             tensors.append(tensor)
             return tensor
 
         try:
-            content = build(plain, self._shape, take)
+            content = build(plain, self._shape, read_tensor)
         except _WRONG as error:
             raise _damaged(self._path, f"layer {self._name!r}: {_reason(error)}") from error
         self._check(_problem(content, self._shape))
@@ -368,14 +368,14 @@ class _StoredCalls:
         if not 0 < base + kv_len <= self._keys.length:
             raise ValueError(f"keys {base} to {base + kv_len} of {self._keys.length}")
 
-        def take(number: Any) -> Tensor:
+        def read_tensor(number: Any) -> Tensor:
             if number == "key":
                 some = self._key
                 return some[..., :1, :].expand(*some.shape[:-2], kv_len, some.shape[-1])
             return self._file.stand_in(number) if number == query else self._tensor(number, "mask")
 
         query = scores["values" if scores["kind"] == "GivenScores" else "query"]
-        matrix = matrix_of(note["matrix"], take)
+        matrix = matrix_of(note["matrix"], read_tensor)
         self._calls.add(matrix, count_of(note["first"]), base, lambda: self._tensor(query, "query"))
         self._count += 1
 
@@ -476,15 +476,15 @@ def _up_to_totals(notes: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
     return notes
 
 
-def _matrix(plain: Any, shape: torch.Size, take: Take) -> AttentionMatrix:
-    matrix = matrix_of(plain, take)
+def _matrix(plain: Any, shape: torch.Size, read_tensor: ReadTensor) -> AttentionMatrix:
+    matrix = matrix_of(plain, read_tensor)
     if matrix.shape != shape:
         raise ValueError(f"a matrix of shape {tuple(matrix.shape)}, not {tuple(shape)}")
     return matrix
 
 
-def _value(plain: Any, shape: torch.Size, take: Take) -> Tensor:
-    value = take(plain)
+def _value(plain: Any, shape: torch.Size, read_tensor: ReadTensor) -> Tensor:
+    value = read_tensor(plain)
     fits = value.ndim == len(shape) and value.is_floating_point() and value.numel() > 0
     if not fits or (value.shape[:-3], value.shape[-2]) != (shape[:-3], shape[-1]):
         raise ValueError(f"a value of shape {tuple(value.shape)} for one of {tuple(shape)}")

@@ -14,7 +14,7 @@ from regard.masks import Mask
 from regard.masks.recognise import allowed_rows, recognised_rows
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import InMemory, Layer, Origin, Refusal
-from regard.recording.shard import Shard, place_text
+from regard.recording.shard import Shard, part_text
 from regard.reductions.top_k import Top
 from regard.scores.query_key import QueryKeyScores
 
@@ -41,18 +41,18 @@ def joined(pieces: Sequence[Piece]) -> tuple[list[Layer], list[Refusal]]:
         RegardError: a piece is missing, belongs to another run, occurs twice, or does not fit the
             others.
     """
-    by_place = _by_place(pieces)
+    by_part = _by_part(pieces)
     batch, heads = map(range, _shard(pieces[0]).counts)
-    rows = [_joined(_HEADS, [by_place[b, h] for h in heads]) for b in batch]
+    rows = [_joined(_HEADS, [by_part[b, h] for h in heads]) for b in batch]
     whole = _joined(_BATCH, rows)
     return list(whole.layers), list(whole.refused)
 
 
-def _by_place(pieces: Sequence[Piece]) -> dict[tuple[int, ...], Piece]:
-    """Check that the pieces are one complete run, and return them by their place in it."""
+def _by_part(pieces: Sequence[Piece]) -> dict[tuple[int, ...], Piece]:
+    """Check that the pieces are one complete run; return each by its part of the run."""
     if not pieces:
         raise RegardError("there are no recordings to merge.\n    Pass one for each process.")
-    by_place: dict[tuple[int, ...], Piece] = {}
+    by_part: dict[tuple[int, ...], Piece] = {}
     for piece in pieces:
         if piece.shard is None:
             raise RegardError(
@@ -65,20 +65,20 @@ def _by_place(pieces: Sequence[Piece]) -> dict[tuple[int, ...], Piece]:
                 f"{piece.name} and {pieces[0].name} are of different runs.\n"
                 "    Merge the recordings of one run, each process with as many blocks of observe."
             )
-        if shard.place in by_place:
+        if shard.part in by_part:
             raise RegardError(
-                f"{piece.name} and {by_place[shard.place].name} are the same part of the run, "
+                f"{piece.name} and {by_part[shard.part].name} are the same part of the run, "
                 f"{shard.text}.\n    Leave one of them out."
             )
-        by_place[shard.place] = piece
+        by_part[shard.part] = piece
     counts = _shard(pieces[0]).counts
-    missing = next((place for place in product(*map(range, counts)) if place not in by_place), None)
+    missing = next((part for part in product(*map(range, counts)) if part not in by_part), None)
     if missing is not None:
         raise RegardError(
-            f"{prod(counts) - len(by_place)} of {prod(counts)} parts of the run are missing, the "
-            f"first is {place_text(missing, counts)}.\n    Merge the recordings of all processes."
+            f"{prod(counts) - len(by_part)} of {prod(counts)} parts of the run are missing, the "
+            f"first is {part_text(missing, counts)}.\n    Merge the recordings of all processes."
         )
-    return by_place
+    return by_part
 
 
 def _shard(piece: Piece) -> Shard:
@@ -107,8 +107,8 @@ def _joined(axis: int, pieces: Sequence[Piece]) -> Piece:
                 )
         join = _Join(name, tuple(piece for piece, _ in having), axis)
         layers.append(join.layer([layer for _, layer in having], len(pieces)))
-    places = [layer.origin.place for layer in layers if layer.origin is not None]
-    if axis == _HEADS and set(places) == set(range(len(set(places)))):
+    indices = [layer.origin.layer for layer in layers if layer.origin is not None]
+    if axis == _HEADS and set(indices) == set(range(len(set(indices)))):
         # All layers were recorded, so the origins only repeat the order.
         plain = all(layer.origin is None or layer.origin.heads is None for layer in layers)
         layers = [replace(layer, origin=None) if plain else layer for layer in layers]
@@ -181,7 +181,7 @@ class _Join:
                 )
             heads += numbers
         has_all = is_all and heads == list(range(len(heads)))
-        return Origin(cast(Origin, layers[0].origin).place, None if has_all else tuple(heads))
+        return Origin(cast(Origin, layers[0].origin).layer, None if has_all else tuple(heads))
 
     def _matrix(self, parts: Sequence[AttentionMatrix]) -> AttentionMatrix:
         self._check("dtype", [dtype_text(part.dtype) for part in parts])

@@ -140,11 +140,11 @@ class Origin(NamedTuple):
     """The position of a layer in its model, if layers or heads are missing from the recording.
 
     Attributes:
-        place: the index of the module, in the order in which modules ran.
+        layer: the index of the module, in the order in which modules ran.
         heads: the index in the model of each head; None if all heads were recorded.
     """
 
-    place: int
+    layer: int
     heads: tuple[int, ...] | None = None
 
 
@@ -219,9 +219,9 @@ class Layer:
             return ()
         return texts_of(self.whole(), rows=self.positions if self.reads_itself else range(0))
 
-    def place(self, index: int) -> int:
+    def model_index(self, index: int) -> int:
         """Return the index of this layer in the model, given its index in the recording."""
-        return index if self.origin is None else self.origin.place
+        return index if self.origin is None else self.origin.layer
 
     def head(self, index: int) -> int:
         """Return the index of a head in the model, given its index in the matrix."""
@@ -273,11 +273,11 @@ class Layer:
                 "    Observe the model again with this reduction in keep=[...], or with "
                 'keep="qk".'
             )
-        found = self.answers
+        answered = self.answers
         if missing:
             computed = zip(missing, asked_of(self.whole(), missing), strict=True)
-            found = Answers(computed).before(found)
-        answers = tuple(found[reduction] for reduction in reductions)
+            answered = Answers(computed).before(answered)
+        answers = tuple(answered[reduction] for reduction in reductions)
         return answers[0] if len(answers) == 1 else answers
 
     def entry(self, index: int) -> "Layer":
@@ -294,8 +294,8 @@ class Layer:
                 "entry could be taken.\n"
                 "    It is one text already: ask it as it is."
             )
-        place = check_index_bounds(check_whole("index", index), self.shape[0], 0)
-        one = slice(place, place + 1)
+        start = check_index_bounds(check_whole("index", index), self.shape[0], 0)
+        one = slice(start, start + 1)
         answers = self.answers.map(lambda asked, answer: self._entry_of(asked, answer, one))
         return replace(
             self,
@@ -391,8 +391,8 @@ def layer_at(layers: Sequence[Layer], which: str | int) -> Layer:
     for layer in layers:
         if layer.name == which:
             return layer
-    known = ", ".join(layer.name for layer in layers[:3]) + (", ..." if len(layers) > 3 else "")
-    raise KeyError(f"layer is {which!r}; this recording has {known or 'no layers yet'}")
+    first = ", ".join(layer.name for layer in layers[:3]) + (", ..." if len(layers) > 3 else "")
+    raise KeyError(f"layer is {which!r}; this recording has {first or 'no layers yet'}")
 
 
 def recorded_indices(
@@ -414,13 +414,13 @@ def recorded_indices(
     """
     index = None
     if layer is not None:
-        places = [each.place(at) for at, each in enumerate(layers)]
-        index = _index_of("layer", layer, places, owner)
+        indices = [each.model_index(at) for at, each in enumerate(layers)]
+        index = _index_of("layer", layer, indices, owner)
     if head is None:
         return index, None
     chosen = layers[index or 0]
     count = chosen.shape[-3] if len(chosen.shape) > 2 else 1
-    of = f"layer {chosen.place(index or 0)} of {owner}"
+    of = f"layer {chosen.model_index(index or 0)} of {owner}"
     return index, _index_of("head", head, [chosen.head(at) for at in range(count)], of)
 
 

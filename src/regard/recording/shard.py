@@ -9,7 +9,7 @@ AXES = ("batch", "heads")
 
 
 class Shard(NamedTuple):
-    """The place of a recording in a distributed run.
+    """The part of a distributed run that a recording holds.
 
     Each axis has the index of this part and the number of parts. ``heads=(1, 4)`` is the second of
     four parts of the heads; (0, 1) is an axis that is not split.
@@ -29,7 +29,7 @@ class Shard(NamedTuple):
     without: tuple[str, ...] = ()
 
     @property
-    def place(self) -> tuple[int, int]:
+    def part(self) -> tuple[int, int]:
         """The index of this part on each of ``AXES``."""
         return self.batch[0], self.heads[0]
 
@@ -40,8 +40,8 @@ class Shard(NamedTuple):
 
     @property
     def text(self) -> str:
-        """A description of the place, without axes that are not split."""
-        return place_text(self.place, self.counts)
+        """A description of the part, without axes that are not split."""
+        return part_text(self.part, self.counts)
 
     def file(self, path: Path) -> Path:
         """Return the path of this part's file in a folder, and create the folder if necessary.
@@ -63,7 +63,7 @@ class Shard(NamedTuple):
         return path / f"rank{self.rank}.safetensors"
 
 
-def place_text(place: tuple[int, ...], counts: tuple[int, ...]) -> str:
-    """Return a description of a place, without axes that are not split."""
-    axes = zip(AXES, place, counts, strict=True)
+def part_text(part: tuple[int, ...], counts: tuple[int, ...]) -> str:
+    """Return a description of a part, without axes that are not split."""
+    axes = zip(AXES, part, counts, strict=True)
     return ", ".join(f"{axis} {at} of {count}" for axis, at, count in axes if count > 1)

@@ -78,7 +78,7 @@ class Spool:
             lock(self._file)
         self._bytes = Bytes(self._file)
         self._tensors = 0
-        self._known: dict[tuple[object, ...], Piece] = {}
+        self._written: dict[tuple[object, ...], Piece] = {}
         self._end = 0
         self._write(MAGIC)
 
@@ -105,14 +105,14 @@ class Spool:
             self._cut(before)
             raise
         key = tensor.dtype, tensor.shape, digest
-        if once and key in self._known:
+        if once and key in self._written:
             self._cut(before)
-            return self._known[key]
+            return self._written[key]
         entry = Entry(tensor.dtype, tuple(tensor.shape), start, start + tensor.nbytes)
         piece = Piece(self._tensors, entry, digest, self._bytes)
         self._tensors += 1
         if once or tensor.nbytes >= _SHARED:
-            self._known[key] = piece
+            self._written[key] = piece
         return piece
 
     def note(self, plain: dict[str, Any]) -> None:

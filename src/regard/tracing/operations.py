@@ -42,6 +42,8 @@ PAIRINGS: _Operations = (aten.add.Tensor, aten.sub.Tensor)
 """Operations that may combine all rows of two tensors, as additive attention does."""
 
 SUMS: _Operations = (aten.sum.dim_IntList,)
+NORMS: _Operations = (aten.logsumexp.default,)
+"""The logarithm of what a softmax divides by, which merges the outputs of blocks of keys."""
 SOFTMAXES: _Operations = (aten._softmax.default, aten._softmax.out, aten._safe_softmax.default)
 EXPONENTIALS: _Operations = (aten.exp.default, aten.exp_.default)
 """The first step of a softmax that is written out."""

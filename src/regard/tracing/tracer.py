@@ -104,16 +104,16 @@ class Operation(NamedTuple):
         Call this only while the listener runs. The result is False if a module calls the compiled
         function, because the module is then known.
         """
-        known = compiled = entered = False
+        has_module = compiled = entered = False
         for frame in _frames():
             if self._module_of(frame) is not None:
                 if entered or not compiled:
                     return False
-                known = True
+                has_module = True
             elif frame.f_code.co_filename == _COMPILER:
                 compiled = True
                 entered |= frame.f_code.co_name == "compile_wrapper"
-                if entered and known:
+                if entered and has_module:
                     return True
         return entered
 
@@ -127,14 +127,14 @@ class Operation(NamedTuple):
 
         Call this only while the listener runs.
         """
-        found: list[list[Tensor]] = []
+        tensors: list[list[Tensor]] = []
         for frame, _ in self._module_frames():
             code = frame.f_code
             if code.co_name == "forward":
                 names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
                 given = (frame.f_locals.get(name) for name in names)
-                found.append([value for value in given if isinstance(value, Tensor)])
-        return found
+                tensors.append([value for value in given if isinstance(value, Tensor)])
+        return tensors
 
     def _module_frames(self) -> Iterator[tuple[FrameType, str]]:
         """Yield the frames that run methods of modules, with the modules' names."""
@@ -157,19 +157,19 @@ class _Modules:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         # The modules are kept alive, so that no other object gets their id.
-        self._known: dict[int, tuple[str, nn.Module]] = {}
+        self._names: dict[int, tuple[str, nn.Module]] = {}
         self._strangers: dict[int, ref[nn.Module]] = {}
         self._learn()
 
     def name_of(self, module: object) -> str | None:
         """Return the name that a module had when it first ran; None for any other object."""
-        known = self._known.get(id(module))
-        if known is None and isinstance(module, nn.Module) and not self._is_stranger(module):
+        entry = self._names.get(id(module))
+        if entry is None and isinstance(module, nn.Module) and not self._is_stranger(module):
             self._learn()
-            known = self._known.get(id(module))
-            if known is None:
+            entry = self._names.get(id(module))
+            if entry is None:
                 self._strangers[id(module)] = ref(module)
-        return None if known is None else known[0]
+        return None if entry is None else entry[0]
 
     def _is_stranger(self, module: nn.Module) -> bool:
         stranger = self._strangers.get(id(module))
@@ -177,7 +177,7 @@ class _Modules:
 
     def _learn(self) -> None:
         for name, module in module_names(self._model).items():
-            self._known.setdefault(id(module), (name, module))
+            self._names.setdefault(id(module), (name, module))
 
 
 Listener: TypeAlias = Callable[[Operation], None]
@@ -320,16 +320,16 @@ def _state_of_the_call() -> AbstractContextManager[None]:
 @cache
 def _ordinary() -> tuple[Any, Any]:
     """Return the dispatch keys that a new thread includes and excludes."""
-    found: list[Any] = []
+    sets: list[Any] = []
 
     def look() -> None:
-        found.append(torch._C._dispatch_tls_local_include_set())  # pyright: ignore[reportPrivateUsage]
-        found.append(torch._C._dispatch_tls_local_exclude_set())  # pyright: ignore[reportPrivateUsage]
+        sets.append(torch._C._dispatch_tls_local_include_set())  # pyright: ignore[reportPrivateUsage]
+        sets.append(torch._C._dispatch_tls_local_exclude_set())  # pyright: ignore[reportPrivateUsage]
 
     thread = Thread(target=look)
     thread.start()
     thread.join()
-    return found[0], found[1]
+    return sets[0], sets[1]
 
 
 @contextmanager
@@ -448,8 +448,8 @@ _PACKAGES = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib")
 _COMPILER = str(Path(_folder(torch), "_dynamo", "eval_frame.py"))
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _ENGINE = (_folder(torch), str(Path(__file__).parents[1]))  # PyTorch and regard
-_LIBRARIES = tuple(f"{place}/transformers" for place in _PACKAGES)
-_GENERATION = tuple(f"{place}/generation/" for place in _LIBRARIES)
+_LIBRARIES = tuple(f"{folder}/transformers" for folder in _PACKAGES)
+_GENERATION = tuple(f"{folder}/generation/" for folder in _LIBRARIES)
 
 
 @cache

@@ -169,10 +169,10 @@ class Lazy:
     def selects(self, name: str) -> bool:
         """Return True if a module that runs attention is one of the chosen layers, or in one."""
         index, chosen = self._order.setdefault(name, len(self._order)), self._layers
-        if chosen is None or chosen.names is None or chosen.places is None:
+        if chosen is None or chosen.names is None or chosen.indices is None:
             return True
         around = (f"{name}."[: len(each) + 1] == f"{each}." for each in chosen.names)
-        return index in chosen.places or any(around)
+        return index in chosen.indices or any(around)
 
     def check_chosen(self, forward: "_Forward") -> None:
         """Raise an error if a forward of the whole model ran none of the chosen layers."""

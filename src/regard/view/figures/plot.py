@@ -193,7 +193,7 @@ def entropy(seen: Recording, *, ax: "Axes | None" = None) -> "Axes":
     dots: list[tuple[int, float, str]] = []
     for index, layer in enumerate(seen.layers):
         if layer.name in answers:
-            place = layer.place(index)
+            place = layer.model_index(index)
             values = _of_each_head(answers[layer.name].mean(-1), layer, 0)
             dots += [
                 (place, float(value), f"L{place}H{layer.head(head)}")
@@ -400,7 +400,7 @@ class _Grid:
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         named = [[layer.head(head) for head in range(_num_heads(layer))] for layer in layers]
-        self.layers = [layer.place(index) for index, layer in enumerate(layers)]
+        self.layers = [layer.model_index(index) for index, layer in enumerate(layers)]
         self.heads = sorted({head for names in named for head in names})
         self.rows = [[self.heads.index(head) for head in names] for names in named]
 

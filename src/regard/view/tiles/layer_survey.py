@@ -84,4 +84,4 @@ def layer_kinds(
         heads = classify([layer], *tokens, trials=trials_of(recording))
     except RegardError:
         return [None] * (layer.shape[-3] if len(layer.shape) > 2 else 1)
-    return [replace(head, layer=layer.place(place)) for head in heads]
+    return [replace(head, layer=layer.model_index(place)) for head in heads]

@@ -104,7 +104,7 @@ def live_layers(recording: Recording) -> list[PageLayer]:
     for index, layer in enumerate(recording.layers):
         num_heads, q_len, kv_len = first_sequence(layer.whole()).shape
         numbers = None if layer.origin is None else layer.origin.heads
-        place = layer.place(index)
+        place = layer.model_index(index)
         name, _, part = layer.name.rpartition(" part ")
         apart = int(part) if name and part.isdecimal() else None
         shape = num_heads, q_len, kv_len
