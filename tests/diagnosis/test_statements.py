@@ -291,3 +291,126 @@ def test_code_that_takes_no_gradients_is_read(scale: float, names: list[str]) ->
     report = regard.check(InPlace(scale), expect=regard.spec(causal=False))
     assert [finding.name for finding in report.faults] == names, report
     assert "Its gradients were not judged" in " ".join(report.notes)
+
+
+def halves(x: Tensor) -> Tensor:
+    angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * 100.0 ** -(
+        torch.arange(0, x.shape[-1], 2) / x.shape[-1]
+    )
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+
+def neighbours(x: Tensor) -> Tensor:
+    pairs = halves(torch.cat([x[..., ::2], x[..., 1::2]], -1)).chunk(2, -1)
+    return torch.stack(pairs, -1).flatten(-2)
+
+
+def first_half(x: Tensor) -> Tensor:
+    return torch.cat([halves(x[..., :4]), x[..., 4:]], -1)
+
+
+def second_half(x: Tensor) -> Tensor:
+    return torch.cat([x[..., :4], halves(x[..., 4:])], -1)
+
+
+def reversed_halves(x: Tensor) -> Tensor:
+    return halves(x.flip(-1)).flip(-1)
+
+
+TURNS = (halves, neighbours, first_half, second_half, reversed_halves)
+
+
+class TurnedApart(nn.Module):
+    def __init__(self, query: Any, key: Any) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(24, 72), nn.Linear(24, 24)
+        self.turn_query, self.turn_key = query, key
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (3, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        weights = (self.turn_query(q) @ self.turn_key(k).mT / 8**0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("query", TURNS)
+@pytest.mark.parametrize("key", TURNS)
+def test_rotations_are_of_the_same_columns_of_queries_and_keys(query: Any, key: Any) -> None:
+    report = regard.check(TurnedApart(query, key), expect=regard.spec(positions=regard.ANY))
+    assert report.computes is not None
+    facts = report.computes.facts
+    if query is key:
+        assert report.ok, report
+        assert "rotary positions of" in str(facts)
+    else:
+        assert "rotary positions of" not in str(facts), report
+
+
+class LaterKeys(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(24, 72), nn.Linear(24, 24)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        keep = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu()
+        if attention_mask is not None:
+            keep = keep & attention_mask[:, None].bool()
+        scores = (q @ k.mT / 24**0.5).masked_fill(~keep, torch.finfo(q.dtype).min)
+        return self.out(scores.softmax(-1) @ v)
+
+
+def test_a_mask_argument_that_hides_the_last_keys_is_no_window() -> None:
+    report = regard.check(LaterKeys())
+    assert report.computes is not None
+    assert "the query's own and later keys" in str(report.computes.facts)
+    assert "window" not in str(report.computes.facts)
+
+
+class Gated(Attention):
+    """Causal attention with a gate that every token moves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * x.mean(1, keepdim=True).sigmoid()
+
+
+def test_a_leak_beside_causal_attention_is_told_where_nothing_is_expected() -> None:
+    report = regard.check(Gated())
+    assert report.verdict == "different"
+    (finding,) = report.findings
+    assert str(finding).startswith("causal (difference)")
+    assert "output 1 moves with token 2, by another way" in str(finding)
+    assert regard.check(Gated(), causal=True).verdict == "wrong"
+    assert regard.check(Attention()).ok
+
+
+def test_a_dtype_of_few_bits_inside_is_told() -> None:
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = (query.half() @ key.half().mT).to(query.dtype)
+        return (scores / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+    report = regard.check(attention)
+    assert report.computes is not None
+    assert report.computes.domain.endswith(", with float64 in place of float16")
+
+
+class Wide(nn.Module):
+    """A projection of everything, whose values are not used, beside a layer that is not named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = nn.Linear(16, 16 + 4 + 4 + 64)
+        self.out, self.up = nn.Linear(16, 16), nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, _, rest = self.fused(x).split((16, 4, 4, 64), -1)
+        query = query.unflatten(-1, (4, 4)).transpose(1, 2)
+        weights = (query @ key[:, None].mT / 2).softmax(-1)
+        mixed = (weights @ key[:, None]).transpose(1, 2).flatten(2)
+        return self.out(mixed) + self.up(rest.relu())
+
+
+def test_a_few_idle_columns_of_a_wide_projection_are_wrong_whatever_is_expected() -> None:
+    for expect in (None, regard.spec(heads=4, kv_heads=1)):
+        report = regard.check(Wide(), expect=expect)
+        assert [finding.name for finding in report.faults] == ["wrong-values"], report

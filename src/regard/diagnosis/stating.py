@@ -48,7 +48,7 @@ def stated(formulas: Computed, intention: Intention) -> Report:
         results = [r for r in results if r is not gradient or r.outcome != "broken"]
     findings = _law_findings(results, formulas)
     if not (findings or of_facts):
-        findings = _of_influence(lab, intention, unread)
+        findings = _of_influence(lab, intention, formulas)
     named = {finding.name for finding in findings}
     findings += [finding for finding in of_facts if finding.name not in named]
     if any(finding.name == "mask-inverted" for finding in findings):
@@ -139,13 +139,17 @@ def _law_findings(results: Sequence[Result], formulas: Computed) -> list[Finding
     return [*findings.values()] or [_of_law(law, breach) for law, breach in certain[:1]]
 
 
-def _of_influence(lab: Lab, intention: Intention, unread: Unread | None) -> list[Finding]:
+def _of_influence(lab: Lab, intention: Intention, formulas: Computed) -> list[Finding]:
     """Return the finding on tokens that move other rows than those of a causal mask.
 
-    Later tokens may move a row by another way than an attention that was read.
+    Later tokens may move a row by another way than an attention that was read. Where nobody says
+    what is meant, an attention that is causal shows that later tokens are to have no influence.
     """
-    s, expected = lab.specimen, intention.expected
-    if not intention.causal or s.memory:
+    s, expected, unread = lab.specimen, intention.expected, formulas.unread
+    masks = [statement.facts.mask for statement in formulas.statements]
+    is_meant = intention.causal is None and expected is None and unread is None and bool(masks)
+    is_meant = is_meant and all(mask is not None and mask.pattern.is_causal for mask in masks)
+    if not (intention.causal or is_meant) or s.memory:
         return []
     try:
         seen = lab.influence
@@ -157,6 +161,9 @@ def _of_influence(lab: Lab, intention: Intention, unread: Unread | None) -> list
         if unread is not None:
             detail = f"{moved.capitalize()}."
             return [finding_of(fault("not-causal"), _place(unread.line), detail)]
+        if is_meant:
+            says = f"The attention is causal, but {moved}, by another way."
+            return [finding_of(Fault("causal", says, "", severity="difference"), None, "")]
         says = (
             f"causal: {moved}, by a way that is not the attention; expected: no output moves with "
             "a later token."

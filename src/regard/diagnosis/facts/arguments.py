@@ -131,8 +131,9 @@ def _rules(visible: Tensor) -> Iterator[Pattern]:
     if far <= 0:
         yield Band(None, 0)
         yield Band(-near, 0)
-    yield Band()
-    yield Band(-near, far)
+    # An end that shows nowhere is none: the argument may hide the keys at the end of the text.
+    for left, right in ((None, None), (-near, None), (None, far), (-near, far)):
+        yield Band(left, right)
     if (rule := named(seen)) is not None and not isinstance(rule, Band):
         yield rule
 

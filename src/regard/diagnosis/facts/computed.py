@@ -16,6 +16,7 @@ from regard.diagnosis.facts.surroundings import lines_of, surroundings_of
 from regard.diagnosis.facts.weak_masks import raise_for_weak_mask
 from regard.diagnosis.inputs.mask_forms import Form
 from regard.diagnosis.inputs.specimen import Specimen
+from regard.diagnosis.inputs.subject import FEW_BITS
 
 _MOST_READINGS = 3
 _MOST_FORMS = 24
@@ -35,6 +36,7 @@ class Domain:
         difference: the largest difference between an output and the formula.
         attended: the lengths of the shortest and the longest text that tokens of another one
             attended to; None if they are as long as the tokens' own.
+        casts: the dtypes of few bits that the code casts to; float64 took their place.
     """
 
     inputs: int
@@ -42,6 +44,7 @@ class Domain:
     longest: int
     difference: float
     attended: tuple[int, int] | None = None
+    casts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +134,9 @@ class _Search:
             keys = [run.rows[number].key.shape[-2] for run in runs]
             is_cross = facts.around.crosses and keys != lengths
             attended = (min(keys), max(keys)) if is_cross else None
-            domain = Domain(len(runs) - 1, min(lengths), max(lengths), difference, attended)
+            domain = Domain(
+                len(runs) - 1, min(lengths), max(lengths), difference, attended, _casts(base)
+            )
             yield Statement(facts, domain, base.rows[number])
 
     def _base(self) -> Run:
@@ -320,6 +325,14 @@ def _as_measured(form: Form, all_facts: Sequence[Facts]) -> Form:
         if hiding.argument == form.argument
     }
     return replace(form, keeps="hides" not in readings, is_sure=True)
+
+
+def _casts(run: Run) -> tuple[str, ...]:
+    """Return the dtypes of few bits that a run asks for, by name."""
+    steps = () if run.trace is None else run.trace.steps
+    given = [value for step in steps for value in step.kwargs.values()]
+    dtypes = {value for value in given if isinstance(value, torch.dtype) and value in FEW_BITS}
+    return tuple(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 def _difference(facts: Facts, run: Run, number: int) -> float:

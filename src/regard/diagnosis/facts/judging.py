@@ -405,12 +405,26 @@ def _rotation(operations: tuple[Operation, ...]) -> Rotation | None:
     return next((turn for turn in _flat(operations) if isinstance(turn, Rotation)), None)
 
 
+def _turn_the_same_columns(query: Rotation, key: Rotation) -> bool:
+    """Return False if a pair of columns is turned otherwise in keys than in queries."""
+    if query.columns is None or key.columns is None:
+        return True
+    first, second = (
+        dict(zip(turn.columns or (), turn.angles, strict=True)) for turn in (query, key)
+    )
+    return first.keys() == second.keys() and _is_near(
+        tuple(first.values()), tuple(second[pair] for pair in first)
+    )
+
+
 def positions_of(facts: Facts) -> dict[str, Any] | None:
     """Return the positions that an attention computes, as a spec has them; None for none."""
     query, key = _rotation(facts.query), _rotation(facts.key)
     if query is not None and key is not None:
         if not _is_near(query.angles, key.angles):
             return {"kind": "rotary with other angles for queries than for keys"}
+        if not _turn_the_same_columns(query, key):
+            return {"kind": "rotary in other columns of queries than of keys"}
         if not facts.around.crosses and abs(query.start - key.start) > _SAME_START:
             starts = f"queries from {query.start:g} on and keys from {key.start:g} on"
             return {"kind": f"rotary, which counts {starts}"}

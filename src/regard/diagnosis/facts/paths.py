@@ -6,8 +6,8 @@ used.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -55,12 +55,21 @@ class Rotation:
         part: the number of columns of a head that are turned.
         angles: those of a step of one token, in radians, (part / 2).
         start: the position of the first token.
+        columns: the columns of the head that are a pair, (part / 2); None if they are unknown.
     """
 
     pairing: str
     part: int
     angles: tuple[float, ...]
     start: float
+    columns: tuple[tuple[int, int], ...] | None = field(default=None, compare=False)
+
+    def moved(self, columns: Mapping[int, int]) -> "Rotation":
+        """Return the rotation of a tensor that has each column at another index."""
+        pairs = self.columns or ()
+        if not pairs or not columns.keys() >= {column for pair in pairs for column in pair}:
+            return replace(self, columns=None)
+        return replace(self, columns=tuple((columns[a], columns[b]) for a, b in pairs))
 
     @property
     def base(self) -> float | None:
@@ -144,9 +153,11 @@ def _path(tensor: Tensor, numbers: Numbers, sizes: Sizes, before: int, most: int
                 change = change.rotation(coordinates, sizes.positions)
                 if change is None:
                     continue
-            operations = (
-                path.operations if isinstance(change, _Cast) else (*path.operations, change)
-            )
+            same = {column: column for column in range(shape[-1] * (earlier.shape == shape))}
+            operations = _moved(path.operations, same)
+            if not isinstance(change, _Cast):
+                operations = (*operations, change)
+            operations = _moved(operations, _columns_at(origin.index, shape[-1]))
             at = coordinates.at(origin.index)
             return Path(path.source, operations, "", at, path.is_learned)
     if learned is not None:
@@ -162,6 +173,31 @@ def _common_shape(first: torch.Size, second: torch.Size) -> torch.Size | None:
         if len(split) == len(wide) + 1 and split[-1] == 2 and split[:-2] == wide[:-1]:
             return wide
     return first if first == second else None
+
+
+def _columns_at(index: Tensor, width: int) -> dict[int, int]:
+    """Return where a tensor has each column of the one that holds its numbers, at a flat index."""
+    row = cast(list[int], index.reshape(-1, index.shape[-1])[0].tolist())
+    if len({at // width for at in row}) > 1:
+        return {}
+    return {at % width: column for column, at in enumerate(row)}
+
+
+def _moved(operations: tuple[Operation, ...], columns: Mapping[int, int]) -> tuple[Operation, ...]:
+    """Return operations with the columns of their rotations at other indices."""
+
+    def moved(operation: Operation) -> Operation:
+        if isinstance(operation, Rotation):
+            return operation.moved(columns)
+        if isinstance(operation, Part):
+            parts = (
+                replace(path, operations=_moved(path.operations or (), columns))
+                for path in operation.paths
+            )
+            return Part(tuple(parts))
+        return operation
+
+    return tuple(map(moved, operations))
 
 
 def _at(coordinates: Coordinates | None, index: Tensor) -> Coordinates | None:
@@ -181,13 +217,17 @@ def _path_of_parts(origin: Origin, numbers: Numbers, sizes: Sizes, most: int) ->
         path = _path(part, numbers, sizes, at, most - 1)
         if path.operations is None or path.coordinates is None or path.is_learned:
             return Path(at, None, path.line or step.line, None)
-        paths.append(path)
+        first = sum(widths[: len(paths)])
+        shifted = {column: first + column for column in range(part.shape[-1])}
+        paths.append(replace(path, operations=_moved(path.operations, shifted)))
         coordinates.append(path.coordinates)
     names = ("sample", "token", "column")
     joined = Coordinates(
         *(torch.cat([getattr(c, name) for c in coordinates], -1) for name in names)
     )
-    return Path(paths[0].source, (Part(tuple(paths)),), "", joined.at(origin.index))
+    columns = _columns_at(origin.index, tensor.shape[-1])
+    operations = _moved((Part(tuple(paths)),), columns)
+    return Path(paths[0].source, operations, "", joined.at(origin.index))
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,11 +283,12 @@ class _Turned:
         if not any(abs(step) > 1e-9 for step in steps):
             return None
         start = starts[max(range(width), key=lambda column: abs(steps[column]))]
-        part = self.part
+        part, pairs = self.part, [(i, i + width) for i in range(width)]
         if self.pairing == "neighbours":  # pairs that are not turned are no part of it
+            pairs = [(2 * i, 2 * i + 1) for i in range(width) if abs(steps[i]) > 1e-9]
             steps = [step for step in steps if abs(step) > 1e-9]
             part = 2 * len(steps)
-        return Rotation(self.pairing, part, tuple(steps), round(start, 4) + 0.0)
+        return Rotation(self.pairing, part, tuple(steps), round(start, 4) + 0.0, tuple(pairs))
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,9 @@ def _domain(statements: Sequence[Statement]) -> str:
         others = f" that attend to {_range(fewest, most)} of another text"
     count = "one input" if inputs == 1 else f"{inputs} inputs"
     largest = f"largest difference {difference:.0e}" if difference else "without any difference"
-    return f"verified on {count} of {_range(shortest, longest)} tokens{others}, {largest}"
+    casts = sorted({cast for s in statements for cast in s.domain.casts})
+    wide = f", with float64 in place of {' and '.join(casts)}" if casts else ""
+    return f"verified on {count} of {_range(shortest, longest)} tokens{others}, {largest}{wide}"
 
 
 def _range(smallest: int, largest: int) -> str:

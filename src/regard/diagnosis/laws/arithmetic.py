@@ -185,7 +185,7 @@ def _idle_part(lab: Lab, contents: Contents, run: Run, name: str, grad: Tensor) 
     for axis in range(is_table, axes):
         idle = [not part.any() for part in grad.unbind(axis)]
         size = len(idle)
-        least = 1 if is_table else max(2, size // 12)
+        least = 1 if is_table else 2
         first = next((i for i in range(size - least + 1) if all(idle[i : i + least])), None)
         if first is None:
             continue
