@@ -414,3 +414,40 @@ def test_a_few_idle_columns_of_a_wide_projection_are_wrong_whatever_is_expected(
     for expect in (None, regard.spec(heads=4, kv_heads=1)):
         report = regard.check(Wide(), expect=expect)
         assert [finding.name for finding in report.faults] == ["wrong-values"], report
+
+
+class Cross(nn.Module):
+    """A layer whose projection of the keys is not used, and that takes a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wq, self.wk, self.wv = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, memory: Tensor, memory_padding: Tensor | None = None) -> Tensor:
+        scores = self.wq(x) @ self.wv(memory).mT / 4
+        if memory_padding is not None:
+            scores = scores.masked_fill(memory_padding[:, None], -torch.inf)
+        return scores.softmax(-1) @ self.wv(memory)
+
+
+def test_an_idle_projection_is_wrong_also_beside_a_mask_that_check_makes() -> None:
+    report = regard.check(Cross())
+    assert [finding.name for finding in report.faults] == ["wrong-projection"], report
+
+
+class Sunk(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).chunk(3, -1)
+        weights = (query @ key.mT / 4).softmax(-1)
+        return (weights * weights) @ value
+
+
+def test_what_could_not_be_read_names_lines_alone() -> None:
+    report = regard.check(Sunk())
+    assert report.verdict == "cannot tell"
+    assert "the weights of the softmax (line " in report.missing
+    assert ".py" not in report.missing

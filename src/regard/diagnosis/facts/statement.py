@@ -1,5 +1,6 @@
 """The words for what code computes: the formula, the facts with their lines, and the domain."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -83,8 +84,9 @@ def _common(specs: Sequence[Spec]) -> Spec:
 
 def _unread(unread: Unread) -> Computes:
     line = _line(unread.line)
-    where = f" ({line})" if line else ""
-    return Computes("", (), "", unread.stage, f"{unread}{where}", None)
+    reason = re.sub(r"\(([^()]+:\d+)\)", lambda match: f"({_line(match[1])})", str(unread))
+    where = f" ({line})" if line and f"({line})" not in reason else ""
+    return Computes("", (), "", unread.stage, f"{reason}{where}", None)
 
 
 def _domain(statements: Sequence[Statement]) -> str:

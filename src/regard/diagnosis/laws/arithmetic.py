@@ -261,6 +261,7 @@ def _rows_with_another(
 def _left_out(lab: Lab) -> list[str]:
     """Return the arguments of a call that were left out, but for flags, masks and caches."""
     passed = {slot.name for slot in lab.specimen.slots}
+    passed |= {form.argument for form, *_ in lab.specimen.forms}  # check makes these masks
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [
         p.name
