@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from regard.analysis.head_classes import Trial, classify, head_table
-from regard.analysis.head_kinds import KINDS, Head, opening_head, stand_out
+from regard.analysis.head_kinds import KINDS, Head, meaning, stand_out
 from regard.analysis.head_survey import Survey
 from regard.recording.layers import Queries
 
@@ -396,13 +396,13 @@ def test_letters_tell_the_kinds_apart() -> None:
     assert len({kind.letter.upper() for kind in KINDS}) == len({kind.name for kind in KINDS}) == 11
 
 
-def test_a_page_opens_on_a_head_of_words_before_one_of_positions() -> None:
+def test_a_head_of_words_means_more_than_one_of_positions() -> None:
     positions = {"previous token": 0.95, "uniform": 0.05}
     words = {"previous token": 0.2, "first-token sink": 0.3, "uniform": 0.4}
-    heads = [Head(0, at, "mixed", 0.5, scores) for at, scores in enumerate((positions, words))]
-    assert opening_head(heads) is heads[1]
-    assert opening_head(heads[:1]) is None
-    assert opening_head([]) is None
+    of_positions, of_words = (Head(0, 0, "mixed", 0.5, scores) for scores in (positions, words))
+    assert meaning(of_positions) == pytest.approx(0.95 * 0.05)
+    assert meaning(of_words) == pytest.approx(0.6 * 0.5)
+    assert meaning(Head(0, 0, "mixed", 0.5, {})) == 0
 
 
 def test_a_kind_of_a_trial_says_what_the_head_does_here() -> None:

@@ -96,6 +96,22 @@ def test_a_page_opens_on_the_head_that_says_most_about_the_words() -> None:
     assert [one.head for one in notable] == [0]
 
 
+def test_a_page_opens_on_no_head_in_which_all_tokens_look_at_one_word() -> None:
+    keys = [0, 2, 4, 7, 2, 3, 4, 2, 0, 0]
+    weights = torch.stack((weights_on([4] * 10, 0.95), weights_on(keys, 0.8)))
+    recording = seen(weights, TEXT)
+    opened, _ = openings(recording, kinds_of(recording, lambda _: None))
+    assert (opened.head, opened.key) == (1, keys[opened.query])
+
+
+def test_a_page_opens_at_a_word_that_looks_at_another() -> None:
+    weights = torch.stack((weights_on([*range(10)]), weights_on([0, 1, 2, 3, 4, 3, 6, 7, 8, 9])))
+    recording = seen(weights, TEXT)
+    scores = {"uniform": 0.2}
+    heads = [regard.analysis.head_kinds.Head(0, at, "mixed", 0.9, scores) for at in range(2)]
+    assert openings(recording, [heads])[0] == Opening(layer=0, head=1, query=5, key=3)
+
+
 def test_what_is_asked_for_is_opened() -> None:
     recording = seen(torch.stack((weights_on([0, *range(9)]), weights_on([0] * 10))), TEXT)
     kinds = kinds_of(recording, lambda _: None)

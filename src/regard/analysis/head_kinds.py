@@ -110,19 +110,13 @@ def kind_of(scores: Mapping[str, float]) -> tuple[Kind, float]:
 _POSITIONAL = (PREVIOUS.name, NEXT.name, SELF.name, FIRST.name, SEPARATOR.name)
 
 
-def opening_head(heads: Sequence[Head]) -> Head | None:
-    """Return the head whose attention says most about the words of the text.
+def meaning(head: Head) -> float:
+    """Return how sharply a head attends to tokens that are neither sinks nor neighbours.
 
-    That is the head that attends most sharply to tokens that are neither sinks nor neighbours; our
-    measure. None if no head gives at least a tenth of its attention to such tokens.
+    Our measure, from 0 to 1, of how much its attention says about the words of the text.
     """
-
-    def meaning(head: Head) -> float:
-        elsewhere = 1 - sum(head.scores.get(name, 0.0) for name in _POSITIONAL)
-        return (1 - head.scores.get(UNIFORM.name, 1.0)) * max(0.0, elsewhere)
-
-    best = max(heads, key=meaning, default=None)
-    return best if best is not None and meaning(best) >= 0.1 else None
+    elsewhere = 1 - sum(head.scores.get(name, 0.0) for name in _POSITIONAL)
+    return (1 - head.scores.get(UNIFORM.name, 1.0)) * max(0.0, elsewhere)
 
 
 def stand_out(heads: Sequence[Head]) -> tuple[tuple[Head, str], ...]:

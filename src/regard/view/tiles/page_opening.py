@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.analysis.head_kinds import Head, opening_head, stand_out
+from regard.analysis.head_kinds import Head, meaning, stand_out
 from regard.recording.recording import Recording
 from regard.reductions.products import Window
 from regard.text.tokens import Token
@@ -16,6 +16,8 @@ from regard.view.tiles.manifest import Opening, first_sequence, patch_keys, sink
 
 _LETTERS = re.compile(r"[^\W\d_]")
 _CONTENT = 4  # letters of a word that is probably no article or preposition
+_LEAST_MEANING = 0.1  # of a head on which a page may open for its words
+_MOST_HEADS = 16  # that are weighed for their words
 _SEEN = 0.1  # the share from which a cell shows a pattern
 _MOST_QUERIES = 512  # that are weighed to find the clearest cell
 _MOST_WEIGHTS = 2**24
@@ -31,10 +33,11 @@ def openings(
 ) -> tuple[Opening, list[Opening]]:
     """Return where a page of a recording opens, and the head of each kind that stands out.
 
-    It opens on the head that says most about the words, and in a picture without words on the head
-    whose class token looks most clearly at one part of it. If there is none, it opens on the first
-    head that stands out and whose pattern this text shows. Each cell is a content word and the key
-    that it attends to.
+    It opens on the head that says most about the words: on a pair of words of which one looks at
+    the other more than all the others do. In a picture without words it opens on the head whose
+    class token looks most clearly at one part of it. If there is none, it opens on the first head
+    that stands out and whose pattern this text shows. Each cell is a content word and the key that
+    it attends to.
 
     Args:
         recording: what was seen.
@@ -67,10 +70,9 @@ def openings(
     if (of_picture := cells.of_picture(layers)) is not None:
         return of_picture, notable
     classified = [head for head in classified if indices[id(head)][0] in layers]
-    best = opening_head(classified)
-    # The best head opens for its words, not for its kind: its strongest pair of words counts.
-    candidates = [] if best is None else [cells.opening(*indices[id(best)], "mixed")]
-    candidates += [cells.opening(*indices[id(h)], h.kind) for h, _ in stand_out(classified)]
+    if (of_words := cells.of_words(classified, indices)) is not None:
+        return of_words, notable
+    candidates = [cells.opening(*indices[id(h)], h.kind) for h, _ in stand_out(classified)]
     candidates = candidates or [cells.opening(min(layers, default=0), 0, None)]
     return next((one for one in candidates if one.key is not None), candidates[0]), notable
 
@@ -96,6 +98,29 @@ class _Cells:
         words = [at for at, token in enumerate(queries) if _worth(token) > 0]
         plain = [at for at, token in enumerate(queries) if not token.special]
         return Opening(layer=layer, head=head, query=(words or plain or [0])[-1], key=None)
+
+    def of_words(
+        self, heads: Sequence[Head], indices: dict[int, tuple[int, int]]
+    ) -> Opening | None:
+        """Return the head with the most telling pair of words; None if no head tells of words.
+
+        A pair tells as much as the key gets from this query more than from the others: a head in
+        which all tokens look at one word says nothing about any of them.
+        """
+        best, opening = 0.0, None
+        telling = [head for head in heads if meaning(head) >= _LEAST_MEANING]
+        for head in sorted(telling, key=meaning, reverse=True)[:_MOST_HEADS]:
+            layer, number = indices[id(head)]
+            rows, shares, worth = self._weighed(layer, number)
+            seen = (shares > 0).sum(0)  # the rows that may look at each key
+            others = (shares.sum(0) - shares) / (seen - 1).clamp(min=1)
+            values = (shares - others) * worth
+            if self._is_one_text(layer):
+                values[range(len(rows)), rows] = 0
+            if (value := meaning(head) * float(values.max())) > best:
+                query, key = divmod(int(values.argmax()), values.shape[1])
+                best, opening = value, Opening(layer, number, rows[query], key)
+        return opening
 
     def of_picture(self, layers: Iterable[int]) -> Opening | None:
         """Return the head whose class token looks most clearly at one part of a picture.
@@ -132,7 +157,14 @@ class _Cells:
             self._texts[layer] = keys if is_one else queries, keys
         return self._texts[layer]
 
-    def _clearest(self, layer: int, head: int, kind: str) -> tuple[int, int] | None:
+    def _is_one_text(self, layer: int) -> bool:
+        queries, keys = self._text(layer)
+        return queries is keys
+
+    def _weighed(
+        self, layer: int, head: int, *, with_sinks: bool = False
+    ) -> tuple[range, Tensor, Tensor]:
+        """Return some rows of a head, their shares, and how much each pair of tokens says."""
         queries, keys = self._text(layer)
         matrix = first_sequence(self._recording.layers[layer].whole())[head]
         step = -(-len(queries) // max(1, min(_MOST_QUERIES, _MOST_WEIGHTS // len(keys))))
@@ -144,20 +176,23 @@ class _Cells:
             worth[: (last + step) // step] = 0
         key_worth = torch.tensor([_worth(token) for token in keys], device="cpu")
         key_worth[list(sink_keys(self._recording, layer))] = 0
-        if kind.endswith("sink"):
+        if with_sinks:
             key_worth.fill_(1)
-        if kind in _PATTERNS and queries is keys:
-            column = _PATTERNS[kind](keys)[::step, None]
-            is_shown = (column >= 0) & (column < len(keys))
-            column = column.clamp(0, len(keys) - 1)
+        return rows, shares.nan_to_num(0), worth[:, None] * key_worth
+
+    def _clearest(self, layer: int, head: int, kind: str) -> tuple[int, int] | None:
+        rows, shares, worth = self._weighed(layer, head, with_sinks=kind.endswith("sink"))
+        values = shares * worth
+        if kind in _PATTERNS and self._is_one_text(layer):
+            column = _PATTERNS[kind](self._text(layer)[1])[:: rows.step, None]
+            is_shown = (column >= 0) & (column < values.shape[1])
+            column = column.clamp(0, values.shape[1] - 1)
             is_shown &= shares.gather(1, column) >= _SEEN
-        else:
-            column = (shares.nan_to_num(0) * key_worth).argmax(-1, keepdim=True)
-            is_shown = torch.ones_like(column, dtype=torch.bool)
-        values = shares.nan_to_num(0).gather(1, column) * key_worth[column] * worth[:, None]
-        values = (values * is_shown)[:, 0]
-        best = int(values.argmax())
-        return (rows[best], int(column[best])) if values[best] > 0 else None
+            values = torch.zeros_like(values).scatter(1, column, values.gather(1, column) * is_shown)
+        if not values.max() > 0:
+            return None
+        query, key = divmod(int(values.argmax()), values.shape[1])
+        return rows[query], key
 
 
 def _clarity(shares: Tensor) -> float:
