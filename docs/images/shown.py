@@ -77,7 +77,7 @@ def _drawing_code(name: str) -> Iterator[str]:
     yield (VIEW / "colours.json").read_text()
     drawn_by = PICTURES[name].drawn_by
     if drawn_by == "page":  # the bundle has neither comments nor line breaks
-        for path in ("page.html", "page.css", "page.js"):
+        for path in ("pictured.html", "pictured.css", "pictured.js"):
             yield (VIEW / "web" / "bundle" / path).read_text()
     else:
         for path in sorted((VIEW / drawn_by).glob("*.py")):

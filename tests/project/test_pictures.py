@@ -71,7 +71,7 @@ def test_every_picture_is_shown_and_every_shown_picture_has_its_script() -> None
 @pytest.mark.parametrize(
     ("path", "before", "after", "changed"),
     [
-        pytest.param("src/regard/view/web/bundle/page.css", "{", "{ ", {"page"}, id="page"),
+        pytest.param("src/regard/view/web/bundle/pictured.css", "{", "{ ", {"page"}, id="page"),
         pytest.param("src/regard/view/figures/plot.py", "512", "513", {"figures"}, id="figure"),
         pytest.param("docs/training.md", "0.003", "0.004", {"figures"}, id="document"),
         pytest.param(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import pictured
 import regard
 from pages import FOLDER, Blocks, blocks_of, layers_of, numbers_of, unpacked
 from regard.recording.layers import Origin
@@ -447,3 +448,13 @@ def test_a_head_with_the_kind_of_a_trial_says_what_it_does_here(tmp_path: Path) 
     assert first["kind"] == "induction"
     assert first["here"]["kind"] == regard.heads(recorded(mask=regard.Causal()))["kind"][0]
     assert "here" not in second
+
+
+def test_a_page_without_pictures_has_no_code_for_them(tmp_path: Path) -> None:
+    """The file of a 3 x 3 matrix is no larger than before the view of pictures came."""
+    matrix = regard.attend(torch.randn(3, 4), torch.randn(3, 4))
+    page = write_page(regard.Recording({"layer": matrix}), tmp_path / "three.html").read_text()
+    assert len(page) < 178_931
+    assert "view-image" not in page
+    pictured_page = write_page(pictured.language(), tmp_path / "pictured.html").read_text()
+    assert 'id="view-image"' in pictured_page

@@ -28,7 +28,7 @@ from regard.view.export.complete_layer import (
     likely_size,
     size_of,
 )
-from regard.view.export.page_template import filled_template, json_block, number_block
+from regard.view.export.page_template import filled_template, number_block
 from regard.view.export.summarised_layer import (
     FEWEST_BLOCKS,
     SummarisedLayer,
@@ -214,12 +214,12 @@ def _apart(recording: Recording, wanted: Sequence[int]) -> tuple[Recording, list
 
 
 def _page(first: dict[str, Any], blocks: dict[int, Block], *, is_small: bool = False) -> list[str]:
-    data = [json_block("recording", first)]
-    for place in sorted(blocks):
-        data += [
-            number_block(f"layer-{place}-{name}", text) for name, text in blocks[place].items()
-        ]
-    return filled_template(data, is_small=is_small)
+    numbers = (
+        number_block(f"layer-{place}-{name}", text)
+        for place in sorted(blocks)
+        for name, text in blocks[place].items()
+    )
+    return filled_template(first, numbers, is_small=is_small)
 
 
 def _kinds(

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from base64 import b64encode
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 
 from regard.errors import RegardError
@@ -36,16 +37,21 @@ def number_block(name: str, text: str) -> str:
 
 
 def filled_template(
-    data: list[str], *, connects: str = "'none'", is_small: bool = False
+    first: Mapping[str, object],
+    blocks: Iterable[str] = (),
+    *,
+    connects: str = "'none'",
+    is_small: bool = False,
 ) -> list[str]:
     """Return the parts of the page, to be written one after the other.
 
     Args:
-        data: blocks of JSON and of numbers.
+        first: the page's JSON. Without pictures in it, the page has no code for them.
+        blocks: blocks of numbers.
         connects: the policy's connect-src: where the page may ask for numbers.
         is_small: leave out what one head of a short text has no use for.
     """
-    name = "small" if is_small else "page"
+    name = "small" if is_small else "pictured" if "pictures" in first else "page"
     style, code = bundled(f"{name}.css"), bundled(f"{name}.js")
     policy = "; ".join(
         (
@@ -58,7 +64,12 @@ def filled_template(
             "form-action 'none'",
         )
     )
-    parts = {"policy": [policy], "style": [style], "code": [code], "data": data}
+    parts = {
+        "policy": [policy],
+        "style": [style],
+        "code": [code],
+        "data": [json_block("recording", first), *blocks],
+    }
     page: list[str] = []
     # split() alternates text and names, so nothing inside data or code is taken for a place.
     for i, piece in enumerate(_PLACE.split(_ascii(bundled(f"{name}.html")))):

@@ -16,7 +16,7 @@ import traitlets
 from regard.errors import RegardError
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
-from regard.view.export.page_template import bundled, filled_template, json_block, number_block
+from regard.view.export.page_template import bundled, filled_template, number_block
 from regard.view.export.summarised_layer import FEWEST_BLOCKS, SummarisedLayer, block_of
 from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed
 from regard.view.tiles.manifest import (
@@ -122,7 +122,7 @@ def _pages(seen: Recording, title: str) -> tuple[str, str | None]:
 
     def page(layers: Sequence[PageLayer], *blocks: str) -> str:
         first = manifest(seen, layers, title=title, opened=blind_opening(seen))
-        return "".join(filled_template([json_block("recording", first), *blocks]))
+        return "".join(filled_template(first, blocks))
 
     live = live_layers(seen)
     if sum(seen[layer.name].shape.numel() for layer in live) > _MOST_WEIGHTS:

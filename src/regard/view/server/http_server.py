@@ -50,7 +50,7 @@ from regard.models.pretrained import check_text
 from regard.recording.file_reader import load
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
-from regard.view.export.page_template import filled_template, json_block
+from regard.view.export.page_template import filled_template
 from regard.view.tiles.head_tiles import WrongQuestionError
 from regard.view.tiles.manifest import head_records, live_layers, manifest, title_of
 from regard.view.tiles.packing import memory
@@ -224,7 +224,7 @@ class _Served:
         first = _known_at_once(recording, answers, self._title)
         if self._read is not None:
             first |= {"text": text, "run": self._runs}
-        self._page = "".join(filled_template([json_block("recording", first)], connects="'self'"))
+        self._page = "".join(filled_template(first, connects="'self'"))
         self._answers = answers
 
     async def close(self) -> None:

@@ -188,7 +188,9 @@ class _Cells:
             is_shown = (column >= 0) & (column < values.shape[1])
             column = column.clamp(0, values.shape[1] - 1)
             is_shown &= shares.gather(1, column) >= _SEEN
-            values = torch.zeros_like(values).scatter(1, column, values.gather(1, column) * is_shown)
+            values = torch.zeros_like(values).scatter(
+                1, column, values.gather(1, column) * is_shown
+            )
         if not values.max() > 0:
             return None
         query, key = divmod(int(values.argmax()), values.shape[1])

@@ -1,5 +1,5 @@
-// Bundles the page into bundle/, or into the folder that is named: as a whole, as the small page of one head, and the
-// module of the notebook's widget.
+// Bundles the page into bundle/, or into the folder that is named: for recordings without and with pictures, the small
+// page of one head, and the module of the notebook's widget.
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { build } from "esbuild";
@@ -11,20 +11,22 @@ const licence = readFileSync(from("../../../../node_modules/@preact/signals-core
 const notice = `/*! @preact/signals-core. ${licence.trim().replace(/\s+/g, " ")} */`;
 const options = { bundle: true, minify: true, charset: "ascii", target: "es2022", logLevel: "warning" };
 const template = readFileSync(from("index.html"), "utf8");
+const without = (html, part) => html.replace(new RegExp(`<!-- ${part} -->[^]*?<!-- /${part} -->`, "g"), "");
+// In the place of modules that a page has no use for stands one that has next to nothing.
+const instead = (module, filter) => ({
+  name: module,
+  setup: (page) => page.onResolve({ filter }, () => ({ path: from(module) })),
+});
+const unpictured = instead("no_pictures.ts", /\/(image_view|patches|picture_words)$/);
+const ofOneHead = instead("small_page.ts", /\/(full_page|block_words|saving|pass)$/);
 const pages = {
-  page: template.replace(/<!-- \/?full -->/g, ""),
-  small: template.replace(/<!-- full -->[^]*?<!-- \/full -->/g, ""),
-};
-// In the small page small_page.ts stands in the place of these modules.
-const absent = /\/(full_page|block_words|saving|pass|patches|picture_words)$/;
-const small = {
-  name: "small",
-  setup: (page) => page.onResolve({ filter: absent }, () => ({ path: from("small_page.ts") })),
+  page: { html: without(template, "pictured"), plugins: [unpictured] },
+  pictured: { html: template, plugins: [] },
+  small: { html: without(template, "full"), plugins: [ofOneHead, unpictured] },
 };
 
 mkdirSync(to("."), { recursive: true });
-for (const [name, html] of Object.entries(pages)) {
-  const plugins = name === "small" ? [small] : [];
+for (const [name, { html, plugins }] of Object.entries(pages)) {
   await build({
     ...options,
     plugins,
@@ -34,7 +36,7 @@ for (const [name, html] of Object.entries(pages)) {
     outfile: to(`${name}.js`),
   });
   await build({ ...options, entryPoints: [from(`${name}.css`)], outfile: to(`${name}.css`) });
-  writeFileSync(to(`${name}.html`), html.replace(/^\s+/gm, ""));
+  writeFileSync(to(`${name}.html`), html.replace(/<!-- .*? -->|^\s+/gm, ""));
   // The script stands inside an element of a page in ASCII. esbuild leaves regular expressions as they are.
   if (/<\/script|<!--|[^\0-\x7f]/i.test(readFileSync(to(`${name}.js`), "utf8")))
     throw new Error(`${name}.js contains '</script', '<!--' or a letter outside ASCII and cannot be inlined.`);

@@ -66,7 +66,6 @@ export function openPage(recording: Recording) {
   });
   byId("failure").textContent = "";
   document.body.classList.add("ready");
-  document.body.classList.toggle("pictured", isPictured);
   if (isLive) void gather(session);
 }
 

@@ -5,9 +5,7 @@
 
 import type * as Full from "./full_page";
 import type * as Passes from "./data/pass";
-import type * as Patches from "./data/patches";
 import type * as Saving from "./views/saving";
-import type * as Pictures from "./text/picture_words";
 import type * as Words from "./text/block_words";
 
 function absent(): never {
@@ -19,9 +17,6 @@ export const panes: typeof Full.panes = () => [];
 export const menus: typeof Full.menus = () => {};
 export const liveHost: typeof Full.liveHost = absent;
 export const gather: typeof Full.gather = absent;
-export const gridsOf: typeof Patches.gridsOf = () => [];
-export const withPatches: typeof Patches.withPatches = (tokens) => tokens;
-export const pictureNotes: typeof Pictures.pictureNotes = () => [];
 export const isStored: typeof Passes.isStored = () => false;
 export const blockSize: typeof Passes.blockSize = () => 1;
 export const Pass = Object as unknown as typeof Passes.Pass; // a short text is never so much work
