@@ -1,12 +1,19 @@
 """The page on narrow and on wide screens: nothing is cut off, nothing lies over the words."""
 
 import pytest
+import torch
 
+import regard
 from pages import Open, recorded, step
 
 pytestmark = pytest.mark.browser
 
 VIEWS = ["overview", "map", "text", "steps", "segments"]
+IS_SEEN = """(element) => {
+    const { top, bottom } = element.getBoundingClientRect();
+    const around = element.closest("#prose, #overview").getBoundingClientRect();
+    return top >= around.top && bottom <= around.bottom;
+}"""
 
 
 def test_no_view_is_wider_than_the_screen_and_the_whole_map_stands_above_the_line(
@@ -35,3 +42,47 @@ def test_no_view_is_wider_than_the_screen_and_the_whole_map_stands_above_the_lin
             assert drawn
             assert line
             assert drawn["y"] + drawn["height"] <= line["y"]
+
+
+def test_the_small_maps_of_thirty_layers_leave_room_for_the_heads_that_stand_out(
+    show: Open,
+) -> None:
+    even = regard.attend(torch.zeros(9, 12, 4), torch.zeros(9, 12, 4), mask=regard.Causal())
+    page = show(regard.Recording({f"layer.{number}": even for number in range(30)}))
+    page.set_viewport_size({"width": 1440, "height": 780})
+    page.wait_for_selector("#notable li")
+    assert page.locator("#notable li").last.evaluate(IS_SEEN)
+    boxes = [page.locator(".heads.beside button").nth(at).bounding_box() for at in (0, 1)]
+    assert boxes[0]
+    assert boxes[1]
+    assert boxes[1]["x"] - boxes[0]["x"] - boxes[0]["width"] > 2  # each has an edge of one pixel
+
+
+def test_there_is_no_empty_band_under_a_map(show: Open) -> None:
+    page = show(recorded())
+    for width in (390, 850):
+        with step(f"{width} pixels"):
+            page.set_viewport_size({"width": width, "height": 1000})
+            page.wait_for_timeout(200)
+            frame = page.get_attribute(".map", "data-frame") or ""
+            _, top, _, height = map(float, frame.split(","))
+            drawn = page.eval_on_selector(".map", "map => map.getBoundingClientRect().top") + top
+            legend = page.locator("#legend").bounding_box()
+            assert legend
+            assert legend["y"] - (drawn + 9 * height) < 40
+
+
+def test_the_text_shows_the_chosen_token_and_what_it_looks_at_where_both_fit(show: Open) -> None:
+    count = 600
+    weights = torch.full((count, count), 0.1 / (count - 1))
+    keys = (torch.arange(count) - 40).clamp(min=0)
+    weights[torch.arange(count), keys] = 0.9
+    tokens = [f" word{number}" for number in range(count)]
+    matrix = regard.AttentionMatrix.from_weights(weights[None])
+    page = show(regard.Recording({"layer": matrix}, query_tokens=tokens), "#query=100&key=60")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.evaluate("location.hash = 'query=400&key=360'")
+    page.wait_for_selector('#prose .chosen[data-at="400"]')
+    assert page.locator("#prose .chosen").evaluate(IS_SEEN)
+    assert page.locator("#prose .other").inner_text() == "word360"
+    assert page.locator("#prose .other").evaluate(IS_SEEN)

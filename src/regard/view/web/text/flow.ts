@@ -248,20 +248,35 @@ export class Flow {
     return this.scroller.scrollHeight > this.scroller.clientHeight + 1;
   }
 
-  /** Scrolls a token into sight: no further than it must, or with some text around it. */
-  reveal(at: number) {
+  /**
+   * Scrolls a token into sight: no further than it must, or with some text around it.
+   * @param beside another one, which is seen, too, where both fit
+   */
+  reveal(at: number, beside: number = at) {
+    this.scrollTo(at);
+    const before = this.scroller.scrollTop;
+    if (Math.abs(beside - at) <= WHOLE) this.scrollTo(beside);
+    if (Math.max(...this.beyond(this.span(at))) > 0) this.scroller.scrollTop = before;
+  }
+
+  private scrollTo(at: number) {
     const place = this.blocks.findIndex(({ first, end }) => at >= first && at < end);
     if (place < 0) return;
     if (!this.blocks[place].spans) {
       // Its neighbours too: their heights are no longer estimates.
       for (const block of this.blocks.slice(Math.max(0, place - 1), place + 2)) this.build(block);
     }
-    const span = this.span(at) as HTMLElement;
-    const [box, view] = [span.getBoundingClientRect(), this.scroller.getBoundingClientRect()];
-    const [above, below] = [view.top - box.top, box.bottom - view.bottom];
+    const [above, below] = this.beyond(this.span(at));
     if (above <= 0 && below <= 0) return;
-    if (Math.max(above, below) > FAR) this.scroller.scrollTop += box.top - view.top - view.height / 3;
+    if (Math.max(above, below) > FAR) this.scroller.scrollTop -= above + this.scroller.clientHeight / 3;
     else this.scroller.scrollTop += above > 0 ? -above - MARGIN : below + MARGIN;
+  }
+
+  /** @returns how far a token is out of sight, at the top and at the bottom */
+  private beyond(span: HTMLElement | null): [above: number, below: number] {
+    const view = this.scroller.getBoundingClientRect();
+    const { top, bottom } = span?.getBoundingClientRect() ?? view;
+    return [view.top - top, bottom - view.bottom];
   }
 
   /**

@@ -94,13 +94,15 @@ export class HeadsView implements View {
     this.count.textContent = counted(all.length, "head");
     this.inLayers = sort === "place" || !known;
     const room = this.grid.clientWidth - (this.inLayers ? LABELS : 0) - 12;
+    const step = this.stepBeside();
     this.side = !this.isLarge
-      ? this.sideBeside()
+      ? step - (step >= 18 ? 4 : 3)
       : this.inLayers
         ? Math.max(26, Math.min(LARGEST, Math.floor(room / this.most) - 8))
         : 108;
     this.columns = this.inLayers ? this.most : Math.max(1, Math.floor(room / (this.side + 12)));
     this.grid.style.setProperty("--side", `${this.side}px`);
+    this.grid.style.setProperty("--gap", `${step - this.side}px`);
     this.grid.className = ["heads", this.isLarge ? "" : "beside", this.side < 64 ? "small" : ""].join(" ");
     this.tileOf.clear();
     const rows = this.isLarge && !this.inLayers ? [this.row(this.tiles)] : this.rows();
@@ -108,16 +110,15 @@ export class HeadsView implements View {
     this.arranged.value = [...this.tileOf.keys()];
   }
 
-  /** @returns as large as the pane allows, from 8 to 40 pixels: what stands under the tiles is seen too */
-  private sideBeside(): number {
+  /** @returns from one tile to the next, as far as the pane allows: what stands under the tiles is seen too */
+  private stepBeside(): number {
     const style = getComputedStyle(this.pane);
     const width = Number.parseFloat(style.getPropertyValue("--grid-width")) - NUMBERS;
     const isTall = this.pane.clientHeight > this.pane.clientWidth && style.maxHeight !== "none";
     const others = [...this.pane.children].filter((child) => child !== this.grid);
     const height = this.pane.clientHeight - others.reduce((sum, { clientHeight }) => sum + clientHeight + 14, 58);
     const most = isTall ? Math.max(14, Math.floor(height / this.layers.length)) : 44;
-    const step = Math.max(10, Math.min(44, most, Math.floor(width / this.most)));
-    return step - (step >= 18 ? 4 : 2);
+    return Math.max(10, Math.min(44, most, Math.floor(width / this.most)));
   }
 
   /** The numbers of the heads over their columns; none where it differs between layers, or has no room. */

@@ -67,7 +67,7 @@ export class Prose {
     const [chosen, at] = looks ? [reading.query, reading.key] : [reading.key, reading.query];
     other.mark("chosen", chosen);
     tinted.mark("other", at === chosen && other === tinted ? null : at);
-    if (!hover) other.reveal(chosen);
+    if (!hover) other.reveal(chosen, other === tinted ? at : chosen);
   }
 }
 
