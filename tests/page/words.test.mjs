@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { forAxis, sinksOf } from "../../src/regard/view/web/data/axes";
 import { inBlocks } from "../../src/regard/view/web/data/reading";
 import { endsSentence, joinedIn, parted, secondText } from "../../src/regard/view/web/text/parts";
-import { find, titleOf } from "../../src/regard/view/web/views/controls";
+import { find } from "../../src/regard/view/web/views/controls";
 import { tintText } from "../../src/regard/view/web/views/prose";
 import { quoted, sentence, textSentence } from "../../src/regard/view/web/text/sentence";
 import { restText } from "../../src/regard/view/web/views/segments_view";
@@ -243,13 +243,4 @@ test("where only means of blocks are known, one number says what a block gets", 
   const most = inBlocks({ ...reading, row: row.map(() => 0.255) }, large).row; // rounded to a byte
   assert.deepEqual([...most.slice(0, 8)], Array(8).fill(1));
   assert.equal(inBlocks(reading, [layer()]), reading);
-});
-
-test("a page that nobody gave a title has the beginning of its text", () => {
-  const untitled = { title: "Attention", query_tokens: tokens(["[CLS]", "Life", " is\n", " short"]) };
-  assert.equal(titleOf(untitled), "Life is short");
-  assert.equal(titleOf({ ...untitled, title: "mine" }), "mine");
-  assert.equal(titleOf({ ...untitled, query_tokens: null }), "Attention");
-  const long = titleOf({ ...untitled, query_tokens: tokens(Array(50).fill(" word")) });
-  assert.ok(long.length === 60 && long.endsWith("…"));
 });

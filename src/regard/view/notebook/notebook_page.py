@@ -20,10 +20,10 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.notebook_hook import register_notebook_view
 from regard.recording.file_reader import load
 from regard.recording.recording import Recording
-from regard.text.escaping import visible
 from regard.text.tokens import Token
 from regard.view.export.page_file import page_text, write_page
 from regard.view.notebook.page_frame import framed
+from regard.view.tiles.manifest import title_of
 
 # What a cell holds whole: so many numbers of query and key, about 2 MB, and so many weights, of
 # which the small maps are the means, a second or two of work.
@@ -72,7 +72,7 @@ def show(
     if is_notebook():
         import_module("IPython.display").display(_drawn(seen), raw=True)
         return
-    page = write_page(seen, "attention.html", title=_title(seen))
+    page = write_page(seen, "attention.html", title=title_of(seen))
     sys.stdout.write(f"The page is in {page.resolve().as_uri()}\n")
 
 
@@ -122,7 +122,7 @@ def _as_recording(
 
 def _drawn(seen: Recording) -> dict[str, Any]:
     """By kinds of media; a front end takes the richest that it knows."""
-    title = _title(seen)
+    title = title_of(seen)
     text = {"text/plain": repr(seen)}
     if _is_small(seen):
         page = page_text(seen, title=title, is_small=_is_one_short_head(seen))
@@ -146,10 +146,6 @@ def _is_one_short_head(seen: Recording) -> bool:
         return False
     shapes = [seen[name].shape for name in seen]
     return len(shapes) == 1 and max(shapes[0][-2:]) <= _SHORT and shapes[0][:-2].numel() == 1
-
-
-def _title(seen: Recording) -> str:
-    return visible(seen.model) or "Attention"
 
 
 register_notebook_view(bundle)

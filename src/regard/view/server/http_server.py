@@ -97,7 +97,7 @@ def application(
     Args:
         recording: what was seen; each of its layers with query and key.
         token: a first request brings it, as ``/?token=...``; a cookie lets later ones in.
-        title: what stands at the top of the page.
+        title: what stands at the top of the page; the text when left out.
         changed: whether the recording is another one by now; nothing is answered then.
         text: that the model read.
         read: runs the model on another text; without it the text cannot be edited.
@@ -378,7 +378,7 @@ def serve_text(
         open_browser: whether to open the page.
         tell: called with the address.
     """
-    made = partial(application, recording, title=title_of(recording), text=text, read=read)
+    made = partial(application, recording, text=text, read=read)
     _serve(made, port, open_browser, tell)
 
 

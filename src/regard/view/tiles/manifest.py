@@ -125,15 +125,13 @@ def manifest(
     Args:
         recording: what was seen.
         layers: what the page has of each layer.
-        title: what stands at the top.
+        title: what stands at the top; "Attention", which nobody chose, gives way to the text.
         opened: where the page opens.
         notable: the heads that stand out.
     """
-    # The page makes a title of all tokens, also of those that stand for parts of a picture.
-    is_titled = title != _UNTITLED or not recording.pictures
     return {
         "version": 1,
-        "title": title if is_titled else title_of(recording),
+        "title": (_beginning(recording) or title) if title == _UNTITLED else title,
         "opened": asdict(opened),
         "notable": [asdict(one) for one in notable],
         "model": recording.model,
@@ -210,10 +208,15 @@ def title_of(recording: Recording) -> str:
         >>> title_of(regard.Recording({"layer": A}, query_tokens=["Life", " is"]))
         'Life is'
     """
+    return _beginning(recording) or visible(recording.model) or _UNTITLED
+
+
+def _beginning(recording: Recording) -> str:
+    """Return the first words of the text; nothing without one."""
     patches = patch_keys(recording, 0) if recording.layers else set[int]()
     tokens = [token for key, token in enumerate(recording.key_tokens or ()) if key not in patches]
     text = "".join(token.text for token in tokens[:200] if not token.special)
-    return visible(shorten(text, 60, placeholder=" …") or recording.model) or _UNTITLED
+    return visible(shorten(text, 60, placeholder=" …"))
 
 
 def add_other(first: dict[str, Any], second: dict[str, Any]) -> None:

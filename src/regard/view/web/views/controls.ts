@@ -4,17 +4,13 @@ import { isOfBlocks } from "../data/bounds";
 import { byId, offerNumbers } from "../dom";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";
-import { headNumber, layerName, ownLayers, type Recording, type Token } from "../protocol/recording";
+import { headNumber, layerName, ownLayers, type Token } from "../protocol/recording";
 import { sinkNames, visible } from "../text/tokens";
 import { press, type Hands } from "./keys";
 import { countRefused } from "./notes";
 
 const HINT = "regard-hint";
-const UNTITLED = "Attention"; // what a page is called that nobody gave a title
-const LONGEST = 60; // characters of a title
 const IN_MEANS = "These block means contain them, so they cannot be hidden.";
-
-type Titled = Pick<Recording, "title" | "query_tokens" | "text">;
 
 export class Controls {
   private layer = byId<HTMLSelectElement>("layer");
@@ -39,7 +35,7 @@ export class Controls {
     const { recording } = this.session;
     const layers = ownLayers(recording);
     const refused = countRefused(recording);
-    const [title, model] = [titleOf(recording), visible(recording.model)];
+    const [title, model] = [visible(recording.title), visible(recording.model)];
     document.title = `${title} · regard`;
     byId("title").textContent = title;
     const heads = Math.max(...layers.map((info) => info.num_heads));
@@ -119,18 +115,6 @@ export class Controls {
     for (const id of ["whole", "out"]) byId(id).hidden = state.zoom === 1;
     byId("closer").hidden = Math.max(info.q_len, info.kv_len) <= 8;
   }
-}
-
-/**
- * @param shown writes text that may hold invisible characters
- * @returns the title somebody gave, or the beginning of the text
- */
-export function titleOf({ title, query_tokens, text }: Titled, shown = visible): string {
-  if (title !== UNTITLED) return shown(title);
-  const tokens = (query_tokens ?? []).filter(({ special }) => !special);
-  const words = text ?? tokens.map((token) => token.text).join("");
-  const letters = [...shown(words.trim().replace(/\s+/g, " ")).slice(0, 2 * LONGEST)];
-  return letters.length > LONGEST ? `${letters.slice(0, LONGEST - 1).join("")}…` : letters.join("") || title;
 }
 
 /** The next token, after one, at which a phrase begins; the phrase may run over several tokens. */

@@ -4,7 +4,6 @@ import { byId, element } from "../dom";
 import { headNumber, layerName } from "../protocol/recording";
 import type { Session } from "../session";
 import type { State } from "../state";
-import { titleOf } from "./controls";
 
 const GIVEN_UP = "Nothing was saved: another view, layer or head was opened meanwhile.";
 const NO_NUMBERS = "Nothing was saved: there are no numbers here.";
@@ -85,7 +84,7 @@ export class SaveMenu {
   private name(): string {
     const { store, layers } = this.session;
     const { view, layer, head } = store.state;
-    const title = titleOf(this.session.recording, (text) => text)
+    const title = this.session.recording.title
       .normalize("NFKD")
       .replace(/[^A-Za-z0-9]+/g, "-")
       .replace(/^-+|-+$/g, "")
