@@ -227,7 +227,7 @@ def test_numbers_of_fewer_bits_say_how_far_weights_may_be_off(
     assert 0 < worst < most
 
 
-@pytest.mark.parametrize("limit", [10, 8 * 2**20], ids=["16 bits", "24 bits"])
+@pytest.mark.parametrize("limit", [10, 8 * 2**20], ids=["16 bits", "32 bits"])
 def test_fewer_bits_neither_overflow_nor_underflow(
     limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,7 +383,7 @@ def test_when_writing_fails_the_old_file_stays_whole(
     path = write_page(recorded(), tmp_path / "page.html")
     old = path.read_bytes()
 
-    def full(data: list[str], **options: Any) -> list[str]:
+    def full(*_: object, **__: object) -> list[str]:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(page_file, "filled_template", full)

@@ -17,7 +17,7 @@ TOKENS = 65_536
 
 @pytest.fixture(scope="module")
 def matrix() -> regard.AttentionMatrix:
-    """Of so few numbers that query and key have 24 bits: three digits of a weight are right."""
+    """Of so few numbers that query and key are in float32: three digits of a weight are right."""
     query, key = torch.randn(2, 1, TOKENS, 4, generator=torch.Generator().manual_seed(0)) * 1.5
     return regard.attend(query, key, mask=regard.Causal())
 

@@ -171,7 +171,7 @@ def test_of_a_long_text_coarse_tiles_are_in_the_file(level: int, tmp_path: Path)
         tile_of(answer),
         pooled(recording[0][0, 1].to_dense(), level),
         atol=1e-9,
-        rtol=1e-4,  # query and key have 24 bits here
+        rtol=1e-4,  # query and key are in float32 here
     )
 
 
