@@ -16,7 +16,8 @@ from cases import CASES, Case, parametrised
 from oracle import assert_close
 from regard.view.tiles import head_tiles
 from regard.view.tiles.head_tiles import Place, WrongQuestionError, highest_level
-from regard.view.tiles.page_answers import Answers, Gone, Progress, Which
+from regard.view.tiles.page_answers import Answers, Gone, Which
+from regard.view.tiles.protocol import ProgressAnswer
 
 
 @pytest.fixture(params=["at once", "in the background"])
@@ -214,16 +215,16 @@ def test_the_head_that_was_asked_for_last_is_first(monkeypatch: pytest.MonkeyPat
     long_heads(monkeypatch)
     matrix = regard.attend(torch.randn(2, 900, 8), torch.randn(2, 900, 8))
     with Answers(recording(matrix)) as answers:
-        assert answers.progress(Which(0, 0)) == Progress(0.0, None)
+        assert answers.progress(Which(0, 0)) == ProgressAnswer(done=0.0, seconds=None)
         answers.column(Which(0, 1), 0)
-        assert answers.progress(Which(0, 1)) == Progress(1.0, 0.0)
+        assert answers.progress(Which(0, 1)) == ProgressAnswer(done=1.0, seconds=0.0)
         assert answers.progress(Which(0, 0)).done < 1
         finished(answers, Which(0, 0))
 
 
 def test_progress_rises_and_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     long_heads(monkeypatch)
-    seen: list[Progress] = []
+    seen: list[ProgressAnswer] = []
     with Answers(recording(attended(900, 900))) as answers:
         while not seen or seen[-1].done < 1:
             seen.append(answers.progress(Which(0, 0)))

@@ -40,6 +40,7 @@ from regard.view.tiles.manifest import (
     small_numbers,
 )
 from regard.view.tiles.page_opening import openings
+from regard.view.tiles.protocol import ProgressAnswer
 from regard.view.tiles.query_steps import query_steps
 
 MIB = 2**20
@@ -95,18 +96,6 @@ class KindsOfHeads(NamedTuple):
     kinds: Sequence[Sequence[Head | None]]
     opened: Opening
     notable: Sequence[Opening]
-
-
-class Progress(NamedTuple):
-    """The progress of the exact picture of a head.
-
-    Attributes:
-        done: from 0 to 1.
-        seconds: that are left; None while that is not known.
-    """
-
-    done: float
-    seconds: float | None
 
 
 def is_wanted() -> bool:
@@ -183,7 +172,7 @@ class Answers:
             self._ask_for(which, tiles)
         return tile
 
-    def progress(self, which: Which) -> Progress:
+    def progress(self, which: Which) -> ProgressAnswer:
         """Return the progress of the exact picture of a head, and start it if necessary.
 
         Raises:
@@ -194,10 +183,11 @@ class Answers:
         if failure is not None:
             raise failure
         if tiles.is_small or tiles.is_done:
-            return Progress(1.0, 0.0)
+            return ProgressAnswer(done=1.0, seconds=0.0)
         self._ask_for(which, tiles)
         done = tiles.done
-        return Progress(done, tiles.seconds * (1 - done) / done if done else None)
+        seconds = tiles.seconds * (1 - done) / done if done else None
+        return ProgressAnswer(done=done, seconds=seconds)
 
     def steps(
         self, which: Which, query: int, by: Literal["weight", "position"], start: int, count: int

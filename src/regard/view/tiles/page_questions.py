@@ -88,7 +88,7 @@ def _of_head(asked: Any, which: Which, answers: Answers, wanted: Wanted) -> Answ
             content = size | {"exact": tile.exact, "sampled": tile.sampled}
             return Answer(content, (tile.values.float(),))
         case protocol.Progress():
-            return Answer(answers.progress(which)._asdict())
+            return Answer(msgspec.to_builtins(answers.progress(which)))
         case protocol.Steps():
             part = asked.by, asked.start, asked.count
             return Answer(answers.steps(which, asked.query, *part))
