@@ -123,7 +123,7 @@ export class HeadsView implements View {
 
   /** The numbers of the heads over their columns; none where it differs between layers, or has no room. */
   private numbers(): HTMLElement {
-    const every = this.side >= 14 ? 1 : this.side >= 11 ? 2 : 4;
+    const every = this.side >= 13 ? 1 : this.side >= 10 ? 2 : 4;
     const texts = Array.from({ length: this.most }, (_, head) => {
       const there = this.layers.flatMap(({ num_heads }, layer) =>
         head < num_heads ? [this.numberOf({ layer, head })] : [],
