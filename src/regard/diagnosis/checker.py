@@ -18,13 +18,21 @@ from regard.diagnosis.inputs.examples import example_specimens
 from regard.diagnosis.inputs.isolation import undisturbed
 from regard.diagnosis.inputs.mask_forms import takes_masks
 from regard.diagnosis.inputs.one_query import of_each_query
-from regard.diagnosis.inputs.reading import Thing, as_scores, grouped, specimens, thing_of
+from regard.diagnosis.inputs.reading import (
+    Thing,
+    as_scores,
+    declared_order,
+    grouped,
+    specimens,
+    thing_of,
+)
 from regard.diagnosis.inputs.signature import signature_of
+from regard.diagnosis.inputs.specimen import Specimen
 from regard.diagnosis.inputs.subject import built_from, copied, is_installed, quiet
 from regard.diagnosis.intention import Intention, intention_of
 from regard.diagnosis.kernels.kernel_check import kernel_report
 from regard.diagnosis.laws.cached import FILLED, has_filled_cache
-from regard.diagnosis.report import Report
+from regard.diagnosis.report import Finding, Report
 from regard.diagnosis.stating import fact_findings, report_on, stated
 
 
@@ -63,7 +71,8 @@ def check(
             guess, such as images, cached keys, tables of positions or ``cu_seqlens``.
         kwargs: of the example call, by name.
         means: what a mask means, by the name of its argument: ``{"mask": "True hides"}``.
-        axes: of the example's first argument, or of arguments by name: ``"batch tokens dim"``.
+        axes: of the example's first argument, or of arguments by name: ``"batch tokens dim"``;
+            without an example, of all inputs. Not declared, several orders are tried.
         causal: True: no token may attend to later ones; False: tokens attend to later ones. None:
             both are right.
         expect: what it is meant to compute, from ``regard.spec``; each fact is compared with it.
@@ -154,7 +163,7 @@ def _checked(
         counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
         numbers = tuple(number for number in counted if type(number) is int)
         code = thing_of(built, name, rest, intention.means, numbers)
-        report = _report(code, intention)
+        report = _report(replace(code, order=declared_order(axes)), intention)
     if report is None:
         report = _by_example(built, args or (), {**rest, **(kwargs or {})}, axes, intention)
     spec = None if report.computes is None else report.computes.spec
@@ -163,6 +172,9 @@ def _checked(
     pin = f"expect={spec!r}"
     if args is None and kwargs is None:
         call = _call_text(thing, class_args, passed if inspect.isclass(thing) else rest)
+        if any(finding.name == _ACROSS for finding in report.findings):
+            axes = _TOKENS_FIRST
+        pin = pin if axes is None else f"axes={axes!r}, {pin}"
         pin = f"regard.check({call}, {pin})" if call else pin
     return replace(report, pin=pin)
 
@@ -274,13 +286,39 @@ def _report(code: Thing, intention: Intention) -> Report:
     formulas = computed(readings)
     report = stated(formulas, intention)
     if report.faults or formulas.unread is not None:
+        return _with_tokens_first(report, code, intention)
+    return _with_groups(report, code, formulas.specimen, intention)
+
+
+_ACROSS, _TOKENS_FIRST = "attends-across-batch", "tokens batch dim"
+
+
+def _with_tokens_first(report: Report, code: Thing, intention: Intention) -> Report:
+    """Return a report on code that is right if its first axis is that of the tokens.
+
+    That is a choice that somebody may make, and no number tells.
+    """
+    across = next((finding for finding in report.faults if finding.name == _ACROSS), None)
+    if across is None or intention.expected is not None or code.order is not None:
         return report
-    return _with_groups(report, code, intention)
+    with suppress(ValueError):  # it fails on every input
+        turned = replace(code, order=declared_order(_TOKENS_FIRST))
+        formulas = computed(list(specimens(turned, intention.causal)))
+        other = stated(formulas, intention) if formulas.unread is None else report
+        if not other.faults:
+            detail = (
+                "axes: tokens, batch; the standard: batch, tokens. If it is meant so, pass "
+                f"axes={_TOKENS_FIRST!r}."
+            )
+            entry = replace(across.fault, severity="difference")
+            finding = Finding(entry, across.file, across.line, detail)
+            return replace(other, findings=(finding, *other.findings))
+    return report
 
 
-def _with_groups(report: Report, code: Thing, intention: Intention) -> Report:
+def _with_groups(report: Report, code: Thing, read: Specimen, intention: Intention) -> Report:
     """Return a report with what only fewer heads of keys show: that they are in another order."""
-    specimen = grouped(code, intention.causal)
+    specimen = grouped(code, read)
     formulas = None if specimen is None else computed([specimen])
     if formulas is None or formulas.unread is not None:
         return report

@@ -18,18 +18,13 @@ from regard.diagnosis.inputs.lab import Lab, as_tensors
 from regard.diagnosis.inputs.numpy_arrays import is_array
 from regard.diagnosis.inputs.signature import (
     arguments_of,
-    axis_of_heads,
-    definition_of,
+    axis_letters,
     is_cache,
     signature_of,
 )
 from regard.diagnosis.inputs.specimen import Slot, Specimen
-from regard.diagnosis.inputs.subject import quiet, source_of
+from regard.diagnosis.inputs.subject import quiet
 
-_WORDS = {
-    "b": re.compile(r"^(b|n|bs|bsz|batch|batch_size|samples?)$"),
-    "t": re.compile(r"^(t|l|s|q|k|tokens?|seq|seq_len|length|len|time|steps?|q_len|kv_len)$"),
-}
 _NOT_CONTENT = re.compile(
     r"mask|bias|cos|sin|freq|rope|rotary|pos|table|slope|alibi|cache|past|scale|temp|weight|w_|len"
     r"|seqlen|offset|index|_idx|idx_"
@@ -228,17 +223,14 @@ def _declared_axes(
     written = {first: axes} if isinstance(axes, str) else axes
     found: dict[str, tuple[str | int, ...]] = {}
     for name, words in written.items():
-        letters: list[str | int] = []
-        for place, word in enumerate(re.findall(r"\w+", words)):
-            letter = next((k for k, pattern in _WORDS.items() if pattern.match(word.lower())), None)
-            letters.append(letter or -1 - place)
+        letters = axis_letters(words)
         shape = tuple(getattr(bound.get(name), "shape", ()))
         if len(shape) != len(letters) or (name == first and "t" not in letters):
             raise ValueError(
                 f"axes of {name} are {words!r}, and its shape is {shape}; name each axis, one of "
                 "them 'tokens': axes='batch tokens dim'."
             )
-        found[name] = tuple(letters)
+        found[name] = letters
     return found
 
 
@@ -262,9 +254,7 @@ def _guessed(
         is_second = any(n != first.shape[0] and m == first.shape[1] for n, m, *_ in others)
         return [("t", "b", -3) if is_second else ("b", "t", -3)]
     if first.ndim == 4 and len(contents) >= 3:
-        heads = axis_of_heads(source_of(definition_of(thing)), arguments_of(thing, ()))
-        orders: list[tuple[str | int, ...]] = [("b", -2, "t", -4), ("b", "t", -3, -4)]
-        return orders if heads is None else orders[heads - 1 :][:1]
+        return [("b", -2, "t", -4), ("b", "t", -3, -4)]
     if first.ndim == 4:  # an image: channels before the pixels, or behind them
         behind = first.shape[-1] > first.shape[1]
         return [("b", "t", "t", -4) if behind else ("b", -2, "t", "t")]

@@ -18,8 +18,7 @@ from regard.diagnosis.inputs.numpy_arrays import is_array, loaded_numpy
 from regard.diagnosis.inputs.signature import (
     Argument,
     arguments_of,
-    axis_of_heads,
-    definition_of,
+    axis_letters,
     signature_of,
 )
 from regard.diagnosis.inputs.specimen import Slot, Specimen
@@ -29,7 +28,6 @@ from regard.diagnosis.inputs.subject import (
     copied,
     independent,
     is_installed,
-    source_of,
 )
 from regard.diagnosis.inputs.tape import OpaqueOperator, tensors_in
 
@@ -41,11 +39,13 @@ Order = Literal["btd", "td", "tbd", "bhtd", "bthd"]
 _BATCH, _TOKENS, _HEADS = 2, 7, 4
 _CONTENTS = ("x", "memory", "query", "key", "value")
 
-_SECOND = re.compile(
-    r"^[ \t]*\w+[ \t]*,[ \t]*(b|bs|bsz|batch|batch_size|nbatch)[ \t]*[,=].*(shape|size)"
-    r"|\((t|l|s|n|time|tokens|seq\w*|length|len)[ \t]*,[ \t]*(b|n|bs|bsz|batch\w*)[ \t]*,",
-    re.IGNORECASE | re.MULTILINE,
-)
+_ORDERS: dict[tuple[str, ...], Order] = {
+    ("b", "t", ""): "btd",
+    ("t", ""): "td",
+    ("t", "b", ""): "tbd",
+    ("b", "", "t", ""): "bhtd",
+    ("b", "t", "", ""): "bthd",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +57,18 @@ class Thing:
         call: the function, or a copy of the module in eval mode.
         arguments: of a call, without those that the caller has given.
         options: that the caller has given, by name.
-        source: its text without comments; empty where there is none.
         original: the module as it came, if some of it has fewer bits than float32.
         numbers: whole numbers that the class was given.
+        order: of the axes, as the caller declares it; None: not declared.
     """
 
     name: str
     call: Callable[..., Any]
     arguments: tuple[Argument, ...]
     options: Mapping[str, Any]
-    source: str
     original: nn.Module | None = None
     numbers: tuple[int, ...] = ()
+    order: Order | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -99,23 +99,16 @@ class Thing:
     @property
     def orders(self) -> list[Order]:
         """The orders of axes worth trying, the likeliest first."""
+        if self.order is not None:
+            return [self.order]
         if self.kind == "scores":
             if any(a.role == "lengths" for a in self.arguments):
                 return ["btd", "td", "bhtd"]
             return ["td", "btd", "bhtd"]
-        found: list[Order] = ["btd"]
-        others: list[Order] = []
-        if self.kind == "qkv":
-            said = axis_of_heads(self.source, self.arguments)
-            found.append("bthd" if said == 2 else "bhtd")
-            if said is None:
-                others.append("bthd")
         parts = self.model.modules() if is_installed(self.call) else ()
         if any(isinstance(part, nn.MultiheadAttention) and not part.batch_first for part in parts):
             return ["tbd", "td"]
-        if _SECOND.search(self.source):
-            others.append("tbd")
-        return [*found, "td", *others]
+        return ["btd", "bhtd", "td", "bthd"] if self.kind == "qkv" else ["btd", "td"]
 
     @property
     def widths(self) -> list[int]:
@@ -189,8 +182,26 @@ def thing_of(
             "scores, masks and lengths by their names.\n"
             f"    Pass an example call: {call_to_copy(name, arguments, _width_of(call))}."
         )
-    source = source_of(definition_of(built))
-    return Thing(name, call, arguments, dict(options), source, original, numbers)
+    return Thing(name, call, arguments, dict(options), original, numbers)
+
+
+def declared_order(axes: str | Mapping[str, str] | None) -> Order | None:
+    """Return the order of axes that a caller declares without an example; None for none.
+
+    Raises:
+        ValueError: check makes no inputs with these axes.
+    """
+    if axes is None:
+        return None
+    texts = {axes} if isinstance(axes, str) else {*axes.values()}
+    letters = [axis_letters(text) for text in texts]
+    orders = {_ORDERS.get(tuple(n if isinstance(n, str) else "" for n in own)) for own in letters}
+    if len(orders) == 1 and (order := orders.pop()) is not None:
+        return order
+    raise ValueError(
+        f"axes is {axes!r}; without an example it is one order of all inputs, such as "
+        "'batch tokens dim', 'tokens batch dim' or 'batch tokens heads dim'."
+    )
 
 
 def _width_of(call: Callable[..., Any]) -> int:
@@ -260,11 +271,17 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
     ) from first
 
 
-def grouped(thing: Thing, causal: bool | None) -> Specimen | None:
-    """Return a reading with fewer heads of keys than of queries, if the code takes it."""
+def grouped(thing: Thing, specimen: Specimen) -> Specimen | None:
+    """Return a reading with fewer heads of keys than of queries, if the code takes it.
+
+    Args:
+        thing: the code.
+        specimen: the reading with as many.
+    """
     if thing.kind != "qkv":
         return None
-    order: Order = "bthd" if "bhtd" not in thing.orders else "bhtd"
+    axes, causal = next(iter(specimen.sources.values())).axes, specimen.causal
+    order: Order = "bthd" if len(axes) == 4 and axes[1] == "t" else "bhtd"
     for read in _readings(thing, [(order, _TOKENS, 24)], causal):
         slots = [
             replace(slot, axes=tuple(_HEADS // 2 if n == _HEADS else n for n in slot.axes))

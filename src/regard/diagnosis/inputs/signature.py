@@ -132,31 +132,21 @@ def _settled(found: list[Argument]) -> list[Argument]:
     return [replace(a, role=rename.get(a.name, a.role)) for a in found]
 
 
-_HEADS = re.compile(r"h|nh|(n_?|num_?)?(kv_?|q_?)?heads?")
+_AXES = {
+    "b": re.compile(r"^(b|n|bs|bsz|batch|batch_size|samples?)$"),
+    "t": re.compile(r"^(t|l|s|q|k|tokens?|seq|seq_len|length|len|time|steps?|q_len|kv_len)$"),
+}
 
 
-def axis_of_heads(source: str, arguments: Iterable[Argument]) -> int | None:
-    r"""Return which of the four axes of its queries code calls its heads; None where it does not.
-
-    Its source is as ``ast.unparse`` writes it.
+def axis_letters(words: str) -> tuple[str | int, ...]:
+    """Return declared axes: "b" for samples, "t" for tokens, a number below 0 for any other.
 
     Example:
-        >>> source = "def f(q, k, v):\n    b, s, h, d = q.shape"
-        >>> axis_of_heads(source, [Argument("q", "query", True)])
-        2
+        >>> axis_letters("tokens batch dim")
+        ('t', 'b', -3)
     """
-    taken = "|".join(re.escape(argument.name) for argument in arguments)
-    unpacks = re.compile(rf"\s+\(?(\w+), (\w+), (\w+), (\w+)\)? = (?:{taken})\.(?:shape|size\(\))$")
-    stores = re.compile(rf"\s+(?:[^=]*\W)?(?:{taken})\b[^=(]* = ")
-    is_stored = False
-    for line in source.splitlines():
-        if re.match(r"\s*def ", line):
-            is_stored = False
-        found = None if is_stored else unpacks.match(line)
-        names = found.groups() if found is not None else ()
-        heads = [i for i, name in enumerate(names) if _HEADS.fullmatch(name.lower())]
-        if heads in ([1], [2]):
-            return heads[0]
-        # Behind an assignment its axes may be others.
-        is_stored = is_stored or stores.match(line) is not None
-    return None
+    letters: list[str | int] = []
+    for place, word in enumerate(re.findall(r"\w+", words)):
+        letter = next((k for k, pattern in _AXES.items() if pattern.match(word.lower())), None)
+        letters.append(letter or -1 - place)
+    return tuple(letters)

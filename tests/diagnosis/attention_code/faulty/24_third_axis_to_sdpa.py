@@ -1,4 +1,4 @@
-# regard.check(attention)
+# regard.check(attention, axes="batch tokens heads dim")
 # regard.spec(causal=False)
 """scaled_dot_product_attention takes the third axis for the tokens."""
 import torch.nn.functional as F

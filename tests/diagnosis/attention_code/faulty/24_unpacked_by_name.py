@@ -1,4 +1,4 @@
-# regard.check(attention)
+# regard.check(attention, axes="batch heads tokens dim")
 # regard.spec(causal=False)
 def attention(q, k, v):
     batch, heads, tokens, dim = q.shape

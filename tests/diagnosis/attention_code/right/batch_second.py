@@ -1,4 +1,4 @@
-# regard.check(SelfAttention, 16, 4)
+# regard.check(SelfAttention, 16, 4, axes="tokens batch dim")
 # regard.spec(causal=False, heads=4, positions=None)
 """Everything is (time, batch, channels), as in fairseq."""
 import torch

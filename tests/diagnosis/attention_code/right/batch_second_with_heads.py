@@ -1,4 +1,4 @@
-# regard.check(MultiheadAttention, 20, 5, causal=True)
+# regard.check(MultiheadAttention, 20, 5, causal=True, axes="tokens batch dim")
 # regard.spec(causal=True, heads=5, positions=None)
 """labml's way: (seq, batch, heads, dim), and a softmax over the keys, which are axis 1 there."""
 import torch
