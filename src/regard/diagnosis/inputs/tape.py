@@ -4,6 +4,7 @@ import inspect
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -160,7 +161,8 @@ class Tape(TorchDispatchMode):
         # How many detachments autograd makes depends on who holds the tensors.
         if self._keeps and func is not torch.ops.aten.detach.default:
             given = tuple(tensors_in(out))
-            with apart():
+            # A step out of every mode takes longer than the copy, and most runs have no other one.
+            with apart() if _modes() else nullcontext():
                 copies = tuple(t.detach().clone() for t in given)
             self.steps.append(
                 Step(_named(func), args, kwargs, copies, given, _place(inspect.currentframe()))
@@ -197,6 +199,11 @@ class Tape(TorchDispatchMode):
     def _widened(self, value: Any) -> Any:
         is_float = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(self._dtype) if is_float else value
+
+
+def _modes() -> int:
+    """Return the number of modes that would see an operation."""
+    return torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportPrivateUsage]
 
 
 def _named(func: Any) -> str:
