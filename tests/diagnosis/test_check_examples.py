@@ -288,6 +288,40 @@ def test_axes_of_heads_that_an_example_does_not_tell_are_said() -> None:
     assert [finding.name for finding in told.faults] == ["heads-and-tokens-exchanged"]
 
 
+class TokensFirst(nn.Module):
+    """Takes (tokens, batch, dim)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).transpose(0, 1) for layer in (self.q, self.k, self.v))
+        return ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(0, 1)
+
+
+def test_tokens_before_samples_are_different_unless_axes_declare_them() -> None:
+    report = regard.check(TokensFirst, 16)
+    assert report.verdict == "different"
+    assert [finding.name for finding in report.differences] == ["attends-across-batch"]
+    assert report.computes is not None
+    assert report.computes.is_known
+    assert "axes='tokens batch dim'" in report.pin
+    expected = regard.spec(causal=False)
+    assert regard.check(TokensFirst, 16, axes="tokens batch dim", expect=expected).ok
+    assert regard.check(TokensFirst, 16, expect=expected).verdict == "wrong"
+    assert regard.check(TokensFirst, 16, axes="batch tokens dim").verdict == "wrong"
+
+
+def test_axes_of_heads_are_declared_without_an_example() -> None:
+    assert regard.check(heads_third).ok
+    assert regard.check(heads_third, axes={"q": "batch tokens heads dim"}).ok
+    told = regard.check(heads_third, axes="batch heads tokens dim")
+    assert [finding.name for finding in told.faults] == ["heads-and-tokens-exchanged"]
+    with pytest.raises(ValueError, match="one order of all inputs"):
+        regard.check(heads_third, axes="dim tokens")
+
+
 def masked_pairs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, is_finite: bool) -> Tensor:
     scores = torch.where(mask, q @ k.mT / q.shape[-1] ** 0.5, -torch.inf)
     weights = torch.softmax(scores, 2)

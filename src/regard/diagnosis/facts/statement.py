@@ -134,7 +134,7 @@ def _formula(facts: Facts) -> str:
         scores = f"{cap}·tanh({scores}/{cap})"
     if facts.bias is not None:
         scores += " + bias"
-    if facts.mask is not None and (str(facts.mask) != "every key" or facts.masked):
+    if any(str(mask) != "every key" for mask in (facts.mask, *facts.masked.values())):
         scores += " + mask"
     return f"softmax({scores}{', sink' if facts.sink else ''})·v"
 
