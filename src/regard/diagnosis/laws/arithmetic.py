@@ -68,9 +68,8 @@ class Gradient(Law):
             part = None if grad is None else _idle_part(lab, contents, run, name, grad)
             if part is not None:
                 return self._idle(lab, run, [f"{part} of {name}"])
-        # What is given beside the tokens, as the past, may be cut off on purpose.
-        inputs = {slot.name for slot in s.slots if slot.source}
-        past = {id(t) for n, t in own if n not in inputs}
+        # The past may be cut off on purpose, as in a recurrence over segments.
+        past = {id(t) for n, t in own if _OF_PAST.search(n.lower())}
         kept = [n for n, g in enumerate(found) if g is not None or id(wanted[n]) not in past]
         wanted, found = [wanted[n] for n in kept], tuple(found[n] for n in kept)
         return self._compared(lab, contents, run, wanted, found, weight)
@@ -161,6 +160,7 @@ def _is_added(run: Run, parameter: Tensor) -> bool:
     return bool(readers) and all(step.name in _ADDS for step in readers)
 
 
+_OF_PAST = re.compile("mem|past|cache|state|prev|hist")
 _ADDS = {"add", "add_", "sub", "sub_", "clone"}
 _READERS = {"mm", "addmm", "bmm", "baddbmm", "mul", "add", "clone"}
 _LOOKUPS = {"embedding", "index"}
@@ -178,6 +178,8 @@ def _idle_part(lab: Lab, contents: Contents, run: Run, name: str, grad: Tensor) 
     if parameter.ndim < 2 or not names <= _READERS | _LOOKUPS | _FILTERS:
         return None
     is_table = not names.isdisjoint(_LOOKUPS)
+    if is_table and (half := _idle_half(lab, name, grad)) is not None:
+        return half
     # A filter may be longer than the text; each of its output channels has to count.
     axes = 1 if names & _FILTERS else parameter.ndim
     for axis in range(is_table, axes):
@@ -195,6 +197,29 @@ def _idle_part(lab: Lab, contents: Contents, run: Run, name: str, grad: Tensor) 
         words = f"Numbers {first} to {last}" if last > first else f"Number {first}"
         return f"{words} of {size} along axis {axis}"
     return None
+
+
+def _idle_half(lab: Lab, name: str, grad: Tensor) -> str | None:
+    """Return the rows of a table of distances that no number of tokens reads, in words.
+
+    It has a row for each distance to one side and to the other, and every token sees every token.
+    """
+    s, size = lab.specimen, len(grad)
+    reach = size // 2
+    used = grad.flatten(1).any(1)
+    before, after = used[:reach], used[size - reach :]
+    is_half = size % 2 and reach > 1 and bool(before.any()) != bool(after.any())
+    if not is_half or s.is_fixed or size > (s.most_tokens or _LONGEST) or not lab.influence.all():
+        return None
+    first = 0 if bool(after.any()) else size - reach
+    part = slice(first, first + reach)
+    longer = s.contents(1, size)
+    if not _rows_with_another(lab, longer, name, part, 100.0).equal(lab.run(longer).rows):
+        return None
+    return f"Numbers {first} to {first + reach - 1} of {size} along axis 0"
+
+
+_LONGEST = 65  # rows of a table that is tried with as many tokens
 
 
 def _gradients(
