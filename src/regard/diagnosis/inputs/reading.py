@@ -195,7 +195,9 @@ def declared_order(axes: str | Mapping[str, str] | None) -> Order | None:
         return None
     texts = {axes} if isinstance(axes, str) else {*axes.values()}
     letters = [axis_letters(text) for text in texts]
-    orders = {_ORDERS.get(tuple(n if isinstance(n, str) else "" for n in own)) for own in letters}
+    orders: set[Order | None] = {
+        _ORDERS.get(tuple(n if isinstance(n, str) else "" for n in own)) for own in letters
+    }
     if len(orders) == 1 and (order := orders.pop()) is not None:
         return order
     raise ValueError(
