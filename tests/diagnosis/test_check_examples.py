@@ -309,7 +309,9 @@ def test_tokens_before_samples_are_different_unless_axes_declare_them() -> None:
     assert "axes='tokens batch dim'" in report.pin
     expected = regard.spec(causal=False)
     assert regard.check(TokensFirst, 16, axes="tokens batch dim", expect=expected).ok
-    assert regard.check(TokensFirst, 16, expect=expected).verdict == "wrong"
+    told = regard.check(TokensFirst, 16, expect=expected)
+    assert told.verdict == "wrong"
+    assert "If it is meant so, pass axes='tokens batch dim'." in str(told)
     assert regard.check(TokensFirst, 16, axes="batch tokens dim").verdict == "wrong"
 
 

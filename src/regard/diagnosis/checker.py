@@ -296,10 +296,11 @@ _ACROSS, _TOKENS_FIRST = "attends-across-batch", "tokens batch dim"
 def _with_tokens_first(report: Report, code: Thing, intention: Intention) -> Report:
     """Return a report on code that is right if its first axis is that of the tokens.
 
-    That is a choice that somebody may make, and no number tells.
+    That is a choice that somebody may make, and no number tells. Where an intention leaves it out,
+    the code stays wrong, and the finding says how to declare it.
     """
     across = next((finding for finding in report.faults if finding.name == _ACROSS), None)
-    if across is None or intention.expected is not None or code.order is not None:
+    if across is None or code.order is not None:
         return report
     with suppress(ValueError):  # it fails on every input
         turned = replace(code, order=declared_order(_TOKENS_FIRST))
@@ -310,6 +311,10 @@ def _with_tokens_first(report: Report, code: Thing, intention: Intention) -> Rep
                 "axes: tokens, batch; the standard: batch, tokens. If it is meant so, pass "
                 f"axes={_TOKENS_FIRST!r}."
             )
+            if intention.expected is not None:
+                told = Finding(across.fault, across.file, across.line, detail)
+                rest = (finding for finding in report.findings if finding is not across)
+                return replace(report, findings=(told, *rest))
             entry = replace(across.fault, severity="difference")
             finding = Finding(entry, across.file, across.line, detail)
             return replace(other, findings=(finding, *other.findings))
