@@ -333,11 +333,11 @@ WRONG: list[tuple[Any, Any, type[Exception], str]] = [
     (recording, lambda seen: seen.part(["d"]), KeyError, "layer is 'd'; this recording has a, b"),
     (
         *(recording, lambda seen: seen.part("a"), TypeError),
-        "layers is 'a'; it takes several names or places.\n    Pass ['a'] for that layer alone.",
+        "layers is 'a'; it takes several names or indices.\n    Pass ['a'] for that layer alone.",
     ),
     (
         *(recording, lambda seen: seen.part(1), TypeError),
-        "layers is 1; it takes several names or places.\n    Pass [1] for that layer alone.",
+        "layers is 1; it takes several names or indices.\n    Pass [1] for that layer alone.",
     ),
     (
         *(cross, lambda seen: seen.with_tokens("x"), TypeError),

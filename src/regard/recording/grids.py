@@ -65,12 +65,12 @@ def _check_fit(layer: Layer, grids: Sequence[Grid], num_pictures: int) -> None:
                 f"has kv_len = {kv_len} and a batch of {entries}.\n"
                 "    Layers with other tokens have other grids: pass {name: [grid, ...]}."
             )
-        places = {(grid.entry, token) for token in grid.tokens}
-        if places & taken:
+        positions = {(grid.entry, token) for token in grid.tokens}
+        if positions & taken:
             raise ValueError(
-                f"grids have token {min(places & taken)[1]} twice; a token stands for one part."
+                f"grids have token {min(positions & taken)[1]} twice; a token stands for one part."
             )
-        taken |= places
+        taken |= positions
 
 
 def entry_grids(grids: Iterable[Grid], index: int, layer: Layer) -> tuple[Grid, ...]:
@@ -148,14 +148,14 @@ def _rows(
     if isinstance(query, str):
         return _positions("query", tokens, [query], layer.shape[-2])
     some = query if isinstance(query, Sequence) else [query]
-    places = [check_index_bounds(check_whole("query", each), ran, 0) - start for each in some]
-    missing = [row + start for row in places if not 0 <= row < layer.shape[-2]]
-    if missing or not places:
+    rows = [check_index_bounds(check_whole("query", each), ran, 0) - start for each in some]
+    missing = [row + start for row in rows if not 0 <= row < layer.shape[-2]]
+    if missing or not rows:
         raise IndexError(
             f"query is {missing[0] if missing else 'empty'}; layer {layer.name!r} has queries "
             f"{start} to {start + layer.shape[-2] - 1}."
         )
-    return places
+    return rows
 
 
 def _positions(
@@ -164,10 +164,10 @@ def _positions(
     """Return the positions of tokens that are given as positions or as texts."""
     if isinstance(wanted, str):
         raise TypeError(f"{name} is a string; it must be a list.\n    Pass [{wanted!r}].")
-    places: list[int] = []
+    positions: list[int] = []
     for each in wanted:
         if not isinstance(each, str):
-            places.append(check_index_bounds(check_whole(name, each), length, 0))
+            positions.append(check_index_bounds(check_whole(name, each), length, 0))
             continue
         if tokens is None:
             raise ValueError(
@@ -183,8 +183,8 @@ def _positions(
                 "    Pass a word of the text, the text of a special token, or a position; those of "
                 "patches are in seen.grids."
             )
-        places += special or range(*words[each])
-    return places
+        positions += special or range(*words[each])
+    return positions
 
 
 def _mean_of_rows(

@@ -98,5 +98,5 @@ def _shows_both_ends(mask: Mask, shape: torch.Size) -> bool:
 
 def _extent(seen: Tensor, kv_len: int) -> range:
     """Return the range from the first True to the last; all keys if there is none."""
-    places = cast("list[int]", seen.nonzero().flatten().tolist())
-    return range(places[0], places[-1] + 1) if places else range(kv_len)
+    columns = cast("list[int]", seen.nonzero().flatten().tolist())
+    return range(columns[0], columns[-1] + 1) if columns else range(kv_len)

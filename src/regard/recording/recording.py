@@ -71,7 +71,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         query_tokens: one token for each query of the matrices; None if unknown.
         key_tokens: one token for each key; None if unknown.
         refused: the modules whose attention ran and was not recorded, each with line and reason.
-        shard: the place of this recording in a distributed run; None for a whole model.
+        shard: the part of a distributed run that this is; None for a whole model.
         trials: the scores of special runs of the model, by layer name, kind and head; see
             ``regard.trials``. ``regard.heads`` reads them.
         pictures: the pictures that the model saw, from ``with_pictures``; empty without.
@@ -133,11 +133,11 @@ class Recording(Mapping[str, AttentionMatrix]):
         """Return the name of the model, and a line for each layer, or for a run of equal ones."""
         lines: list[str] = []
         for text, group in groupby(enumerate(self._layers.values()), lambda pair: repr(pair[1])):
-            run = [(place, visible(layer.name)) for place, layer in group]
+            run = [(index, visible(layer.name)) for index, layer in group]
             if len(run) > _MOST_EQUAL:
                 (first, one), (last, other) = run[0], run[-1]
                 run = [(f"{first} to {last}", f"{one} to {other}")]
-            lines += [f"  {place}  {name}  {text}" for place, name in run]
+            lines += [f"  {index}  {name}  {text}" for index, name in run]
         count = f"{len(self._layers)} layer{'s' * (len(self._layers) != 1)}"
         return "\n".join([f"Recording of {visible(self.model) or 'a model'}, {count}", *lines])
 
@@ -316,7 +316,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         """
         if isinstance(layers, str) or is_whole(layers):
             raise TypeError(
-                f"layers is {layers!r}; it takes several names or places.\n"
+                f"layers is {layers!r}; it takes several names or indices.\n"
                 f"    Pass [{layers!r}] for that layer alone."
             )
         some = (layer_at(self.layers, layer) for layer in layers)
@@ -621,8 +621,8 @@ class Recording(Mapping[str, AttentionMatrix]):
         return rolled
 
 
-def _rank_of(recording: Recording, place: int) -> str:
-    return f"recording {place}" if recording.shard is None else f"rank {recording.shard.rank}"
+def _rank_of(recording: Recording, index: int) -> str:
+    return f"recording {index}" if recording.shard is None else f"rank {recording.shard.rank}"
 
 
 def merged(recordings: Sequence[Recording], names: Sequence[str]) -> Recording:
@@ -660,13 +660,13 @@ def _merge_pictures(
     grids: dict[str, tuple[Grid, ...]] = {}
     for name, part in zip(names, recordings, strict=True):
         # A rank has the layers alone of which it holds heads.
-        places = {layer.name: part.layer_grids(layer.name) for layer in part.layers}
-        is_other = any(grids.setdefault(layer, there) != there for layer, there in places.items())
+        of_part = {layer.name: part.layer_grids(layer.name) for layer in part.layers}
+        is_other = any(grids.setdefault(layer, there) != there for layer, there in of_part.items())
         if is_other or part.pictures != recordings[0].pictures:
             raise RegardError(
                 f"{name} has other pictures than {names[0]}; only equal ones can be merged.\n"
                 "    Merge the parts first, then use seen.with_pictures."
             )
     if recordings[0].pictures:
-        some = {layer: places for layer, places in grids.items() if places}
+        some = {layer: each for layer, each in grids.items() if each}
         whole.put_pictures(recordings[0].pictures, some)
