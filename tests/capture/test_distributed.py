@@ -419,18 +419,18 @@ def test_heads_are_joined_in_the_order_of_the_ranks() -> None:
     torch.testing.assert_close(whole["layer"].to_dense(), torch.cat(parts, 1))
 
 
-WRONG_PLACES: dict[str, tuple[dict[str, object], str]] = {
+WRONG_PARTS: dict[str, tuple[dict[str, object], str]] = {
     "beyond": ({"heads": [2, 2]}, "part 2 of 2 of a distributed run"),
     "too-many": ({"batch": [0, 2**20]}, "part 0 of 1048576 of a distributed run"),
-    "no-number": ({"rank": "first"}, "a place of 'first'"),
+    "no-number": ({"rank": "first"}, "'first' where a count must stand"),
     "no-text": ({"run": 3}, "3 where a text must stand"),
-    "missing": ({"rank": None}, "a place of None"),
+    "missing": ({"rank": None}, "None where a count must stand"),
     "stage": ({"layers": [0, 2]}, "Shard with 'layers', which it cannot have"),
 }
 
 
-@pytest.mark.parametrize(("changes", "reason"), WRONG_PLACES.values(), ids=WRONG_PLACES)
-def test_a_damaged_place_is_noticed(
+@pytest.mark.parametrize(("changes", "reason"), WRONG_PARTS.values(), ids=WRONG_PARTS)
+def test_a_damaged_part_is_noticed(
     changes: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     part(1).save(tmp_path / "run")

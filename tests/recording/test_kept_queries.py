@@ -64,8 +64,8 @@ def test_a_file_written_as_the_model_runs_knows_it_too(tmp_path: Path) -> None:
     ("queries", "what"),
     [
         pytest.param({"start": 6, "ran": 9}, "queries 6 to 10 of 9", id="beyond the text"),
-        pytest.param({"start": -1, "ran": 9}, "a place of -1", id="before the text"),
-        pytest.param({"start": 5, "ran": "9"}, "a place of '9'", id="no number"),
+        pytest.param({"start": -1, "ran": 9}, "-1 where a count must stand", id="before the text"),
+        pytest.param({"start": 5, "ran": "9"}, "'9' where a count must stand", id="no number"),
         pytest.param({"start": 5}, "'ran' is missing", id="one number"),
     ],
 )

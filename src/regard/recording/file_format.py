@@ -163,7 +163,7 @@ def _number(value: object) -> int:
 def count_of(value: object) -> int:
     """Return a number of queries, keys or the like; raise a ValueError for anything else."""
     if type(value) is not int or not 0 <= value < _LONGEST:
-        raise ValueError(f"a count of {value!r}")
+        raise ValueError(f"{value!r} where a count must stand")
     return value
 
 
