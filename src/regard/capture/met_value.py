@@ -873,7 +873,7 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
     """
     if weights.layout != torch.strided or not weights.is_floating_point():
         return "they are no dense numbers"
-    # Of long rows in float32; others are summed more precisely than they were rounded.
+    # Long rows in float32 lose this much in their sum; 16 bits are summed in float32, too.
     of_sums = 32 * torch.finfo(torch.float32).eps if weights.dtype != torch.float64 else 1e-9
     tolerance = max(of_sums, 2.5 * rounding)
     # Most operands that are no weights show it in the first row.

@@ -311,12 +311,12 @@ def _with_tokens_first(report: Report, code: Thing, intention: Intention) -> Rep
                 "axes: tokens, batch; the standard: batch, tokens. If it is meant so, pass "
                 f"axes={_TOKENS_FIRST!r}."
             )
-            if intention.expected is not None:
-                told = Finding(across.fault, across.file, across.line, detail)
-                rest = (finding for finding in report.findings if finding is not across)
-                return replace(report, findings=(told, *rest))
-            entry = replace(across.fault, severity="difference")
+            is_free = intention.expected is None
+            entry = replace(across.fault, severity="difference") if is_free else across.fault
             finding = Finding(entry, across.file, across.line, detail)
+            if not is_free:
+                rest = (each for each in report.findings if each is not across)
+                return replace(report, findings=(finding, *rest))
             return replace(other, findings=(finding, *other.findings))
     return report
 

@@ -153,8 +153,9 @@ def _path(tensor: Tensor, numbers: Numbers, sizes: Sizes, before: int, most: int
                 change = change.rotation(coordinates, sizes.positions)
                 if change is None:
                     continue
-            same = {column: column for column in range(shape[-1] * (earlier.shape == shape))}
-            operations = _moved(path.operations, same)
+            operations = path.operations
+            if earlier.shape != shape:  # its columns are other ones
+                operations = _moved(operations, {})
             if not isinstance(change, _Cast):
                 operations = (*operations, change)
             operations = _moved(operations, _columns_at(origin.index, shape[-1]))
