@@ -430,9 +430,7 @@ WRONG_PARTS: dict[str, tuple[dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "reason"), WRONG_PARTS.values(), ids=WRONG_PARTS)
-def test_a_damaged_part_is_noticed(
-    changes: dict[str, object], reason: str, tmp_path: Path
-) -> None:
+def test_a_damaged_part_is_noticed(changes: dict[str, object], reason: str, tmp_path: Path) -> None:
     part(1).save(tmp_path / "run")
     [file] = (tmp_path / "run").iterdir()
     changed(file, lambda about: about["shard"].update(changes))
