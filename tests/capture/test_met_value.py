@@ -216,6 +216,18 @@ def test_low_precision_hides_no_edit() -> None:
     check(weighing(weigh), dtype=torch.bfloat16, limit=0.05)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_hides_no_factor_of_two_roundings(dtype: torch.dtype) -> None:
+    factor = 1 - 2 * torch.finfo(dtype).eps
+    seen, _ = observed(weighing(lambda q, k: softmax(q, k) * factor), dtype=dtype)
+    assert "a row sums to 0.9" in seen.refused[0].reason
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_exponentials_of_rounded_logarithms_are_weights(dtype: torch.dtype) -> None:
+    check(weighing(lambda q, k: (q @ k.mT).log_softmax(-1).exp()), dtype=dtype, limit=LIMITS[dtype])
+
+
 # Dropout
 
 DROPOUTS: tuple[Change, ...] = (

@@ -557,11 +557,10 @@ class MetValue:
         is_known = moved is not None or track.product is None
         if softmax.is_written_out and is_known and not is_outer(track):
             self._open.append(softmax)
+        rounding = _OF_LOGARITHMS * rounding_of(output)
         self._tracks.put(
             output,
-            track.into(
-                output, axes=moved, softmax=softmax, rounding=rounding_of(output), before=None
-            ),
+            track.into(output, axes=moved, softmax=softmax, rounding=rounding, before=None),
         )
 
     def _normalise(self, operation: Operation) -> None:
@@ -875,7 +874,7 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
         return "they are no dense numbers"
     # Long rows in float32 lose this much in their sum; 16 bits are summed in float32, too.
     of_sums = 32 * torch.finfo(torch.float32).eps if weights.dtype != torch.float64 else 1e-9
-    tolerance = max(of_sums, 2.5 * rounding)
+    tolerance = max(of_sums, rounding)
     # Most operands that are no weights show it in the first row.
     for part in (weights[:1, :1], weights):
         wide = part if part.element_size() > 2 else part.float()
@@ -955,6 +954,7 @@ def _axes_of_rows(operation: Operation) -> int:
     return int(int(chosen) % source.ndim == source.ndim - 2)
 
 
+_OF_LOGARITHMS = 2.5  # an exponential of a rounded logarithm of 5 nats is off by 2.5 roundings
 _EMPTY = "all of them are 0"
 _CHANGED = (
     "the weights of the softmax ({}) were changed before they multiply the value ({}): {}.\n"
