@@ -580,6 +580,16 @@ def blocks_beside_in_heads(m: Tokens, x: Tensor) -> Tensor:
     return (queries @ keys.mT).softmax(-1) @ keys
 
 
+def chosen_columns(m: Tokens, x: Tensor) -> Tensor:
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    return (m.query(x) @ x.mT)[..., order].softmax(-1) @ x[:, order]
+
+
+def keys_without_batch(m: Tokens, x: Tensor) -> Tensor:
+    order, key = torch.tensor([3, 1, 5, 0, 2, 4]), m.query(x)[0].tanh()
+    return (m.query(x)[0] @ key[order].mT).softmax(-1) @ key.index_select(0, order)
+
+
 def by_landmarks(m: Tokens, x: Tensor) -> Tensor:
     """Tokens attend to landmarks that attend to tokens, as in agent and Nyström attention."""
     query, key = m.query(x), m.query(x).tanh()
@@ -601,6 +611,38 @@ def test_weights_that_meet_relative_values_too_are_one_attention(batch: int) -> 
     assert len(seen) == 1
 
 
+def test_weights_of_an_earlier_layer_are_those_of_a_later_one_too() -> None:
+    weights: list[Tensor] = []
+
+    def attend(m: Tokens, x: Tensor) -> Tensor:
+        weights.append((m.query(x) @ x.mT).softmax(-1))
+        return weights[-1] @ x
+
+    def attend_again(m: Tokens, x: Tensor) -> Tensor:
+        return weights[-1] @ m.query(x)
+
+    seen, messages = observed(nn.Sequential(Tokens(attend), Tokens(attend_again)))
+    assert (list(seen), messages) == (["layer.0", "layer.1", "plain"], [])
+    assert error(seen["layer.1"].to_dense(), weights[0]) <= 2e-6
+
+
+@pytest.mark.parametrize("change", [torch.relu, torch.sigmoid], ids=["relu", "sigmoid"])
+def test_a_value_may_be_positive_and_projected_by_an_own_parameter(change: Change) -> None:
+    projection = nn.Parameter(torch.randn(4, 4))
+    layer = Layer(lambda q, k, v, keep: keep(softmax(q, k)) @ change(v @ projection))
+    layer.projection = projection
+    check(layer)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_frozen_layer_of_pytorch_is_recorded(heads: int) -> None:
+    layer = nn.MultiheadAttention(D, heads, batch_first=True).eval().requires_grad_(False)
+    query, memory = torch.randn(B, T, D), torch.randn(B, 7, D)
+    with regard.observe(layer) as seen:
+        _, weights = layer(query, memory + 1, memory, average_attn_weights=False)
+    torch.testing.assert_close(seen[0].to_dense(), weights)
+
+
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
@@ -608,6 +650,8 @@ def test_weights_that_meet_relative_values_too_are_one_attention(batch: int) -> 
         (sorted_keys, "an index chose the rows of its query, key or value"),
         (blocks_beside, "an index chose the rows of its query, key or value"),
         (blocks_beside_in_heads, "an index chose the rows of its query, key or value"),
+        (chosen_columns, "an index chose the rows of its query, key or value"),
+        (keys_without_batch, "an index chose the rows of its query, key or value"),
         (by_landmarks, "its output is a product of several softmaxes"),
     ],
 )

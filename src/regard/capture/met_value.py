@@ -238,6 +238,8 @@ class MetValue:
             if (track := self._tracks.of(side)) is not None
         ]
         normalised = [each for each in tracked if each[0].softmax is not None]
+        if normalised:  # they multiply a value, which an own parameter may have projected
+            tracked = [each for each in tracked if not _is_projected(each[0])]
         mixed = [(track, side) for track, side, _ in tracked if is_over_heads(track, side)]
         if mixed:
             self._follow_mixture(operation, *mixed[0])
@@ -354,11 +356,14 @@ class MetValue:
             return False
         name, lines = self._owner(operation, track) or "", lines_of(operation, track)
         flows = _has_gradient(operation, side)
-        self._meet(track, Met(name, weights, met_value, evidence, flows, lines), shaped, value)
+        met = Met(name, weights, met_value, evidence, flows, lines)
+        self._meet(operation, track, met, shaped, value)
         self._outputs.put(cast(Tensor, operation.output), name)
         return True
 
-    def _meet(self, track: Track, met: Met, shaped: Tensor, value: Tensor) -> None:
+    def _meet(
+        self, operation: Operation, track: Track, met: Met, shaped: Tensor, value: Tensor
+    ) -> None:
         """Record an attention unless its matrix would not be that of its tokens, in order."""
         softmax, product, evidence = track.softmax, track.product, met.evidence
         axes = None if track.axes is None else track.axes.of_view(shaped)
@@ -369,23 +374,24 @@ class MetValue:
         if softmax is not None:
             softmax.meet()
             self._met.add(softmax)
-            if part in softmax.parts and evidence is not None and evidence.is_exact:
-                return  # the weights of the softmax are used again, unchanged
+            users = [name for name, used in softmax.parts if used == part]
+            if users and evidence is not None and evidence.is_exact:
+                if met.name in users:
+                    return  # the weights of the softmax are used again, unchanged
+                met = replace(met, name=operation.module() or "")  # by another layer
         if not met.name:
             return
         line = met.lines.get("softmax", met.lines["value"])
         if self._outputs.of(value) == met.name and not _attends_to(product, value):
             self._refuse(met.name, _COMPOSITE.format(line), line)
-        elif (product is not None and product.gathered) or (
-            self._gathered.of(value) and not (evidence is not None and evidence.gives_weights)
-        ):
+        elif (product is not None and product.gathered) or self._gathered.of(value):
             self._refuse(met.name, _GATHERED.format(line), line)
         else:
             self._record(met)
             if softmax is None or part is None or evidence is None:
                 return
             if "gives_weights" in vars(evidence) and evidence.is_exact:  # it was recorded
-                softmax.parts.append(part)
+                softmax.parts.append((met.name, part))
 
     def _tell_changed(
         self, operation: Operation, track: Track, side: Tensor, value: Tensor
@@ -417,8 +423,7 @@ class MetValue:
             return
         if track.axes is None and not track.is_changed:
             return
-        constants = {storage_key(buffer) for buffer in self._buffers()}
-        if any(storage_key(each) in constants for each in tensors_in(operation.args)):
+        if any(map(self._is_buffer, tensors_in(operation.args))):
             return
         if name is not None and name in product.modules:
             how = f"scores meet a value ({operation.line()}) without a softmax"
@@ -831,8 +836,9 @@ class MetValue:
     def _gather(self, operation: Operation) -> None:
         """Note tensors whose rows an index chose, so that they are no tokens in order."""
         source, output = operation.args[0], operation.output
-        is_source = source.ndim >= 3 and source.is_floating_point()
-        if is_source and (axes := _axes_of_rows(operation)):
+        # A table, such as one of positions, has no axis for a batch, and rows that are no tokens.
+        is_source = source.ndim > 2 or (source.ndim == 2 and not self._is_stored(source))
+        if is_source and source.is_floating_point() and (axes := _axes_of_rows(operation)):
             self._gathered.put(output, axes)
             chosen = [
                 track is not None and (track.softmax is None or is_of_scores(track))
@@ -843,6 +849,14 @@ class MetValue:
                 how = f"an index of the scores chooses a value ({operation.line()})"
                 self._absence.note_missing(name, how)
         self.follow(operation)
+
+    def _is_stored(self, tensor: Tensor) -> bool:
+        """Return True for a parameter or a buffer of the model."""
+        return self._parameters.has(tensor) or self._is_buffer(tensor)
+
+    def _is_buffer(self, tensor: Tensor) -> bool:
+        key = storage_key(tensor)
+        return any(storage_key(buffer) == key for buffer in self._buffers())
 
     def _sample(self, operation: Operation) -> None:
         """Note a module that samples its value, as deformable attention does."""
@@ -897,6 +911,12 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
 def _is_over_keys(track: Track, side: Tensor) -> bool:
     """Return True for the softmax of no scores whose rows have more than one key."""
     return track.softmax is not None and not track.softmax.is_of_scores and side.shape[-1] > 1
+
+
+def _is_projected(track: Track) -> bool:
+    """Return True for the product of an activation and a parameter, without a softmax."""
+    is_learned = track.product is not None and track.product.parameter is not None
+    return is_learned and track.softmax is None
 
 
 def _may_be_weights(track: Track, side: Tensor) -> bool:

@@ -47,7 +47,7 @@ class Softmax:
             None if that is unknown.
         shape: the shape of its output.
         is_met: True if its weights met a value, or are a part of other weights.
-        parts: the parts of its weights that were recorded.
+        parts: the parts of its weights that were recorded, each with the module's name.
     """
 
     name: str | None
@@ -62,7 +62,7 @@ class Softmax:
     is_gate: bool | None = False
     shape: tuple[int, ...] = ()
     is_met: bool = False
-    parts: list[Part] = field(default_factory=list[Part])
+    parts: list[tuple[str, Part]] = field(default_factory=list[tuple[str, Part]])
 
     def meet(self) -> None:
         """Note that its weights met a value, or are a part of other weights."""
