@@ -358,7 +358,7 @@ def test_a_page_that_fails_leaves_nothing_printed_and_the_old_one_whole(
     def full(recording: regard.Recording, path: Path, **kwargs: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("regard.cli.output_files.write_file", full)
+    monkeypatch.setattr("regard.view.export.page_file.write_page", full)
     (working_folder / "attention.html").write_text("the old page")
     code, out, err = run("see", SENTENCE, "-m", bert)
     assert (code, out) == (2, "")

@@ -12,6 +12,7 @@ import tiny_models
 from commands import Run
 from regard.models.pretrained import Pretrained
 from regard.recording.layers import Refusal
+from regard.view.server import http_server
 
 TEXT = "Anna has a red boat. Ben has a blue house."
 RECORDED, REFUSED = (f"encoder.layer.{place}.attention.self" for place in range(2))
@@ -103,6 +104,18 @@ def test_a_refused_layer_of_a_recording_ends_a_strict_command(
     assert (code, out) == (2, "")
     assert re.fullmatch(f"{LINE}    Leave out --strict to see the other layers\\.\n", err)
     assert not Path("attention.html").exists()
+
+
+def test_a_served_recording_names_its_refused_layer(
+    run: Run, incomplete: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "_serve", lambda *_: None)
+    code, _, err = run("serve", incomplete)
+    assert code == 0
+    assert re.fullmatch(LINE, err)
+    code, _, err = run("serve", incomplete, "--strict")
+    assert code == 2
+    assert err.endswith("    Leave out --strict to see the other layers.\n")
 
 
 @pytest.mark.parametrize("strict", [(), ("--strict",)], ids=["", "strict"])

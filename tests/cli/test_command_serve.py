@@ -194,8 +194,7 @@ def test_a_port_that_is_in_use_is_one_clear_sentence(run: Run, tmp_path: Path) -
 
 def test_a_recording_that_is_not_there_is_one_clear_sentence(run: Run) -> None:
     code, out, err = run("serve", "none.safetensors")
-    assert (code, out) == (2, "")
-    assert err.startswith("regard: there is no file none.safetensors; ")
+    assert (code, out, err) == (2, "", "regard: none.safetensors: No such file or directory.\n")
 
 
 def test_a_file_that_is_no_recording_is_one_clear_sentence(run: Run, tmp_path: Path) -> None:

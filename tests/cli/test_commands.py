@@ -321,11 +321,18 @@ def test_the_heads_of_a_recording_are_those_of_the_library(run: Run, recorded: s
     assert out == regard.heads(regard.load(recorded)).text() + "\n"
 
 
-def test_a_recording_has_its_own_model(run: Run, recorded: str) -> None:
-    code, _, err = run("heads", recorded, "--model", "x")
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [("heads", "--model", "x"), ("see", "--layers", "1"), ("compare", "--max-tokens", "3")],
+)
+def test_a_recording_takes_no_option_of_a_model(
+    command: str, option: str, value: str, run: Run, recorded: str
+) -> None:
+    runs = (recorded, recorded) if command == "compare" else (recorded,)
+    code, _, err = run(command, *runs, option, value)
     assert code == 2
     assert err == (
-        f"regard: --model cannot be combined with the recording {recorded}.\n"
+        f"regard: {option} cannot be combined with the recording {recorded}.\n"
         "    Leave out one of them.\n"
     )
 
@@ -351,6 +358,12 @@ def test_a_long_text_is_cut_with_a_warning(run: Run, bert: str) -> None:
     assert err == (
         f"regard: the text is cut to its first 7 tokens: {len(kept)} of {len(TEXT)} characters\n"
     )
+
+
+def test_two_texts_that_are_compared_are_cut_with_a_warning(run: Run, bert: str) -> None:
+    code, _, err = run("compare", TEXT, TEXT, "-m", bert, "--max-tokens", "7")
+    assert code == 0
+    assert err.count("regard: the text is cut to its first 7 tokens: ") == 2
 
 
 def test_a_text_that_is_short_enough_is_not_cut(run: Run, bert: str) -> None:

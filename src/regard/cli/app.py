@@ -35,6 +35,7 @@ try:
     from regard.cli.segments_command import segments
     from regard.cli.serve_command import serve
     from regard.cli.survey_command import survey
+    from regard.text.escaping import visible
 
     import_module("rich")  # the terminal needs it later, and here one sentence says so
 except ModuleNotFoundError as missing:
@@ -165,8 +166,6 @@ def _show_warning(message: Warning | str, *_: object) -> None:
 
 
 def _write(message: str) -> None:
-    from regard.text.escaping import visible
-
     lines = [visible(line) for line in message.splitlines()]
     sys.stderr.write("regard: " + "\n".join(lines) + "\n")
 

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from regard.cli.options import AsJson
+from regard.cli.output_files import write_json
+from regard.text.escaping import visible
 
 Target = Annotated[
     str,
@@ -53,11 +55,9 @@ def check(
     --expect '{"causal": true, "heads": 4}' compares what it computes with what it is meant to.
     Exit codes: 0 right, 1 wrong or different from the standard, 3 cannot tell.
     """
-    from regard.cli.output_files import write_json
     from regard.cli.progress import progress
     from regard.diagnosis.expectation import spec_of_json
     from regard.diagnosis.sandbox.sandbox_process import CannotRun, Limits, check_apart
-    from regard.text.escaping import visible
 
     if explain:
         sys.stdout.write(f"{explanation(explain)}\n")
@@ -89,16 +89,14 @@ def check(
             {name: value for name, value in report.items() if name not in ("text", "exit_code")}
             for report in found.reports
         ]
-        troubles = found.troubles
-        write_json({"reports": reports, "troubles": troubles, "exit_code": found.exit_code})
+        code = found.exit_code
+        write_json({"reports": reports, "troubles": found.troubles, "exit_code": code})
     else:
         _write_text([*(str(report["text"]) for report in found.reports), *found.troubles])
     raise typer.Exit(found.exit_code)
 
 
 def _write_text(parts: Sequence[str]) -> None:
-    from regard.text.escaping import visible
-
     lines = "\n\n".join(parts).splitlines()
     sys.stdout.write("\n".join(map(visible, lines)) + "\n")
 

@@ -20,6 +20,8 @@ from regard.cli.options import (
     read_input,
     with_options,
 )
+from regard.cli.output_files import check_output, report_refused, show_page, write_json, write_page
+from regard.text.escaping import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +54,6 @@ def compare(
     alike, 100 % if they share no token. It needs the same number of tokens. A page of -o shows
     other texts, too, side by side.
     """
-    from regard.cli.output_files import check_output, show_page, write_json, write_page
     from regard.cli.progress import progress
 
     page = output or (Path("attention.html") if open_page else None)
@@ -107,17 +108,13 @@ def _both(
     options: ModelOptions, given: list[str | Path], report: "Callable[..., None]"
 ) -> tuple["Recording", "Recording", list[str]]:
     """Return two recordings, opened or made of two texts, and their names."""
-    from regard.cli.output_files import report_refused
-    from regard.text.escaping import visible
-
     first, second = given
     if isinstance(first, Path) and isinstance(second, Path):
         options.check_alone(first)
         return open_recording(first), open_recording(second), [str(first), str(second)]
     report(f"loading and running {options.name}")
     pretrained = options.load()
-    cut = options.max_tokens
-    texts = [pretrained.first_tokens(str(text), cut) if cut else str(text) for text in given]
+    texts = [options.cut(pretrained, str(text)) for text in given]
     trials = quick_trials(pretrained)
     one, two = (pretrained.observe(text, trials=trials) for text in texts)
     report_refused(one)  # the same model refuses the same layers of both

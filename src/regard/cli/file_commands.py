@@ -16,6 +16,7 @@ from regard.cli.options import (
     open_recording,
     parse_positions,
 )
+from regard.cli.output_files import check_output, show_page, write_page
 
 Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.")
@@ -49,7 +50,6 @@ def page(
     strict: Strict = False,
 ) -> None:
     """Write a recording as a page: one file for any browser."""
-    from regard.cli.output_files import check_output, show_page, write_page
     from regard.cli.progress import progress
     from regard.recording.layers import recorded_indices
     from regard.view.tiles.manifest import title_of

@@ -2,16 +2,15 @@
 
 import sys
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import AsJson, Input, TextOptions, open_recording, read_input, with_options
+from regard.cli.options import AsJson, Input, Report, TextOptions, read_input, with_options
+from regard.cli.output_files import print_view, refusals, write_json
+from regard.text.escaping import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from regard.analysis.head_classes import Trial
     from regard.models.pretrained import Pretrained
 
@@ -52,49 +51,37 @@ def heads(
     """
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from regard.analysis.head_classes import classify, head_table, trials_of
-    from regard.cli.output_files import report_refused, write_json
     from regard.cli.progress import progress
-    from regard.text.escaping import visible
     from regard.view.terminal.head_grid import HeadsView
 
-    words = _TEXT if text is None else read_input(text)
     with progress() as report:
-        if isinstance(words, Path):
-            options.check_alone(words)
-            seen = open_recording(words, strict=options.strict)
-        else:
-            report(f"opening {options.name}")
-            pretrained, words = options.load_for(words)
-            trials = [] if no_trials else _trials(pretrained, report)
-            reading = partial(report, "reading the text")
-            seen = pretrained.observe(words, progress=reading, strict=options.strict, trials=trials)
-            report_refused(seen)
+
+        def run_trials(pretrained: "Pretrained") -> "list[Trial]":
+            return [] if no_trials else _trials(pretrained, report)
+
+        seen = options.read(_TEXT if text is None else read_input(text), report, run_trials)
         asking = partial(report, "asking every head")
         tokens = seen.query_tokens, seen.key_tokens
         found = classify(seen.layers, *tokens, trials=trials_of(seen), progress=asking)
     num_tokens = None if seen.key_tokens is None else len(seen.key_tokens)
     if as_json:
-        named = [{"name": head.name, **asdict(head)} for head in found]
         write_json(
             {
                 "model": seen.model,
                 "tokens": num_tokens,
                 "layers": list(seen),
-                "refused": [refusal._asdict() for refusal in seen.refused],
-                "heads": named,
+                "refused": refusals(seen),
+                "heads": [{"name": head.name, **asdict(head)} for head in found],
             }
         )
     elif every:
         sys.stdout.write(head_table(found).text() + "\n")
     else:
-        console = Console(highlight=False, markup=False, emoji=False)
-        console.print(HeadsView(visible(seen.model) or "a model", num_tokens, found))
+        print_view(HeadsView(visible(seen.model) or "a model", num_tokens, found))
 
 
-def _trials(pretrained: "Pretrained", report: "Callable[..., None]") -> "list[Trial]":
+def _trials(pretrained: "Pretrained", report: Report) -> "list[Trial]":
     """Run the trials for which the model reads enough tokens."""
     from regard.models.trials import needle, repetition
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from regard.text.escaping import visible
+
 Asked = Annotated[
     str | None,
     typer.Argument(
@@ -26,7 +28,6 @@ def learn(lesson: Asked = None, notebook: Notebooks = None) -> None:
     """Learn attention, from averages to a transformer that learns."""
     from regard.lessons.lesson_notebooks import write_notebooks
     from regard.lessons.lesson_pages import all_lessons, find_lesson
-    from regard.text.escaping import visible
 
     lessons = all_lessons() if lesson is None else (find_lesson(lesson),)
     if notebook is not None:

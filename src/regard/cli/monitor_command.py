@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.options import AsJson
+from regard.cli.output_files import check_output, page_line, write_json
+from regard.text.escaping import visible
 
 if TYPE_CHECKING:
     from regard.text.tables import Table
@@ -33,7 +35,6 @@ def monitor(
     """
     import csv
 
-    from regard.cli.output_files import check_output, page_line, write_json
     from regard.training.run_table import observed_rows, read_last, read_table, rows_text
     from regard.view.figures.training_page import write_training_page
 
@@ -62,7 +63,6 @@ def _by_layer(rows: list[dict[str, Any]]) -> "Table":
     from math import isnan
     from statistics import fmean
 
-    from regard.text.escaping import visible
     from regard.text.tables import Table
     from regard.training.alarms import is_dead
     from regard.training.run_table import SHOWN

@@ -10,16 +10,23 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import typer
+
+from regard.cli.output_files import report_refused
 
 if TYPE_CHECKING:
     from regard import vllm
     from regard.analysis.head_classes import Trial
     from regard.models.pretrained import Pretrained
     from regard.recording.recording import Recording
+
+Report: TypeAlias = Callable[..., None]
+"""Reports progress: ``report(what, done, total)``."""
+Trials: TypeAlias = "Callable[[Pretrained], list[Trial]]"
 
 # More than any model reads, and little enough to be read into memory without a thought.
 _MOST_BYTES = 64 * 2**20
@@ -114,41 +121,38 @@ class ModelOptions:
 
     def load(self) -> "Pretrained":
         """Load the model."""
-        from regard.errors import RefusedWarning
         from regard.models.pretrained import Pretrained
 
-        # report_refused writes a line about refused layers, of models and of recordings alike.
-        warnings.filterwarnings("ignore", category=RefusedWarning)
+        _leave_refused_to_us()
         return Pretrained.load(self.name, device=self.device, dtype=self.dtype)
 
-    def load_for(self, text: str) -> tuple["Pretrained", str]:
-        """Load the model, and cut the text to its first tokens with a warning."""
-        pretrained = self.load()
+    def cut(self, pretrained: "Pretrained", text: str) -> str:
+        """Cut a text to its first tokens with a warning."""
         if self.max_tokens is None:
-            return pretrained, text
+            return text
         cut = pretrained.first_tokens(text, self.max_tokens)
         if cut != text:
             sys.stderr.write(
                 f"regard: the text is cut to its first {self.max_tokens:,} tokens: {len(cut):,} of "
                 f"{len(text):,} characters\n"
             )
-        return pretrained, cut
+        return cut
 
     def check_alone(self, run: Path) -> None:
-        """Raise an error if a model is named together with a recording."""
-        if self.model is not None:
-            raise ValueError(
-                f"--model cannot be combined with the recording {run}.\n    Leave out one of them."
-            )
+        """Raise an error if an option of a model is named together with a recording."""
+        self._refuse({"strict", "no_picture"}, f"the recording {run}")
 
     def check_served(self) -> None:
         """Raise an error if an option of a model that runs here is named together with a server."""
-        here = ("model", "device", "dtype", "max_tokens", "chat", "values", "image")
+        allowed = {"strict", "no_picture", "generate", "layers", "heads"}
+        self._refuse(allowed, "--server, whose model is loaded")
+
+    def _refuse(self, allowed: set[str], subject: str) -> None:
         for each in fields(self):
-            if each.name in here and getattr(self, each.name) != each.default:
+            if each.name not in allowed and getattr(self, each.name) != each.default:
                 raise ValueError(
-                    f"--{each.name.replace('_', '-')} cannot be combined with --server, whose "
-                    "model is loaded.\n    Leave out one of them."
+                    f"--{each.name.replace('_', '-')} cannot be combined with {subject}.\n"
+                    "    Leave out one of them."
                 )
 
 
@@ -157,6 +161,36 @@ class TextOptions(ModelOptions):
     """The options that choose a model, and how it reads a text."""
 
     strict: Strict = False
+
+    def read(
+        self, words: str | Path, report: Report, trials: "Trials | None" = None, **how: Any
+    ) -> "Recording":
+        """Open a recording, or let a model read a text; one line names refused layers.
+
+        Args:
+            words: the text, or the path of the recording.
+            report: reports progress.
+            trials: runs the trials of the model, ``quick_trials`` when left out.
+            how: more of the arguments of ``Pretrained.observe``.
+        """
+        if isinstance(words, Path):
+            self.check_alone(words)
+            return open_recording(words, strict=self.strict)
+        report(f"loading {self.name}")
+        pretrained = self.load()
+        words = self.cut(pretrained, words)
+
+        def report_layers(done: int, total: int | None) -> None:
+            is_written = done == total and how.get("path") is not None
+            what = f"writing {how['path']}" if is_written else f"running {self.name}"
+            report(what, done, total)
+
+        run = trials or quick_trials
+        seen = pretrained.observe(
+            words, progress=report_layers, strict=self.strict, trials=run(pretrained), **how
+        )
+        report_refused(seen)
+        return seen
 
 
 @dataclass(frozen=True)
@@ -178,19 +212,38 @@ class RecordOptions(TextOptions):
     image: Image = None
     no_picture: NoPicture = False
 
-    @property
-    def vision_name(self) -> str:
-        """The name of the model that reads the picture."""
-        from regard.models.pretrained_vision import DEFAULT_VISION_MODEL
+    def observe(
+        self, words: str | Path | None, report: Report, path: Path | None = None
+    ) -> "Recording":
+        """Open a recording, or let a model read a text, a picture or both.
 
-        return self.model or DEFAULT_VISION_MODEL
+        Args:
+            words: the text, the path of the recording, or None with a picture.
+            report: reports progress.
+            path: saves the recording in this file.
+        """
+        how: dict[str, Any] = {
+            "keep": "qkv" if self.values else "qk",
+            "heads": parse_positions("heads", self.heads),
+            "generate": self.generate,
+        }
+        if self.image is not None or words is None:
+            seen = self._observe_picture(words, report, how)
+            if path is not None:
+                report(f"writing {path}")
+                seen.save(path)
+            return seen
+        how |= {"layers": parse_positions("layers", self.layers), "chat": self.chat, "path": path}
+        seen = self.read(words, report, partial(quick_trials, writes=self.generate > 0), **how)
+        if self.no_picture:
+            seen.forget_pixels()
+        return seen
 
-    def observe_picture(self, given: str | None) -> "Recording":
-        """Run a model on a picture, and a text if one is given, and return its attention."""
-        from regard.cli.output_files import report_refused
-        from regard.errors import RefusedWarning
+    def _observe_picture(
+        self, given: str | Path | None, report: Report, how: dict[str, Any]
+    ) -> "Recording":
         from regard.images.picture import decode
-        from regard.models.pretrained_vision import PretrainedVision
+        from regard.models.pretrained_vision import DEFAULT_VISION_MODEL, PretrainedVision
 
         if self.image is None or (self.model is None and given is not None):
             raise ValueError(
@@ -202,55 +255,24 @@ class RecordOptions(TextOptions):
             raise ValueError(
                 "--image excludes --layers, --max-tokens and --chat.\n    Leave them out."
             )
-        text = None if given is None else text_of(given)
-        warnings.filterwarnings("ignore", category=RefusedWarning)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            picture = decode(self.image)
-        for warning in caught:
-            sys.stderr.write(f"regard: {warning.message}\n")
+        text = None if given is None else text_of(str(given))
+        name, reads_text = self.model or DEFAULT_VISION_MODEL, text is not None
+        report(f"loading and running {name}")
+        picture = decode(self.image)
+        _leave_refused_to_us()
         vision = PretrainedVision.load(
-            self.vision_name,
-            reads_text=text is not None,
-            device=self.device,
-            dtype=self.dtype,
+            name, reads_text=reads_text, device=self.device, dtype=self.dtype
         )
-        seen = vision.observe(
-            picture,
-            text,
-            keep="qkv" if self.values else "qk",
-            heads=parse_positions("heads", self.heads),
-            generate=self.generate,
-            data=not self.no_picture,
-            strict=self.strict,
-        )
+        seen = vision.observe(picture, text, data=not self.no_picture, strict=self.strict, **how)
         report_refused(seen)
         return seen
 
-    def observe(
-        self,
-        pretrained: "Pretrained",
-        text: str,
-        path: Path | None = None,
-        progress: Callable[[int, int | None], None] | None = None,
-    ) -> "Recording":
-        """Run a model on a text, and return its attention with what trials show of its heads."""
-        from regard.cli.output_files import report_refused
 
-        seen = pretrained.observe(
-            text,
-            keep="qkv" if self.values else "qk",
-            layers=parse_positions("layers", self.layers),
-            heads=parse_positions("heads", self.heads),
-            chat=self.chat,
-            generate=self.generate,
-            path=path,
-            progress=progress,
-            strict=self.strict,
-            trials=quick_trials(pretrained, writes=self.generate > 0),
-        )
-        report_refused(seen)
-        return seen
+def _leave_refused_to_us() -> None:
+    """Silence warnings about refused layers: report_refused writes one line about them."""
+    from regard.errors import RefusedWarning
+
+    warnings.filterwarnings("ignore", category=RefusedWarning)
 
 
 def quick_trials(pretrained: "Pretrained", *, writes: bool = False) -> "list[Trial]":
@@ -362,7 +384,6 @@ def open_recording(run: Path, *, strict: bool = False, no_picture: bool = False)
         strict: if True, raise an error if layers were refused; otherwise one line names them.
         no_picture: if True, leave out the content of pictures.
     """
-    from regard.cli.output_files import report_refused
     from regard.errors import RegardError
     from regard.recording.file_reader import load
 

@@ -8,16 +8,18 @@ import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from regard.errors import RegardError, count_text
-from regard.recording.layers import Refusal
-from regard.recording.recording import Recording
 from regard.text.escaping import visible
-from regard.view.export.page_file import MIB, read_layers
-from regard.view.export.page_file import write_page as write_file
-from regard.view.tiles.manifest import PageLayer
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from regard.recording.layers import Refusal
+    from regard.recording.recording import Recording
+    from regard.view.tiles.manifest import PageLayer
+
+_MIB = 2**20
 _MOST_NAMES = 3
 
 
@@ -45,7 +47,7 @@ def check_output(path: Path) -> None:
 
 
 def write_page(
-    seen: Recording,
+    seen: "Recording",
     page: Path,
     report: Callable[..., None],
     *,
@@ -65,25 +67,22 @@ def write_page(
         other_title: what stands over the maps of a second recording.
         options: more of those of ``regard.page``.
     """
-    write_file(
+    from regard.view.export import page_file
+
+    page_file.write_page(
         seen,
         page,
         title=visible(title),
-        limit=limit * MIB * 63 // 64,  # a 64th is for the page's own code
+        limit=limit * _MIB * 63 // 64,  # a 64th is for the page's own code
         other_title=visible(other_title),
         progress=partial(report, f"writing {page}"),
         **options,
     )
-    return page_lines(page, read_layers(page))
+    return _page_lines(page, page_file.read_layers(page))
 
 
-def page_lines(page: Path, held: Sequence[PageLayer]) -> str:
-    """Return where a page is, how large, and which of its layers are exact.
-
-    Args:
-        page: the file.
-        held: what the page has of each layer.
-    """
+def _page_lines(page: Path, held: "Sequence[PageLayer]") -> str:
+    """Return where a page is, how large, and which of its layers are exact."""
     size = page.stat().st_size
     lines = [page_line(page)]
     exact = [layer for layer in held if layer.kind in ("query-key", "weights")]
@@ -97,7 +96,7 @@ def page_lines(page: Path, held: Sequence[PageLayer]) -> str:
         some = [layer for layer in means if layer.block == block]
         words = f"means of {block} x {block} tokens" if block > 1 else "weights in one byte each"
         lines.append(f"    {words}: {_layers_text(some)}")
-    more = f"--limit {math.ceil(size / len(exact) * len(held) / MIB)}" if exact else "--limit"
+    more = f"--limit {math.ceil(size / len(exact) * len(held) / _MIB)}" if exact else "--limit"
     lines.append(
         f"    to have others exact: --layers {means[0].place}, for all {more}; or regard serve"
     )
@@ -110,7 +109,7 @@ def page_line(page: Path) -> str:
     return f"{visible(str(page))}   {size:,.0f} kB, one file, opens in any browser"
 
 
-def _layers_text(layers: Sequence[PageLayer]) -> str:
+def _layers_text(layers: "Sequence[PageLayer]") -> str:
     """Return the places of some layers, as ``--layers`` takes them."""
     runs: list[list[int]] = []
     for place in sorted({layer.place for layer in layers}):
@@ -122,7 +121,7 @@ def _layers_text(layers: Sequence[PageLayer]) -> str:
     return f"layer{'s' if len(layers) > 1 else ''} {text}"
 
 
-def report_refused(seen: Recording, *, strict: bool = False) -> None:
+def report_refused(seen: "Recording", *, strict: bool = False) -> None:
     """Write one line about the refused layers to standard error; nothing if there are none.
 
     Args:
@@ -134,14 +133,18 @@ def report_refused(seen: Recording, *, strict: bool = False) -> None:
     """
     if not seen.refused:
         return
+    from regard.errors import RegardError
+
     text = _refused_text(seen.refused)
     if strict:
         raise RegardError(f"{text}\n    Leave out --strict to see the other layers.")
     sys.stderr.write(f"regard: {visible(text)}\n")
 
 
-def _refused_text(refused: Sequence[Refusal]) -> str:
+def _refused_text(refused: "Sequence[Refusal]") -> str:
     """Return the number of refused layers, the first names and the first reason."""
+    from regard.errors import count_text
+
     names = list(dict.fromkeys(refusal.module for refusal in refused))
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     listed = ", ".join(map(repr, names[:_MOST_NAMES])) + more
@@ -158,6 +161,18 @@ def show_page(page: Path) -> None:
     """Open a page in a browser, or say that there is none."""
     if not webbrowser.open(page.resolve().as_uri()):
         sys.stderr.write(f"regard: no browser was found; open {visible(str(page))} yourself\n")
+
+
+def print_view(view: "RenderableType", end: str = "\n") -> None:
+    """Write a view of rich to standard output; what looks like markup is text."""
+    from rich.console import Console
+
+    Console(highlight=False, markup=False, emoji=False).print(view, end=end)
+
+
+def refusals(seen: "Recording") -> list[dict[str, Any]]:
+    """Return the refused layers as JSON has them."""
+    return [refusal._asdict() for refusal in seen.refused]
 
 
 def write_json(value: object) -> None:

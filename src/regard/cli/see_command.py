@@ -13,14 +13,19 @@ from regard.cli.options import (
     Limit,
     Open,
     RecordOptions,
-    open_recording,
     read_input,
     with_options,
 )
+from regard.cli.output_files import (
+    check_output,
+    print_view,
+    refusals,
+    show_page,
+    write_json,
+    write_page,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from regard.recording.recording import Recording
     from regard.view.terminal.summary import Summary
 
@@ -61,13 +66,11 @@ def see(
     as_json: AsJson = False,
 ) -> None:
     """Show what a model attends to in a text, a picture, or both."""
-    from rich.console import Console
-
-    from regard.cli.output_files import check_output, show_page, write_json, write_page
     from regard.cli.progress import progress
     from regard.recording.layers import recorded_indices
     from regard.view.terminal.summary import Selection, summarise
     from regard.view.terminal.terminal_view import TerminalView
+    from regard.view.tiles.manifest import title_of
 
     selection = Selection(layer, head)
     if no_page and (output is not None or open_page):
@@ -79,14 +82,17 @@ def see(
         check_output(page)
     words, lines = text if options.image is not None else read_input(text), ""
     with progress() as report:
-        seen, title = _seen(options, words, report)
+        seen = options.observe(words, report)
         summary = summarise(seen, selection, top, partial(report, "asking every head"))
         if page is not None:
+            title = title_of(seen)
+            if options.max_tokens is None and not isinstance(words, Path):
+                title = shorten(words or str(options.image), 60, placeholder=" …")
             lines = "\n" + write_page(
                 seen,
                 page,
                 report,
-                title=shorten(title, 60, placeholder=" …"),
+                title=title,
                 opened=recorded_indices(seen.layers, layer, head),
                 heads=summary.heads,
                 limit=limit,
@@ -94,30 +100,10 @@ def see(
     if as_json:
         write_json(_as_json(seen, summary, page))
     else:
-        console = Console(highlight=False, markup=False, emoji=False)
-        console.print(TerminalView(summary))
-        console.print(lines, end="\n" if lines else "")
+        print_view(TerminalView(summary))
+        print_view(lines, end="\n" if lines else "")
     if open_page and page is not None:
         show_page(page)
-
-
-def _seen(
-    options: RecordOptions, words: str | Path | None, report: "Callable[..., None]"
-) -> tuple["Recording", str]:
-    """Return the attention of a text, with trials, of a picture or of a file; and its title."""
-    from regard.view.tiles.manifest import title_of
-
-    if options.image is not None or words is None:
-        report(f"loading and running {options.vision_name}")
-        text = None if words is None else str(words)
-        return options.observe_picture(text), text or str(options.image)
-    if isinstance(words, Path):
-        options.check_alone(words)
-        seen = open_recording(words, strict=options.strict, no_picture=options.no_picture)
-        return seen, title_of(seen)
-    report(f"loading and running {options.name}")
-    pretrained, words = options.load_for(words)
-    return options.observe(pretrained, words), words
 
 
 def _as_json(seen: "Recording", summary: "Summary", page: Path | None) -> dict[str, Any]:
@@ -130,7 +116,7 @@ def _as_json(seen: "Recording", summary: "Summary", page: Path | None) -> dict[s
         "model": summary.model,
         "tokens": [token._asdict() for token in summary.tokens],
         "layers": summary.layers,
-        "refused": [refusal._asdict() for refusal in seen.refused],
+        "refused": refusals(seen),
         "selection": asdict(summary.selection),
         "sinks": summary.sinks,
         "rows": [asdict(row) for row in summary.rows],

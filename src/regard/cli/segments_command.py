@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from regard.cli.options import AsJson, Run, Strict, open_recording, parse_named
+from regard.cli.output_files import refusals, write_json
 
 if TYPE_CHECKING:
     from regard.analysis.span_shares import Shares
@@ -73,7 +74,6 @@ def segments(
 ) -> None:
     """Show how much the parts of a text attend to each other."""
     from regard.analysis.span_shares import segment_shares
-    from regard.cli.output_files import write_json
     from regard.cli.progress import progress
     from regard.text import spans
 
@@ -127,7 +127,7 @@ def _as_json(
     return {
         "model": seen.model,
         "layers": shares.layers,
-        "refused": [refusal._asdict() for refusal in seen.refused],
+        "refused": refusals(seen),
         "sinks_left_out": shares.sinks,
         "beyond": shares.over,
         "shares": shares.table(per).records(),

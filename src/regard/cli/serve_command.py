@@ -16,12 +16,14 @@ from regard.cli.options import (
     NoPicture,
     Server,
     TextOptions,
+    open_recording,
     quick_trials,
     reach,
     read_input,
     text_of,
     with_options,
 )
+from regard.cli.output_files import report_refused
 
 if TYPE_CHECKING:
     from regard.recording.recording import Recording
@@ -52,7 +54,6 @@ def serve(
     no_picture: NoPicture = False,
 ) -> None:
     """Show a recording of any length, or a text that can be edited, as a page until Ctrl-C."""
-    from regard.cli.output_files import report_refused
     from regard.cli.progress import progress
     from regard.errors import RegardError
 
@@ -65,15 +66,11 @@ def serve(
         ) from missing
     words = read_input(text) if server is None else text_of(text)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, with its clean-up
+    here = partial(http_server.serve, port=port, open_browser=not no_browser, tell=_write_address)
     if isinstance(words, Path):
         options.check_alone(words)
-        http_server.serve(
-            words,
-            port=port,
-            open_browser=not no_browser,
-            no_picture=no_picture,
-            tell=_write_address,
-        )
+        seen = open_recording(words, strict=options.strict, no_picture=no_picture)
+        here(seen, path=words)
         return
     with TemporaryDirectory(prefix="regard-") as folder:
         with progress() as report:
@@ -85,16 +82,15 @@ def serve(
                 read = _reader_there(server, Path(folder))
             seen = read(words, partial(report, f"running {server or options.name}"))
             report_refused(seen, strict=options.strict)
-        http_server.serve_text(
-            seen, words, read, port=port, open_browser=not no_browser, tell=_write_address
-        )
+        here(seen, text=words, read=read)
 
 
 def _reader_here(options: TextOptions, words: str) -> tuple[str, Read]:
     """Return a text, cut if the options say so, and a function that lets a model read a text."""
     from regard.errors import RegardError
 
-    pretrained, words = options.load_for(words)
+    pretrained = options.load()
+    words = options.cut(pretrained, words)
     trials = quick_trials(pretrained)
 
     def read(words: str, report_progress: Callable[[int, int | None], None]) -> "Recording":

@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from regard.cli.options import AsJson, ModelOptions, parse_named, with_options
+from regard.cli.output_files import write_json
+from regard.text.escaping import visible
 
 Corpus = Annotated[
     Path,
@@ -53,11 +55,9 @@ def survey(
     Run it again to go on after an interruption. On many processes: torchrun --nproc-per-node 8
     -m regard survey CORPUS --model NAME.
     """
-    from regard.cli.output_files import write_json
     from regard.cli.progress import progress
     from regard.corpus.surveying import survey as survey_corpus
     from regard.errors import count_text
-    from regard.text.escaping import visible
 
     named = dict(parse_named("part", part, "NAME=PATTERN") for part in parts or [])
     if options.device == "cuda" and "LOCAL_RANK" in os.environ:

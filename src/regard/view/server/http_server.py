@@ -13,7 +13,6 @@ page itself is answered, with the cookie that it got for the token in its addres
 
 import asyncio
 import json
-import os
 import socket
 import sys
 import threading
@@ -47,7 +46,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.errors import RegardError
 from regard.models.pretrained import check_text
-from regard.recording.file_reader import load
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.export.page_template import filled_template
@@ -322,63 +320,42 @@ def _known_at_once(recording: Recording, answers: Answers, title: str) -> dict[s
 
 
 def serve(
-    path: str | os.PathLike[str],
+    recording: Recording,
     *,
+    path: Path | None = None,
+    text: str = "",
+    read: Read | None = None,
     port: int | None = None,
     open_browser: bool = True,
-    no_picture: bool = False,
     tell: Callable[[str], object] = print,
 ) -> None:
     """Serve the page of a recording until Ctrl-C.
 
     Args:
-        path: of the recording.
-        no_picture: if True, the page gets the sizes of pictures only.
+        recording: of a file or of a text.
+        path: of the file; once it is another one, the page gets no more answers.
+        text: that the model read.
+        read: runs the model on another text; the text can then be edited on the page.
         port: where to listen; any free one for None.
         open_browser: whether to open the page.
         tell: called with the address, which has the token.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        RegardError: it is no recording, or has answers only.
+        RegardError: the recording has answers only.
         ValueError: the port is in use or none that this user may have.
     """
-    file = Path(path)
-    seen = load(file)
-    if no_picture:
-        seen.forget_pixels()
-    state = _identity(file)
-    whole = seen.part([layer.name for layer in seen.layers if layer.matrix is not None])
-    if not whole:
-        raise RegardError(
-            f"{file} has answers only; the page needs query and key.\n"
-            "    Record query and key, or ask it with regard heads."
-        )
-    title = title_of(seen) if seen.key_tokens else visible(seen.model) or file.name
-    changed = partial(_is_another, file, state)
-    _serve(partial(application, whole, title=title, changed=changed), port, open_browser, tell)
-
-
-def serve_text(
-    recording: Recording,
-    text: str,
-    read: Read,
-    *,
-    port: int | None = None,
-    open_browser: bool = True,
-    tell: Callable[[str], object] = print,
-) -> None:
-    """Serve the page of a text until Ctrl-C; the text can be edited there.
-
-    Args:
-        recording: of the text.
-        text: that the model read.
-        read: runs the model on another text.
-        port: as in ``serve``, like the others.
-        open_browser: whether to open the page.
-        tell: called with the address.
-    """
     made = partial(application, recording, text=text, read=read)
+    if path is not None:
+        shown = recording.part([one.name for one in recording.layers if one.matrix is not None])
+        if not shown:
+            raise RegardError(
+                f"{path} has answers only; the page needs query and key.\n"
+                "    Record query and key, or ask it with regard heads."
+            )
+        name = visible(recording.model) or path.name
+        title = title_of(recording) if recording.key_tokens else name
+        changed = partial(_is_another, path, _identity(path))
+        made = partial(application, shown, title=title, changed=changed)
     _serve(made, port, open_browser, tell)
 
 
