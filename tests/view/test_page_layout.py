@@ -72,6 +72,22 @@ def test_there_is_no_empty_band_under_a_map(show: Open) -> None:
             assert legend["y"] - (drawn + 9 * height) < 40
 
 
+@pytest.mark.parametrize(
+    ("view", "last"),
+    [("steps", "#view-steps .note"), ("segments", "#view-segments table"), ("text", ".lined")],
+)
+def test_few_tokens_fill_a_large_screen(show: Open, view: str, last: str) -> None:
+    page = show(recorded())
+    page.set_viewport_size({"width": 2560, "height": 1440})
+    page.evaluate(f"location.hash = 'view={view}&query=3&key=2&parts=words'")
+    page.wait_for_selector(f'body[data-view="{view}"][data-read]')
+    drawn = page.locator(last).bounding_box()
+    line = page.locator("footer").bounding_box()
+    assert drawn
+    assert line
+    assert 0.75 * line["y"] < drawn["y"] + drawn["height"] <= line["y"]
+
+
 def test_the_text_shows_the_chosen_token_and_what_it_looks_at_where_both_fit(show: Open) -> None:
     count = 600
     weights = torch.full((count, count), 0.1 / (count - 1))

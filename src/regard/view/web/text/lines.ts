@@ -8,8 +8,9 @@ import { named } from "./tokens";
 
 export const MOST_LINED = 60; // tokens; more lines than theirs show nothing
 const LEAST = 0.01; // the weight from which a line is drawn
-const [LEAST_ROW, LARGEST_ROW] = [22, 72]; // pixels of a token
-const PARTS = { phone: 0.3, other: 0.45 }; // of the height of the screen that the lines of few tokens take
+const [LEAST_ROW, LARGEST_ROW] = [22, 100]; // pixels of a token
+const PARTS = { phone: 0.3, other: 0.45 }; // of the height of the screen that the lines of few tokens take at least
+const ABOVE = 460; // pixels over and under them, where the screen is no phone
 const WIDEST = 6; // pixels of the line of a weight of 1
 
 export class Lines {
@@ -36,7 +37,9 @@ export class Lines {
   /** @param weights (q_len, kv_len) */
   draw(weights: Float32Array, colour: string, { queries, keys }: TwoAxes) {
     const count = Math.max(queries.length, keys.length);
-    const room = window.innerHeight * (matchMedia("(max-width: 699px)").matches ? PARTS.phone : PARTS.other);
+    const { innerHeight: screen } = window;
+    const isPhone = matchMedia("(max-width: 699px)").matches;
+    const room = isPhone ? screen * PARTS.phone : Math.max(screen * PARTS.other, screen - ABOVE);
     const side = Math.max(LEAST_ROW, Math.min(LARGEST_ROW, Math.floor(room / count)));
     const height = side * count;
     this.picture.style.setProperty("--row", `${side}px`);

@@ -139,7 +139,7 @@ export class SegmentsView implements View {
       {
         "aria-label": "What parts give to each other, in percent",
         className: keys.length > NUMBERED ? "dense" : "",
-        style: `--columns: ${keys.length}`,
+        style: `--columns: ${keys.length}; --rows: ${queries.length}`,
       },
       element("thead", {}, element("tr", {}, headed("col", "gives to", "corner"), ...heads)),
       element("tbody", {}, ...rows),

@@ -155,6 +155,7 @@ export class StepsView implements View {
       element("tbody", {}, ...rows.map((step, i) => this.row(step, i, columns))),
       element("tfoot", {}, this.last(columns, rows.length)),
     );
+    this.grid.style.setProperty("--rows", String(rows.length + 1));
     this.grid.setAttribute("aria-label", this.heading.textContent);
     this.explain(columns);
     this.grid.classList.toggle("with-values", steps.output !== null);
