@@ -48,7 +48,7 @@ from regard.view.tiles.manifest import (
     sink_keys,
     small_numbers,
 )
-from regard.view.tiles.page_opening import openings
+from regard.view.tiles.page_opening import blind_opening, openings
 
 MIB = 2**20
 LIMIT = 63 * MIB  # with the page's own code a file is below 64 MiB
@@ -174,6 +174,15 @@ def page_text(recording: Recording, *, title: str, is_small: bool = False) -> st
     layers, blocks = _blocks(recording, range(len(recording)), None, kinds, LIMIT, counted)
     first = manifest(recording, layers, title=title, opened=opened, notable=notable)
     return "".join(_page(first, blocks, is_small=is_small))
+
+
+@torch.no_grad()
+def means_page(recording: Recording, *, title: str) -> tuple[str, list[PageLayer]]:
+    """Return the text of a page that holds block means alone, and what it has of each layer."""
+    counted = RowCount([recording], (), None)
+    layers, blocks = _blocks(recording, (), None, [()] * len(recording), 0, counted)
+    first = manifest(recording, layers, title=title, opened=blind_opening(recording))
+    return "".join(_page(first, blocks)), layers
 
 
 def _room(limit: int, recordings: Sequence[Recording]) -> int:

@@ -6,7 +6,7 @@ sentence. Answers are computed on threads beside the kernel's own, so that a cel
 questions reach them between cells.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,18 +15,10 @@ import traitlets
 
 from regard.errors import RegardError
 from regard.recording.recording import Recording
-from regard.reductions.sums import Pool
-from regard.view.export.page_template import bundled, filled_template, number_block
-from regard.view.export.summarised_layer import FEWEST_BLOCKS, SummarisedLayer, block_of
+from regard.view.export.page_file import means_page
+from regard.view.export.page_template import bundled, filled_template
 from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed
-from regard.view.tiles.manifest import (
-    SMALL,
-    PageLayer,
-    first_sequence,
-    live_layers,
-    manifest,
-    small_numbers,
-)
+from regard.view.tiles.manifest import live_layers, manifest
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone, Wanted
 from regard.view.tiles.page_opening import blind_opening
@@ -119,22 +111,10 @@ def reply(
 
 def _pages(seen: Recording, title: str) -> tuple[str, str | None]:
     """Return the page that asks the kernel, and the one of block means, if they are fast."""
-
-    def page(layers: Sequence[PageLayer], *blocks: str) -> str:
-        first = manifest(seen, layers, title=title, opened=blind_opening(seen))
-        return "".join(filled_template(first, blocks))
-
-    live = live_layers(seen)
-    if sum(seen[layer.name].shape.numel() for layer in live) > _MOST_WEIGHTS:
-        return page(live), None
-    still: list[PageLayer] = []
-    blocks: list[str] = []
-    for place, layer in enumerate(live):
-        matrix = first_sequence(seen[layer.name])
-        means = SummarisedLayer(layer, matrix, block_of(matrix.shape, FEWEST_BLOCKS))
-        small, *answers = matrix.reduce(Pool(SMALL, SMALL), *means.questions)
-        numbers = means.finished(answers, 0)
-        layer.overview = means.layer.overview = small_numbers(small)
-        still.append(means.layer)
-        blocks += [number_block(f"layer-{place}-{name}", text) for name, text in numbers.items()]
-    return page(live), page(still, *blocks)
+    layers, still = live_layers(seen), None
+    if sum(seen[layer.name].shape.numel() for layer in layers) <= _MOST_WEIGHTS:
+        still, summarised = means_page(seen, title=title)
+        for layer, means in zip(layers, summarised, strict=True):
+            layer.overview = means.overview
+    first = manifest(seen, layers, title=title, opened=blind_opening(seen))
+    return "".join(filled_template(first)), still
