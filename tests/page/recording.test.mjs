@@ -138,6 +138,8 @@ test("notes say what is rounded, left out or shown of a recording", () => {
     said({ dtype: "float16", deviation: 1e-6 })[0],
     /^Queries and keys are stored in 16 bits: weights are within/,
   );
+  assert.match(said({ dtype: "float16", deviation: 1e-6, spacing: 1 })[0], /points of the recording\.$/);
+  assert.match(said({ dtype: "float16", deviation: 1e-6, spacing: 3 })[0], /, measured in 1 row of 3\.$/);
   assert.match(said({ dtype: "float16", kind: "weights", deviation: 1e-3 })[0], /^Weights are stored in 16 bits/);
   assert.match(said({ heads: [null, null] })[0], /not numbers \(NaN\)/);
   const another = "this is the first. Show another with recording.entry(1).";

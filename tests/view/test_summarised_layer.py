@@ -225,6 +225,14 @@ def test_the_deviation_is_the_largest_of_all_rows(tmp_path: Path) -> None:
     assert stored.layer.deviation == pytest.approx(float(worst), rel=1e-3)
 
 
+def test_a_deviation_of_some_rows_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "MOST_COMPARED", 50 * 50 // 2)
+    matrix = regard.attend(torch.randn(1, 50, 16), torch.randn(1, 50, 16))
+    stored = CompleteLayer(PageLayer("layer", *matrix.shape), matrix, "float16", ())
+    stored.finished([stored.shown.reduce(*stored.questions)], 10**9)
+    assert stored.layer.spacing == 2
+
+
 def test_numbers_that_16_bits_hold_exactly_deviate_by_nothing(tmp_path: Path) -> None:
     x = torch.randn(1, 50, 16).bfloat16()
     matrix = regard.attend(x, x)

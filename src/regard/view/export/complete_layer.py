@@ -107,7 +107,10 @@ class CompleteLayer:
     def finished(self, answers: Sequence[Tensor], room: int) -> Block:
         """Return all numbers of the layer; those of the means of blocks where there is room."""
         if self._rounded_from is not None:
-            self.layer.deviation = _deviation(self._rounded_from, self.shown)
+            weights = math.prod(self.shown.shape)
+            self.layer.spacing = max(1, weights // MOST_COMPARED)
+            deviation = _deviation(self._rounded_from, self.shown, self.layer.spacing)
+            self.layer.deviation = deviation
         block = dict(self.block)
         if answers:
             apart = without_keys(self.shown, self._aside).reduce(RowNormalizers())
@@ -206,10 +209,10 @@ def _rounded(tensor: Tensor, stored: Stored) -> Tensor:
     return tensor.half() if stored == "float16" else tensor.float()
 
 
-def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix) -> float:
+def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix, spacing: int) -> float:
     """Return the largest difference of a weight, or a bound where it is below one in a million.
 
-    It is measured over all rows; of very long texts over evenly spaced ones.
+    One row in ``spacing`` is measured.
     """
     bound = _most_deviation(
         cast(QueryKeyScores, matrix.source), cast(QueryKeyScores, rounded.source)
@@ -217,7 +220,6 @@ def _deviation(matrix: AttentionMatrix, rounded: AttentionMatrix) -> float:
     if bound < 1e-6:
         return bound
     height = max(1, 2**22 // matrix.shape[-1])
-    spacing = max(1, math.prod(matrix.shape) // MOST_COMPARED)
     largest = 0.0
     for start in range(0, matrix.shape[-2], height * spacing):
         rows = slice(start, start + height * spacing, spacing)

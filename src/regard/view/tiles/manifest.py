@@ -57,6 +57,7 @@ class PageLayer:
     key_unit: float = 1.0
     dtype: Literal["float32", "float16"] = "float32"
     deviation: float = 0.0
+    spacing: int = 1
     span_heads: int = 0
     block: int = 1
     maximum: float = 0.0

@@ -49,7 +49,8 @@ export interface LayerInfo {
   query_unit: number; // the stored query is over this power of two, which scale makes up for
   key_unit: number;
   dtype: "float32" | "float16";
-  deviation: number; // largest difference of a weight, measured, that dtype brings
+  deviation: number; // largest difference of a weight that dtype brings
+  spacing?: number; // one row in so many was measured for it
   span_heads: number; // 0: no mask; 1: one mask for all heads; num_heads: one each
   /** tokens of a block of a pyramid, each way; 64 where a layer with query and key holds means of blocks too */
   block: number;

@@ -20,8 +20,10 @@ export function notes(recording: Recording, layer: number): string[] {
     found.push(...meansNotes(info, layer));
   } else if (info.dtype && info.dtype !== "float32" && info.deviation > 0) {
     const stored = info.kind === "weights" ? "Weights are" : "Queries and keys are";
+    const { spacing = 1 } = info;
+    const measured = spacing > 1 ? `, measured in 1 row of ${spacing}` : "";
     found.push(
-      `${stored} stored in 16 bits: weights are within ${digits(info.deviation * 100)} percentage points of the recording, measured on a sample of rows.`,
+      `${stored} stored in 16 bits: weights are within ${digits(info.deviation * 100)} percentage points of the recording${measured}.`,
     );
   }
   if ((info.part ?? null) !== null)
