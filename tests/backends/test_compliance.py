@@ -112,8 +112,7 @@ def test_the_fused_backend_takes_the_output_of_the_usual_cases() -> None:
 TILES = {"one-tile": cpu_backend.TILE, "tiles-of-1": 1, "tiles-of-4": 4}
 
 
-@pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
-@parametrised([case for case in CASES if case.name in COMPILED])
+@in_turn(case=by_name([case for case in CASES if case.name in COMPILED]), tile=TILES)
 def test_all_answers_of_the_compiled_kernels_equal_the_oracle(
     case: Case, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,8 +140,10 @@ def test_an_answer_of_the_compiled_kernels_alone_equals_the_oracle(
         assert_answers(case, [name], "cpu")
 
 
-@pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
-@parametrised([case for case in (*SHAPES, *MASKED, *SCORES) if case.name in COMPILED])
+@in_turn(
+    case=by_name([case for case in (*SHAPES, *MASKED, *SCORES) if case.name in COMPILED]),
+    tile=TILES,
+)
 def test_gradients_of_the_compiled_kernels_equal_those_of_the_oracle(
     case: Case, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

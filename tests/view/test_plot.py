@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 import regard
+from cases import in_turn
 from pages import evaluated
 from regard.analysis.head_classes import Trial
 from regard.analysis.head_kinds import KINDS
@@ -150,22 +151,22 @@ def test_a_small_map_has_its_numbers() -> None:
     assert [text.get_text() for text in regard.plot.map(A).texts] == ["<1", "100", "100"]
 
 
-@pytest.mark.parametrize(
-    ("token", "shown"),
-    [
-        pytest.param("$x^2$", "$x^2$", id="mathematics"),
-        pytest.param("$\\frac", "$\\frac", id="broken mathematics"),
-        pytest.param("100 % & _", "100 % & _", id="TeX"),
-        pytest.param("\U00013000", "‹U+13000›", id="no glyph"),
-        pytest.param("a\u202eb", "a‹U+202E›b", id="direction"),
-        pytest.param("\ud800", "‹U+D800›", id="half a character"),
-        pytest.param("a\nb", "a↵b", id="line break"),
-        pytest.param("x" * 10_000, "x" * 17 + "…", id="very long"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
-def test_a_token_is_drawn_as_text_whatever_it_says(token: str, shown: str, kind: str) -> None:
-    ax = regard.plot.map(head(2), [token, "b"])
+TOKENS = {
+    "mathematics": ("$x^2$", "$x^2$"),
+    "broken mathematics": ("$\\frac", "$\\frac"),
+    "TeX": ("100 % & _", "100 % & _"),
+    "no glyph": ("\U00013000", "‹U+13000›"),
+    "direction": ("a\u202eb", "a‹U+202E›b"),
+    "half a character": ("\ud800", "‹U+D800›"),
+    "line break": ("a\nb", "a↵b"),
+    "very long": ("x" * 10_000, "x" * 17 + "…"),
+}
+
+
+@in_turn(token=TOKENS, kind=["svg", "pdf", "png"])
+def test_a_token_is_drawn_as_text_whatever_it_says(token: tuple[str, str], kind: str) -> None:
+    written, shown = token
+    ax = regard.plot.map(head(2), [written, "b"])
     assert labels(ax, "x")[0] == shown
     assert drawn(ax, kind)
 
