@@ -210,7 +210,7 @@ def test_its_metadata_are_json_that_says_the_versions(tmp_path: Path) -> None:
     saved(tmp_path / "run.safetensors", of=recording())
     with safe_open(tmp_path / "run.safetensors", framework="pt") as file:
         about = json.loads(file.metadata()["regard"])
-    assert (about["format"], about["torch"], about["model"]) == (4, torch.__version__, "Tiny")
+    assert (about["format"], about["torch"], about["model"]) == (5, torch.__version__, "Tiny")
     assert [layer["name"] for layer in about["layers"]] == ["a", "b.attn"]
 
 

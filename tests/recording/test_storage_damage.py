@@ -140,12 +140,12 @@ def test_metadata_that_are_none_are_refused(text: str, path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("version", [0, 3, 5, "4", None, True], ids=str)
+@pytest.mark.parametrize("version", [0, 3, 4, 6, "5", None, True], ids=str)
 def test_another_format_is_refused_by_its_number(version: object, path: Path) -> None:
     changed(path, lambda about: about.update(format=version, regard="9.9"))
     message = (
         f"{path} is a recording of format {version!r}; this version of regard reads "
-        "format 4.\n"
+        "format 5.\n"
         "    Open it with the regard that made it, '9.9'."
     )
     with pytest.raises(regard.RegardError, match=f"^{re.escape(message)}$"):
@@ -350,8 +350,12 @@ CHANGES: dict[str, Change] = {
             "mask": {"kind": "Causal", "align": "top-left"},
         }
     ),
-    "a position bias that is moved twice": lambda about: moved(about, 1, 1),
-    "a position bias that is moved up": lambda about: moved(about, -1),
+    "fewer than no rows after the query": lambda about: layer_of(about)["matrix"]["scores"].update(
+        rows_after=-1
+    ),
+    "a fraction of rows after the query": lambda about: layer_of(about)["matrix"]["scores"].update(
+        rows_after=0.5
+    ),
     "lengths that are none": lambda about: layer_of(about)["matrix"].update(
         mask={"kind": "Padding", "lengths": "full/query"}
     ),
@@ -372,17 +376,6 @@ CHANGES: dict[str, Change] = {
         indices="full/answers.0.values"
     ),
 }
-
-
-def moved(about: dict[str, Any], *by: int) -> None:
-    """Let the first layer's position bias stand within others."""
-    scores = layer_of(about)["matrix"]["scores"]
-    for each in by:
-        scores["position_bias"] = {
-            "kind": "MovedBias",
-            "bias": scores["position_bias"],
-            "by": each,
-        }
 
 
 def nested(depth: int) -> dict[str, Any]:

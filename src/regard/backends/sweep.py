@@ -73,7 +73,7 @@ def sweep(of: "SweepTask", between: Between = nothing) -> tuple[Any, ...]:
 def fill_buffers(of: "SweepTask", between: Between = nothing) -> list[tuple[Tensor, ...]]:
     """Compute the differentiable sums of each reduction, before ``finish``."""
     buffers, saved = of.start(), of.blocks.rows_to_save(of)
-    counts, blocks, within = [len(sums) for sums in buffers], of.blocks, of.within
+    counts = [len(sums) for sums in buffers]
 
     def run() -> list[Tensor]:
         of.fill(buffers, saved, between)
@@ -86,9 +86,9 @@ def fill_buffers(of: "SweepTask", between: Between = nothing) -> list[tuple[Tens
     ) -> list[Tensor | None]:
         arriving = iter(gradients)
         grouped = [tuple(islice(arriving, count)) for count in counts]
-        return SweepTask(*plan, blocks, within).pull_back(grouped, saved)
+        return SweepTask(*plan, blocks, among).pull_back(grouped, saved)
 
-    plan = (of.source, of.mask, of.reductions)
+    plan, blocks, among = (of.source, of.mask, of.reductions), of.blocks, of.among
     sums = iter(recomputed(run, pull_back, plan, of.tensors, saved))
     return [tuple(islice(sums, count)) for count in counts]
 
@@ -225,14 +225,26 @@ class SweepTask:
         mask: which keys a query may attend to; None for all.
         reductions: the reductions to answer.
         blocks: the kind of block.
-        within: the rows to sweep, neighbours; None for all that the reductions read.
+        among: where the reductions see the rows: at these positions, neighbours, in a matrix of
+            that many rows; None for a matrix of no others.
     """
 
     source: Scores
     mask: Mask | None
     reductions: tuple[Reduction, ...]
     blocks: Blocks
-    within: range | None = None
+    among: tuple[range, int] | None = None
+
+    @property
+    def rows(self) -> range:
+        """The positions of the rows in the matrix that the reductions see."""
+        return range(self.source.shape[-2]) if self.among is None else self.among[0]
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the matrix that the reductions see."""
+        *leading, q_len, kv_len = self.source.shape
+        return torch.Size((*leading, q_len if self.among is None else self.among[1], kv_len))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -252,17 +264,17 @@ class SweepTask:
         return self._boxes_of(self.blocks.size(self, graded=False))
 
     def _boxes_of(self, size: BlockSize) -> list[Box]:
-        ranges = [reduction.rows(self.source.shape[-2]) for reduction in self.reductions]
+        ranges = [reduction.rows(self.shape[-2]) for reduction in self.reductions]
         ranges = [rows for rows in ranges if len(rows)]
         if not ranges:
             return []
         alone = len(ranges) == 1
         rows = ranges[0] if alone else range(min(map(min, ranges)), max(map(max, ranges)) + 1)
-        if self.within is not None:
-            first, stop = (bisect_left(rows, end) for end in (self.within.start, self.within.stop))
-            rows = rows[first:stop]
-            if not rows:
-                return []
+        first, stop = (bisect_left(rows, end) for end in (self.rows.start, self.rows.stop))
+        if first == stop:
+            return []
+        shift = self.rows.start
+        rows = range(rows[first] - shift, rows[stop - 1] - shift + 1, rows.step)
         groups = {self.source.group, *(reduction.group for reduction in self.reductions)}
         return list(boxes(self.source.shape, self.mask, tuple(groups), rows, size))
 
@@ -284,9 +296,15 @@ class SweepTask:
 
     def start(self) -> list[tuple[Tensor, ...]]:
         """Return the empty buffers of each reduction."""
-        shape, device = self.source.shape, self.source.device
+        shape, device = self.shape, self.source.device
         dtype = accumulation_dtype(self.source.dtype)
         return [reduction.start(shape, dtype, device) for reduction in self.reductions]
+
+    def _placed(self, block: RowStatistics) -> RowStatistics:
+        """Put a block where the reductions see it."""
+        if self.among is not None:
+            block.shape, block.box = self.shape, block.box.moved(self.rows.start)
+        return block
 
     def fill(
         self,
@@ -301,7 +319,7 @@ class SweepTask:
 
             def answer(box: Box) -> list[Sequence[Contribution]]:
                 with torch.no_grad(), without_autocast(self.source.device):
-                    block = new_block(box, cut_whole)
+                    block = self._placed(new_block(box, cut_whole))
                     return [
                         contributions(reduction, block, len(sums))
                         for reduction, sums in zip(self.reductions, buffers, strict=True)
@@ -334,7 +352,7 @@ class SweepTask:
             def answer(box: Box) -> list[tuple[int, Index, Tensor]]:
                 leaves = _Leaves(self.tensors)
                 with torch.enable_grad(), without_autocast(self.source.device):
-                    block = new_block(box, leaves.cut)
+                    block = self._placed(new_block(box, leaves.cut))
                     values: list[Tensor] = []
                     arriving: list[Tensor] = []
                     for reduction, grads in zip(self.reductions, gradients, strict=True):

@@ -52,12 +52,12 @@ from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Top, TopK, fitting, padded
 from regard.scores.autocast import without_autocast
 from regard.scores.given_scores import GivenScores
-from regard.scores.position_bias import ALiBi, Bias, MovedBias, T5Bias
+from regard.scores.position_bias import ALiBi, Bias, T5Bias
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 from regard.text.tokens import Token, as_tokens
 
-FORMAT = 4
+FORMAT = 5
 """The version of the file format."""
 
 Plain = dict[str, Any]
@@ -268,11 +268,11 @@ _FIELDS: dict[type[Any], dict[str, _Field]] = {
         **dict.fromkeys(("scale", "softcap"), _AS_IT_IS),
         **dict.fromkeys(("bias", "sink_bias"), _optional(_TENSOR)),
         "position_bias": _optional(_BIAS),
+        "rows_after": _COUNT,
     },
     GivenScores: {"values": _TENSOR, "are_weights": _FLAG},
     ALiBi: {"slopes": _TENSOR},
     T5Bias: {"table": _TENSOR, "bidirectional": _FLAG, "max_distance": _NUMBER},
-    MovedBias: {"bias": _BIAS, "by": _COUNT},
     Causal: {"align": _AS_IT_IS},
     SlidingWindow: {"left": _NUMBER, "right": _NUMBER},
     Padding: {"lengths": _TENSOR},
@@ -557,6 +557,7 @@ def _query_key(
     bias: Tensor | None,
     sink_bias: Tensor | None,
     position_bias: Bias | None,
+    rows_after: int,
 ) -> QueryKeyScores:
     query, key = check_query_key(query, key)
     _check_dtype("query", query)
@@ -566,10 +567,13 @@ def _query_key(
     one = (*source.shape[:-2], 1, 1)
     if sink_bias is not None and not (sink_bias.is_floating_point() and fits(sink_bias, one)):
         raise ValueError(f"sink_bias of shape {shape_text(sink_bias.shape)}")
-    moved = isinstance(position_bias, MovedBias)
-    _check_positions(position_bias.bias if moved else position_bias, one)
-    changes = {"sink_bias": sink_bias, "position_bias": position_bias}
-    return replace(cast(QueryKeyScores, source), **changes)
+    _check_positions(position_bias, one)
+    return replace(
+        cast(QueryKeyScores, source),
+        sink_bias=sink_bias,
+        position_bias=position_bias,
+        rows_after=rows_after,
+    )
 
 
 def _check_positions(bias: Bias | None, one: tuple[int, ...]) -> None:
@@ -583,8 +587,6 @@ def _check_positions(bias: Bias | None, one: tuple[int, ...]) -> None:
             by_head = numbers.flatten(0, -2)  # the table is bound; binding again checks its buckets
             unbound = T5Bias(by_head.mT, bias.bidirectional, bias.max_distance)
             unbound.bind(torch.Size((by_head.shape[0], 1, 1)), numbers.device)
-        case MovedBias():
-            raise ValueError("a position bias that is moved twice")
         case _:
             pass
 

@@ -34,6 +34,10 @@ class Box(NamedTuple):
         """The index of the box in a tensor of shape (..., q_len, kv_len)."""
         return (*self.leading, self.rows, self.columns)
 
+    def moved(self, count: int) -> "Box":
+        """Return the box that lies this many rows further down."""
+        return self._replace(rows=slice(self.rows.start + count, self.rows.stop + count))
+
     @property
     def numel(self) -> int:
         """The number of entries of the matrix in the box."""

@@ -7,7 +7,6 @@ returns. ``torch.vmap`` runs it over a whole box at once.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from math import prod
 from typing import Any, NamedTuple, cast
 
@@ -120,18 +119,6 @@ class FlexCallable:
     def map(self, function: Callable[[Tensor], Tensor]) -> "FlexCallable":
         """Return the same callable with the function applied to its batch and head indices."""
         return FlexCallable(self.function, function(self.batch), function(self.head))
-
-    def from_row(self, start: int) -> "FlexCallable":
-        """Return the score_mod of a matrix whose first row is row ``start`` of this one."""
-        if start == 0:
-            return self
-        function = self.function
-
-        @wraps(function)
-        def shifted(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-            return function(score, b, h, q_idx + start, kv_idx)
-
-        return FlexCallable(shifted, self.batch, self.head)
 
     def __call__(self, box: Box, *scores: Tensor) -> Tensor:
         """Apply the callable to every score of a box, (..., rows, columns)."""

@@ -298,37 +298,6 @@ class T5Bias(Bias):
         return f"T5Bias(bidirectional={self.bidirectional}, max_distance={self.max_distance})"
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class MovedBias(Bias):
-    """A bound position bias for some rows of its matrix, where all distances are larger.
-
-    Attributes:
-        bias: the position bias of the whole matrix.
-        by: the number of rows after the last one of the part.
-    """
-
-    bias: Bias
-    by: int
-
-    def bind(self, shape: torch.Size, device: torch.device) -> Bias:
-        return MovedBias(self.bias.bind(shape, device), self.by)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.bias.tensors
-
-    @property
-    def runs_on_threads(self) -> bool:
-        return self.bias.runs_on_threads
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> Bias:
-        return MovedBias(self.bias.map(function), self.by)
-
-    def along(self, distance: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        return self.bias.along(distance + self.by, part)
-
-
 def _by_head(tensor: Tensor, shape: torch.Size) -> Tensor:
     """Return a tensor (num_heads, 1, n) with all leading axes of the matrix; batch axes are 1."""
     if len(shape) == 2:

@@ -11,7 +11,7 @@ from regard.errors import shape_text
 from regard.scores.box import Box, Cut, Index, broadcast_index
 from regard.scores.flex_callable import SCORE_MOD, FlexCallable
 from regard.scores.grouped_heads import group_size, grouped_matmul, kv_leading, select_kv
-from regard.scores.position_bias import Bias, MovedBias
+from regard.scores.position_bias import Bias
 from regard.scores.score_source import Scores, accumulation_dtype, scratch_scores
 from regard.scores.scratch import Scratch
 
@@ -44,6 +44,10 @@ class QueryKeyScores(Scores):
         softcap: scores stay between -softcap and softcap.
         sink_bias: a logit in the denominator, with all axes of the matrix; the axes of rows and
             columns have length 1.
+        rows_before: where the query has some rows of a matrix, the number of rows before them. A
+            score_mod counts from the first row of that matrix.
+        rows_after: the number of rows after them. A position bias aligns the last row of that
+            matrix with the last key.
     """
 
     query: Tensor
@@ -54,6 +58,8 @@ class QueryKeyScores(Scores):
     score_mod: FlexCallable | None = None
     softcap: float | None = None
     sink_bias: Tensor | None = None
+    rows_before: int = 0
+    rows_after: int = 0
 
     @property
     def shape(self) -> torch.Size:
@@ -121,24 +127,19 @@ class QueryKeyScores(Scores):
         return self._with(self.query[index], key, chosen, chosen)
 
     def rows(self, at: slice, rows: range, q_len: int) -> "QueryKeyScores":
-        """Return the scores of some queries, with the biases of their positions.
+        """Return the scores of some queries.
 
         Args:
             at: where they lie in the query.
             rows: their positions in a matrix, neighbours.
             q_len: the number of queries of that matrix.
         """
-        bias, position_bias = self.bias, self.position_bias
+        bias = self.bias
         if bias is not None and bias.shape[-2] > 1:
             bias = bias[..., at, :]
-        if position_bias is not None and rows.stop < q_len:
-            # A position bias aligns the last query with the last key.
-            position_bias = MovedBias(position_bias, q_len - rows.stop)
-        score_mod = self.score_mod and self.score_mod.from_row(rows.start)
+        before, after = self.rows_before + rows.start, self.rows_after + q_len - rows.stop
         query = self.query[..., at, :]
-        return replace(
-            self, query=query, bias=bias, position_bias=position_bias, score_mod=score_mod
-        )
+        return replace(self, query=query, bias=bias, rows_before=before, rows_after=after)
 
     def factors(self, box: Box, cut: Cut) -> tuple[Tensor, Tensor] | None:
         return self._factors(box, cut) if self.is_product else None
@@ -158,14 +159,15 @@ class QueryKeyScores(Scores):
         if self.position_bias is not None:
             scores = scores.add_(
                 self.position_bias.block(
-                    box,
+                    box.moved(-self.rows_after),
                     self.shape,
                     scores.device,
                     lambda tensor: cut(tensor, box.leading).to(dtype),
                 )
             )
         if self.score_mod is not None:
-            changed = self.score_mod(box, scores)  # often a view, of any dtype
+            # Often a view, of any dtype.
+            changed = self.score_mod(box.moved(self.rows_before), scores)
             scores = changed.to(dtype, copy=True) if out is None else out.copy_(changed)
         if self.softcap is not None:
             # Autograd needs the result of tanh, so without `out` this step is not in place.
@@ -190,13 +192,12 @@ class QueryKeyScores(Scores):
         of_indices: Callable[[Tensor], Tensor],
     ) -> "QueryKeyScores":
         """Return the same steps for another query and key, with their tensors mapped."""
-        return QueryKeyScores(
-            query,
-            key,
-            self.scale,
-            None if self.bias is None else of_numbers(self.bias),
-            None if self.position_bias is None else self.position_bias.map(of_numbers),
-            None if self.score_mod is None else self.score_mod.map(of_indices),
-            self.softcap,
-            None if self.sink_bias is None else of_numbers(self.sink_bias),
+        return replace(
+            self,
+            query=query,
+            key=key,
+            bias=None if self.bias is None else of_numbers(self.bias),
+            position_bias=self.position_bias and self.position_bias.map(of_numbers),
+            score_mod=self.score_mod and self.score_mod.map(of_indices),
+            sink_bias=None if self.sink_bias is None else of_numbers(self.sink_bias),
         )

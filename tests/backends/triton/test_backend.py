@@ -27,6 +27,7 @@ import kernel_definitions as definitions
 from regard.backends.triton import triton_backend as backend
 from regard.backends.triton.launch import Launch
 from regard.backends.triton.operands import operands, refused
+from regard.capture.slicing import some_queries
 from regard.reductions.products import TransposedOutput, Window
 from regard.scores.query_key import QueryKeyScores
 
@@ -72,6 +73,19 @@ BY_KERNELS = [case for case in TAKEN if case.name in WHOLE_WAY]
 
 def doubled(case: Case) -> Inputs:
     return Inputs(*map(oracle.double, case.inputs))
+
+
+BIASES = {"alibi": regard.ALiBi(2), "t5": regard.T5Bias(torch.arange(16.0).view(8, 2))}
+
+
+@pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
+def test_some_rows_keep_the_position_bias_of_their_matrix_in_the_kernels(bias: regard.Bias) -> None:
+    x = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0))
+    whole, rows = regard.attend(x, x, bias=bias), range(2, 5)
+    source = some_queries(whole, rows).source
+    assert isinstance(source, QueryKeyScores)
+    found = definitions.weights(operands(source, None))
+    torch.testing.assert_close(found[0], whole.to_dense()[:, rows].double())
 
 
 @parametrised(TAKEN)

@@ -23,11 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard.backends.backend import Backend, Between, nothing
-from regard.backends.distributed.sharded_scores import (
-    RowsOfWhole,
-    ShardedScores,
-    parts_by_head,
-)
+from regard.backends.distributed.sharded_scores import Run, ShardedScores, parts_by_head
 from regard.backends.recomputed import recomputed
 from regard.backends.sweep import PlainBlocks, SweepTask, fill_buffers
 from regard.errors import (
@@ -209,29 +205,27 @@ class Distributed(Backend):
         reductions: Sequence[Reduction],
     ) -> tuple[Any, ...]:
         """Return the part of each answer that this rank's rows give."""
-        runs = sharded.runs(replace(part, key=sharded.gathered(part.key)))
+        runs = sharded.runs(replace(part, key=sharded.gathered(part.key)), mask)
         local = [map_tensors(asked, sharded.gathered) for asked in reductions]
         by_rows = [asked for asked in local if asked.by_rows]
         summed = [asked for asked in local if not asked.by_rows]
-        rows = iter(self._by_rows(sharded, runs, mask, by_rows) if by_rows else ())
-        sums = iter(_summed(sharded, runs, mask, summed) if summed else ())
+        rows = iter(self._by_rows(sharded, runs, by_rows) if by_rows else ())
+        sums = iter(_summed(sharded, runs, summed) if summed else ())
         return tuple(next(rows if asked.by_rows else sums) for asked in local)
 
     def _by_rows(
         self,
         sharded: ShardedScores,
-        runs: Sequence[tuple[range, QueryKeyScores]],
-        mask: Mask | None,
+        runs: Sequence[Run],
         reductions: Sequence[Reduction],
     ) -> list[Any]:
         """Return the answers that stay where their queries are."""
-        q_len, found = sharded.shape[-2], list[tuple[Any, ...]]()
-        for rows, part in runs:
-            own = None if mask is None else mask.rows(rows, q_len)
-            found.append(self._choose(part, own, reductions, None).reduce(part, own, reductions))
-        return [
-            _side_by_side(pieces, sharded.query.ndim - 2) for pieces in zip(*found, strict=True)
+        answers = [
+            self._choose(source, mask, reductions, None).reduce(source, mask, reductions)
+            for _, source, mask in runs
         ]
+        axis = sharded.query.ndim - 2
+        return [_side_by_side(of_runs, axis) for of_runs in zip(*answers, strict=True)]
 
 
 def _stand_in(tensor: Any) -> Tensor:
@@ -317,22 +311,19 @@ def _joined(sharded: ShardedScores, asked: Reduction, pieces: Sequence[Any]) -> 
 
 
 def _summed(
-    sharded: ShardedScores,
-    runs: Sequence[tuple[range, QueryKeyScores]],
-    mask: Mask | None,
-    reductions: Sequence[Reduction],
+    sharded: ShardedScores, runs: Sequence[Run], reductions: Sequence[Reduction]
 ) -> list[Any]:
     """Return the answers that are sums over all ranks."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
-    found: list[list[tuple[Tensor, ...]]] = []
-    for rows, part in runs:
-        of = RowsOfWhole(part, rows, sharded.shape[-2])
-        found.append(fill_buffers(SweepTask(of, mask, tuple(reductions), PlainBlocks(), rows)))
-    mesh, shape = sharded.query.device_mesh, runs[0][1].shape
-    shape = torch.Size((*shape[:-2], *sharded.shape[-2:]))
+    tasks = [
+        SweepTask(source, mask, tuple(reductions), PlainBlocks(), (rows, sharded.shape[-2]))
+        for rows, source, mask in runs
+    ]
+    filled, shape = list(map(fill_buffers, tasks)), tasks[0].shape
+    mesh = sharded.query.device_mesh
     answers: list[Any] = []
-    for asked, *of_parts in zip(reductions, *found, strict=True):
+    for asked, *of_parts in zip(reductions, *filled, strict=True):
         # A rank has one run of rows, or two.
         sums = [torch.stack(same).sum(0) for same in zip(*of_parts, strict=True)]
         reduced = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn, cast, final
+from typing import Any, Literal, NamedTuple, NoReturn, cast, final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,20 @@ from regard.scores.scratch import Scratch
 
 RowOrder = Literal["contiguous", "zigzag"]
 """Which rows a process has: neighbours, or chunks r and 2n - 1 - r of 2n, as process r of n."""
+
+
+class Run(NamedTuple):
+    """Neighbouring rows of a matrix that lie on one rank.
+
+    Attributes:
+        rows: their positions in the matrix.
+        source: their scores.
+        mask: their mask; None: all keys.
+    """
+
+    rows: range
+    source: QueryKeyScores
+    mask: Mask | None
 
 
 @final
@@ -254,18 +268,20 @@ class ShardedScores(Scores):
         rank = self.query.device_mesh.get_local_rank(self.row_dim)
         return self.chunks(self.query.shape[-2], rank)
 
-    def runs(self, part: QueryKeyScores) -> list[tuple[range, QueryKeyScores]]:
-        """Return each run of neighbouring rows of this rank, with its scores.
+    def runs(self, part: QueryKeyScores, mask: Mask | None) -> list[Run]:
+        """Return each run of neighbouring rows of this rank.
 
         Args:
             part: the scores of all rows of this rank.
+            mask: the mask of all rows of all ranks.
         """
-        found: list[tuple[range, QueryKeyScores]] = []
+        runs: list[Run] = []
         q_len, start = self.shape[-2], 0
         for rows in self.local_rows:
             at, start = slice(start, start + len(rows)), start + len(rows)
-            found.append((rows, part.rows(at, rows, q_len)))
-        return found
+            of_rows = None if mask is None else mask.rows(rows, q_len)
+            runs.append(Run(rows, part.rows(at, rows, q_len), of_rows))
+        return runs
 
     def local_mask(self, mask: Mask | None) -> Mask | None:
         """Return the mask for the batch entries and heads of this rank, and all rows."""
@@ -315,59 +331,6 @@ class ShardedScores(Scores):
 
     def sink(self, box: Box, cut: Cut) -> None:
         return None
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class RowsOfWhole(Scores):
-    """The scores of some rows, at their positions in the whole matrix.
-
-    Attributes:
-        part: the scores of the rows.
-        rows: their positions.
-        q_len: the number of rows of the whole matrix.
-    """
-
-    part: QueryKeyScores
-    rows: range
-    q_len: int
-
-    @property
-    def shape(self) -> torch.Size:
-        *leading, _, columns = self.part.shape
-        return torch.Size((*leading, self.q_len, columns))
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.part.tensors
-
-    @property
-    def group(self) -> int:
-        return self.part.group
-
-    @property
-    def runs_on_threads(self) -> bool:
-        return self.part.runs_on_threads
-
-    @property
-    def facts(self) -> list[str]:
-        return self.part.facts
-
-    def select(self, index: Index) -> "RowsOfWhole":
-        return RowsOfWhole(self.part.select(index), self.rows, self.q_len)
-
-    def block(self, box: Box, cut: Cut, scratch: Scratch | None = None) -> Tensor:
-        return self.part.block(self._moved(box), cut, scratch)
-
-    def sink(self, box: Box, cut: Cut) -> Tensor | None:
-        return self.part.sink(self._moved(box), cut)
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "RowsOfWhole":
-        return RowsOfWhole(self.part.map(function), self.rows, self.q_len)
-
-    def _moved(self, box: Box) -> Box:
-        start = self.rows.start
-        return box._replace(rows=slice(box.rows.start - start, box.rows.stop - start))
 
 
 def parts_by_head(tensor: Any, count: int) -> Sequence[Tensor]:

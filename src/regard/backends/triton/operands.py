@@ -245,16 +245,17 @@ def _bias(source: QueryKeyScores, shape: torch.Size) -> Plane | None:
         return Plane(_four(source.bias).expand(shape), False)
     if source.position_bias is None:
         return None
-    flat = position_numbers(source.position_bias, shape, source.device)
+    flat = position_numbers(source, source.position_bias)
     return Plane(flat.expand(*shape[:2], flat.shape[-1]).contiguous(), True)
 
 
-def position_numbers(bias: Bias, shape: torch.Size, device: torch.device) -> Tensor:
+def position_numbers(source: QueryKeyScores, bias: Bias) -> Tensor:
     """Return a position bias as the kernels read it, (batch or 1, num_heads or 1, q_len + kv_len).
 
     Autograd follows it to the tensors of the bias.
     """
-    distance = torch.arange(1 - shape[-1], shape[-2] + 1, device=device)
+    *_, q_len, kv_len = source.shape
+    distance = source.rows_after + torch.arange(1 - kv_len, q_len + 1, device=source.device)
     return _four(bias.along(distance, lambda tensor: tensor.float())).squeeze(-2).float()
 
 

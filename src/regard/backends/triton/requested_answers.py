@@ -324,7 +324,7 @@ class Request:
         if source.bias is not None and source.bias.requires_grad:
             size = torch.Size((1,) * (4 - source.bias.ndim) + source.bias.shape)
             add(id(source.bias), derivatives.bias_gradient(size).view(source.bias.shape))
-        for tensor, gradient in _of_positions(source, derivatives, self.launch.given.shape):
+        for tensor, gradient in _of_positions(source, derivatives):
             add(id(tensor), gradient)
         for name, gradient in derivatives.operand_gradients():
             operand = next(each for each in self.needs.operands if id(each) == name)
@@ -334,7 +334,7 @@ class Request:
 
 
 def _of_positions(
-    source: QueryKeyScores, derivatives: "Derivatives", shape: torch.Size
+    source: QueryKeyScores, derivatives: "Derivatives"
 ) -> Sequence[tuple[Tensor, Tensor]]:
     """Return the tensors of a position bias that need a gradient, each with its own."""
     bias = source.position_bias
@@ -342,7 +342,7 @@ def _of_positions(
     if bias is None or not leaves:
         return ()
     with torch.enable_grad():
-        numbers = position_numbers(bias, shape, source.device)
+        numbers = position_numbers(source, bias)
     arriving = derivatives.bias_gradient(None).sum_to_size(numbers.shape)
     # With ``materialize_grads``, a tensor that no number depends on has a gradient of zeros.
     gradients = torch.autograd.grad(numbers, leaves, arriving, materialize_grads=True)
