@@ -487,6 +487,11 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
     return chosen.sum(-1, dtype=torch.int32), indices.int()
 
 
+def selected(mask: Mask | None, index: Sequence[int | slice]) -> Mask | None:
+    """Return the mask of a part of the leading axes, as views."""
+    return None if mask is None else mask.map(lambda tensor: broadcast_index(tensor, index))
+
+
 def as_mask(mask: object) -> Mask:
     """Return the mask itself, or the mask of a bool tensor, a mask_mod or a BlockMask.
 

@@ -31,7 +31,7 @@ from regard.errors import (
     shape_text,
 )
 from regard.masks import Mask, as_mask
-from regard.masks.mask import MaskLike
+from regard.masks.mask import MaskLike, selected
 from regard.matrix.changes import Changes
 from regard.matrix.indexing import LeadingIndex, ParsedIndex, parse_index, read_window
 from regard.matrix.linear_map import LinearMap, times_batches
@@ -43,7 +43,6 @@ from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
 from regard.reductions.top_k import Top, TopK
 from regard.scores.autocast import as_autocast
-from regard.scores.box import broadcast_index
 from regard.scores.given_scores import GivenScores
 from regard.scores.grouped_heads import repeat_heads
 from regard.scores.position_bias import Bias
@@ -532,10 +531,8 @@ class AttentionMatrix(LinearMap):
         items = [item for item in index if item is not None]
         pairs = zip(items, lengths, strict=True)
         simple = tuple(slice(0, n, 1) if isinstance(item, list) else item for item, n in pairs)
-        mask = self.mask
-        if mask is not None:
-            mask = mask.map(lambda tensor: broadcast_index(tensor, simple))
-        part, axis = self._sharing(AttentionMatrix(self.source.select(simple), mask)), 0
+        matrix = AttentionMatrix(self.source.select(simple), selected(self.mask, simple))
+        part, axis = self._sharing(matrix), 0
         for item in index:
             if item is None:
                 part = part._unsqueezed(axis)

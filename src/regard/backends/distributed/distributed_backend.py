@@ -21,6 +21,7 @@ from typing import Any, cast, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from regard.backends.backend import Backend, Between, nothing
 from regard.backends.distributed.sharded_scores import Run, ShardedScores, parts_by_head
@@ -35,10 +36,10 @@ from regard.errors import (
     shape_text,
 )
 from regard.masks import Mask
+from regard.masks.mask import selected
 from regard.reductions.reduction import Reduction, rounded
 from regard.reductions.template import map_tensors, stand_in
 from regard.reductions.top_k import Top, TopK
-from regard.scores.box import Index, broadcast_index
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores, accumulation_dtype
 
@@ -141,7 +142,7 @@ class Distributed(Backend):
         reductions: Sequence[Reduction],
         between: Between,
     ) -> tuple[Any, ...]:
-        local, mask = sharded.local(), sharded.local_mask(mask)
+        local, mask = sharded.local(), selected(mask, sharded.leading)
         count = _head_count(sharded, reductions)
         again = torch.is_grad_enabled() and _gathered_bytes(sharded, reductions) > KEPT_BYTES
         asked_of = [_by_head(asked, count) for asked in reductions]
@@ -152,7 +153,7 @@ class Distributed(Backend):
             if count > 1:
                 heads = slice(head * local.group, (head + 1) * local.group)
                 index = (*[slice(None)] * (len(local.shape) - 3), heads)
-                part, of_head = local.select(index), _mask_of_heads(mask, index)
+                part, of_head = local.select(index), selected(mask, index)
             part = replace(part, key=key)
             asked = [each[head] for each in asked_of]
             answer = self._again if again else self._local
@@ -176,7 +177,7 @@ class Distributed(Backend):
 
         def run(plan: _Plan) -> list[Tensor]:
             answers = self._local(form, *plan)
-            return [x for each in answers for x in (each if isinstance(each, Top) else [each])]
+            return tree_leaves(answers)
 
         def tensors(plan: _Plan) -> list[Tensor]:
             return list(dict.fromkeys((*plan[0].tensors, *_operands(plan[2]))))
@@ -281,19 +282,13 @@ def _by_head(asked: Reduction, count: int) -> list[Reduction]:
     return [map_tensors(asked, lambda _, part=part: part) for part in parts]
 
 
-def _mask_of_heads(mask: Mask | None, index: Index) -> Mask | None:
-    return None if mask is None else mask.map(lambda tensor: broadcast_index(tensor, index))
+def _side_by_side(answers: Sequence[Any], axis: int) -> Any:
+    if len(answers) == 1:
+        return answers[0]
+    return tree_map(lambda *parts: torch.cat(parts, axis), *answers)
 
 
-def _side_by_side(pieces: Sequence[Any], axis: int) -> Any:
-    if len(pieces) == 1:
-        return pieces[0]
-    if isinstance(pieces[0], Top):
-        return Top(*(_side_by_side(part, axis) for part in zip(*pieces, strict=True)))
-    return torch.cat(list(pieces), axis)
-
-
-def _joined(sharded: ShardedScores, asked: Reduction, pieces: Sequence[Any]) -> Any:
+def _joined(sharded: ShardedScores, asked: Reduction, answers: Sequence[Any]) -> Any:
     """Return the answers of all heads of a rank as its part of a DTensor."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -305,9 +300,7 @@ def _joined(sharded: ShardedScores, asked: Reduction, pieces: Sequence[Any]) -> 
         mesh = sharded.query.device_mesh
         return DTensor.from_local(local, mesh, sharded.placed(rows), run_check=False)
 
-    answer = _side_by_side(pieces, len(sharded.shape) - 3)
-    # If ``placed`` called itself, it would keep the query until Python looks for cycles.
-    return Top(*map(placed, answer)) if isinstance(answer, Top) else placed(answer)
+    return tree_map(placed, _side_by_side(answers, len(sharded.shape) - 3))
 
 
 def _summed(

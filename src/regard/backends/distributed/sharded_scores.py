@@ -207,7 +207,7 @@ class ShardedScores(Scores):
 
         The gradient of a tensor that is equal on all ranks is summed over them.
         """
-        whole, index = self.whole, self._leading
+        whole, index = self.whole, self.leading
         position_bias, score_mod, sink = whole.position_bias, whole.score_mod, whole.sink_bias
         return replace(
             whole,
@@ -252,7 +252,7 @@ class ShardedScores(Scores):
                 mesh = self.query.device_mesh
                 same = DTensor.from_local(tensor, mesh, everywhere, run_check=False)
                 tensor = same.to_local(grad_placements=arriving)  # one sum at a time
-        return broadcast_index(tensor, self._leading)
+        return broadcast_index(tensor, self.leading)
 
     @property
     def _summed(self) -> list[Any]:
@@ -283,13 +283,8 @@ class ShardedScores(Scores):
             runs.append(Run(rows, part.rows(at, rows, q_len), of_rows))
         return runs
 
-    def local_mask(self, mask: Mask | None) -> Mask | None:
-        """Return the mask for the batch entries and heads of this rank, and all rows."""
-        index = self._leading
-        return None if mask is None else mask.map(lambda tensor: broadcast_index(tensor, index))
-
     @property
-    def _leading(self) -> list[slice]:
+    def leading(self) -> list[slice]:
         """The batch entries and heads of this rank."""
         index = [slice(None)] * (self.query.ndim - 2)
         mesh = self.query.device_mesh
