@@ -18,7 +18,7 @@ from torch import Tensor
 import oracle
 import regard
 from mask_kinds import MASKS, SQUARE_TOO
-from regard.reductions.products import TransposedOutput, Window
+from regard.reductions.products import TransposedOutput, WeightTile
 from score_steps import POSITION_SHAPES, POSITIONS, SCORE_MODS
 
 
@@ -459,7 +459,7 @@ QUESTIONS: dict[str, Question] = {
     ),
     "diagonal-above": Question(lambda _: regard.Diagonal(3), lambda d, _: oracle.diagonal(d, 3)),
     "window": Question(
-        lambda x: Window(_every_third(x.shape[-2]), _every_third(x.shape[-1])),
+        lambda x: WeightTile(_every_third(x.shape[-2]), _every_third(x.shape[-1])),
         lambda d, x: d.weights[..., x.shape[-2] // 5 :: 3, x.shape[-1] // 5 :: 3],
     ),
     "output": Question(

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.backends.triton.operands import Derivative, Limits, Operands, Plane
-from regard.backends.triton.packed_mask import CELL, WHOLE, PackedMask
+from regard.backends.triton.operands import Derivative, Limits, MatrixNumbers, Operands
+from regard.backends.triton.packed_mask import SIDE, WHOLE, PackedMask
 
 __all__ = [
     "Rows",
@@ -126,11 +126,11 @@ def gradients(
 def unpacked(packed: PackedMask) -> Tensor:
     """Return the bits of a packed mask, (batch or 1, num_heads or 1, q_len, kv_len), on the CPU."""
     slots, words = packed.slots.cpu(), packed.words.cpu()
-    bits = (words[..., None] >> torch.arange(32, device="cpu")) & 1  # (places, CELL, CELL / 32, 32)
-    kinds = torch.zeros(2, CELL, CELL, dtype=torch.bool, device="cpu")
+    bits = (words[..., None] >> torch.arange(32, device="cpu")) & 1  # (places, SIDE, SIDE / 32, 32)
+    kinds = torch.zeros(2, SIDE, SIDE, dtype=torch.bool, device="cpu")
     kinds[WHOLE] = True
-    cells = torch.cat((bits.bool().view(-1, CELL, CELL), kinds))[slots]
-    found = cells.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+    squares = torch.cat((bits.bool().view(-1, SIDE, SIDE), kinds))[slots]
+    found = squares.transpose(-3, -2).flatten(-2).flatten(-3, -2)
     q_len, kv_len = packed.lengths
     return found[..., :q_len, :kv_len]
 
@@ -146,14 +146,14 @@ def scores(given: Operands, dtype: torch.dtype = torch.float64) -> Tensor:
     return found.masked_fill(~allowed(given.limits, given.shape).to(found.device), -torch.inf)
 
 
-def _dense(plane: Plane, shape: torch.Size) -> Tensor:
-    if not plane.diagonal:
-        return plane.numbers
+def _dense(given: MatrixNumbers, shape: torch.Size) -> Tensor:
+    if not given.diagonal:
+        return given.numbers
     q_idx, kv_idx = (
         torch.arange(shape[-2], device="cpu")[:, None],
         torch.arange(shape[-1], device="cpu"),
     )
-    return plane.numbers[..., shape[-2] - 1 - q_idx + kv_idx]
+    return given.numbers[..., shape[-2] - 1 - q_idx + kv_idx]
 
 
 def weights(given: Operands, dtype: torch.dtype = torch.float64) -> Tensor:

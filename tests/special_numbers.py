@@ -15,7 +15,7 @@ import oracle
 import regard
 from regard.matrix.weighted_sums import WeightedSum
 from regard.reductions.divergences import JensenShannon, KullbackLeibler
-from regard.reductions.products import TransposedOutput, Window
+from regard.reductions.products import TransposedOutput, WeightTile
 
 LENGTH, WIDTH, HEADS, KV_HEADS = 37, 5, 2, 1  # more than one tile of the Triton kernels
 BAD = 9  # the row or the key that something is wrong with
@@ -297,7 +297,7 @@ ASKED: dict[str, OfReduction | OfMatrix] = {
     ),
     "diagonal": OfReduction(lambda _: regard.Diagonal(-1), lambda d, *_: oracle.diagonal(d, -1)),
     "window": OfReduction(
-        lambda _: Window(range(2, 20), range(5, 30)), lambda d, *_: d.weights[..., 2:20, 5:30]
+        lambda _: WeightTile(range(2, 20), range(5, 30)), lambda d, *_: d.weights[..., 2:20, 5:30]
     ),
     "output": OfReduction(
         lambda x: regard.Output(x.value), lambda d, x, _: oracle.product(d, x.value.double())

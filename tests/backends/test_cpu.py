@@ -203,7 +203,7 @@ def test_segments_may_leave_out_the_first_rows_and_overlap() -> None:
 
 @pytest.mark.usefixtures("only_compiled")
 def test_several_heads_with_few_queries_and_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, number in (("KEPT", 300), ("TILE", 200), ("STRIP", 64)):
+    for name, number in (("KEPT", 300), ("TILE", 200), ("ROWS", 64)):
         monkeypatch.setattr(cpu_backend, name, number)
     torch.manual_seed(0)
     query, key, value = torch.randn(12, 33, 8), torch.randn(12, 500, 8), torch.randn(12, 500, 3)
@@ -269,7 +269,7 @@ def _gradients(
 def test_gradients_over_many_strips_and_tiles(
     heads: tuple[int, int], mask: regard.Mask | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, number in (("TILE", 64), ("STRIP", 32)):
+    for name, number in (("TILE", 64), ("ROWS", 32)):
         monkeypatch.setattr(cpu_backend, name, number)
     torch.manual_seed(0)
     query, key = torch.randn(2, heads[0], 150, 8), torch.randn(2, heads[1], 150, 8)

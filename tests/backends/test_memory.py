@@ -11,7 +11,7 @@ import regard
 from cases import full_but
 from largest_tensor import LENGTH, MATRIX, MOST, inputs, largest
 from regard.backends.sweep import PlainBlocks, SweepTask
-from regard.reductions.products import TransposedOutput, Window
+from regard.reductions.products import TransposedOutput, WeightTile
 from regard.scores.query_key import QueryKeyScores
 
 UNTIL = [(0, i + 1) for i in range(LENGTH)]  # they overlap as much as spans can
@@ -27,7 +27,7 @@ REDUCTIONS: dict[str, Callable[[Tensor], regard.Reduction]] = {
     "segments-until": lambda _: regard.Segments([(5, LENGTH), (0, 9)], UNTIL),
     "until-segments": lambda _: regard.Segments(UNTIL, [(5, LENGTH), (0, 9)]),
     "diagonal": lambda _: regard.Diagonal(-1),
-    "window": lambda _: Window(range(0, LENGTH, 500), range(0, LENGTH, 500)),
+    "window": lambda _: WeightTile(range(0, LENGTH, 500), range(0, LENGTH, 500)),
     "output": regard.Output,
     "transposed-output": TransposedOutput,
 }

@@ -18,7 +18,7 @@ from regard.backends import sdpa_tiling as forms
 from regard.backends.recomputed import recomputed
 from regard.matrix.weighted_sums import WeightedSum
 from regard.reductions.divergences import JensenShannon, KullbackLeibler
-from regard.reductions.products import Output, TransposedOutput, Window
+from regard.reductions.products import Output, TransposedOutput, WeightTile
 from regard.reductions.reduction import Contribution, Reduction, RowStatistic
 
 LENGTH = 64
@@ -84,7 +84,7 @@ REDUCTIONS: dict[str, Reductions] = {
     "pool": lambda _: [regard.Pool(5, 7)],
     "segments": lambda _: [regard.Segments([(0, 9), (5, LENGTH)])],
     "diagonal": lambda _: [regard.Diagonal(-1)],
-    "window": lambda _: [Window(range(3, 50, 2), range(4, 40))],
+    "window": lambda _: [WeightTile(range(3, 50, 2), range(4, 40))],
     "output": lambda x: [Output(x)],
     "transposed-output": lambda x: [TransposedOutput(x)],
     "kl": lambda x: [KullbackLeibler(*beside(x))],

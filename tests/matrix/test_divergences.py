@@ -231,7 +231,7 @@ def test_a_divergence_by_the_compiled_kernels_equals_its_definition(
     subtests: pytest.Subtests,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for constant, value in zip(("_LEAST", "STRIP", "TILE"), (0, *tiles), strict=True):
+    for constant, value in zip(("_LEAST", "ROWS", "TILE"), (0, *tiles), strict=True):
         monkeypatch.setattr(cpu_backend, constant, value)
     assert_exact(pair, subtests)
 
@@ -258,7 +258,7 @@ def test_the_gradients_by_the_compiled_kernels_equal_those_of_the_definition(
     pair: Pair, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_backend, "_LEAST", 0)
-    monkeypatch.setattr(cpu_backend, "STRIP", 4)  # several blocks
+    monkeypatch.setattr(cpu_backend, "ROWS", 4)  # several blocks
     wide = double_pair(pair)
     inputs = [tensor for side in pair.inputs for tensor in side]
     doubles = [tensor.double() for tensor in inputs]

@@ -55,7 +55,7 @@ def in_blocks_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass over a layer has blocks of so few rows, and asks after each of them."""
     monkeypatch.setattr("regard.backends.sweep.BLOCK_SIZE", 1)
     monkeypatch.setattr("regard.backends.sweep.MIN_ROWS", rows)
-    monkeypatch.setattr("regard.backends.cpu.cpu_backend.STRIP", rows)
+    monkeypatch.setattr("regard.backends.cpu.cpu_backend.ROWS", rows)
     monkeypatch.setattr("regard.backends.cpu.cpu_backend._MOST_STRIPS", 1)
     # While other threads work, one call may stand for several blocks.
     monkeypatch.setattr("regard.backends.sweep.SweepTask.threaded", False)

@@ -63,17 +63,17 @@ class _Fold:
             tensor.reshape(-1, *tensor.shape[-2:]) for tensor in widened(product.tensors)
         )
         query = query[:, self.rows].unflatten(1, (self.count, self.height)).transpose(0, 1)
-        parts = Parts(query, self._windows(key), self._windows(value))
+        parts = Parts(query, self._overlapping(key), self._overlapping(value))
         alike = self.box(0, tuple(slice(0, 1) for _ in leading))
         mask = product.extra(Call(alike, "some"))
         output = fused_attention(parts, product.source.scale, mask)
         output = output[..., : product.value.shape[-1]].transpose(0, 1).flatten(1, 2)
         return output.reshape(*leading, *output.shape[1:])
 
-    def _windows(self, tensor: Tensor) -> Tensor:
+    def _overlapping(self, tensor: Tensor) -> Tensor:
         """Return (heads, kv_len, dim) as overlapping views, (count, heads, width, dim)."""
-        windows = tensor[:, self.first_column :].unfold(1, self.width, self.height)
-        return windows[:, : self.count].mT.transpose(0, 1)
+        blocks = tensor[:, self.first_column :].unfold(1, self.width, self.height)
+        return blocks[:, : self.count].mT.transpose(0, 1)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Documents(Mask):
     Use this mask if several texts are packed into one sequence. If q_len and kv_len differ, the
     last query is aligned with the last key, as in ``Causal()``. A query before the first key
     belongs to no document. Time is quadratic in the length of each document if its keys are
-    contiguous. Documents in several pieces give the same result but take longer.
+    contiguous. Documents in several spans give the same result but take longer.
 
     Args:
         ids: the document id of each key, whole numbers in any order: (kv_len,), or (batch, kv_len)
@@ -70,8 +70,8 @@ class Documents(Mask):
             return KeyBounds(NO_KEYS, NO_KEYS)
         reach = broadcast_index(self._on_cpu, leading)[..., max(start, 0) : stop, :]
         ends = cast(list[int], reach.flatten(0, -2).amin(0).tolist())
-        first, last, piece_first, piece_stop = ends
-        every = slice(-piece_first, piece_stop) if start >= 0 else NO_KEYS
+        first, last, span_first, span_stop = ends
+        every = slice(-span_first, span_stop) if start >= 0 else NO_KEYS
         return KeyBounds(slice(first, -last), every if length(every) > 0 else NO_KEYS)
 
     def limits(self, shape: torch.Size) -> PositionLimits:
@@ -82,12 +82,12 @@ class Documents(Mask):
 
     @cached_property
     def reach(self) -> Tensor:
-        """The bounds of each key's document and contiguous piece: four numbers, (..., kv_len, 4).
+        """The bounds of each key's document and contiguous span: four numbers, (..., kv_len, 4).
 
         With exclusive stops, they are the first key of the key's document, the negated stop of
-        that document, the negated start of the contiguous piece that contains the key, and the
-        stop of that piece. The minimum of each number over several keys gives two ranges: the
-        smallest one that contains the documents of these keys, and the overlap of their pieces.
+        that document, the negated start of the contiguous span that contains the key, and the
+        stop of that span. The minimum of each number over several keys gives two ranges: the
+        smallest one that contains the documents of these keys, and the overlap of their spans.
         """
         ids = self.ids.squeeze(-2)
         order = ids.sort(dim=-1, stable=True).indices

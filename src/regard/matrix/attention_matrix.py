@@ -33,11 +33,11 @@ from regard.errors import (
 from regard.masks import Mask, as_mask
 from regard.masks.mask import MaskLike, selected
 from regard.matrix.changes import Changes
-from regard.matrix.indexing import LeadingIndex, ParsedIndex, parse_index, read_window
+from regard.matrix.indexing import LeadingIndex, ParsedIndex, parse_index, read_tile
 from regard.matrix.linear_map import LinearMap, times_batches
 from regard.matrix.notebook_hook import notebook_bundle
 from regard.matrix.tensor_methods import Axes, check_keys, squeeze, sum_over
-from regard.reductions.products import Output, TransposedOutput, Window, scores_at
+from regard.reductions.products import Output, TransposedOutput, WeightTile, scores_at
 from regard.reductions.reduction import Reduction, check_reductions
 from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore
 from regard.reductions.sums import Diagonal, Pool, Segments, Sum
@@ -92,7 +92,7 @@ def attend(
         sink_bias: (num_heads,), or one number for all heads: an additional logit in the
             denominator of the softmax, as in gpt-oss, so that a row sums to less than 1.
         rows: of DTensors: "contiguous", each rank has neighbouring tokens; "zigzag", rank r of n
-            has chunks r and 2n - 1 - r of 2n, which balances the work of a causal mask.
+            has ranges r and 2n - 1 - r of 2n, which balances the work of a causal mask.
 
     Returns:
         The matrix, (..., num_heads, q_len, kv_len): a query attends *to* keys, rows are queries.
@@ -581,7 +581,7 @@ class AttentionMatrix(LinearMap):
         return part
 
     def _part(self, rows: range, columns: range) -> Tensor:
-        return cast(Tensor, self.reduce(Window(rows, columns))).to(self.dtype)
+        return cast(Tensor, self.reduce(WeightTile(rows, columns))).to(self.dtype)
 
 
 class ScoreMatrix:
@@ -670,8 +670,8 @@ class ScoreMatrix:
     def _part(self, asked: ParsedIndex, what: str, limit: int | None) -> Tensor:
         part = self._matrix[(*asked.leading, ...)]
         _check_size(what, part, asked, limit)
-        scores = read_window(
-            *asked.window, lambda rows, columns: scores_at(part.source, part.mask, rows, columns)
+        scores = read_tile(
+            *asked.tile, lambda rows, columns: scores_at(part.source, part.mask, rows, columns)
         )
         return asked.drop_axes(scores)
 
@@ -713,4 +713,4 @@ def _bound(mask: "MaskLike | None", source: Scores) -> Mask | None:
 
 
 def _check_size(what: str, part: AttentionMatrix, asked: ParsedIndex, limit: int | None) -> None:
-    check_memory(what, (*part.shape[:-2], *map(len, asked.window)), part.dtype, limit)
+    check_memory(what, (*part.shape[:-2], *map(len, asked.tile)), part.dtype, limit)

@@ -38,7 +38,7 @@ class ParsedIndex(NamedTuple):
     whole: bool
 
     @property
-    def window(self) -> tuple[range | list[int], range | list[int]]:
+    def tile(self) -> tuple[range | list[int], range | list[int]]:
         """The rows and the columns, an integer as a range of length 1."""
         return _as_range(self.rows), _as_range(self.columns)
 
@@ -91,7 +91,7 @@ def parse_index(key: Any, shape: torch.Size) -> ParsedIndex:
     return ParsedIndex(leading, resolved[-2], resolved[-1], items[-2:] == [slice(None)] * 2)
 
 
-def read_window(
+def read_tile(
     rows: range | list[int],
     columns: range | list[int],
     read: Callable[[range, range], Tensor],
@@ -101,7 +101,7 @@ def read_window(
     A list of rows or columns is covered by a few short ranges.
     """
     if isinstance(rows, list):
-        return _read_spans(rows, -2, lambda span: read_window(span, columns, read))
+        return _read_spans(rows, -2, lambda span: read_tile(span, columns, read))
     if isinstance(columns, list):
         return _read_spans(columns, -1, lambda span: read(rows, span))
     return read(rows, columns)

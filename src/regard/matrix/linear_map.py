@@ -32,7 +32,7 @@ from regard.matrix.indexing import (
     ParsedIndex,
     fit_index,
     parse_index,
-    read_window,
+    read_tile,
     select_leading,
 )
 from regard.matrix.tensor_methods import AT_ONCE, remedy, tensor_attribute
@@ -176,9 +176,9 @@ class LinearMap(ABC):
         part = self._select(asked.leading)
         if asked.whole:
             return part
-        size = (*part.shape[:-2], *map(len, asked.window))
+        size = (*part.shape[:-2], *map(len, asked.tile))
         check_memory("this part", size, self.dtype, DENSE_LIMIT, self._smaller)
-        return part._window(asked)
+        return part._tile(asked)
 
     def __len__(self) -> int:
         """Return the length of the first axis."""
@@ -332,9 +332,9 @@ class LinearMap(ABC):
         rows, columns = self.shape[-2:]
         return self._part(range(rows), range(columns))
 
-    def _window(self, asked: ParsedIndex) -> Tensor:
+    def _tile(self, asked: ParsedIndex) -> Tensor:
         """Return the rows and columns of an index as a tensor."""
-        rows, columns = asked.window
+        rows, columns = asked.tile
         if not (rows and columns):
             size = (*self.shape[:-2], len(rows), len(columns))
             return asked.drop_axes(torch.zeros(size, dtype=self.dtype, device=self.device))
@@ -343,9 +343,9 @@ class LinearMap(ABC):
                 numbers = self._times(self._unit_columns(columns, self.shape[-1]))
                 rows = slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
                 return asked.drop_axes(numbers[..., rows, :])
-            every = read_window(rows, range(self.shape[-1]), self._part)
+            every = read_tile(rows, range(self.shape[-1]), self._part)
             return asked.drop_axes(every[..., columns])
-        return asked.drop_axes(read_window(rows, columns, self._part))
+        return asked.drop_axes(read_tile(rows, columns, self._part))
 
     def _unit_columns(self, places: Sequence[int], length: int) -> Tensor:
         """Return columns of the identity, (length, columns)."""

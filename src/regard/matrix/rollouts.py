@@ -63,7 +63,7 @@ def rollout(
 
 
 class Rollout(DerivedMatrix):
-    """The lazy product of attention layers, with products, rows, columns and windows.
+    """The lazy product of attention layers, with products, rows, columns and tiles.
 
     Create one with ``regard.rollout``. Each answer costs one sweep over every layer, in memory
     linear in the length, and is differentiable.
@@ -107,7 +107,7 @@ class Rollout(DerivedMatrix):
         return Rollout(tuple(layer[(*index, ...)] for layer in self.layers), self.residual)
 
     def _part(self, rows: range, columns: range) -> Tensor:
-        """Compute a window from its rows or from its columns, whichever are fewer."""
+        """Compute a tile from its rows or from its columns, whichever are fewer."""
         tokens = self.shape[-1]
         if len(rows) < len(columns):
             taken = self._through(self._unit_columns(rows, tokens), transposed=True).mT

@@ -130,8 +130,8 @@ class RowStatistics(ABC):
         """Return weights transposed @ operand, for the operand of a ``TransposedOutput``."""
 
     @abstractmethod
-    def window(self, rows: slice, columns: slice) -> Tensor:
-        """Return the weights at some rows and columns of the block, those of a ``Window``."""
+    def tile(self, rows: slice, columns: slice) -> Tensor:
+        """Return the weights at some rows and columns of the block, those of a ``WeightTile``."""
 
     def divergence(self, of: object) -> Tensor | None:
         """Return the numbers of a ``Divergence``, (..., rows); None if they are not computed."""
@@ -298,9 +298,9 @@ class Block(RowStatistics):
         edges = [0, *(edge for part in parts for edge in (part.start, part.stop))]
         rows = self.weights.shape[-2]
         sizes = [*(stop - start for start, stop in pairwise(edges)), rows - edges[-1]]
-        pieces = self.weights.split_with_sizes(sizes, -2)[1::2]
+        parts_of_weights = self.weights.split_with_sizes(sizes, -2)[1::2]
         dtype = sum_dtype(self._dtype, self.maximum.device)
-        return torch.stack([piece.sum(-2, dtype=dtype) for piece in pieces], -2)
+        return torch.stack([part.sum(-2, dtype=dtype) for part in parts_of_weights], -2)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         shifted = self.shifted.detach()
@@ -325,5 +325,5 @@ class Block(RowStatistics):
         part = operand_part(self, operand, self.box.rows)
         return masked_product(self.weights.mT, part, lambda: self.allowed.mT)
 
-    def window(self, rows: slice, columns: slice) -> Tensor:
+    def tile(self, rows: slice, columns: slice) -> Tensor:
         return self.weights[..., rows, columns]

@@ -89,10 +89,10 @@ class Divergence(Reduction):
         keys = (a.weights, b.weights[..., inside], a.shifted, b.shifted[..., inside])
         numbers = _NUMBERS_AT_ONCE if reads_without_sync(apart) else _GPU_NUMBERS_AT_ONCE
         height = max(1, numbers // a.shifted[..., 0, :].numel())
-        strips = [cast(tuple[Tensor, ...], each.split(height, -2)) for each in (*keys, apart)]
+        parts = [cast(tuple[Tensor, ...], each.split(height, -2)) for each in (*keys, apart)]
         sums = (
             self.terms(p, q, b_shifted - a_shifted - shift).sum(-1)
-            for p, q, a_shifted, b_shifted, shift in zip(*strips, strict=True)
+            for p, q, a_shifted, b_shifted, shift in zip(*parts, strict=True)
         )
         total = torch.cat(list(sums), -1)
         for columns in outside:

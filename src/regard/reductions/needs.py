@@ -19,7 +19,7 @@ class Needs(NamedTuple):
         sums: the reductions that sum weights over rows.
         values: the value of each product with the weights.
         operands: the operand of each product with the transposed weights.
-        windows: the columns of each window.
+        tiles: the columns of each tile.
         offsets: the offset of each diagonal.
         divergences: the divergences from other matrices.
         keys: whether the visible keys of each row are counted.
@@ -37,7 +37,7 @@ class Needs(NamedTuple):
     sums: "tuple[SumsOfRows, ...]" = ()
     values: tuple[Tensor, ...] = ()
     operands: tuple[Tensor, ...] = ()
-    windows: tuple[range, ...] = ()
+    tiles: tuple[range, ...] = ()
     offsets: tuple[int, ...] = ()
     divergences: "tuple[Divergence, ...]" = ()
     keys: bool = False
@@ -47,7 +47,7 @@ class Needs(NamedTuple):
     @property
     def weights(self) -> bool:
         """True if the weights of complete rows are read."""
-        return bool(self.sums or self.operands or self.windows)
+        return bool(self.sums or self.operands or self.tiles)
 
     @property
     def sorted_offsets(self) -> list[int]:
@@ -56,13 +56,13 @@ class Needs(NamedTuple):
 
     @property
     def columns(self) -> list[int]:
-        """The columns of all windows, in rising order."""
-        return sorted({column for window in self.windows for column in window})
+        """The columns of all tiles, in rising order."""
+        return sorted({column for tile in self.tiles for column in tile})
 
     @property
     def products(self) -> bool:
-        """True if products of the weights, or windows of them, are read."""
-        return bool(self.values or self.operands or self.windows)
+        """True if products of the weights, or tiles of them, are read."""
+        return bool(self.values or self.operands or self.tiles)
 
 
 def joined(needs: Iterable[Needs]) -> Needs:
@@ -74,7 +74,7 @@ def joined(needs: Iterable[Needs]) -> Needs:
         tuple(item for each in several for item in each.sums),
         tuple(item for each in several for item in each.values),
         tuple(item for each in several for item in each.operands),
-        tuple(item for each in several for item in each.windows),
+        tuple(item for each in several for item in each.tiles),
         tuple({item for each in several for item in each.offsets}),
         tuple(item for each in several for item in each.divergences),
         any(each.keys for each in several),

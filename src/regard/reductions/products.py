@@ -1,4 +1,4 @@
-"""Products with the matrix, and windows of it, as reductions."""
+"""Products with the matrix, and tiles of it, as reductions."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -130,7 +130,7 @@ def _as_operand(total: Tensor, operand: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True)
-class Window(Reduction):
+class WeightTile(Reduction):
     """The weights at some rows and columns: (..., num_heads, rows, columns).
 
     Args:
@@ -146,7 +146,7 @@ class Window(Reduction):
 
     @property
     def needs(self) -> Needs:
-        return Needs(windows=(self.at_columns,))
+        return Needs(tiles=(self.at_columns,))
 
     def rows(self, q_len: int) -> range:
         return self.at_rows
@@ -160,7 +160,7 @@ class Window(Reduction):
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         rows, in_block_rows = intersect(self.at_rows, block.box.rows)
         columns, in_block_columns = intersect(self.at_columns, block.box.columns)
-        values = block.window(in_block_rows, in_block_columns)
+        values = block.tile(in_block_rows, in_block_columns)
         return (Contribution((*block.box.leading, rows, columns), values),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:

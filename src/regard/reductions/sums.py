@@ -245,7 +245,7 @@ class Segments(SumsOfRows):
         check_spans("query_spans", self.query_spans, "q_len", shape[-2])
         keys = self.query_spans if self.key_spans is None else self.key_spans
         check_spans("key_spans", keys, "kv_len", shape[-1])
-        size = (*shape[:-2], len(self.query_pieces), len(self._keys.pairs))
+        size = (*shape[:-2], len(self.query_parts), len(self._keys.pairs))
         dtype = sum_dtype(dtype, device)
         check_memory("Segments", size, dtype, remedy="Ask for fewer spans.")
         return (torch.zeros(size, dtype=dtype, device=device),)
@@ -253,17 +253,17 @@ class Segments(SumsOfRows):
     def parts(self, rows: slice, shape: torch.Size) -> list[slice]:
         return [
             slice(max(start, rows.start) - rows.start, min(stop, rows.stop) - rows.start)
-            for start, stop in self.query_pieces[_overlapping(self.query_pieces, rows)]
+            for start, stop in self.query_parts[_overlapping(self.query_parts, rows)]
         ]
 
     def spans(self, shape: torch.Size) -> tuple[Spans, Spans | None]:
-        return tuple(self.query_pieces), self._keys.pairs
+        return tuple(self.query_parts), self._keys.pairs
 
     def update(self, block: RowStatistics) -> tuple[Contribution, ...]:
         rows, columns = block.box.rows, block.box.columns
         pairs = self._keys.pairs
         keys = _overlapping(pairs, columns) if self._keys_in_order else slice(0, len(pairs))
-        at = (*block.box.leading, _overlapping(self.query_pieces, rows), keys)
+        at = (*block.box.leading, _overlapping(self.query_parts, rows), keys)
         parts = self.parts(rows, block.shape)
         spans = [(start - columns.start, stop - columns.start) for start, stop in pairs[keys]]
         if not (parts and spans):
@@ -271,13 +271,13 @@ class Segments(SumsOfRows):
         return (Contribution(at, block.sum_cells(parts, spans)),)
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
-        (by_piece,) = buffers
+        (by_part,) = buffers
         spans = self._queries.pairs
-        firsts = [bisect_left(self.query_pieces, start, key=_START) for start, _ in spans]
-        ends = [bisect_right(self.query_pieces, stop, key=_STOP) for _, stop in spans]
-        pieces_of_spans = list(zip(firsts, ends, strict=True))
-        by_span = span_sums(by_piece.mT, pieces_of_spans).mT.to(by_piece.dtype)
-        lengths = int_tensor([stop - start for start, stop in spans], by_piece.device)
+        firsts = [bisect_left(self.query_parts, start, key=_START) for start, _ in spans]
+        ends = [bisect_right(self.query_parts, stop, key=_STOP) for _, stop in spans]
+        parts_of_spans = list(zip(firsts, ends, strict=True))
+        by_span = span_sums(by_part.mT, parts_of_spans).mT.to(by_part.dtype)
+        lengths = int_tensor([stop - start for start, stop in spans], by_part.device)
         return by_span / lengths[:, None]
 
     @cached_property
@@ -291,17 +291,17 @@ class Segments(SumsOfRows):
         return all(stop <= start for (_, stop), (start, _) in pairwise(self._keys.pairs))
 
     @cached_property
-    def query_pieces(self) -> list[tuple[int, int]]:
+    def query_parts(self) -> list[tuple[int, int]]:
         """Disjoint spans in rising order; each query span is a run of consecutive ones."""
         spans = self._queries.pairs
         opened, closed = Counter(start for start, _ in spans), Counter(stop for _, stop in spans)
-        pieces: list[tuple[int, int]] = []
+        parts: list[tuple[int, int]] = []
         depth = 0
         for start, stop in pairwise(sorted(opened.keys() | closed.keys())):
             depth += opened[start] - closed[start]
             if depth:
-                pieces.append((start, stop))
-        return pieces
+                parts.append((start, stop))
+        return parts
 
 
 def _normalised(spans: Any) -> _Spans:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.recording.layers import Layer, asked_of
-from regard.reductions.products import Window
+from regard.reductions.products import WeightTile
 from regard.reductions.reduction import Reduction
 from regard.reductions.row_statistics import Entropy, LogSumExp, MaxScore, NormalizedEntropy
 from regard.reductions.sums import Diagonal
@@ -84,7 +84,7 @@ def samples_of(layer: Layer, statistics: Sequence[str]) -> Samples | None:
     questions |= {name: _OF_ROWS[name] for name in statistics if name in _OF_ROWS}
     first_keys = texts.first_keys if "first_token" in statistics else {}
     for first in first_keys:
-        questions["column", first] = Window(range(matrix.shape[-2]), range(first, first + 1))
+        questions["column", first] = WeightTile(range(matrix.shape[-2]), range(first, first + 1))
     distances = [name for name in statistics if name in _DISTANCES and layer.reads_itself]
     for offset in sorted({offset for name in distances for offset in _DISTANCES[name]}):
         questions[offset] = Diagonal(texts.start + offset)

@@ -28,7 +28,7 @@ from regard.backends.triton import triton_backend as backend
 from regard.backends.triton.launch import Launch
 from regard.backends.triton.operands import operands, refused
 from regard.capture.slicing import some_queries
-from regard.reductions.products import TransposedOutput, Window
+from regard.reductions.products import TransposedOutput, WeightTile
 from regard.scores.query_key import QueryKeyScores
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN slice) encountered")
@@ -271,8 +271,8 @@ REFUSED: dict[str, tuple[regard.AttentionMatrix, list[regard.Reduction], str]] =
     "another-question": (A, [LargestWeight()], "no Triton kernel gives LargestWeight"),
     "some-rows": (
         A,
-        [Window(range(2), range(5))],
-        "Triton kernels give windows of all rows and of at most 64 columns",
+        [WeightTile(range(2), range(5))],
+        "Triton kernels give tiles of all rows and of at most 64 columns",
     ),
     "output-alone": (A, [regard.Output(x)], "no Triton kernel gives Output by itself"),
     "large-k": (
@@ -402,7 +402,7 @@ def test_the_price_of_a_question_without_a_kernel_is_said_before_it_starts(on_cu
         found = [chosen(long, STATISTIC) for _ in range(2)]
     assert all(isinstance(each, Sweep) for each in found)
     assert [str(each.message) for each in said] == [warning_of("no Triton kernel has a score_mod")]
-    row = Window(range(5, 6), range(8192))
+    row = WeightTile(range(5, 6), range(8192))
     short = regard.attend(query[..., :9, :], query, score_mod=lambda score, *_: score * 3)
     backend.warn_once.cache_clear()
     with warnings.catch_warnings():

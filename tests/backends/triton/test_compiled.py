@@ -20,7 +20,7 @@ from regard.reductions.divergences import (
     JensenShannon,
     KullbackLeibler,
 )
-from regard.reductions.products import TransposedOutput, Window
+from regard.reductions.products import TransposedOutput, WeightTile
 from regard.reductions.row_statistics import NormalizedEntropy
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from compiling import CONSUMERS_SHARED, MAX_SHARED, Report, only_compiled
-from regard.backends.triton.packed_mask import CELL, PackedMask
+from regard.backends.triton.packed_mask import SIDE, PackedMask
 
 LENGTH = 1000
 ROWS = (regard.LogSumExp(), regard.Entropy(), regard.Sum(-1), regard.TopK(1))
@@ -136,7 +136,7 @@ CASES = {
     "logsumexp": Case((regard.LogSumExp(),), ("rows_kernel",)),
     "rows": Case(ROWS, ("rows_kernel", "top_kernel"), options=lambda _: {}),
     "entries": Case(
-        (regard.Diagonal(-1), regard.Diagonal(3), Window(range(LENGTH), range(2)), NORMALIZED),
+        (regard.Diagonal(-1), regard.Diagonal(3), WeightTile(range(LENGTH), range(2)), NORMALIZED),
         ("rows_kernel", "entries_kernel", "entries_kernel", "visible_keys_kernel"),
     ),
     "entries-d256": Case(
@@ -243,9 +243,9 @@ CASES = {
 
 def _packed_on_meta(_mask: Any, shape: torch.Size, _device: Any) -> PackedMask:
     """Bits that nobody evaluated, since the meta device has no numbers."""
-    cells = (-(-shape[-2] // CELL), -(-shape[-1] // CELL))
+    cells = (-(-shape[-2] // SIDE), -(-shape[-1] // SIDE))
     slots = torch.empty(1, 1, *cells, dtype=torch.int32, device="meta")
-    words = torch.empty(9, CELL, CELL // 32, dtype=torch.int32, device="meta")
+    words = torch.empty(9, SIDE, SIDE // 32, dtype=torch.int32, device="meta")
     return PackedMask(slots, words, (shape[-2], shape[-1]))
 
 

@@ -22,7 +22,7 @@ from regard.backends.triton import triton_backend as backend
 from regard.backends.triton.configs import Config
 from regard.backends.triton.launch import Launch
 from regard.backends.triton.packed_mask import pack
-from regard.reductions.products import TransposedOutput, Window
+from regard.reductions.products import TransposedOutput, WeightTile
 from regard.reductions.row_statistics import NormalizedEntropy
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN slice) encountered")
@@ -52,7 +52,7 @@ LOSSES: dict[str, Asked] = {
     "transposed": lambda x: (TransposedOutput(x),),
     "normalized-entropy": lambda _: (NormalizedEntropy(),),
     "diagonals": lambda _: (regard.Diagonal(-2), regard.Diagonal(), regard.Diagonal(KV_LEN - 4)),
-    "columns": lambda _: (Window(range(Q_LEN), range(3, 60, 7)),),
+    "columns": lambda _: (WeightTile(range(Q_LEN), range(3, 60, 7)),),
     "two-grids": lambda _: (regard.Pool(2, 2), regard.Pool(3, 5), regard.Sum(-2)),
     "two-products": lambda x: (TransposedOutput(x), TransposedOutput(x * 2)),
     "all": lambda x: (

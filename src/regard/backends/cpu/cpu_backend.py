@@ -18,10 +18,10 @@ from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores
 
 TILE = 2048  # columns; a product with many more is slower
-STRIP = 256  # rows
+ROWS = 256  # of one head, computed at once
 KEPT = 2**22  # scores: of rows whose weights are kept until they are complete
 MAX_K = 128  # the largest weights of a row are sorted again with each tile
-_FEWEST_BLOCKS, _MOST_STRIPS = 32, 4
+_FEWEST_BLOCKS, _MOST_PARTS = 32, 4
 _HAS_NUMBA = find_spec("numba") is not None
 _MISSING = (
     "Numba is not installed; with pip install 'regard[cpu]' this is two to seven times as fast"
@@ -55,7 +55,7 @@ class Cpu(Backend):
     ) -> tuple[str, int]:
         of = SweepTask(source, mask, tuple(reductions), _FusedBlocks())
         # Sums over rows need the weights of complete rows; other statistics are done with a tile.
-        tile = max(STRIP * TILE, KEPT) if _needs(reductions).weights else STRIP * TILE
+        tile = max(ROWS * TILE, KEPT) if _needs(reductions).weights else ROWS * TILE
         return f"one compiled pass over {of.blocks_text}", of.memory(tile * _BYTES)
 
     def reduce(
@@ -70,15 +70,15 @@ class Cpu(Backend):
 
 @final
 class _FusedBlocks(Blocks):
-    """Blocks in strips of rows, and strips in tiles of columns."""
+    """Blocks in parts of rows, and parts in tiles of columns."""
 
     def size(self, of: SweepTask, *, graded: bool) -> BlockSize:
-        together, shape = STRIP * TILE, of.source.shape
+        together, shape = ROWS * TILE, of.source.shape
         if graded and not _has_small_gradients(of):
-            return BlockSize(together, KEPT, STRIP)
-        # Many strips are less overhead, many blocks keep all threads busy.
-        strips = max(1, min(_MOST_STRIPS, shape[:-1].numel() // (_FEWEST_BLOCKS * STRIP)))
-        return BlockSize(together, strips * STRIP * shape[-1], strips * STRIP)
+            return BlockSize(together, KEPT, ROWS)
+        # Many parts are less overhead, many blocks keep all threads busy.
+        parts = max(1, min(_MOST_PARTS, shape[:-1].numel() // (_FEWEST_BLOCKS * ROWS)))
+        return BlockSize(together, parts * ROWS * shape[-1], parts * ROWS)
 
     def rows_to_save(self, of: SweepTask) -> tuple[Tensor, ...]:
         from regard.backends.cpu.saved_rows import unsaved_rows
@@ -93,7 +93,7 @@ class _FusedBlocks(Blocks):
         from regard.backends.cpu.saved_rows import SavedRows
 
         needs = _needs(of.reductions)
-        workspace = Workspace(STRIP, TILE, KEPT)
+        workspace = Workspace(ROWS, TILE, KEPT)
         rows = SavedRows(saved) if saved else None
 
         def block(box: Box, cut: Cut) -> RowStatistics:

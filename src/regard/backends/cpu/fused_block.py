@@ -48,23 +48,23 @@ class Workspace:
     """Memory of one thread, which all of its blocks reuse.
 
     Attributes:
-        strip: the maximum number of rows in a strip of one head.
+        rows: the maximum number of rows of one head that are computed at once.
         tile: the maximum number of columns in a tile.
         kept: the maximum number of scores of complete rows to keep for the sums over rows.
     """
 
-    def __init__(self, strip: int, tile: int, kept: int) -> None:
-        self.strip, self.tile, self.kept = strip, tile, kept
+    def __init__(self, rows: int, tile: int, kept: int) -> None:
+        self.rows, self.tile, self.kept = rows, tile, kept
         self._scratches: dict[tuple[str, int], Scratch] = {}
         self._views: dict[tuple[str, int, int, int], tuple[Tensor, Any]] = {}
 
     @cached_property
     def spare(self) -> "Workspace":
         """Memory for a second block that exists at the same time."""
-        return Workspace(self.strip, self.tile, self.kept)
+        return Workspace(self.rows, self.tile, self.kept)
 
     def scratch(self, name: str, number: int) -> Scratch:
-        """Return the memory of this name for the tile with this number in its strip."""
+        """Return the memory of this name for the tile with this number in its rows."""
         return self._scratches.setdefault((name, number), Scratch(0))
 
     def take(self, name: str, number: int, height: int, width: int) -> tuple[Tensor, Any]:
@@ -84,7 +84,7 @@ class _Place(NamedTuple):
     """The place of a tile in the matrix.
 
     Attributes:
-        rows: the rows of its strip.
+        rows: its rows.
         columns: its columns.
         has_hidden: whether the mask may hide a key in it.
     """
@@ -95,7 +95,7 @@ class _Place(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """A tile of a strip, whose weights are needed once its rows are complete.
+    """A tile whose weights are needed once its rows are complete.
 
     Attributes:
         first: its first column, counted from that of the block.
@@ -115,7 +115,7 @@ _NOTHING = Needs()
 class FusedBlock(RowStatistics):
     """Statistics of complete rows, in one pass of compiled code over each tile of their scores.
 
-    The block is cut into strips of rows, and a strip into tiles. A block with gradients reads its
+    The block is cut into ranges of rows, and these into tiles. A block with gradients reads its
     statistics from saved rows, and computes its scores again in ``backward``, tile by tile.
     """
 
@@ -156,14 +156,14 @@ class FusedBlock(RowStatistics):
         sink = source.sink(box, cut)
         self._sink = sink
         self._sinks = np.zeros(0) if sink is None else sink.detach().double().reshape(-1).numpy()
-        factors = self._cut_strips()
+        factors = self._cut_rows()
         if graded:
             assert saved is not None
             self._rows, self._keys, self._largest, diagonals = saved.read(box.at_rows)
             self._on_diagonals = [*diagonals.T.reshape(-1, self._heads, self._size[-1])]
         else:
-            for strip in self._strips:
-                self._strip(strip)
+            for rows in self._row_ranges:
+                self._add_rows(rows)
         self._check()
         if saved is not None and not graded:
             diagonals = np.array(self._on_diagonals, np.float32).reshape(-1, len(self._rows)).T
@@ -203,11 +203,11 @@ class FusedBlock(RowStatistics):
         self._transposed = [
             _zeros(*self._size[:-1], columns, operand_width(each)) for each in self._needs.operands
         ]
-        self._windows = [
+        self._tile_weights = [
             np.zeros(
                 (height, len(range(columns)[intersect(each, self.box.columns)[1]])), np.float32
             )
-            for each in self._needs.windows
+            for each in self._needs.tiles
         ]
 
     def part(self, tensor: Tensor, index: Index) -> Tensor:
@@ -216,10 +216,10 @@ class FusedBlock(RowStatistics):
 
     # The pass over the tiles.
 
-    def _cut_strips(self) -> tuple[Tensor, Tensor] | None:
-        """Cut the rows into strips; return the tensors whose product is the scores, if any."""
+    def _cut_rows(self) -> tuple[Tensor, Tensor] | None:
+        """Cut the rows into ranges; return the tensors whose product is the scores, if any."""
         rows = self.box.rows
-        step = self._workspace.strip if self._heads == 1 else self._size[-1]
+        step = self._workspace.rows if self._heads == 1 else self._size[-1]
         if self._heads == 1 and self._needs.weights:  # the scores of complete rows are kept
             step = min(step, max(MIN_ROWS, self._workspace.kept // max(1, len(self._line))))
         factors = self._source.factors(self.box, self._cut)
@@ -228,14 +228,14 @@ class FusedBlock(RowStatistics):
             self._query, self._key = (self._of_one_head(each.detach()) for each in factors)
         self._operands: dict[tuple[int, int], tuple[Tensor | None, list[Tensor]]] = {}
         starts = range(rows.start, rows.stop, step)
-        self._strips = [slice(start, min(start + step, rows.stop)) for start in starts]
+        self._row_ranges = [slice(start, min(start + step, rows.stop)) for start in starts]
         return factors
 
     def _parts(self, *, graded: bool = False) -> Iterator[Part]:
         """Yield the scores of the block, tile by tile; ``graded`` scores have gradients."""
-        for strip in self._strips:
-            at = self._rows_at(strip)
-            for tile in self._tiles_of(strip):
+        for rows in self._row_ranges:
+            at = self._rows_at(rows)
+            for tile in self._tiles_of(rows):
                 yield self._part_at(at, tile, graded=graded)
 
     def _part_at(self, at: slice, tile: _Place, *, graded: bool) -> Part:
@@ -256,8 +256,8 @@ class FusedBlock(RowStatistics):
         """Drop the leading axes of a tensor if the block has one head, for less overhead."""
         return tensor[(0,) * (tensor.ndim - 2)] if self._heads == 1 else tensor
 
-    def _strip(self, rows: slice) -> None:
-        """Compute the requested statistics of a strip of rows, tile by tile."""
+    def _add_rows(self, rows: slice) -> None:
+        """Compute the requested statistics of some rows, tile by tile."""
         at = self._rows_at(rows)
         rows_here, largest = self._rows[at], self._largest[at]
         by, shrunk = self._workspace.take("shrunk", 0, len(rows_here), 1)
@@ -280,13 +280,13 @@ class FusedBlock(RowStatistics):
             self._read_weights(kept, at, rows)
 
     def _rows_at(self, rows: slice) -> slice:
-        """Return the place of a strip among all rows of the block."""
-        if self._heads > 1:  # the strip has all rows
+        """Return the place of some rows among all rows of the block."""
+        if self._heads > 1:  # these are all rows
             return slice(0, len(self._rows))
         return slice(rows.start - self.box.rows.start, rows.stop - self.box.rows.start)
 
     def _tiles_of(self, rows: slice) -> Iterator[_Place]:
-        """Yield the tiles of a strip of rows that its rows may attend to."""
+        """Yield the tiles of some rows that these may attend to."""
         columns = every = self.box.columns
         if self._mask is not None:
             columns, every = self._mask.key_bounds(self.box.leading, rows, self.shape)
@@ -339,16 +339,16 @@ class FusedBlock(RowStatistics):
 
     def _pairs(self, other: "FusedBlock", *, graded: bool = False) -> Iterator[tuple[Part, Part]]:
         """Yield the scores of each tile, and those of another matrix."""
-        for strip in self._strips:
-            both = [tile.columns for each in (self, other) for tile in each._tiles_of(strip)]
+        for rows in self._row_ranges:
+            both = [tile.columns for each in (self, other) for tile in each._tiles_of(rows)]
             if not both:
                 continue
             columns = slice(min(each.start for each in both), max(each.stop for each in both))
             for tile in _tiles(columns, self.box.columns, self._workspace.tile):
                 own, beside = (
                     each._part_at(
-                        self._rows_at(strip),
-                        _Place(strip, tile, has_hidden=each._mask is not None),
+                        self._rows_at(rows),
+                        _Place(rows, tile, has_hidden=each._mask is not None),
                         graded=graded,
                     )
                     for each in (self, other)
@@ -403,7 +403,7 @@ class FusedBlock(RowStatistics):
             total.add_(grouped_matmul(self._shaped(weights), value).view(total.shape))
 
     def _operands_of(self, tile: slice) -> tuple[Tensor | None, list[Tensor]]:
-        """Return the key and each value at the columns of a tile; all strips share them."""
+        """Return the key and each value at the columns of a tile; all rows share them."""
         place = tile.start, tile.stop
         if place not in self._operands:
             first = self.box.columns.start
@@ -454,7 +454,7 @@ class FusedBlock(RowStatistics):
             if self._needs.sums:
                 to = self._sums, self._line
                 kernels.sum_columns(weights, references, norms, places, first, *to)
-            if self._transposed or self._windows:
+            if self._transposed or self._tile_weights:
                 shifted = (
                     np.maximum(references, _LOWEST)
                     - norms[:, kernels.REFERENCE]
@@ -462,7 +462,7 @@ class FusedBlock(RowStatistics):
                 )
                 factors = np.exp(shifted).astype(np.float32)[:, None]
                 self._multiply_transposed(weights, factors, first, rows)
-                self._read_windows(weights, factors, first, at)
+                self._read_tiles(weights, factors, first, at)
 
     def _multiply_transposed(self, weights: Any, factors: Any, first: int, rows: slice) -> None:
         by = self._shaped(torch.from_numpy(factors))
@@ -473,14 +473,14 @@ class FusedBlock(RowStatistics):
             some = total[..., first : first + tile.shape[-1], :]
             some.add_(grouped_matmul((tile * by).mT, part))
 
-    def _read_windows(self, weights: Any, factors: Any, first: int, at: slice) -> None:
+    def _read_tiles(self, weights: Any, factors: Any, first: int, at: slice) -> None:
         start = self.box.columns.start + first
         tile = slice(start, start + weights.shape[1])
-        for columns, found in zip(self._needs.windows, self._windows, strict=True):
-            in_window, in_tile = intersect(columns, tile)
+        for columns, found in zip(self._needs.tiles, self._tile_weights, strict=True):
+            in_wanted, in_tile = intersect(columns, tile)
             before = intersect(columns, self.box.columns)[0].start
-            to = slice(in_window.start - before, in_window.stop - before)
-            if in_window.start < in_window.stop:
+            to = slice(in_wanted.start - before, in_wanted.stop - before)
+            if in_wanted.start < in_wanted.stop:
                 found[at, to] = weights[:, in_tile] * factors
 
     def _check(self) -> None:
@@ -595,9 +595,9 @@ class FusedBlock(RowStatistics):
             if each is operand
         )
 
-    def window(self, rows: slice, columns: slice) -> Tensor:
+    def tile(self, rows: slice, columns: slice) -> Tensor:
         width = len(range(self.box.columns.stop - self.box.columns.start)[columns])
-        for each, found in zip(self._needs.windows, self._windows, strict=True):
+        for each, found in zip(self._needs.tiles, self._tile_weights, strict=True):
             if intersect(each, self.box.columns)[1] == columns:
                 values = torch.from_numpy(found).view(*self._size, width)
                 return values[..., rows, :]
@@ -615,7 +615,7 @@ def _zeros(*size: int) -> Tensor:
 def _tiles(columns: slice, of_block: slice, width: int) -> list[slice]:
     """Cut columns into tiles of about equal width.
 
-    The cuts are at the same places for all strips of a block.
+    The cuts are at the same places for all rows of a block.
     """
     whole = of_block.stop - of_block.start
     width = -(-whole // -(-whole // width))

@@ -26,7 +26,7 @@ from numba import njit  # pyright: ignore[reportMissingTypeStubs]
 MAXIMUM, TOTAL, MOMENT = range(3)
 REFERENCE, NORMALIZER, LOGSUMEXP, MEAN, ROW_SUM, OF_SINK = range(6)
 
-_CHUNK = 512  # columns
+_AT_ONCE = 512  # columns
 _BISECTIONS = 8
 _ROWS_ADDED = 16
 _WITHIN, _WIDENING, _WIDEST = np.float32(64), np.float32(8), np.float32(1e6)
@@ -161,12 +161,12 @@ def add_tile(scores, weights, peaks, rows, shrunk, first, largest):
             continue
         if largest.shape[1]:  # before the scores are overwritten
             _take_largest(scores, r, peaks, first, largest, found, ordered, ends)
-        for start in range(0, width, _CHUNK):
-            part = row[start : start + _CHUNK]
+        for start in range(0, width, _AT_ONCE):
+            part = row[start : start + _AT_ONCE]
             if in_place:  # two calls, because the compiler must know what shares memory
                 some, moment_of_some = _exponentials(part, maximum, part)
             else:
-                to = weights[min(r, weights.shape[0] - 1), start : start + _CHUNK]
+                to = weights[min(r, weights.shape[0] - 1), start : start + _AT_ONCE]
                 some, moment_of_some = _exponentials(part, maximum, to)
             total += some
             moment += moment_of_some
@@ -513,8 +513,8 @@ def relative_entropy(own, other, own_norms, other_norms, totals):
         maximum, reference = _f(own_norms[r, REFERENCE]), _f(other_norms[r, REFERENCE])
         normalizer, other_normalizer = _finite(own_norms[r]), _finite(other_norms[r])
         shift, total = other_normalizer - normalizer, 0.0
-        for start in range(0, width, _CHUNK):
-            a, b = own[r, start : start + _CHUNK], other[r, start : start + _CHUNK]
+        for start in range(0, width, _AT_ONCE):
+            a, b = own[r, start : start + _AT_ONCE], other[r, start : start + _AT_ONCE]
             some, hidden = _ZERO, _ZERO
             for j in range(a.shape[0]):
                 below = _log_weight(a[j], maximum, _ZERO)
@@ -639,8 +639,8 @@ def jensen_shannon(own, other, own_norms, other_norms, totals):
         maximum, reference = _f(own_norms[r, REFERENCE]), _f(other_norms[r, REFERENCE])
         normalizer, other_normalizer = _finite(own_norms[r]), _finite(other_norms[r])
         shift, total = other_normalizer - normalizer, 0.0
-        for start in range(0, width, _CHUNK):
-            a, b = own[r, start : start + _CHUNK], other[r, start : start + _CHUNK]
+        for start in range(0, width, _AT_ONCE):
+            a, b = own[r, start : start + _AT_ONCE], other[r, start : start + _AT_ONCE]
             some = _ZERO
             for j in range(a.shape[0]):
                 below = _log_weight(a[j], maximum, _ZERO)
@@ -675,8 +675,8 @@ def expect_jensen_shannon(own, other, own_norms, other_norms, expected):
         maximum, reference = _f(own_norms[r, REFERENCE]), _f(other_norms[r, REFERENCE])
         normalizer, other_normalizer = _f(own_norms[r, NORMALIZER]), _f(other_norms[r, NORMALIZER])
         first, second = 0.0, 0.0
-        for start in range(0, width, _CHUNK):
-            a, b = own[r, start : start + _CHUNK], other[r, start : start + _CHUNK]
+        for start in range(0, width, _AT_ONCE):
+            a, b = own[r, start : start + _AT_ONCE], other[r, start : start + _AT_ONCE]
             some, some_other = _ZERO, _ZERO
             for j in range(a.shape[0]):
                 log_p = _log_weight(a[j], maximum, normalizer)
@@ -742,8 +742,8 @@ def expect(scores, norms, given, places, expected):
         maximum = _f(norms[r, REFERENCE])
         inverse = math.exp(-norms[r, NORMALIZER])
         total = 0.0
-        for start in range(0, width, _CHUNK):
-            part, gradient = row[start : start + _CHUNK], of_row[start : start + _CHUNK]
+        for start in range(0, width, _AT_ONCE):
+            part, gradient = row[start : start + _AT_ONCE], of_row[start : start + _AT_ONCE]
             some = _ZERO
             for j in range(part.shape[0]):
                 some += _exp(_below(part[j], maximum)) * gradient[j]

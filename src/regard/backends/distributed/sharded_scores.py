@@ -15,7 +15,7 @@ from regard.scores.score_source import Scores
 from regard.scores.scratch import Scratch
 
 RowOrder = Literal["contiguous", "zigzag"]
-"""Which rows a process has: neighbours, or chunks r and 2n - 1 - r of 2n, as process r of n."""
+"""Which rows a process has: neighbours, or ranges r and 2n - 1 - r of 2n, as process r of n."""
 
 
 class Run(NamedTuple):
@@ -53,14 +53,14 @@ class ShardedScores(Scores):
         if self.rows not in ("contiguous", "zigzag"):
             raise ValueError(
                 f"rows is {self.rows!r}; it must be 'contiguous' or 'zigzag'.\n"
-                "    A process has neighbouring rows, or chunks r and 2n - 1 - r of 2n."
+                "    A process has neighbouring rows, or ranges r and 2n - 1 - r of 2n."
             )
         for name, axis, tensor in (("query", "q_len", self.query), ("key", "kv_len", self.key)):
-            length, chunks = tensor.shape[-2], self.ranks * (2 if self.rows == "zigzag" else 1)
-            if length % chunks:
+            length, ranges = tensor.shape[-2], self.ranks * (2 if self.rows == "zigzag" else 1)
+            if length % ranges:
                 raise ValueError(
                     f"{name} has {axis} {length}; with rows={self.rows!r} on {self.ranks} ranks it "
-                    f"must be a multiple of {chunks}.\n    Pad the text, and hide the padding by "
+                    f"must be a multiple of {ranges}.\n    Pad the text, and hide the padding by "
                     "mask=Padding(lengths)."
                 )
 
@@ -166,7 +166,7 @@ class ShardedScores(Scores):
             places[self.row_dim] = rows
         return places
 
-    def chunks(self, length: int, rank: int) -> list[range]:
+    def ranges(self, length: int, rank: int) -> list[range]:
         """Return the rows, or keys, of a rank, in the order in which they lie there."""
         if self.rows == "contiguous":
             n = length // self.ranks
@@ -192,10 +192,10 @@ class ShardedScores(Scores):
         local: Tensor = whole.to_local(grad_placements=self.placed(Partial()))
         if self.rows == "contiguous":
             return local
-        lies = [part for rank in range(self.ranks) for part in self.chunks(local.shape[-2], rank)]
+        lies = [part for rank in range(self.ranks) for part in self.ranges(local.shape[-2], rank)]
         split = local.split_with_sizes([len(part) for part in lies], -2)
-        pieces = dict(zip(lies, split, strict=True))
-        return torch.cat([pieces[part] for part in sorted(lies, key=lambda part: part.start)], -2)
+        parts = dict(zip(lies, split, strict=True))
+        return torch.cat([parts[part] for part in sorted(lies, key=lambda part: part.start)], -2)
 
     @property
     def local_kv_heads(self) -> int:
@@ -266,7 +266,7 @@ class ShardedScores(Scores):
     def local_rows(self) -> list[range]:
         """The rows of this rank, in the order in which they lie there."""
         rank = self.query.device_mesh.get_local_rank(self.row_dim)
-        return self.chunks(self.query.shape[-2], rank)
+        return self.ranges(self.query.shape[-2], rank)
 
     def runs(self, part: QueryKeyScores, mask: Mask | None) -> list[Run]:
         """Return each run of neighbouring rows of this rank.

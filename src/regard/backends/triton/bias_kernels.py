@@ -55,7 +55,7 @@ def bias_gradient_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     norms,
     terms,
     grid,
@@ -66,7 +66,7 @@ def bias_gradient_kernel(
     other_steps,
     other_bias,
     other_limits,
-    other_cells,
+    other_packed,
     other_norms,
     other_numbers,
     sparse,
@@ -132,18 +132,18 @@ def bias_gradient_kernel(
             slope, lefts, numbers, kept, kept_at, other_q, other_end, other_start, other_stop,
             other_of_query, other_top, other_above, by_other,
         ) = rows_of_derivative(
-            query, batch, head, q_first, kv_end, shape, limits, cells, norms, terms, grid, left,
-            other_query, other_limits, other_cells, other_norms, other_numbers, HEAD_DIM, WIDTH,
+            query, batch, head, q_first, kv_end, shape, limits, packed, norms, terms, grid, left,
+            other_query, other_limits, other_packed, other_norms, other_numbers, HEAD_DIM, WIDTH,
             LEFT_GROUP, OTHER_DIM, BLOCK_M, UPCAST,
         )  # fmt: skip
         if (first < stop) & (first + BLOCK_N > start):
             edge = (first < every_start) | (first + BLOCK_N > every_stop)
             _keys, by_score = derivative_by_rows(
                 q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias,
-                limits, cells, top, above, offset, slope, terms, grid, numbers, kept, kept_at,
+                limits, packed, top, above, offset, slope, terms, grid, numbers, kept, kept_at,
                 lefts, left, right, other_q, other_key, other_of_query, other_start, other_stop,
                 other_end, other_top, other_above, by_other, other_steps, other_bias,
-                other_limits, other_cells, other_numbers, GROUP, HEAD_DIM, WIDTH, MET,
+                other_limits, other_packed, other_numbers, GROUP, HEAD_DIM, WIDTH, MET,
                 OTHER_GROUP, OTHER_DIM, KIND, BLOCK_N, UPCAST,
             )  # fmt: skip
             if sparse.numbers is not None:

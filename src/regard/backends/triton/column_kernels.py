@@ -61,7 +61,7 @@ def columns_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     visits,
     norms,
     parts,
@@ -90,7 +90,7 @@ def columns_kernel(
     keys = tile_of(key, batch, head // GROUP, kv_first, shape.kv_len, HEAD_DIM, BLOCK_N)
     kv_end = kv_end_of(limits, batch, head, shape)
     start, stop, every_start, every_stop, of_key = columns_seen(
-        kv_first, kv_idx, kv_end, batch, head, shape, limits, cells
+        kv_first, kv_idx, kv_end, batch, head, shape, limits, packed
     )
     held = tl.zeros((BLOCK_N,), tl.float32)
     at = (batch * shape.num_heads + head).to(tl.int64)
@@ -106,7 +106,7 @@ def columns_kernel(
         top, above = norms_of(norms, row + q_idx, here)
         _q, x = tile_by_keys(
             query, keys, kv_idx, of_key, edge, kv_end, batch, head, first, kv_first, shape, steps,
-            bias, limits, cells, HEAD_DIM, BLOCK_M, BLOCK_N, UPCAST,
+            bias, limits, packed, HEAD_DIM, BLOCK_M, BLOCK_N, UPCAST,
         )  # fmt: skip
         weights = weights_of(x, top[None, :], above[None, :], steps)
         # In a row of NaN not even a score of -inf makes 0.
@@ -142,7 +142,7 @@ def products_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     visits,
     norms,
     operand,
@@ -167,7 +167,7 @@ def products_kernel(
     keys = tile_of(key, batch, head // GROUP, kv_first, shape.kv_len, HEAD_DIM, BLOCK_N)
     kv_end = kv_end_of(limits, batch, head, shape)
     start, stop, every_start, every_stop, of_key = columns_seen(
-        kv_first, kv_idx, kv_end, batch, head, shape, limits, cells
+        kv_first, kv_idx, kv_end, batch, head, shape, limits, packed
     )
     WIDE: tl.constexpr = max(16, triton.next_power_of_2(WIDTH))
     product = tl.zeros((BLOCK_N, WIDE), tl.float32)
@@ -180,7 +180,7 @@ def products_kernel(
         here = q_idx < shape.q_len
         _q, x = tile_by_keys(
             query, keys, kv_idx, of_key, edge, kv_end, batch, head, first, kv_first, shape, steps,
-            bias, limits, cells, HEAD_DIM, BLOCK_M, BLOCK_N, UPCAST,
+            bias, limits, packed, HEAD_DIM, BLOCK_M, BLOCK_N, UPCAST,
         )  # fmt: skip
         top, above = norms_of(norms, row + q_idx, here)
         weights = weights_of(x, top[None, :], above[None, :], steps)

@@ -73,14 +73,14 @@ def divergence_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     norms,
     other_query,
     other_key,
     other_steps,
     other_bias,
     other_limits,
-    other_cells,
+    other_packed,
     other_norms,
     totals,
     of_first,
@@ -109,13 +109,13 @@ def divergence_kernel(
     q = tile_of(query, batch, head, q_first, shape.q_len, HEAD_DIM, BLOCK_M)
     kv_end = kv_end_of(limits, batch, head, shape)
     start, stop, every_start, every_stop, of_query = rows_seen(
-        q_first, q_idx, here, kv_end, batch, head, shape, limits, cells
+        q_first, q_idx, here, kv_end, batch, head, shape, limits, packed
     )
     top, above = norms_of(norms, row, here)
     other_q = tile_of(other_query, batch, head, q_first, shape.q_len, OTHER_DIM, BLOCK_M)
     other_end = kv_end_of(other_limits, batch, head, shape)
     other_start, other_stop, other_every_start, other_every_stop, other_of_query = rows_seen(
-        q_first, q_idx, here, other_end, batch, head, shape, other_limits, other_cells
+        q_first, q_idx, here, other_end, batch, head, shape, other_limits, other_packed
     )
     other_top, other_above = norms_of(other_norms, row, here)
     # The range of a matrix whose rows see nothing may lie anywhere.
@@ -130,12 +130,12 @@ def divergence_kernel(
         edge = (first < every_start) | (first + BLOCK_N > every_stop)
         _keys, x = tile_by_rows(
             q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits,
-            cells, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
+            packed, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
         )  # fmt: skip
         other_edge = (first < other_every_start) | (first + BLOCK_N > other_every_stop)
         _other_keys, y = tile_by_rows(
             other_q, other_key, q_idx, other_of_query, other_edge, other_end, batch, head, first,
-            shape, other_steps, other_bias, other_limits, other_cells, OTHER_GROUP, OTHER_DIM,
+            shape, other_steps, other_bias, other_limits, other_packed, OTHER_GROUP, OTHER_DIM,
             BLOCK_N, UPCAST,
         )  # fmt: skip
         bits = (x - top[:, None]) * steps.to_bits - above[:, None]

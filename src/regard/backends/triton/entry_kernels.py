@@ -39,7 +39,7 @@ def entries_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     norms,
     firsts,
     answers,
@@ -71,7 +71,7 @@ def entries_kernel(
         x = products_at(query, key, batch, head, kv_head, q_idx, kv_idx, here, there, HEAD_DIM)
         x = stepped(x, q_idx[:, None], kv_idx, batch, head[:, None], shape, steps, bias)
         there = entries_seen(
-            q_idx, kv_idx, here, there, kv_end, batch, head, kv_head * GROUP, shape, limits, cells
+            q_idx, kv_idx, here, there, kv_end, batch, head, kv_head * GROUP, shape, limits, packed
         )
         weights = weights_of(x, top[:, None], above[:, None], steps)
         # A score of -inf makes 0, also in a row of NaN.
@@ -88,7 +88,7 @@ def visible_keys_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     visits,
     norms,
     counts,
@@ -108,7 +108,7 @@ def visible_keys_kernel(
     q = tile_of(query, batch, head, tile * BLOCK_M, shape.q_len, HEAD_DIM, BLOCK_M)
     kv_end = kv_end_of(limits, batch, head, shape)
     start, stop, every_start, every_stop, of_query = rows_seen(
-        tile * BLOCK_M, q_idx, here, kv_end, batch, head, shape, limits, cells
+        tile * BLOCK_M, q_idx, here, kv_end, batch, head, shape, limits, packed
     )
     row = (batch * shape.num_heads + head).to(tl.int64) * shape.q_len + q_idx
     top, _above = norms_of(norms, row, here)
@@ -118,7 +118,7 @@ def visible_keys_kernel(
         first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_N)
         _keys, x = tile_by_rows(
             q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits,
-            cells, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
+            packed, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
         )  # fmt: skip
         visible = (x - top[:, None]) * steps.to_bits > LEAST_SCORE * LOG2E
         total += tl.sum(visible.to(tl.int32), 1)

@@ -153,8 +153,8 @@ def _of_scores(x, weights, by_weight, taken, steps):
 
 @triton.jit
 def rows_of_derivative(
-    query, batch, head, q_first, kv_end, shape, limits, cells, norms, terms, grid, left,
-    other_query, other_limits, other_cells, other_norms, other_numbers,
+    query, batch, head, q_first, kv_end, shape, limits, packed, norms, terms, grid, left,
+    other_query, other_limits, other_packed, other_norms, other_numbers,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, LEFT_GROUP: tl.constexpr, OTHER_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -166,7 +166,7 @@ def rows_of_derivative(
     here = q_idx < shape.q_len
     q = tile_of(query, batch, head, q_first, shape.q_len, HEAD_DIM, BLOCK_M)
     start, stop, every_start, every_stop, of_query = rows_seen(
-        q_first, q_idx, here, kv_end, batch, head, shape, limits, cells
+        q_first, q_idx, here, kv_end, batch, head, shape, limits, packed
     )
     at = (batch * shape.num_heads + head).to(tl.int64)
     row = at * shape.q_len + q_idx
@@ -189,7 +189,7 @@ def rows_of_derivative(
         other_q = tile_of(other_query, batch, head, q_first, shape.q_len, OTHER_DIM, BLOCK_M)
         other_end = kv_end_of(other_limits, batch, head, shape)
         _, _, other_start, other_stop, other_of_query = rows_seen(
-            q_first, q_idx, here, other_end, batch, head, shape, other_limits, other_cells
+            q_first, q_idx, here, other_end, batch, head, shape, other_limits, other_packed
         )
         other_top, other_above = norms_of(other_norms, row, here)
         by_other = tl.load(other_numbers + row, mask=here, other=0.0)
@@ -202,10 +202,10 @@ def rows_of_derivative(
 
 @triton.jit
 def derivative_by_rows(
-    q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits, cells,
+    q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits, packed,
     top, above, offset, slope, terms, grid, numbers, kept, kept_at, lefts, left, right,
     other_q, other_key, other_of_query, other_start, other_stop, other_end, other_top, other_above,
-    by_other, other_steps, other_bias, other_limits, other_cells, other_numbers,
+    by_other, other_steps, other_bias, other_limits, other_packed, other_numbers,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, MET: tl.constexpr,
     OTHER_GROUP: tl.constexpr, OTHER_DIM: tl.constexpr, KIND: tl.constexpr, BLOCK_N: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -217,7 +217,7 @@ def derivative_by_rows(
     kv_idx = first + tl.arange(0, BLOCK_N)
     keys, x = tile_by_rows(
         q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits,
-        cells, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
+        packed, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
     )  # fmt: skip
     weights, bits = log_weights(x, top[:, None], above[:, None], steps, bias.pointer is not None)
     by_weight = offset[:, None] + tl.zeros((q_idx.shape[0], BLOCK_N), tl.float32)
@@ -246,7 +246,7 @@ def derivative_by_rows(
         other_edge = (first < other_start) | (first + BLOCK_N > other_stop)
         _other_keys, y = tile_by_rows(
             other_q, other_key, q_idx, other_of_query, other_edge, other_end, batch, head, first,
-            shape, other_steps, other_bias, other_limits, other_cells, OTHER_GROUP, OTHER_DIM,
+            shape, other_steps, other_bias, other_limits, other_packed, OTHER_GROUP, OTHER_DIM,
             BLOCK_N, UPCAST,
         )  # fmt: skip
         by_weight, taken = with_other(
@@ -264,7 +264,7 @@ def row_products_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     visits,
     norms,
     terms,
@@ -294,7 +294,7 @@ def row_products_kernel(
     q = tile_of(query, batch, head, tile * BLOCK_M, shape.q_len, HEAD_DIM, BLOCK_M)
     kv_end = kv_end_of(limits, batch, head, shape)
     start, stop, every_start, every_stop, of_query = rows_seen(
-        tile * BLOCK_M, q_idx, here, kv_end, batch, head, shape, limits, cells
+        tile * BLOCK_M, q_idx, here, kv_end, batch, head, shape, limits, packed
     )
     at = (batch * shape.num_heads + head).to(tl.int64)
     top, above = norms_of(norms, at * shape.q_len + q_idx, here)
@@ -312,7 +312,7 @@ def row_products_kernel(
         kv_idx = first + tl.arange(0, BLOCK_N)
         _keys, x = tile_by_rows(
             q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits,
-            cells, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
+            packed, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
         )  # fmt: skip
         weights, _ = log_weights(x, top[:, None], above[:, None], steps, True)
         if sums is not None:
@@ -353,7 +353,7 @@ def query_gradient_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     visits,
     norms,
     terms,
@@ -365,7 +365,7 @@ def query_gradient_kernel(
     other_steps,
     other_bias,
     other_limits,
-    other_cells,
+    other_packed,
     other_norms,
     other_numbers,
     sparse,
@@ -400,8 +400,8 @@ def query_gradient_kernel(
         lefts, numbers, kept, kept_at, other_q, other_end, other_start, other_stop, other_of_query,
         other_top, other_above, by_other,
     ) = rows_of_derivative(
-        query, batch, head, tile * BLOCK_M, kv_end, shape, limits, cells, norms, terms, grid, left,
-        other_query, other_limits, other_cells, other_norms, other_numbers, HEAD_DIM, WIDTH,
+        query, batch, head, tile * BLOCK_M, kv_end, shape, limits, packed, norms, terms, grid, left,
+        other_query, other_limits, other_packed, other_norms, other_numbers, HEAD_DIM, WIDTH,
         LEFT_GROUP, OTHER_DIM, BLOCK_M, UPCAST,
     )  # fmt: skip
     here = q_idx < shape.q_len
@@ -411,9 +411,9 @@ def query_gradient_kernel(
         first, edge = visit(visits, visits_at, step, every_start, every_stop, BLOCK_N)
         keys, by_score = derivative_by_rows(
             q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits,
-            cells, top, above, offset, slope, terms, grid, numbers, kept, kept_at, lefts, left,
+            packed, top, above, offset, slope, terms, grid, numbers, kept, kept_at, lefts, left,
             right, other_q, other_key, other_of_query, other_start, other_stop, other_end,
-            other_top, other_above, by_other, other_steps, other_bias, other_limits, other_cells,
+            other_top, other_above, by_other, other_steps, other_bias, other_limits, other_packed,
             other_numbers, GROUP, HEAD_DIM, WIDTH, MET, OTHER_GROUP, OTHER_DIM, KIND, BLOCK_N,
             UPCAST,
         )  # fmt: skip
@@ -441,7 +441,7 @@ def key_gradient_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     visits,
     norms,
     terms,
@@ -453,7 +453,7 @@ def key_gradient_kernel(
     other_steps,
     other_bias,
     other_limits,
-    other_cells,
+    other_packed,
     other_norms,
     other_numbers,
     sparse,
@@ -489,7 +489,7 @@ def key_gradient_kernel(
         head = kv_head * GROUP + member
         kv_end = kv_end_of(limits, batch, head, shape)
         start, stop, every_start, every_stop, of_key = columns_seen(
-            kv_first, kv_idx, kv_end, batch, head, shape, limits, cells
+            kv_first, kv_idx, kv_end, batch, head, shape, limits, packed
         )
         at = (batch * shape.num_heads + head).to(tl.int64)
         column = _numbers_of(terms.columns, at * shape.kv_len + kv_idx, there)
@@ -506,7 +506,7 @@ def key_gradient_kernel(
             )
             other_end = kv_end_of(other_limits, batch, head, shape)
             _, _, other_start, other_stop, other_of_key = columns_seen(
-                kv_first, kv_idx, other_end, batch, head, shape, other_limits, other_cells
+                kv_first, kv_idx, other_end, batch, head, shape, other_limits, other_packed
             )
         visits_at, begin, end = visits_of(visits, batch, head, tile, start, stop, BLOCK_M)
         for step in range(begin, end):
@@ -515,7 +515,7 @@ def key_gradient_kernel(
             here = q_idx < shape.q_len
             q, x = tile_by_keys(
                 query, keys, kv_idx, of_key, edge, kv_end, batch, head, first, kv_first, shape,
-                steps, bias, limits, cells, HEAD_DIM, BLOCK_M, BLOCK_N, UPCAST,
+                steps, bias, limits, packed, HEAD_DIM, BLOCK_M, BLOCK_N, UPCAST,
             )  # fmt: skip
             row = at * shape.q_len + q_idx
             top, above = norms_of(norms, row, here)
@@ -548,7 +548,7 @@ def key_gradient_kernel(
                 _other_q, y = tile_by_keys(
                     other_query, other_keys, kv_idx, other_of_key, other_edge, other_end, batch,
                     head, first, kv_first, shape, other_steps, other_bias, other_limits,
-                    other_cells, OTHER_DIM, BLOCK_M, BLOCK_N, UPCAST,
+                    other_packed, OTHER_DIM, BLOCK_M, BLOCK_N, UPCAST,
                 )  # fmt: skip
                 top, above = norms_of(other_norms, row, here)
                 by_other = tl.load(other_numbers + row, mask=here, other=0.0)

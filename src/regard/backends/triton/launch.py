@@ -25,9 +25,9 @@ from regard.backends.triton.configs import INTERPRETED, Config, Kernel, config
 from regard.backends.triton.gradient_kernels import Grid, Sparse, Terms
 from regard.backends.triton.operands import (
     Derivative,
+    MatrixNumbers,
     Operands,
     OtherMatrix,
-    Plane,
 )
 
 # Slot widths besides a whole tile. More widths would waste less of each slot, but each pair of a
@@ -368,7 +368,7 @@ class Launch:
             norms: the norms of the rows.
             derivative: of a loss by the weights and the scores.
             size: that of the bias: four axes, each of full length or 1. None: it is a position
-                bias, whose gradient is (batch, num_heads, q_len + kv_len), as its ``Plane``.
+                bias, whose gradient is (batch, num_heads, q_len + kv_len), as the kernels read it.
         """
         batch, num_heads, q_len, kv_len = self.given.shape
         chosen = self._config("bias_gradient", operand=derivative.left, other=derivative.other)
@@ -452,16 +452,16 @@ class Launch:
         usual = given.bias is None and given.softcap is None
         to_bits = (given.scale if usual else 1.0) * log2(e)
         packed = limits.packed
-        cells = tile.Cells(None, None, 0, 0, 0)
+        bits = tile.Packed(None, None, 0, 0, 0)
         if packed is not None:
             strides = _broadcast_strides(packed.slots)
-            cells = tile.Cells(packed.slots, packed.words, *strides, packed.slots.shape[-1])
+            bits = tile.Packed(packed.slots, packed.words, *strides, packed.slots.shape[-1])
         return (
             _tokens(given.query),
             _tokens(given.key),
             tile.Shape(q_len, kv_len, num_heads),
             tile.Steps(given.scale, given.softcap, to_bits),
-            _plane(given.bias, q_len),
+            _matrix_numbers(given.bias, q_len),
             tile.Limits(
                 limits.low,
                 limits.high,
@@ -472,7 +472,7 @@ class Launch:
                 *_strides(limits.first),
                 limits.shift,
             ),
-            cells,
+            bits,
         )
 
     def _config(
@@ -635,13 +635,13 @@ def _tokens(tensor: Tensor | None) -> tile.Tokens:
     return tile.Tokens(tensor, *_strides(tensor), tensor.stride(2))
 
 
-def _plane(plane: Plane | None, q_len: int) -> tile.Plane:
-    if plane is None:
-        return tile.Plane(None, 0, 0, 0, 0)
-    numbers = plane.numbers
-    if plane.diagonal:
-        return tile.Plane(numbers[..., q_len - 1 :], *_strides(numbers), -1, 1)
-    return tile.Plane(numbers, *_strides(numbers), numbers.stride(2), numbers.stride(3))
+def _matrix_numbers(given: MatrixNumbers | None, q_len: int) -> tile.MatrixNumbers:
+    if given is None:
+        return tile.MatrixNumbers(None, 0, 0, 0, 0)
+    numbers = given.numbers
+    if given.diagonal:
+        return tile.MatrixNumbers(numbers[..., q_len - 1 :], *_strides(numbers), -1, 1)
+    return tile.MatrixNumbers(numbers, *_strides(numbers), numbers.stride(2), numbers.stride(3))
 
 
 def _ceil(number: int, step: int) -> int:

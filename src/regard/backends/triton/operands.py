@@ -20,7 +20,7 @@ AXES = 4  # batch, num_heads, tokens, head_dim
 LEAST_SCALE = 2.0**-60
 
 
-class Plane(NamedTuple):
+class MatrixNumbers(NamedTuple):
     """Numbers for each element of the matrix.
 
     Attributes:
@@ -74,7 +74,7 @@ class Operands:
     key: Tensor
     scale: float
     softcap: float | None
-    bias: Plane | None
+    bias: MatrixNumbers | None
     sink: Tensor | None
     limits: Limits
 
@@ -166,7 +166,7 @@ def refused(source: Scores) -> str | None:
 
 
 def bytes_of_bits(source: Scores, mask: Mask | None) -> int:
-    """Return the memory of a mask's bits where it cuts every cell, the same in all heads."""
+    """Return the memory of a mask's bits where it cuts every square, the same in all heads."""
     *_, q_len, kv_len = source.shape
     limits = _position_limits(mask, source.shape, source.group)
     return q_len * kv_len // 8 if limits is None else 0
@@ -240,13 +240,13 @@ def _packed(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _bias(source: QueryKeyScores, shape: torch.Size) -> Plane | None:
+def _bias(source: QueryKeyScores, shape: torch.Size) -> MatrixNumbers | None:
     if source.bias is not None:
-        return Plane(_four(source.bias).expand(shape), False)
+        return MatrixNumbers(_four(source.bias).expand(shape), False)
     if source.position_bias is None:
         return None
     flat = position_numbers(source, source.position_bias)
-    return Plane(flat.expand(*shape[:2], flat.shape[-1]).contiguous(), True)
+    return MatrixNumbers(flat.expand(*shape[:2], flat.shape[-1]).contiguous(), True)
 
 
 def position_numbers(source: QueryKeyScores, bias: Bias) -> Tensor:

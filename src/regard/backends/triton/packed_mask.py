@@ -1,9 +1,9 @@
-"""Masks as bits, in square cells of queries and keys, for kernels that skip cells.
+"""Masks as bits, in squares of queries and keys, for kernels that skip squares.
 
-A mask that has no limits by position is evaluated once for a matrix, some rows at a time. A cell in
-which no query may attend to a key is skipped, one in which all may attend to all needs no bits, and
-only the others keep them: a bit for each pair of a query and a key. A mask of at most 64 MiB of
-bits keeps those of all cells, because the CPU would wait for the GPU to count the others.
+A mask that has no limits by position is evaluated once for a matrix, some rows at a time. A square
+in which no query may attend to a key is skipped, one in which all may attend to all needs no bits,
+and only the others keep them: a bit for each pair of a query and a key. A mask of at most 64 MiB of
+bits keeps those of all squares, because the CPU would wait for the GPU to count the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from torch.nn.functional import pad
 from regard.masks import And, Mask, Or
 from regard.scores.box import Box
 
-CELL = 64  # tokens on each side of a cell
-WHOLE, HIDDEN = -1, -2  # cells without bits
+SIDE = 64  # tokens on each side of a square
+WHOLE, HIDDEN = -1, -2  # squares without bits
 _BYTES_AT_ONCE = 2**28
-_WORDS_AT_ONCE = 2**24  # 64 MiB; of more, partial cells are taken
+_WORDS_AT_ONCE = 2**24  # 64 MiB; of more, partial squares are taken
 _GATHER_BITS = 0x0102040810204080  # bit i of the highest byte of the product is byte i
 
 
@@ -30,7 +30,7 @@ class TileLists(NamedTuple):
 
     Attributes:
         entries: int32, (batch or 1, heads or 1, programs, tiles): twice the number of a tile, plus
-            1 where the bits of its cells decide; those after ``counts`` mean nothing.
+            1 where the bits of its squares decide; those after ``counts`` mean nothing.
         counts: int32, (batch or 1, heads or 1, programs).
     """
 
@@ -48,9 +48,9 @@ class PackedMask:
     """The bits of a mask.
 
     Attributes:
-        slots: int32, (batch or 1, num_heads or 1, row cells, column cells): the place of the bits
-            of a cell in ``words``, WHOLE or HIDDEN.
-        words: int32, (places, CELL, CELL / 32): bit i of a word is the i-th of its 32 keys.
+        slots: int32, (batch or 1, num_heads or 1, row squares, column squares): where the bits
+            of a square stand in ``words``, WHOLE or HIDDEN.
+        words: int32, (places, SIDE, SIDE / 32): bit i of a word is the i-th of its 32 keys.
         lengths: q_len and kv_len.
     """
 
@@ -107,13 +107,13 @@ def _tiles(length: int, size: int) -> Tensor:
 
 
 def _of_tiles(flags: Tensor, axis: int, tiles: Tensor) -> Tensor:
-    """Return the flags of the cells of each tile, with an axis of cells before ``axis``'s place.
+    """Return the flags of the squares of each tile, with an axis of squares before ``axis``.
 
-    The new axis stands at ``axis``; tiles that meet fewer cells repeat their last one.
+    The new axis stands at ``axis``; tiles that meet fewer squares repeat their last one.
     """
-    first, last = tiles[0] // CELL, (tiles[1] - 1) // CELL
-    cells = first + torch.arange(int((last - first).max()) + 1, device="cpu")[:, None]
-    index = torch.minimum(cells, last).to(flags.device, non_blocking=True)  # (cells, tiles)
+    first, last = tiles[0] // SIDE, (tiles[1] - 1) // SIDE
+    squares = first + torch.arange(int((last - first).max()) + 1, device="cpu")[:, None]
+    index = torch.minimum(squares, last).to(flags.device, non_blocking=True)  # (squares, tiles)
     taken = flags.index_select(axis, index.flatten())
     return _unflattened(taken, axis, index.shape).transpose(axis, axis - 1)
 
@@ -129,37 +129,37 @@ def pack(mask: Mask, shape: torch.Size, device: torch.device) -> PackedMask:
         Box(tuple(slice(0, n) for n in leading), slice(0, 1), slice(0, 1)), shape, device
     )
     varied = [max(1, n) for n in (1,) * (len(shape) - probe.ndim) + probe.shape[:-2]]
-    across = -(-kv_len // CELL)
+    across = -(-kv_len // SIDE)
     # A number takes a byte in each of two masks and in what joins them, or in one and its bits.
     at_once = _BYTES_AT_ONCE // (3 if isinstance(mask, And | Or) else 2)
-    height = max(1, at_once // (across * CELL * CELL)) * CELL
-    strips: list[Tensor] = []
+    height = max(1, at_once // (across * SIDE * SIDE)) * SIDE
+    parts: list[Tensor] = []
     slots: list[Tensor] = []
     words: list[Tensor] = []
     for part in product(*(range(n) for n in varied)):
         for start in range(0, q_len, height):
             rows = slice(start, min(start + height, q_len))
             box = Box(tuple(slice(at, at + 1) for at in part), rows, slice(0, kv_len))
-            strips.append(_bits(mask.block(box, shape, device), rows.stop - start, kv_len))
-            if sum(strip.numel() for strip in strips) > _WORDS_AT_ONCE:
-                _place(strips, slots, words)
-    _place(strips, slots, words, counted=bool(words))
+            parts.append(_bits(mask.block(box, shape, device), rows.stop - start, kv_len))
+            if sum(part.numel() for part in parts) > _WORDS_AT_ONCE:
+                _place(parts, slots, words)
+    _place(parts, slots, words, counted=bool(words))
     size = (1, 1, *varied)[-2:]
     of_all = torch.cat(slots).view(*size, -1, across)
     return PackedMask(of_all, torch.cat(words), (q_len, kv_len))
 
 
 def _place(
-    strips: list[Tensor], slots: list[Tensor], words: list[Tensor], *, counted: bool = True
+    parts: list[Tensor], slots: list[Tensor], words: list[Tensor], *, counted: bool = True
 ) -> None:
-    """Empty the strips: append what each cell has in ``slots``, and the words of partial cells.
+    """Empty the parts: append what each square has in ``slots``, and the words of partial squares.
 
-    To count those, the CPU waits for the GPU. If they are not counted, all cells keep their words.
+    To count those, the CPU waits for the GPU. If they are not counted, all squares keep words.
     """
-    if not strips:
+    if not parts:
         return
-    bits = torch.cat(strips)
-    strips.clear()
+    bits = torch.cat(parts)
+    parts.clear()
     some, every = (bits != 0).any(-1).any(-1), (bits == -1).all(-1).all(-1)
     partial = some & ~every
     kept = partial if counted else torch.ones_like(partial)
@@ -169,13 +169,13 @@ def _place(
 
 
 def _bits(allowed: Tensor, rows: int, kv_len: int) -> Tensor:
-    """Return a mask as int32 words, (row cells, column cells, CELL, CELL / 32)."""
+    """Return a mask as int32 words, (row squares, column squares, SIDE, SIDE / 32)."""
     flags = allowed.expand(*allowed.shape[:-2], rows, kv_len).reshape(rows, kv_len)
-    if kv_len % CELL or rows % CELL:
-        flags = pad(flags, (0, -kv_len % CELL, 0, -rows % CELL))
+    if kv_len % SIDE or rows % SIDE:
+        flags = pad(flags, (0, -kv_len % SIDE, 0, -rows % SIDE))
     eights = (
         flags.view(torch.int64) if flags.is_contiguous() else flags.contiguous().view(torch.int64)
     )
     packed = (eights * _GATHER_BITS).bitwise_right_shift_(56).to(torch.uint8).view(torch.int32)
-    cells = packed.view(-1, CELL, packed.shape[-1] * 32 // CELL, CELL // 32)
-    return cells.transpose(1, 2)
+    squares = packed.view(-1, SIDE, packed.shape[-1] * 32 // SIDE, SIDE // 32)
+    return squares.transpose(1, 2)

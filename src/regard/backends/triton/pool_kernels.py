@@ -67,7 +67,7 @@ def pooled_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     norms,
     rows,
     columns,
@@ -102,7 +102,7 @@ def pooled_kernel(
     q = rows_of(query, batch, head + 0 * q_idx, q_idx, here, HEAD_DIM)
     kv_end = kv_end_of(limits, batch, head, shape)
     q_first, q_last = tl.min(tl.where(here, q_idx, FAR), 0), tl.max(tl.where(here, q_idx, -1), 0)
-    start, stop, every_start, every_stop = keys_seen(q_first, q_last, kv_end, limits, cells)
+    start, stop, every_start, every_stop = keys_seen(q_first, q_last, kv_end, limits, packed)
     of_query = q_idx
     if limits.first is not None:
         of_query, its_stop = document(limits, batch, head, q_idx + limits.shift, here)
@@ -141,7 +141,7 @@ def pooled_kernel(
                 of_key, _ = document(limits, batch, head, kv_idx, there & (kv_idx < kv_end))
             seen = allowed_at(
                 q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], kv_end, batch,
-                head, shape, limits, cells,
+                head, shape, limits, packed,
             )  # fmt: skip
             x = tl.where(seen & here[:, None] & there[None, :], x, float("-inf"))
         weights = weights_of(x, top[:, None], above[:, None], steps)

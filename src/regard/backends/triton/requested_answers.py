@@ -76,7 +76,7 @@ class Request:
             numbers["weights"], numbers["keys"] = self.largest
         if self.needs.offsets:
             numbers["on_diagonals"] = self.on_diagonals
-        if self.needs.windows:
+        if self.needs.tiles:
             numbers["in_columns"] = self.in_columns
         if packed is not None:
             numbers["slots"], numbers["words"] = packed.slots, packed.words
@@ -200,7 +200,7 @@ class Request:
             answers |= {"weights": [weights], "keys": [keys]}
         if needs.offsets:
             answers["diagonals"] = [self.on_diagonals]
-        if needs.windows:
+        if needs.tiles:
             answers["columns"] = [self.in_columns]
         if needs.keys:
             answers["visible_keys"] = [self.launch.visible_keys(norms)]

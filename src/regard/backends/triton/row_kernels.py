@@ -86,7 +86,7 @@ def rows_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     visits,
     sink,
     answers,
@@ -104,7 +104,7 @@ def rows_kernel(
     kv_end = kv_end_of(limits, batch, kv_head * GROUP, shape)
     q_last = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, shape.q_len - 1)
     start, stop, every_start, every_stop = keys_seen(
-        tile * BLOCK_M // GROUP, q_last, kv_end, limits, cells
+        tile * BLOCK_M // GROUP, q_last, kv_end, limits, packed
     )
     of_query = q_idx
     if limits.first is not None:
@@ -137,7 +137,7 @@ def rows_kernel(
         of_key = documents_of(limits, batch, kv_head * GROUP, kv_idx, kv_idx < kv_end)
         x = seen_scores(
             x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :],
-            None, kv_end, batch, head[:, None], shape, limits, cells, first, BLOCK_N,
+            None, kv_end, batch, head[:, None], shape, limits, packed, first, BLOCK_N,
         )  # fmt: skip
         if answers.tiles is not None:
             maxima = tl.max(tl.reshape(x, (BLOCK_M, BLOCK_N // PART, GROUPED, EIGHTH)), 2)

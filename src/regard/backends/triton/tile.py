@@ -27,9 +27,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LEAST = tl.constexpr(-200.0)  # in bits; in float32 2^-200 is 0, and times it -200 is 0
 FAR = tl.constexpr(2**30)  # beyond every position
-CELL = tl.constexpr(64)  # tokens on each side of a cell of a packed mask
+SIDE = tl.constexpr(64)  # tokens on each side of a square of a packed mask
 AT_ONCE = tl.constexpr(16)  # dimensions of a product outside the matrix units
-WHOLE, HIDDEN = tl.constexpr(-1), tl.constexpr(-2)  # cells without bits
+WHOLE, HIDDEN = tl.constexpr(-1), tl.constexpr(-2)  # squares without bits
 
 
 class Tokens(NamedTuple):
@@ -41,7 +41,7 @@ class Tokens(NamedTuple):
     token: int
 
 
-class Plane(NamedTuple):
+class MatrixNumbers(NamedTuple):
     """Numbers of the shape of the matrix, and the strides of its axes; 0 where they repeat."""
 
     pointer: Any
@@ -106,16 +106,16 @@ class Limits(NamedTuple):
     shift: int
 
 
-class Cells(NamedTuple):
-    """A mask as bits, of square cells of queries and keys; see ``cells.py``.
+class Packed(NamedTuple):
+    """A mask as bits, of squares of queries and keys; see ``packed_mask.py``.
 
     Attributes:
-        slots: int32, (batch, num_heads, row cells, column cells): the place of a cell's bits in
+        slots: int32, (batch, num_heads, row squares, column squares): where its bits stand in
             ``words``, or WHOLE or HIDDEN; None: the limits are the whole mask.
-        words: int32, (slots, CELL, CELL / 32): one bit for each key.
+        words: int32, (slots, SIDE, SIDE / 32): one bit for each key.
         batch: stride of slots; 0 where all batch entries share them.
         head: likewise.
-        width: the number of column cells.
+        width: the number of column squares.
     """
 
     slots: Any
@@ -126,11 +126,11 @@ class Cells(NamedTuple):
 
 
 class Visits(NamedTuple):
-    """The tiles that a program reads, where cells hide others.
+    """The tiles that a program reads, where a packed mask hides others.
 
     Attributes:
         entries: int32, (batch, heads, programs, width): twice the number of a tile, plus 1 where
-            the bits of its cells decide; None: a range of tiles.
+            its bits decide; None: a range of tiles.
         counts: int32, (batch, heads, programs): how many.
         batch: stride of counts; 0 where all batch entries share them.
         head: likewise.
@@ -194,12 +194,12 @@ def rows_of(tokens, batch, head, token, here, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def _of_plane(plane, batch, head, q_idx, kv_idx, shape, other):
-    """Load the numbers of a plane at queries and keys whose shapes broadcast to the tile."""
-    of_row = head.to(tl.int64) * plane.head + q_idx.to(tl.int64) * plane.row
-    pointers = plane.pointer + batch.to(tl.int64) * plane.batch + of_row
+def _numbers_of(numbers, batch, head, q_idx, kv_idx, shape, other):
+    """Load the numbers at queries and keys whose shapes broadcast to the tile."""
+    of_row = head.to(tl.int64) * numbers.head + q_idx.to(tl.int64) * numbers.row
+    pointers = numbers.pointer + batch.to(tl.int64) * numbers.batch + of_row
     here = (q_idx < shape.q_len) & (kv_idx < shape.kv_len)
-    return tl.load(pointers + kv_idx.to(tl.int64) * plane.column, mask=here, other=other)
+    return tl.load(pointers + kv_idx.to(tl.int64) * numbers.column, mask=here, other=other)
 
 
 @triton.jit
@@ -250,7 +250,7 @@ def stepped(x, q_idx, kv_idx, batch, head, shape, steps, bias):
     if bias.pointer is not None or steps.softcap is not None:
         x = x * steps.scale
         if bias.pointer is not None:
-            x += _of_plane(bias, batch, head, q_idx, kv_idx, shape, 0.0).to(tl.float32)
+            x += _numbers_of(bias, batch, head, q_idx, kv_idx, shape, 0.0).to(tl.float32)
         if steps.softcap is not None:
             x = steps.softcap * _tanh(x / steps.softcap)
     return x
@@ -270,23 +270,23 @@ def _allowed(q_idx, kv_idx, of_query, of_key, kv_end, limits):
 
 
 @triton.jit
-def _bits(cells, batch, head, q_idx, kv_idx, here):
+def _bits(packed, batch, head, q_idx, kv_idx, here):
     """Load the words of a packed mask that hold the bits of these queries and keys."""
-    at = batch.to(tl.int64) * cells.batch + head.to(tl.int64) * cells.head
-    at = at + q_idx // CELL * cells.width + kv_idx // CELL
+    at = batch.to(tl.int64) * packed.batch + head.to(tl.int64) * packed.head
+    at = at + q_idx // SIDE * packed.width + kv_idx // SIDE
     # In the interpreter of Triton 3.9 the result of & is a whole number.
-    slot = tl.load(cells.slots + at, mask=here != 0, other=HIDDEN)
-    at = slot.to(tl.int64) * (CELL * CELL // 32) + q_idx % CELL * (CELL // 32)
-    word = tl.load(cells.words + at + kv_idx % CELL // 32, mask=slot >= 0, other=-1)
+    slot = tl.load(packed.slots + at, mask=here != 0, other=HIDDEN)
+    at = slot.to(tl.int64) * (SIDE * SIDE // 32) + q_idx % SIDE * (SIDE // 32)
+    word = tl.load(packed.words + at + kv_idx % SIDE // 32, mask=slot >= 0, other=-1)
     return tl.where(slot == HIDDEN, 0, word)
 
 
 @triton.jit
-def allowed_at(q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, cells):
+def allowed_at(q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, packed):
     """Return True where the mask lets a query attend to a key, for any queries and keys."""
-    if cells.slots is not None:
+    if packed.slots is not None:
         here = (q_idx < shape.q_len) & (kv_idx < shape.kv_len)
-        word = _bits(cells, batch, head, q_idx, kv_idx, here)
+        word = _bits(packed, batch, head, q_idx, kv_idx, here)
         found = (word >> (kv_idx % 32)) & 1 != 0
     else:
         found = _allowed(q_idx, kv_idx, of_query, of_key, kv_end, limits)
@@ -295,7 +295,7 @@ def allowed_at(q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limi
 
 @triton.jit
 def _allowed_in_tile(
-    q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, cells, first,
+    q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, packed, first,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Return True where the mask lets a query attend to a key of the tile that starts at ``first``.
@@ -303,12 +303,12 @@ def _allowed_in_tile(
     q_idx and head have an axis of length 1 for the keys, kv_idx one for the queries. A word has the
     bits of 32 keys, so it is loaded once for each query.
     """
-    if cells.slots is not None:
+    if packed.slots is not None:
         found = (q_idx < 0) & (kv_idx < 0)
         for place in tl.static_range((BLOCK_N + 31) // 32):
             start = first + 32 * place
             here = (q_idx < shape.q_len) & (start < shape.kv_len)
-            word = _bits(cells, batch, head, q_idx, start + 0 * q_idx, here)
+            word = _bits(packed, batch, head, q_idx, start + 0 * q_idx, here)
             bit = (word >> (kv_idx % 32)) & 1 != 0
             found = found | (bit & (kv_idx // 32 == start // 32))
     else:
@@ -326,7 +326,9 @@ def document(limits, batch, head, position, here):
 
 
 @triton.jit
-def entries_seen(q_idx, kv_idx, here, there, kv_end, batch, head, first_head, shape, limits, cells):
+def entries_seen(
+    q_idx, kv_idx, here, there, kv_end, batch, head, first_head, shape, limits, packed
+):
     """Return True where a query of each row may attend to some keys of its own, (rows, keys).
 
     ``here`` is True where a row exists, ``there`` where a key does; ``first_head`` is the first of
@@ -338,14 +340,23 @@ def entries_seen(q_idx, kv_idx, here, there, kv_end, batch, head, first_head, sh
         of_query, _ = document(limits, batch, first_head, position, here[:, None])
         of_key, _ = document(limits, batch, first_head, kv_idx, there)
     seen = allowed_at(
-        q_idx[:, None], kv_idx, of_query, of_key, kv_end, batch, head[:, None], shape, limits, cells
+        q_idx[:, None],
+        kv_idx,
+        of_query,
+        of_key,
+        kv_end,
+        batch,
+        head[:, None],
+        shape,
+        limits,
+        packed,
     )
     return seen & there
 
 
 @triton.jit
 def seen_scores(
-    x, edge, q_idx, kv_idx, of_query, of_key, here, kv_end, batch, head, shape, limits, cells,
+    x, edge, q_idx, kv_idx, of_query, of_key, here, kv_end, batch, head, shape, limits, packed,
     first, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Set the scores of a tile to -inf where the mask hides a key, or where ``here`` is False.
@@ -356,7 +367,7 @@ def seen_scores(
     """
     if edge:
         seen = _allowed_in_tile(
-            q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, cells, first,
+            q_idx, kv_idx, of_query, of_key, kv_end, batch, head, shape, limits, packed, first,
             BLOCK_N,
         )  # fmt: skip
         if here is not None:
@@ -366,10 +377,10 @@ def seen_scores(
 
 
 @triton.jit
-def rows_seen(q_first, q_idx, here, kv_end, batch, head, shape, limits, cells):
+def rows_seen(q_first, q_idx, here, kv_end, batch, head, shape, limits, packed):
     """Return the keys that any and those that all queries of a tile see; the queries' documents."""
     q_last = tl.minimum(q_first + q_idx.shape[0], shape.q_len) - 1
-    start, stop, every_start, every_stop = keys_seen(q_first, q_last, kv_end, limits, cells)
+    start, stop, every_start, every_stop = keys_seen(q_first, q_last, kv_end, limits, packed)
     of_query = q_idx
     if limits.first is not None:
         of_query, its_stop = document(limits, batch, head, q_idx + limits.shift, here)
@@ -379,10 +390,10 @@ def rows_seen(q_first, q_idx, here, kv_end, batch, head, shape, limits, cells):
 
 
 @triton.jit
-def columns_seen(kv_first, kv_idx, kv_end, batch, head, shape, limits, cells):
+def columns_seen(kv_first, kv_idx, kv_end, batch, head, shape, limits, packed):
     """Return the queries that see any and those that see all of a tile of keys; its documents."""
     start, stop, every_start, every_stop = _queries_seen(
-        kv_first, kv_first + kv_idx.shape[0] - 1, kv_end, shape, limits, cells
+        kv_first, kv_first + kv_idx.shape[0] - 1, kv_end, shape, limits, packed
     )
     of_key = kv_idx
     if limits.first is not None:
@@ -412,7 +423,7 @@ def kv_end_of(limits, batch, head, shape):
 
 
 @triton.jit
-def keys_seen(q_first, q_last, kv_end, limits, cells):
+def keys_seen(q_first, q_last, kv_end, limits, packed):
     """Return the range of keys visible to any, and to all, of a range of queries.
 
     The callers narrow the first range by documents.
@@ -425,13 +436,13 @@ def keys_seen(q_first, q_last, kv_end, limits, cells):
     if limits.high is not None:
         some_stop = tl.minimum(some_stop, q_last + limits.high + 1)
         every_stop = tl.minimum(every_stop, q_first + limits.high + 1)
-    if limits.first is not None or cells.slots is not None:
+    if limits.first is not None or packed.slots is not None:
         every_start, every_stop = 0 * q_first + FAR, 0 * q_first
     return some_start, some_stop, every_start, every_stop
 
 
 @triton.jit
-def _queries_seen(kv_first, kv_last, kv_end, shape, limits, cells):
+def _queries_seen(kv_first, kv_last, kv_end, shape, limits, packed):
     """Return the range of queries that see any, and that see all, of a range of keys."""
     some_start, some_stop = 0 * kv_first, shape.q_len + 0 * kv_first
     every_start, every_stop = some_start, some_stop
@@ -443,7 +454,7 @@ def _queries_seen(kv_first, kv_last, kv_end, shape, limits, cells):
         every_start = tl.maximum(every_start, kv_last - limits.high)
     some_stop = tl.where(kv_first < kv_end, some_stop, 0)
     every_stop = tl.where(kv_last < kv_end, every_stop, 0)
-    if limits.first is not None or cells.slots is not None:
+    if limits.first is not None or packed.slots is not None:
         every_start, every_stop = 0 * kv_first + FAR, 0 * kv_first
     return some_start, some_stop, every_start, every_stop
 
@@ -497,7 +508,7 @@ def log_weights(x, top, above, steps, CHECKED: tl.constexpr):
 
 @triton.jit
 def tile_by_rows(
-    q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits, cells,
+    q, key, q_idx, of_query, edge, kv_end, batch, head, first, shape, steps, bias, limits, packed,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Load a tile of keys of one head, and compute its masked scores with queries as the rows."""
@@ -507,7 +518,7 @@ def tile_by_rows(
     of_key = documents_of(limits, batch, head, kv_idx, kv_idx < kv_end)
     x = seen_scores(
         x, edge, q_idx[:, None], kv_idx[None, :], of_query[:, None], of_key[None, :], None, kv_end,
-        batch, head, shape, limits, cells, first, BLOCK_N,
+        batch, head, shape, limits, packed, first, BLOCK_N,
     )  # fmt: skip
     return keys, x
 
@@ -515,7 +526,7 @@ def tile_by_rows(
 @triton.jit
 def tile_by_keys(
     query, keys, kv_idx, of_key, edge, kv_end, batch, head, first, kv_first, shape, steps, bias,
-    limits, cells,
+    limits, packed,
     HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Load a tile of queries of one head, and compute its masked scores with keys as the rows."""
@@ -526,6 +537,6 @@ def tile_by_keys(
     of_query = documents_of(limits, batch, head, q_idx + limits.shift, here)
     x = seen_scores(
         x, edge, q_idx[None, :], kv_idx[:, None], of_query[None, :], of_key[:, None], here[None, :],
-        kv_end, batch, head, shape, limits, cells, kv_first, BLOCK_N,
+        kv_end, batch, head, shape, limits, packed, kv_first, BLOCK_N,
     )  # fmt: skip
     return q, x

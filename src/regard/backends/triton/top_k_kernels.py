@@ -60,7 +60,7 @@ def top_kernel(
     steps,
     bias,
     limits,
-    cells,
+    packed,
     norms,
     tiles,
     maxima,
@@ -90,7 +90,7 @@ def top_kernel(
     x = products_at(query, key, batch, head, kv_head, q_idx, kv_idx, here, there, HEAD_DIM)
     x = stepped(x, q_idx[:, None], kv_idx, batch, head[:, None], shape, steps, bias)
     seen = entries_seen(
-        q_idx, kv_idx, here, there, kv_end, batch, head, kv_head * GROUP, shape, limits, cells
+        q_idx, kv_idx, here, there, kv_end, batch, head, kv_head * GROUP, shape, limits, packed
     )
     x = tl.where(seen, x, float("-inf"))
     for rank in range(k):

@@ -146,9 +146,9 @@ def _reductions_refusal(
             return refusal
     if needs.k > MAX_K:
         return f"the Triton kernel for TopK takes a k up to {MAX_K}, and it is {needs.k}"
-    some_rows = [r for r in reductions if r.needs.windows and r.rows(q_len) != range(q_len)]
-    if some_rows or any(len(window) > MAX_K for window in needs.windows):
-        return f"Triton kernels give windows of all rows and of at most {MAX_K} columns"
+    some_rows = [r for r in reductions if r.needs.tiles and r.rows(q_len) != range(q_len)]
+    if some_rows or any(len(columns) > MAX_K for columns in needs.tiles):
+        return f"Triton kernels give tiles of all rows and of at most {MAX_K} columns"
     lacks = (*map(_operand_refusal, needs.operands), *map(_other_refusal, needs.divergences))
     return next((lack for lack in lacks if lack is not None), None)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.reductions.block import RowStatistics
 from regard.reductions.needs import Needs
-from regard.reductions.products import TransposedOutput, Window
+from regard.reductions.products import TransposedOutput, WeightTile
 from regard.reductions.reduction import Contribution, Reduction, RowStatistic
 from regard.reductions.row_statistics import LogSumExp, MaxScore
 from regard.reductions.sums import Diagonal, Sum
@@ -83,7 +83,7 @@ class WholeMatrix(RowStatistics):
         position = next(n for n, each in enumerate(self._needs.operands) if each is operand)
         return self._answers["operands", position]
 
-    def window(self, rows: slice, columns: slice) -> Tensor:
+    def tile(self, rows: slice, columns: slice) -> Tensor:
         keys = range(self.shape[-1])[columns]
         numbers = [self._columns[self._needs.columns.index(key)] for key in keys]
         return torch.stack(numbers, -1)[..., rows, :]
@@ -131,7 +131,7 @@ def with_gradient(
                 yield Diagonal(offset), gradient[..., _rows_on(offset, shape), number]
         case "columns":
             for number, key in enumerate(needs.columns):
-                yield Window(range(shape[-2]), range(key, key + 1)), gradient[..., number, None]
+                yield WeightTile(range(shape[-2]), range(key, key + 1)), gradient[..., number, None]
         case "sums":
             yield needs.sums[position], gradient
         case "operands":

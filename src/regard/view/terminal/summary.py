@@ -12,7 +12,7 @@ from regard.analysis.head_kinds import Head
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Layer, recorded_indices
 from regard.recording.recording import Recording
-from regard.reductions.products import Window
+from regard.reductions.products import WeightTile
 from regard.text.tokens import Token
 from regard.view.tiles.manifest import first_sequence
 
@@ -185,7 +185,7 @@ def _mean_rows(matrices: Sequence[AttentionMatrix]) -> Iterator[Tensor]:
     q_len, kv_len = matrices[0].shape[-2:]
     step = max(1, _WEIGHTS_AT_ONCE // (kv_len * max(matrix.shape[0] for matrix in matrices)))
     for start in range(0, q_len, step):
-        window = Window(range(start, min(start + step, q_len)), range(kv_len))
+        window = WeightTile(range(start, min(start + step, q_len)), range(kv_len))
         total = torch.zeros(len(window.at_rows), kv_len, device="cpu")
         for matrix in matrices:
             total += matrix.reduce(window).sum(0).cpu()

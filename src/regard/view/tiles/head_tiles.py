@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.reductions.products import Window, scores_at
+from regard.reductions.products import WeightTile, scores_at
 from regard.reductions.sums import Segments
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
@@ -294,7 +294,7 @@ class HeadTiles:
             is_even = len(set(map(int.__sub__, some[1:], some))) < 2
             for part in [some] if is_even else [some[:-1], some[-1:]]:
                 step = part[1] - part[0] if len(part) > 1 else 1
-                window = Window(range(part[0], part[-1] + 1, step), columns)
+                window = WeightTile(range(part[0], part[-1] + 1, step), columns)
                 weights = cast(Tensor, self.matrix.reduce(window))
                 sums.append(_cell_sums(weights, cell, -1))
         values = torch.cat(sums).float() / _sizes(_spans(columns, cell)).to(sums[0].device)

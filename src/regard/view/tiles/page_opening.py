@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.analysis.head_kinds import Head, meaning, stand_out
 from regard.recording.recording import Recording
-from regard.reductions.products import Window
+from regard.reductions.products import WeightTile
 from regard.text.tokens import Token
 from regard.view.tiles.manifest import Opening, first_sequence, patch_keys, sink_keys
 
@@ -169,7 +169,7 @@ class _Cells:
         matrix = first_sequence(self._recording.layers[layer].whole())[head]
         step = -(-len(queries) // max(1, min(_MOST_QUERIES, _MOST_WEIGHTS // len(keys))))
         rows = range(0, len(queries), step)
-        shares = cast(Tensor, matrix.reduce(Window(rows, range(len(keys))))).float().cpu()
+        shares = cast(Tensor, matrix.reduce(WeightTile(rows, range(len(keys))))).float().cpu()
         worth = torch.tensor([_worth(queries[at]) for at in rows], device="cpu")
         last = max(patch_keys(self._recording, layer), default=-1)
         if queries is keys and last < len(keys) - 1:  # a word before a picture may not look at it
