@@ -266,7 +266,7 @@ def _gradients(
 )
 @pytest.mark.parametrize("heads", [(1, 1), (2, 2), (4, 2)], ids=str)
 @pytest.mark.usefixtures("only_compiled")
-def test_gradients_over_many_strips_and_tiles(
+def test_gradients_over_many_rows_and_tiles(
     heads: tuple[int, int], mask: regard.Mask | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, number in (("TILE", 64), ("ROWS", 32)):

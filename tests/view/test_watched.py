@@ -56,7 +56,7 @@ def in_blocks_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.backends.sweep.BLOCK_SIZE", 1)
     monkeypatch.setattr("regard.backends.sweep.MIN_ROWS", rows)
     monkeypatch.setattr("regard.backends.cpu.cpu_backend.ROWS", rows)
-    monkeypatch.setattr("regard.backends.cpu.cpu_backend._MOST_STRIPS", 1)
+    monkeypatch.setattr("regard.backends.cpu.cpu_backend._MOST_PARTS", 1)
     # While other threads work, one call may stand for several blocks.
     monkeypatch.setattr("regard.backends.sweep.SweepTask.threaded", False)
 

@@ -394,7 +394,7 @@ def test_a_cell_without_bits_is_whole_or_hidden(
 @pytest.mark.parametrize("words", [0, 2**24], ids=["partial-cells", "all-cells"])
 def test_bits_are_the_mask(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_mask, "_WORDS_AT_ONCE", words)
-    monkeypatch.setattr(packed_mask, "_BYTES_AT_ONCE", 2 * 64 * 200)  # strips of one row of cells
+    monkeypatch.setattr(packed_mask, "_BYTES_AT_ONCE", 2 * 64 * 200)  # one row of squares
     drawn = torch.rand(2, 3, 150, 200) < 0.5
     for allowed in (drawn, drawn[:1], drawn[:, :1], drawn[0, 0], drawn[0, 0, :1]):
         shape, device = torch.Size((2, 3, 150, 200)), torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Column sums, strips of them and transposed products, given the norms of the rows.
+"""Column sums, tiles of them and transposed products, given the norms of the rows.
 
 A program has a tile of keys of one query head and reads the queries and their norms tile by tile.
 A weight is one exp2. Each key is summed by one program, in order and without atomics.
@@ -8,7 +8,7 @@ operations for each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64. A 
 weights transposed @ operand, adds 2 m n w FLOPs and m w numbers read, w its width, and rounds the
 weights to the dtype of the operand, as a forward does: the floor is that of a forward.
 
-Strips are the column sums over a part of the rows, one part after another, so that the cells of a
+Tiles are the column sums over a part of the rows, one part after another, so that the cells of a
 pooled map and the mass between spans of text come from the pass that column sums need.
 """
 
@@ -45,11 +45,11 @@ class Parts(NamedTuple):
 
 
 @triton.jit
-def _store(held, strips, kv_first, shape, BLOCK_N: tl.constexpr, STRIP: tl.constexpr):
-    """Store the sums of each strip of one part."""
-    place = kv_first // STRIP + tl.arange(0, BLOCK_N // STRIP)
-    mass = tl.sum(tl.reshape(held, (BLOCK_N // STRIP, STRIP)), 1)
-    tl.store(strips + place, mass, mask=place < tl.cdiv(shape.kv_len, STRIP))
+def _store(held, sums, kv_first, shape, BLOCK_N: tl.constexpr, KEYS: tl.constexpr):
+    """Store the sums of each tile of one part."""
+    place = kv_first // KEYS + tl.arange(0, BLOCK_N // KEYS)
+    mass = tl.sum(tl.reshape(held, (BLOCK_N // KEYS, KEYS)), 1)
+    tl.store(sums + place, mass, mask=place < tl.cdiv(shape.kv_len, KEYS))
 
 
 # The number of parts differs from text to text, so it takes no kernels of its own.
@@ -66,20 +66,20 @@ def columns_kernel(
     norms,
     parts,
     count,
-    strips,
+    sums,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    STRIP: tl.constexpr,
+    KEYS: tl.constexpr,
     TILES: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
     """Compute one tile of keys of one head; the longest columns of a causal matrix come first.
 
-    strips are zeros of (batch, num_heads, parts, kv_len / STRIP): of each part of the rows the
-    mass on STRIP keys.
+    sums are zeros of (batch, num_heads, parts, kv_len / KEYS): of each part of the rows the
+    mass on KEYS keys.
     """
     tiles = tl.cdiv(shape.kv_len, BLOCK_N)
     tile = tl.program_id(0) % tiles
@@ -95,8 +95,8 @@ def columns_kernel(
     held = tl.zeros((BLOCK_N,), tl.float32)
     at = (batch * shape.num_heads + head).to(tl.int64)
     row = at * shape.q_len
-    width = tl.cdiv(shape.kv_len, STRIP)
-    strips += at * count * width
+    width = tl.cdiv(shape.kv_len, KEYS)
+    sums += at * count * width
     part = -1 + 0 * start
     visits_at, begin, end = visits_of(visits, batch, head, tile, start, stop, BLOCK_M)
     for step in range(begin, end):
@@ -117,7 +117,7 @@ def columns_kernel(
             its_part = tl.load(parts.at + first)
         if its_part != part:
             if part >= 0:
-                _store(held, strips + part * width, kv_first, shape, BLOCK_N, STRIP)
+                _store(held, sums + part * width, kv_first, shape, BLOCK_N, KEYS)
             held = tl.zeros((BLOCK_N,), tl.float32)
             part = its_part
         if SPLITS:
@@ -125,13 +125,13 @@ def columns_kernel(
             if boundary < tl.minimum(first + BLOCK_M, shape.q_len):
                 before = q_idx[None, :] < boundary
                 held += tl.sum(tl.where(before, weights, 0.0), 1)
-                _store(held, strips + part * width, kv_first, shape, BLOCK_N, STRIP)
+                _store(held, sums + part * width, kv_first, shape, BLOCK_N, KEYS)
                 held = tl.zeros((BLOCK_N,), tl.float32)
                 weights = tl.where(before, 0.0, weights)
                 part += 1
         held += tl.sum(weights, 1)
     if part >= 0:
-        _store(held, strips + part * width, kv_first, shape, BLOCK_N, STRIP)
+        _store(held, sums + part * width, kv_first, shape, BLOCK_N, KEYS)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ from regard.backends.triton.operands import (
 # Slot widths besides a whole tile. More widths would waste less of each slot, but each pair of a
 # row width and a column width is one launch and one kernel to compile.
 NARROW = (2, 8, 32)
-STRIPS = (1, 32)  # keys of a strip; each width is one more kernel to compile
+KEYS_AT_ONCE = (1, 32)  # summed; each width is one more kernel to compile
 GROUPED: int = cast(Any, rows.GROUPED).value
 # The sums of a part's tiles are added in float32, which drifts where they are many.
 LEAST_TILES, MOST_PARTS = 16, 16
@@ -135,17 +135,17 @@ class Launch:
         parts = columns.Parts(None, None), _ceil(tiles, of_part)
         return joined_parts(self._columns(norms, chosen, *parts, 1, TILES=of_part, SPLITS=False))
 
-    def strips(self, norms: tile.Norms, parts: Tensor, strip: int) -> Tensor:
-        """Return the mass of parts of the rows on strips of keys.
+    def tile_sums(self, norms: tile.Norms, parts: Tensor, keys: int) -> Tensor:
+        """Return the mass of tiles, each a part of the rows and some keys.
 
         Args:
             norms: the norms of the rows.
             parts: (start, stop) of each part, which together are all rows, in their order; none is
                 shorter than ``shortest_part``; int64, (parts, 2), on the CPU.
-            strip: keys of a strip, one of STRIPS.
+            keys: the number of keys of a tile, one of KEYS_AT_ONCE.
 
         Returns:
-            float32, (batch, num_heads, parts, strips).
+            float32, (batch, num_heads, parts, tiles).
         """
         stops = parts[:, 1].contiguous()
         at = torch.searchsorted(stops, torch.arange(self.given.shape[-2], device="cpu"), right=True)
@@ -157,7 +157,7 @@ class Launch:
         if int(parts.diff().min()) < chosen.block_m:
             chosen = self._config("short_columns")
         splits = bool((stops[:-1] % chosen.block_m).any())
-        return self._columns(norms, chosen, of_rows, len(parts), strip, TILES=1, SPLITS=splits)
+        return self._columns(norms, chosen, of_rows, len(parts), keys, TILES=1, SPLITS=splits)
 
     def _columns(
         self,
@@ -165,16 +165,16 @@ class Launch:
         chosen: Config,
         parts: columns.Parts,
         count: int,
-        strip: int,
+        keys: int,
         **sizes: int,
     ) -> Tensor:
         *leading, _, kv_len = self.given.shape
-        size = (*leading, count, _ceil(kv_len, strip))
-        strips = torch.zeros(size, device=self.given.query.device)
-        programs = _ceil(kv_len, chosen.block_n) * strips.shape[:2].numel()
-        extra = (self._visits(chosen, by_keys=True), norms, parts, count, strips)
-        self._run(columns.columns_kernel, programs, extra, chosen, STRIP=strip, **sizes)
-        return strips
+        size = (*leading, count, _ceil(kv_len, keys))
+        sums = torch.zeros(size, device=self.given.query.device)
+        programs = _ceil(kv_len, chosen.block_n) * sums.shape[:2].numel()
+        extra = (self._visits(chosen, by_keys=True), norms, parts, count, sums)
+        self._run(columns.columns_kernel, programs, extra, chosen, KEYS=keys, **sizes)
+        return sums
 
     @property
     def shortest_part(self) -> int:
@@ -227,20 +227,20 @@ class Launch:
             self._run(pooled.pooled_kernel, tiles * batch * num_heads, extra, chosen, **sizes)
         return sums if count == height else self._joined(sums, down.first[:-1], down.first[1:])
 
-    def added(self, strips: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
-        """Return the sums of parts and strips, (batch, num_heads, row spans, column spans).
+    def added(self, sums: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+        """Return the sums of tiles, (batch, num_heads, row spans, column spans).
 
         Args:
-            strips: (batch, num_heads, parts, strips), contiguous.
+            sums: (batch, num_heads, parts, tiles), contiguous.
             of_rows: the first part of each row span, and one past its last; int64, (spans, 2).
-            of_columns: the first strip of each column span, and one past its last, likewise.
+            of_columns: the first tile of each column span, and one past its last, likewise.
         """
-        *leading, parts, width = strips.shape
+        *leading, parts, width = sums.shape
         by_part = self._empty((*leading, parts, len(of_columns)))
-        begins, ends = of_columns.int().T.contiguous().to(strips.device, non_blocking=True)
-        with torch.cuda.device_of(strips):
+        begins, ends = of_columns.int().T.contiguous().to(sums.device, non_blocking=True)
+        with torch.cuda.device_of(sums):
             cast(Any, pooled.added_kernel)[(by_part.numel(),)](
-                strips, begins, ends, by_part, len(of_columns), width, BLOCK=128
+                sums, begins, ends, by_part, len(of_columns), width, BLOCK=128
             )
         return self._joined(by_part, *of_rows.int().T.contiguous())
 
@@ -549,9 +549,9 @@ class Launch:
         return pieces.table[:, [0, 1, into, 4]].to(self.given.query.device, non_blocking=True)
 
 
-def joined_parts(strips: Tensor) -> Tensor:
-    """Return the column sums of strips of one key, (batch, num_heads, kv_len)."""
-    return strips.sum(-2, dtype=torch.float64).float()
+def joined_parts(sums: Tensor) -> Tensor:
+    """Return the column sums of tiles of one key, (batch, num_heads, kv_len)."""
+    return sums.sum(-2, dtype=torch.float64).float()
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, int]:

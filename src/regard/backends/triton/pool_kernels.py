@@ -185,14 +185,14 @@ def joined_kernel(sums, begins, ends, answers, pieces, spans, width, BLOCK: tl.c
 
 @triton.jit(do_not_specialize=["spans", "width"])
 def added_kernel(sums, begins, ends, answers, spans, width, BLOCK: tl.constexpr):
-    """Add the strips of one span of keys in one row, in float64.
+    """Add the sums of one span of keys in one row, in float64.
 
-    sums is (rows, width), answers (rows, spans); the strips of span i are begins[i] to ends[i].
+    sums is (rows, width), answers (rows, spans); those of span i are begins[i] to ends[i].
     """
     row, span = (tl.program_id(0) // spans).to(tl.int64), tl.program_id(0) % spans
     begin, end = tl.load(begins + span), tl.load(ends + span)
     total = tl.zeros((BLOCK,), tl.float64)
     for start in range(begin, end, BLOCK):
-        strip = start + tl.arange(0, BLOCK)
-        total += tl.load(sums + row * width + strip, mask=strip < end, other=0.0)
+        column = start + tl.arange(0, BLOCK)
+        total += tl.load(sums + row * width + column, mask=column < end, other=0.0)
     tl.store(answers + row * spans + span, tl.sum(total, 0))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Kept = tuple[str, int]
 """The name of a number, and its matrix: 0 for that of the request, 1 for its first divergence's."""
 
-MOST_STRIPS = 2**26  # numbers between two passes: 256 MiB
+MOST_SUMS = 2**26  # numbers between two passes: 256 MiB
 _LN2 = log(2)
 
 
@@ -165,7 +165,7 @@ class Request:
         cells = [_tensors(down, across) for down, across in spans if across is not None]
         if not cells:
             return None
-        return _Grids.by_strips(self.launch, self.rows, cells, sums=len(cells) < len(spans))
+        return _Grids.by_tiles(self.launch, self.rows, cells, by_key=len(cells) < len(spans))
 
     def _sums(self, of: SumsOfRows) -> Tensor:
         """Return the mass of cells, (batch, num_heads, spans of queries, spans of keys).
@@ -178,10 +178,10 @@ class Request:
             if self.grids is not None:
                 return self.grids.mass(self.launch, *cells)
             return self.launch.spans(self.rows.norms, *cells)
-        if self.grids is not None and self.grids.strip == 1:
+        if self.grids is not None and self.grids.keys == 1:
             from regard.backends.triton.launch import joined_parts  # imports triton
 
-            return joined_parts(self.grids.strips)
+            return joined_parts(self.grids.sums)
         return self.launch.column_sums(self.rows.norms)
 
     def forward(self, between: Callable[[], None]) -> dict[Answer, Tensor]:
@@ -387,37 +387,37 @@ def _power_for_half(dtypes: Sequence[torch.dtype], arriving: Collection[Tensor])
 
 
 class _Grids(NamedTuple):
-    """The mass of parts of the rows on strips of keys, from which all grids are added up.
+    """The mass of tiles, parts of the rows by some keys, from which all grids are added up.
 
     Attributes:
         parts: (start, stop) of the queries of each part, (parts, 2), on the CPU.
-        strip: keys of a strip.
-        strips: (batch, num_heads, parts, strips).
+        keys: the number of keys of a tile.
+        sums: (batch, num_heads, parts, tiles).
     """
 
     parts: Tensor
-    strip: int
-    strips: Tensor
+    keys: int
+    sums: Tensor
 
     @classmethod
-    def by_strips(
+    def by_tiles(
         cls,
         launch: "Launch",
         rows: "RowStatistics",
         cells: Sequence[tuple[Tensor, Tensor]],
         *,
-        sums: bool,
+        by_key: bool,
     ) -> "_Grids | None":
-        """Run the pass; return None where parts are too short, or the strips too many.
+        """Run the pass; return None where parts are too short, or the tiles too many.
 
         Args:
             launch: of the matrix.
             rows: its row statistics.
             cells: (start, stop) of the spans of queries, and of keys, of each grid.
-            sums: whether the column sums are asked, too; strips of one key give them.
+            by_key: whether the column sums are asked, too; tiles of one key give them.
         """
         from regard.backends.triton.launch import (  # imports triton
-            STRIPS,
+            KEYS_AT_ONCE,
             parts_of,
             spans_between,
         )
@@ -429,22 +429,22 @@ class _Grids(NamedTuple):
             return None
         parts = parts_of(parts, launch.longest_part)
         columns = torch.cat([across.flatten() for _, across in cells])
-        whole = [n for n in STRIPS if not bool((columns[columns < kv_len] % n).any())]
+        whole = [n for n in KEYS_AT_ONCE if not bool((columns[columns < kv_len] % n).any())]
 
-        def count(strip: int) -> int:
-            return torch.Size(leading).numel() * len(parts) * -(-kv_len // strip)
+        def count(keys: int) -> int:
+            return torch.Size(leading).numel() * len(parts) * -(-kv_len // keys)
 
-        strip = 1 if sums and count(1) <= MOST_STRIPS else max(whole)
-        if count(strip) > MOST_STRIPS:
+        keys = 1 if by_key and count(1) <= MOST_SUMS else max(whole)
+        if count(keys) > MOST_SUMS:
             return None
-        return cls(parts, strip, launch.strips(rows.norms, parts, strip))
+        return cls(parts, keys, launch.tile_sums(rows.norms, parts, keys))
 
     def mass(self, launch: "Launch", down: Tensor, across: Tensor) -> Tensor:
         """Return the mass of each span of queries on each span of keys."""
         begins = torch.searchsorted(self.parts[:, 0].contiguous(), down[:, 0].contiguous())
         ends = torch.searchsorted(self.parts[:, 1].contiguous(), down[:, 1].contiguous()) + 1
-        columns = -(-across // self.strip)  # only the end of the keys lies inside a strip
-        return launch.added(self.strips, torch.stack((begins, ends), -1), columns)
+        columns = -(-across // self.keys)  # only the end of the keys lies inside a tile
+        return launch.added(self.sums, torch.stack((begins, ends), -1), columns)
 
 
 def _where_seen(keys: Tensor, weights: Tensor) -> Tensor:
