@@ -302,13 +302,23 @@ class FusedBlock(RowStatistics):
             tile: its place.
             kept: the number of tiles whose memory is still needed.
         """
-        first = tile.rows.start - self.box.rows.start
-        inner = slice(first, first + tile.rows.stop - tile.rows.start)
-        query = None if self._query is None else self._query[..., inner, :]
+        box = self.box._replace(rows=tile.rows, columns=tile.columns)
         key, _ = self._operands_of(tile.columns)
-        scores, numbers = self._scores(tile.rows, tile.columns, kept, query, key)
+        height = self._heads * (tile.rows.stop - tile.rows.start)
+        width = tile.columns.stop - tile.columns.start
+        if self._query is None or key is None:
+            memory = self._workspace.scratch("scores", kept)
+            scores = self._source.block(box, self._cut, memory).view(height, width)
+            numbers: Any = scores.numpy()
+        else:
+            first, stop = (end - self.box.rows.start for end in (tile.rows.start, tile.rows.stop))
+            query = self._query[..., first:stop, :]
+            scores, numbers = self._workspace.take("scores", kept, height, width)
+            if self._heads == 1:
+                torch.mm(query, key, out=scores)
+            else:
+                grouped_matmul(query, key, self._shaped(scores))
         if tile.has_hidden:
-            box = self.box._replace(rows=tile.rows, columns=tile.columns)
             self._hide(self._shaped(scores), numbers, box)
         return scores, numbers
 
@@ -367,32 +377,6 @@ class FusedBlock(RowStatistics):
 
     def _shaped(self, scores: Tensor) -> Tensor:
         return scores.view(*self._size[:-1], -1, scores.shape[-1])
-
-    def _scores(
-        self, rows: slice, columns: slice, kept: int, query: Tensor | None, key: Tensor | None
-    ) -> tuple[Tensor, Any]:
-        """Return the scores of a tile as a tensor and as an array, (all rows, columns).
-
-        Args:
-            rows: its rows in the matrix.
-            columns: its columns.
-            kept: the number of tiles whose memory is still needed.
-            query: the tensor whose product with ``key`` is the scores; None if there is none.
-            key: the other factor of that product, or None.
-        """
-        height = self._heads * (rows.stop - rows.start)
-        width = columns.stop - columns.start
-        if query is None or key is None:
-            box = self.box._replace(rows=rows, columns=columns)
-            memory = self._workspace.scratch("scores", kept)
-            scores = self._source.block(box, self._cut, memory).view(height, width)
-            return scores, scores.numpy()
-        scores, numbers = self._workspace.take("scores", kept, height, width)
-        if self._heads == 1:
-            torch.mm(query, key, out=scores)
-        else:
-            grouped_matmul(query, key, self._shaped(scores))
-        return scores, numbers
 
     def _multiply(self, weights: Tensor, value: Tensor, shrunk: Tensor, total: Tensor) -> None:
         """Add the product of a tile and a value to the sum over the earlier tiles."""
