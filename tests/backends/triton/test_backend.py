@@ -142,14 +142,14 @@ def test_progress_counts_the_passes_of_kernels(interpreted: None) -> None:
         A.reduce(*asked, backend="triton", cancelled=lambda: True)
 
 
-def test_the_memory_counts_the_pieces_of_cells_and_the_output() -> None:
+def test_the_memory_counts_the_parts_of_cells_and_the_output() -> None:
     x = torch.zeros(4, 8192, 64)
     A = regard.attend(x, x, mask=regard.SlidingWindow(63, 0))
     asked = (regard.Entropy(), regard.Sum(-2), regard.Pool(8, 8), regard.Output(x))
     _, memory = BACKENDS["triton"].describe(A.source, A.mask, asked)
     _, of_output = BACKENDS["sdpa"].describe(A.source, A.mask, asked[3:])
-    pieces = 8192 // 32  # of cells, whose sums are added by a second kernel
-    assert memory == of_output + 4 * 4 * (7 * 8192 + 2 * (8192 + 8 * 8) + pieces * 8)
+    parts = 8192 // 32  # of cells, whose sums are added by a second kernel
+    assert memory == of_output + 4 * 4 * (7 * 8192 + 2 * (8192 + 8 * 8) + parts * 8)
 
 
 def test_the_memory_counts_the_tiles_that_a_top_k_lists() -> None:

@@ -18,7 +18,7 @@ import regard
 pytest.importorskip("triton", reason="the kernels need triton: pip install 'regard[gpu]'")
 
 import kernel_definitions as definitions
-from regard.backends.triton.launch import NARROW, Launch, pieces_of
+from regard.backends.triton.launch import NARROW, Launch, cut_spans
 from regard.backends.triton.operands import CellNumbers, Derivative, Operands, operands
 from regard.backends.triton.tile import Norms
 from regard.scores.score_source import MASKED_SCORE
@@ -381,15 +381,15 @@ def test_the_mass_of_spans_of_every_size(kernel: Kernel, device: torch.device) -
 
 def test_one_long_span_leaves_the_slots_of_short_ones_narrow() -> None:
     words = [(start, start + 3) for start in range(200, 500, 3)]
-    pieces = pieces_of(torch.tensor([(0, 200), *words]), 128)
-    assert [tuple(group) for group in pieces.groups] == [(8, 0, 100), (128, 100, 102)]
+    parts = cut_spans(torch.tensor([(0, 200), *words]), 128)
+    assert [tuple(group) for group in parts.groups] == [(8, 0, 100), (128, 100, 102)]
 
 
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 def test_a_span_fills_more_than_a_quarter_of_its_slots(block: int) -> None:
-    pieces = pieces_of(torch.tensor([(7, 7 + length) for length in range(1, 300)]), block)
-    lengths = pieces.table[:, 1]
-    for slot, begin, end in pieces.groups:
+    parts = cut_spans(torch.tensor([(7, 7 + length) for length in range(1, 300)]), block)
+    lengths = parts.table[:, 1]
+    for slot, begin, end in parts.groups:
         assert slot in (*NARROW, block)
         assert slot // 4 < int(lengths[begin:end].min()) <= int(lengths[begin:end].max()) <= slot
 

@@ -96,15 +96,15 @@ class Derivatives:
     def add_grid(self, down: Tensor, across: Tensor, numbers: Tensor) -> None:
         """Add numbers for cells: disjoint spans of queries, and spans of keys that may overlap."""
         *_, q_len, kv_len = self._launch.given.shape
-        pieces = spans_between(across.flatten())
-        # (spans, pieces): the pieces that a span covers
-        covers = (across[:, :1] <= pieces[:, 0]) & (pieces[:, 1] <= across[:, 1:])
-        # In float64: a piece may lie in many spans.
-        of_pieces = numbers.double() @ covers.to(numbers.device, torch.float64, non_blocking=True)
-        places = _places(down, q_len), _places(pieces, kv_len)
+        parts = spans_between(across.flatten())
+        # (spans, parts): the parts that a span covers
+        covers = (across[:, :1] <= parts[:, 0]) & (parts[:, 1] <= across[:, 1:])
+        # In float64: a part may lie in many spans.
+        of_parts = numbers.double() @ covers.to(numbers.device, torch.float64, non_blocking=True)
+        places = _places(down, q_len), _places(parts, kv_len)
         rows, columns = (each.to(numbers.device, non_blocking=True) for each in places)
         self._grids.append(
-            CellNumbers(of_pieces.float().contiguous(), (down, pieces), (rows, columns))
+            CellNumbers(of_parts.float().contiguous(), (down, parts), (rows, columns))
         )
 
     def add_product(self, name: int, operand: Tensor, numbers: Tensor) -> None:

@@ -69,10 +69,10 @@ class _Group(NamedTuple):
     end: int
 
 
-class _Pieces(NamedTuple):
-    table: Tensor  # int32, (pieces, 5): start, length, number, span, opens; narrow pieces first
-    groups: list[_Group]  # pieces of one width of slot
-    first: Tensor  # int32, (spans + 1,): the number of the first piece of each span; how many
+class _PartsOfSpans(NamedTuple):
+    table: Tensor  # int32, (parts, 5): start, length, number, span, opens; narrow parts first
+    groups: list[_Group]  # parts of one width of slot
+    first: Tensor  # int32, (spans + 1,): the number of the first part of each span; how many
 
 
 def interpreted() -> bool:
@@ -211,19 +211,19 @@ class Launch:
             of_columns: (start, stop) of each span of keys, likewise.
         """
         chosen = self._config("pooled")
-        down, across = pieces_of(of_rows, chosen.block_m), pieces_of(of_columns, chosen.block_n)
+        down, across = cut_spans(of_rows, chosen.block_m), cut_spans(of_columns, chosen.block_n)
         batch, num_heads = self.given.shape[:2]
         count, height, width = len(down.table), len(of_rows), len(of_columns)
         sums = torch.zeros((batch, num_heads, count, width), device=self.given.query.device)
-        placed = self._pieces(down, 2), self._pieces(across, 3)
+        placed = self._on_device(down, 2), self._on_device(across, 3)
         for groups in product(down.groups, across.groups):
-            pieces = [
+            parts = [
                 table[group.begin : group.end] for table, group in zip(placed, groups, strict=True)
             ]
             row_slot, column_slot = (group.slot for group in groups)
-            tiles = _ceil(len(pieces[0]), chosen.block_m // row_slot)
+            tiles = _ceil(len(parts[0]), chosen.block_m // row_slot)
             sizes = {"ROW_SLOT": row_slot, "COLUMN_SLOT": column_slot}
-            extra = (norms, *pieces, *map(len, pieces), sums, count, width)
+            extra = (norms, *parts, *map(len, parts), sums, count, width)
             self._run(pooled.pooled_kernel, tiles * batch * num_heads, extra, chosen, **sizes)
         return sums if count == height else self._joined(sums, down.first[:-1], down.first[1:])
 
@@ -245,7 +245,7 @@ class Launch:
         return self._joined(by_part, *of_rows.int().T.contiguous())
 
     def _joined(self, sums: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
-        """Add the pieces of each span of queries."""
+        """Add the parts of each span of queries."""
         *leading, count, width = sums.shape
         answers = self._empty((*leading, len(begins), width))
         begins, ends = (each.to(sums.device, non_blocking=True) for each in (begins, ends))
@@ -537,16 +537,16 @@ class Launch:
     def _empty(self, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(size, dtype=dtype, device=self.given.query.device)
 
-    def _pieces(self, pieces: _Pieces, into: int) -> Tensor:
-        """Return (start, length, target, opens) of each piece on the device, (pieces, 4).
+    def _on_device(self, parts: _PartsOfSpans, into: int) -> Tensor:
+        """Return (start, length, target, opens) of each part on the device, (parts, 4).
 
-        Each piece takes 16 bytes, so that every group of pieces starts at an aligned address.
+        Each part takes 16 bytes, so that every group of parts starts at an aligned address.
 
         Args:
-            pieces: the pieces of all spans.
+            parts: the parts of all spans.
             into: the column of the table that holds the index of the sum.
         """
-        return pieces.table[:, [0, 1, into, 4]].to(self.given.query.device, non_blocking=True)
+        return parts.table[:, [0, 1, into, 4]].to(self.given.query.device, non_blocking=True)
 
 
 def joined_parts(sums: Tensor) -> Tensor:
@@ -668,16 +668,16 @@ def parts_of(spans: Tensor, most: int) -> Tensor:
     Returns:
         (start, stop) of each part, int64, (parts, 2).
     """
-    start = pieces_of(spans, most).table[:, 0].long().sort().values
+    start = cut_spans(spans, most).table[:, 0].long().sort().values
     return torch.stack((start, torch.cat((start[1:], spans[-1:, 1]))), -1)
 
 
-def pieces_of(spans: Tensor, block: int) -> _Pieces:
-    """Cut each span into pieces of nearly equal length, each at most a block long.
+def cut_spans(spans: Tensor, block: int) -> _PartsOfSpans:
+    """Cut each span into parts of nearly equal length, each at most a block long.
 
     Args:
         spans: (start, stop), int64, (spans, 2).
-        block: the largest number of tokens in a piece.
+        block: the largest number of tokens in a part.
     """
     lengths = spans[:, 1] - spans[:, 0]
     counts = -(-lengths // block)
@@ -688,7 +688,7 @@ def pieces_of(spans: Tensor, block: int) -> _Pieces:
     starts = place * lengths[span] // counts[span]
     stops = (place + 1) * lengths[span] // counts[span]
     table = torch.stack((spans[span, 0] + starts, stops - starts, number, span, place == 0), -1)
-    # All pieces of a span use slots of one width.
+    # All parts of a span use slots of one width.
     slots = [*(width for width in NARROW if width < block), block]
     slot = torch.searchsorted(torch.tensor(slots, device="cpu"), -(-lengths[span] // counts[span]))
     ends = [int((slot <= place).sum()) for place in range(len(slots))]
@@ -697,4 +697,4 @@ def pieces_of(spans: Tensor, block: int) -> _Pieces:
         for width, begin, end in zip(slots, [0, *ends[:-1]], ends, strict=True)
         if begin < end
     ]
-    return _Pieces(table[slot.argsort(stable=True)].int(), groups, first.int())
+    return _PartsOfSpans(table[slot.argsort(stable=True)].int(), groups, first.int())

@@ -1,17 +1,17 @@
 """The mass of spans of queries on spans of keys, given the norms of the rows.
 
-The cells of a pooled map are such spans, too. On both axes the spans are cut into pieces of at most
-a tile, and a tile holds as many slots of one width as fit: one piece of 128 tokens, or four pieces
+The cells of a pooled map are such spans, too. On both axes the spans are cut into parts of at most
+a tile, and a tile holds as many slots of one width as fit: one part of 128 tokens, or four parts
 of up to 32. Slots have four widths, and there is one launch for each of row slots beside each of
-column slots. A program owns the pieces of one tile of rows and reads those of the columns one tile
-after another; the pieces of one span of keys are added in its registers, and those of one span of
+column slots. A program owns the parts of one tile of rows and reads those of the columns one tile
+after another; the parts of one span of keys are added in its registers, and those of one span of
 queries by a second kernel, in order: no atomics.
 
 A tile of m queries x n keys costs 2 m n d FLOPs, m n exps, n d numbers read and three operations
 for each score. Floor: 0.5 of a forward for d = 128, 1 for d = 64, where spans fill their slots.
 They fill more than a quarter, half where a span is one token, so spans that cover each token once
 cost at most sixteen times as much, usually four, beside the tiles of each launch that hold few
-pieces.
+parts.
 """
 
 # Inside a kernel everything is Triton's, which has no types of its own there.
@@ -35,26 +35,26 @@ from regard.backends.triton.tile import (
 
 
 @triton.jit
-def _slots(pieces, count, tile, BLOCK: tl.constexpr, SLOT: tl.constexpr):
+def _slots(parts, count, tile, BLOCK: tl.constexpr, SLOT: tl.constexpr):
     """Return the token at each position of a tile, and True where there is one."""
     place = tl.arange(0, BLOCK)
-    piece = tile * (BLOCK // SLOT) + place // SLOT
-    exists = piece < count
-    token = tl.load(pieces + 4 * piece, mask=exists, other=0) + place % SLOT
-    return token, place % SLOT < tl.load(pieces + 4 * piece + 1, mask=exists, other=0)
+    part = tile * (BLOCK // SLOT) + place // SLOT
+    exists = part < count
+    token = tl.load(parts + 4 * part, mask=exists, other=0) + place % SLOT
+    return token, place % SLOT < tl.load(parts + 4 * part + 1, mask=exists, other=0)
 
 
 @triton.jit
-def _tiles_met(pieces, count, start, stop, PER_TILE: tl.constexpr):
-    """Return the first, and one past the last, tile with a piece that overlaps these tokens."""
+def _tiles_met(parts, count, start, stop, PER_TILE: tl.constexpr):
+    """Return the first, and one past the last, tile with a part that overlaps these tokens."""
     first, last = start * 0 + FAR, start * 0 - 1
     for at in range(0, count, 256):
-        piece = at + tl.arange(0, 256)
-        begin = tl.load(pieces + 4 * piece, mask=piece < count, other=0)
-        length = tl.load(pieces + 4 * piece + 1, mask=piece < count, other=0)
+        part = at + tl.arange(0, 256)
+        begin = tl.load(parts + 4 * part, mask=part < count, other=0)
+        length = tl.load(parts + 4 * part + 1, mask=part < count, other=0)
         meets = (begin < stop) & (begin + length > start) & (length > 0)
-        first = tl.minimum(first, tl.min(tl.where(meets, piece, FAR), 0))
-        last = tl.maximum(last, tl.max(tl.where(meets, piece, -1), 0))
+        first = tl.minimum(first, tl.min(tl.where(meets, part, FAR), 0))
+        last = tl.maximum(last, tl.max(tl.where(meets, part, -1), 0))
     return first // PER_TILE, (last + PER_TILE) // PER_TILE
 
 
@@ -84,10 +84,10 @@ def pooled_kernel(
     ROW_SLOT: tl.constexpr,
     COLUMN_SLOT: tl.constexpr,
 ):
-    """Sum one tile of pieces of rows into ``sums``, zeros of (batch, num_heads, height, width).
+    """Sum one tile of parts of rows into ``sums``, zeros of (batch, num_heads, height, width).
 
-    rows and columns are int32, (pieces, 4): the first token, how many there are, at most a slot,
-    the row or the column of the sums, and 1 where a piece is the first of its span. The pieces of
+    rows and columns are int32, (parts, 4): the first token, how many there are, at most a slot,
+    the row or the column of the sums, and 1 where a part is the first of its span. The parts of
     a span are neighbours; those of rows have a row each, those of columns one column.
     """
     PER_ROWS: tl.constexpr = BLOCK_M // ROW_SLOT
@@ -109,15 +109,15 @@ def pooled_kernel(
         start = tl.maximum(start, tl.min(tl.where(of_query < 0, FAR, of_query), 0))
         stop = tl.minimum(stop, tl.max(its_stop, 0))
     rows_whole = tl.min(here.to(tl.int32), 0) > 0
-    piece_of_row = tile * PER_ROWS + tl.arange(0, PER_ROWS)
-    row_exists = piece_of_row < row_count
-    row = tl.load(rows + 4 * piece_of_row + 2, mask=row_exists, other=0)
+    part_of_row = tile * PER_ROWS + tl.arange(0, PER_ROWS)
+    row_exists = part_of_row < row_count
+    row = tl.load(rows + 4 * part_of_row + 2, mask=row_exists, other=0)
     into = sums + (at * height + row.to(tl.int64)[:, None]) * width
-    # Only a span that fills whole tiles has several pieces. float32 would drift over a thousand.
+    # Only a span that fills whole tiles has several parts. float32 would drift over a thousand.
     total = tl.zeros((BLOCK_M, PER_COLUMNS), tl.float64 if PER_COLUMNS == 1 else tl.float32)
     met, end = _tiles_met(columns, column_count, start, stop, PER_COLUMNS)
     for across in range(met, end):
-        if PER_COLUMNS == 1:  # one piece, whose keys are neighbours
+        if PER_COLUMNS == 1:  # one part, whose keys are neighbours
             kv_first = tl.load(columns + 4 * across)
             length = tl.load(columns + 4 * across + 1)
             kv_idx = kv_first + tl.arange(0, BLOCK_N)
@@ -152,25 +152,25 @@ def pooled_kernel(
         if PER_COLUMNS == 1:
             total = tl.where(tl.load(columns + 4 * across + 3) != 0, 0.0, total)
             total += tl.sum(weights, 1)[:, None]
-            # The mask may hide the last pieces of a span.
+            # The mask may hide the last parts of a span.
             at_end = across + 1 >= end
             closes = at_end | (tl.load(columns + 4 * across + 7, mask=at_end == 0, other=1) != 0)
         else:
             total = tl.sum(tl.reshape(weights, (BLOCK_M, PER_COLUMNS, COLUMN_SLOT)), 2)
         if closes:
             mass = tl.sum(tl.reshape(total, (PER_ROWS, ROW_SLOT, PER_COLUMNS)), 1)
-            piece = across * PER_COLUMNS + tl.arange(0, PER_COLUMNS)
-            exists = piece < column_count
-            span = tl.load(columns + 4 * piece + 2, mask=exists, other=0)
+            part = across * PER_COLUMNS + tl.arange(0, PER_COLUMNS)
+            exists = part < column_count
+            span = tl.load(columns + 4 * part + 2, mask=exists, other=0)
             stored = row_exists[:, None] & exists[None, :]
             tl.store(into + span[None, :], mass, mask=stored)
 
 
-@triton.jit(do_not_specialize=["pieces", "spans", "width"])
-def joined_kernel(sums, begins, ends, answers, pieces, spans, width, BLOCK: tl.constexpr):
-    """Add the pieces of one span of queries of one head, in order and in float64.
+@triton.jit(do_not_specialize=["parts", "spans", "width"])
+def joined_kernel(sums, begins, ends, answers, parts, spans, width, BLOCK: tl.constexpr):
+    """Add the parts of one span of queries of one head, in order and in float64.
 
-    sums is (batch, num_heads, pieces, width), answers (batch, num_heads, spans, width); the pieces
+    sums is (batch, num_heads, parts, width), answers (batch, num_heads, spans, width); the parts
     of span i are begins[i] to ends[i].
     """
     at, span = (tl.program_id(0) // spans).to(tl.int64), tl.program_id(0) % spans
@@ -178,8 +178,8 @@ def joined_kernel(sums, begins, ends, answers, pieces, spans, width, BLOCK: tl.c
     for start in range(0, width, BLOCK):
         column = start + tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK,), tl.float64)
-        for piece in range(begin, end):
-            total += tl.load(sums + (at * pieces + piece) * width + column, mask=column < width)
+        for part in range(begin, end):
+            total += tl.load(sums + (at * parts + part) * width + column, mask=column < width)
         tl.store(answers + (at * spans + span) * width + column, total, mask=column < width)
 
 

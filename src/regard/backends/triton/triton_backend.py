@@ -35,7 +35,7 @@ LEAST_CAPABILITY = (8, 0)
 MOST_GROUPS = 16  # of keys in a tile, whose maxima a top-k keeps
 ROW_NUMBERS = 5  # logsumexp, norms, largest score and sum of each row
 PASSES = 4  # of which a request tells: rows, their entries, sums over rows, the rest
-LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: it makes the most pieces
+LEAST_HEIGHT = 32  # of a tile that spans are cut for, in queries: it makes the most parts
 # What Triton says, in no error of its own, of a machine without a compiler, a driver or a folder.
 MACHINES = ("C compiler", "active drivers", "libcuda", "cache dir")
 _FUSED = Sdpa()
@@ -170,14 +170,14 @@ def _operand_refusal(operand: Tensor) -> str | None:
 
 
 def _between(needs: Needs, shape: torch.Size) -> int:
-    """Return the bytes that one pass stores for the next: tile lists, and sums of span pieces."""
+    """Return the bytes that one pass stores for the next: tile lists, and sums of span parts."""
     listed = 1 << (needs.k - 1).bit_length() if needs.k else 0
     numbers = [shape[:-1].numel() * listed * (1 + MOST_GROUPS * (listed > 1))]
     for sums in needs.sums:
         down, across = sums.spans(shape)
-        pieces = sum(-((start - stop) // LEAST_HEIGHT) for start, stop in down)
-        if across is not None and pieces > len(down):
-            numbers.append(shape[:-2].numel() * pieces * len(across))
+        parts = sum(-((start - stop) // LEAST_HEIGHT) for start, stop in down)
+        if across is not None and parts > len(down):
+            numbers.append(shape[:-2].numel() * parts * len(across))
     return sum(numbers) * torch.float32.itemsize
 
 
