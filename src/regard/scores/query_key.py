@@ -44,10 +44,10 @@ class QueryKeyScores(Scores):
         softcap: scores stay between -softcap and softcap.
         sink_bias: a logit in the denominator, with all axes of the matrix; the axes of rows and
             columns have length 1.
-        rows_before: where the query has some rows of a matrix, the number of rows before them. A
-            score_mod counts from the first row of that matrix.
-        rows_after: the number of rows after them. A position bias aligns the last row of that
-            matrix with the last key.
+        rows_before: where the query has some rows of a matrix, the number of rows before them: a
+            score_mod counts from the first row of that matrix. 0 without a score_mod.
+        rows_after: the number of rows after them: a position bias aligns the last row of that
+            matrix with the last key. 0 without a position bias.
     """
 
     query: Tensor
@@ -137,9 +137,13 @@ class QueryKeyScores(Scores):
         bias = self.bias
         if bias is not None and bias.shape[-2] > 1:
             bias = bias[..., at, :]
-        before, after = self.rows_before + rows.start, self.rows_after + q_len - rows.stop
-        query = self.query[..., at, :]
-        return replace(self, query=query, bias=bias, rows_before=before, rows_after=after)
+        return replace(
+            self,
+            query=self.query[..., at, :],
+            bias=bias,
+            rows_before=self.rows_before + rows.start if self.score_mod is not None else 0,
+            rows_after=self.rows_after + q_len - rows.stop if self.position_bias is not None else 0,
+        )
 
     def factors(self, box: Box, cut: Cut) -> tuple[Tensor, Tensor] | None:
         return self._factors(box, cut) if self.is_product else None
