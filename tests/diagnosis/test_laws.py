@@ -74,6 +74,55 @@ class DropsScores(Heads):
         return self.merge(scores.softmax(-1) @ v)
 
 
+class DropsScoresBeforeANorm(Heads):
+    """What is dropped goes through a norm at last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        scores = self.dropout(q @ k.mT / q.shape[-1] ** 0.5)
+        y = self.merge(scores.softmax(-1) @ v)
+        y += x
+        return self.norm(y)
+
+
+class DropsWeightsBeforeANorm(Heads):
+    """Right: what is dropped goes through a norm; the input is dropped as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropout(x)
+        q, k, v = self.split(x)
+        y = self.merge(self.dropout(self.weigh(q, k)) @ v)
+        y += x
+        return self.norm(y)
+
+
+class DropsItsQueries(Heads):
+    """Right: what was dropped meets keys that were not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        return self.merge(self.weigh(self.dropout(q), k) @ v)
+
+
+def test_dropout_before_a_norm_is_judged_by_what_the_norm_takes() -> None:
+    report = check(DropsScoresBeforeANorm())
+    assert [finding.name for finding in report.findings] == ["training"], report
+    assert "that _softmax gives" in report.findings[0].detail
+    for layer in (DropsWeightsBeforeANorm(), DropsItsQueries()):
+        right = check(layer)
+        assert right.verdict == "right", right
+        outcomes = {result.law.name: result.outcome for result in right.laws}
+        assert outcomes["training"] == "held"
+
+
 class ForgetsToScaleUp(Heads):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.split(x)

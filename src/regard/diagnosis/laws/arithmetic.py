@@ -358,16 +358,23 @@ class Training(Law):
             raise NotTried("It takes no batch, in which many runs could stand side by side.")
         if s.has_given_samples:
             raise NotTried("Its example has other arguments for each sample.", applies=False)
-        self._check_linear(one, drops)
         wide = {name: t.expand(self._SAMPLES, *t.shape[1:]) for name, t in contents.items()}
-        many = lab.run(wide, call=call).rows
+        bend = _first_bend(one, drops)
+        if bend is None:
+            many, where = lab.run(wide, call=call).rows, "of the output"
+        else:
+            runs = [lab.run(wide, call=call, keeps=True), lab.run(contents, keeps=True)]
+            step, gives = bend
+            many, still = _beside(step, one, runs, gives=gives)
+            where = f"that {step.name} gives" if gives else f"that goes into {step.name}"
         error = (many.mean(0) - still).abs() - 6 * many.std(0) / self._SAMPLES**0.5
+        error = error.nan_to_num(0.0)  # scores of masked keys
         most = float(error.max())
         if not most > 1e-3:
             return None
         at = int(error.flatten().argmax())
         return Breach(
-            f"Over {self._SAMPLES} runs in training mode a number of the output is "
+            f"Over {self._SAMPLES} runs in training mode a number {where} is "
             f"{float(many.mean(0).flatten()[at]):.3f} in the mean, and "
             f"{float(still.flatten()[at]):.3f} in eval mode.",
             one.steps[drops[0]].place,
@@ -387,22 +394,63 @@ class Training(Law):
         most = float((rows - still).abs().max())
         return Breach(f"In training mode, without dropout, the output differs by {most:.3g}.")
 
-    @staticmethod
-    def _check_linear(run: Run, drops: list[int]) -> None:
-        """Raise NotTried if numbers that were dropped are bent on their way to the output."""
-        dropped: set[int] = set()
-        multiplied: set[int] = set()
-        for number, step in enumerate(run.steps):
-            inputs, out = set(step.reads), step.writes
-            if number in drops:
-                dropped |= out
-            elif dropped & inputs:
-                bends = step.name in _BENDS or (step.name in _SOFTMAXES and multiplied & inputs)
-                if bends or step.name.startswith("_scaled_dot_product"):
-                    raise NotTried(
-                        "What is dropped passes through a nonlinear function afterwards.",
-                        applies=False,
-                    )
-                dropped |= out
-                if step.name in _PRODUCTS or multiplied & inputs:
-                    multiplied |= out
+
+def _first_bend(run: Run, drops: list[int]) -> tuple[Step, bool] | None:
+    """Return the first operation that bends numbers that were dropped; None if all are linear.
+
+    True beside it: it is the softmax of scores that were dropped themselves, whose weights should
+    have the mean, too.
+    """
+    dropped: set[int] = set()
+    multiplied: set[int] = set()
+    for number, step in enumerate(run.steps):
+        inputs, out = set(step.reads), step.writes
+        if number in drops:
+            dropped |= out
+        elif dropped & inputs:
+            factors = [at for at in step.reads if at in dropped]
+            is_square = step.name in (*_PRODUCTS, "mul") and len(factors) > 1
+            is_bent = step.name in (*_BENDS, *_SOFTMAXES)
+            if is_square or is_bent or step.name.startswith("_scaled_dot_product"):
+                return step, step.name in _SOFTMAXES and not multiplied & inputs
+            dropped |= out
+            if step.name in _PRODUCTS or multiplied & inputs:
+                multiplied |= out
+    return None
+
+
+def _beside(bend: Step, one: Run, runs: list[Run], *, gives: bool) -> tuple[Tensor, Tensor]:
+    """Return the numbers of an operation in many runs at once, and in eval mode.
+
+    Args:
+        bend: the operation.
+        one: the run that it is of.
+        runs: of many samples in training mode, and of one sample in eval mode.
+        gives: the numbers that it gives, and not those that it takes.
+
+    Raises:
+        NotTried: its numbers have another axis for the samples than the first.
+    """
+    nth = [step.name for step in one.steps[: one.steps.index(bend)]].count(bend.name)
+    many, still = (_numbers_of(run.steps, bend.name, nth, gives=gives) for run in runs)
+    if many is not None and still is not None:
+        count = many.shape[0] // still.shape[0]
+        if many.shape == (count * still.shape[0], *still.shape[1:]) and count > 1:
+            return many.reshape(count, *still.shape), still
+    raise NotTried("What is dropped passes through a nonlinear function afterwards.", applies=False)
+
+
+def _numbers_of(steps: list[Step], name: str, nth: int, *, gives: bool) -> Tensor | None:
+    """Return what the nth operation of a name takes or gives then; None if there is none."""
+    places = [at for at, step in enumerate(steps) if step.name == name]
+    if nth >= len(places):
+        return None
+    at = places[nth]
+    if gives:
+        return steps[at].outputs[0]
+    tensor = next((t for t in steps[at].inputs if t.ndim > 1), None)
+    for step in reversed(steps[:at]):
+        for alive, copy in zip(step.alive, step.outputs, strict=True):
+            if alive is tensor:
+                return copy
+    return None if tensor is None else tensor.detach()
