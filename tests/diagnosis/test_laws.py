@@ -267,6 +267,8 @@ def test_a_cache_gives_what_the_whole_call_gives(layer: nn.Module, outcome: str)
     outcomes = {result.law.name: result.outcome for result in report.laws}
     assert outcomes["cache"] == outcome, report
     assert report.verdict == ("right" if outcome == "held" else "wrong"), report
+    if outcome == "broken":  # the line that first uses the cache
+        assert "torch.cat([a, b]" in report.findings[0].code, report
 
 
 class OneAtATime(Cached):

@@ -14,7 +14,7 @@ from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.inputs.signature import is_cache, signature_of
 from regard.diagnosis.inputs.specimen import Contents, Slot, Specimen
 from regard.diagnosis.inputs.subject import is_installed
-from regard.diagnosis.inputs.tape import in_words, tensors_in
+from regard.diagnosis.inputs.tape import Place, addresses, first_place, in_words, tensors_in
 from regard.diagnosis.laws.law import Breach, Law
 
 FILLED = (
@@ -110,9 +110,12 @@ class Cache(Law):
         most = float((rows - right).abs().max())
         words = "two tokens together" if sizes == (2,) else "tokens one by one"
         is_top_left = sizes == (1, 1) and Cache._sees_oldest_alone(lab, contents, pieces)
+        place = None if is_top_left else pieces.place(contents, sizes)
+        where = "" if place is None else " The line is the first one that uses the cache."
         return Breach(
             f"After {tokens - sum(sizes)} tokens in a cache, and then {words}, token {first} of "
-            f"{tokens} differs by up to {most:.3g} from a call with all tokens at once.",
+            f"{tokens} differs by up to {most:.3g} from a call with all tokens at once.{where}",
+            place,
             kind="causal-top-left" if is_top_left else "",
         )
 
@@ -188,33 +191,55 @@ class _Pieces:
 
     def __call__(self, contents: Contents, sizes: Sequence[int] = (1, 1)) -> Tensor:
         """Return the rows of pieces of these sizes after a first one of all other tokens."""
+        return torch.cat([run.rows for run in self._runs(contents, sizes)[1:]], 1)
+
+    def place(self, contents: Contents, sizes: Sequence[int]) -> Place | None:
+        """Return the line of the last piece that first uses the cache; None if none is the user's.
+
+        It reads what it is passed, or writes into what the module keeps.
+        """
+        last = self._runs(contents, sizes, keeps=True)[-1]
+        arguments = self.lab.specimen.by_name(last.arguments)
+        passed = {at for n in self.caches for at in addresses(_tensors_of(arguments.get(n)))}
+        kept = {*addresses([tensor for _, tensor in _kept(last.call)])}
+        return first_place(
+            last.steps,
+            lambda step: (
+                not passed.isdisjoint(step.reads)
+                or (step.name.endswith("_") and not kept.isdisjoint(step.writes))
+            ),
+        )
+
+    def _runs(self, contents: Contents, sizes: Sequence[int], *, keeps: bool = False) -> list[Run]:
         refusals: list[NotTried] = []
         sizes = (self.lab.specimen.tokens - sum(sizes), *sizes)
         for empty in _empty_caches(self.lab, self.caches):
             try:
-                return self._fed(contents, sizes, empty)
+                return self._fed(contents, sizes, empty, keeps=keeps)
             except NotTried as error:
                 refusals.append(error)
         raise refusals[0]
 
-    def _fed(self, contents: Contents, sizes: Sequence[int], held: Mapping[str, Any]) -> Tensor:
+    def _fed(
+        self, contents: Contents, sizes: Sequence[int], held: Mapping[str, Any], *, keeps: bool
+    ) -> list[Run]:
         call = self.lab.fresh()
-        found: list[Tensor] = []
+        runs: list[Run] = []
         done = 0
         for size in sizes:
             piece = {name: t[:, done : done + size] for name, t in contents.items()}
             extra = {**dict.fromkeys(self.flags, True), **dict.fromkeys(self.starts, done)}
             extra |= {**_tables(self.lab, done, size), **held}
             try:
-                run = self.lab.run(piece, call=call, extra=extra)
+                run = self.lab.run(piece, call=call, extra=extra, keeps=keeps)
             except Exception as error:
                 raise NotTried(
                     f"With a cache as check makes it, it raises {in_words(error)}."
                 ) from error
             done += size
             held = self._held(run, contents, done)
-            found.append(run.rows)
-        return torch.cat(found[1:], 1)
+            runs.append(run)
+        return runs
 
     def _held(self, run: Run, contents: Contents, done: int) -> dict[str, Any]:
         """Return what the next call gets as its cache."""
