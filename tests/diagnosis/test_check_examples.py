@@ -360,3 +360,24 @@ def test_a_mask_of_pairs_fits_a_context_of_more_tokens() -> None:
     report = regard.check(masked, args=args, means={"mask": "added to the scores"})
     assert report.faults == (), report
     assert "size of tensor" not in report.missing
+
+
+class PairBias(nn.Module):
+    """Takes numbers of each token, and of each pair of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.bias = nn.Linear(16, 48), nn.Linear(8, 4)
+
+    def forward(self, tokens: Tensor, pairs: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, 4)).transpose(1, 2) for t in self.qkv(tokens).chunk(3, -1))
+        scores = q @ k.mT / 2 + self.bias(pairs).permute(0, 3, 1, 2)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_numbers_of_pairs_of_tokens_are_no_image() -> None:
+    report = regard.check(PairBias(), args=(torch.randn(2, 6, 16), torch.randn(2, 6, 6, 8)))
+    assert "pairs (batch, tokens, tokens, 8)" in report.read_as
+    assert report.verdict == "cannot tell"
+    assert "(scores)" in str(report.computes), report
+    assert all(result.outcome != "not tried" for result in report.laws), report

@@ -197,9 +197,10 @@ def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
     named = [n for n in tensors if n in plain or roles.get(n) in (*qkv, "x", "memory")]
     floats = [n for n in named if tensors[n].is_floating_point() and tensors[n].ndim >= 2]
     # Numbers for each pair of tokens, such as the edges of a graph, are those of no token.
-    pairs = {(*tensors[n].shape[:-1], tensors[n].shape[-2]) for n in floats[:1]}
-    pairs -= {tuple(tensors[n].shape) for n in floats[:1]}
-    floats = [n for n in floats if tuple(tensors[n].shape) not in pairs]
+    for first in floats[:1]:
+        shape = tensors[first].shape
+        pairs = (*shape[:-1], shape[-2])
+        floats = [n for n in floats if tensors[n].shape[: len(pairs)] != pairs or n == first]
     found = {roles.get(n) for n in floats}
     if {*qkv} <= found:
         return [n for n in floats if roles.get(n) in qkv]
