@@ -56,6 +56,21 @@ def test_the_axes_of_a_softmax_are_those_that_sum_to_1(axes: str) -> None:
     assert (report.verdict, report.computes is not None) == ("wrong", True)
 
 
+class ScaledBefore(Heads):
+    """Queries that are scaled before they meet the keys."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        scores = torch.einsum("bhqd,bhkd->bhqk", q * self.scale, k)
+        return self.out((self.weigh(scores) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(("scale", "names"), [(0.5, []), (1.0, ["no-scale"])])
+def test_queries_that_were_scaled_have_a_scale(scale: float, names: list[str]) -> None:
+    report = regard.check(ScaledBefore(lambda scores: scores.softmax(1), scale))
+    assert [finding.name for finding in report.findings] == ["softmax-wrong-axis", *names]
+
+
 def test_a_mask_behind_the_softmax_leaves_less_than_1() -> None:
     report = regard.check(Heads(lambda scores: scores.softmax(-1).tril()))
     [finding] = report.findings

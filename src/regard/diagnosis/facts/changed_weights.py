@@ -11,7 +11,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from regard.diagnosis.facts.formula import is_same_scale, mistake_of_scale
+from regard.diagnosis.facts.formula import factor_of, is_same_scale, mistake_of_scale
 from regard.diagnosis.facts.origins import Numbers, Sizes
 from regard.diagnosis.facts.rows import Mistake, Rows, Unread, is_single, rows_of
 from regard.diagnosis.facts.trace import Trace
@@ -98,7 +98,7 @@ def _of_factors(rows: Rows, numbers: Numbers, scale: float, right: Tensor) -> Mi
         is_masked = is_same_scale(factor, 1.0)
         return Mistake("mask-after-softmax", says, line, (weights, masked)) if is_masked else None
     standard = rows.query.shape[-1] ** -0.5
-    if is_same_scale(scale, 1.0) and is_same_scale(factor, standard):
+    if is_same_scale(scale * factor_of(rows), 1.0) and is_same_scale(factor, standard):
         says = f"The weights are multiplied by {factor:.4g}, the scores are not."
         return Mistake("wrong-scale", says, line, (weights, right))
     if not isinstance(rows.paths[2].source, str):
@@ -187,13 +187,20 @@ def _line_of(rows: Rows, numbers: Numbers) -> str:
 
 
 def _of_scale(rows: Rows, scale: float, axes: tuple[int, ...]) -> Iterator[Mistake]:
-    """Yield the mistake of a scale that is not 1/√head_dim, of a softmax over these axes."""
+    """Yield the mistake of a scale that is not 1/√head_dim, of a softmax over these axes.
+
+    Args:
+        rows: the attention.
+        scale: of the product of query and key as they meet.
+        axes: those of the softmax.
+    """
     head_dim, num_heads = rows.query.shape[-1], rows.query.shape[1]
-    standard = head_dim**-0.5
-    if is_same_scale(scale, standard):
+    standard, factor = head_dim**-0.5, factor_of(rows)
+    total = scale * factor
+    if is_same_scale(total, standard):
         return
-    says = f"The scores are multiplied by {scale:.4g}, and not by 1/√{head_dim} = {standard:.4g}."
+    says = f"The scores are multiplied by {total:.4g}, and not by 1/√{head_dim} = {standard:.4g}."
     scores, hidden = rows.query @ rows.key.mT, rows.weights == 0
-    pair = rows.weights, _softmax(scores * standard, axes, hidden)
-    name = mistake_of_scale([scale], [num_heads * head_dim])
-    yield Mistake(name, says, rows.lines.get("product", ""), pair, scale)
+    pair = rows.weights, _softmax(scores * (standard / factor), axes, hidden)
+    name = mistake_of_scale([total], [num_heads * head_dim])
+    yield Mistake(name, says, rows.lines.get("product", ""), pair, total)

@@ -108,6 +108,7 @@ class Facts:
         consistent_readings: of each argument that was passed and may hide keys, the readings by
             which it hides no key that is visible.
         added_positions: what tells equal tokens apart; None if that is unknown.
+        fills_empty_rows: a query to which the mask leaves no key sees every key.
         around: its projections, its heads and its output.
     """
 
@@ -131,6 +132,7 @@ class Facts:
         default_factory=dict[str, frozenset[str]]
     )
     added_positions: AddedPositions | None = None
+    fills_empty_rows: bool = False
     around: Surroundings = field(default_factory=Surroundings)
 
     @property
@@ -233,12 +235,7 @@ def facts_of(rows: Rows, arguments: Mapping[str, Tensor]) -> Facts:
         Unread: no formula of the grammar gives its weights.
     """
     formula = _formula(rows.query, rows.key, rows.weights, arguments)
-    factor = math.prod(
-        operation.factor
-        for path in rows.paths[:2]
-        for operation in path.operations or ()
-        if isinstance(operation, Factor)
-    )
+    factor = factor_of(rows)
     query, key, value = (path.operations or () for path in rows.paths)
     return Facts(
         module=rows.module,
@@ -256,6 +253,16 @@ def facts_of(rows: Rows, arguments: Mapping[str, Tensor]) -> Facts:
         value=value,
         inner_scale=formula.scale,
         consistent_readings=consistent_readings(rows, arguments),
+    )
+
+
+def factor_of(rows: Rows) -> float:
+    """Return what queries and keys were multiplied by before they met, both together."""
+    return math.prod(
+        operation.factor
+        for path in rows.paths[:2]
+        for operation in path.operations or ()
+        if isinstance(operation, Factor)
     )
 
 
