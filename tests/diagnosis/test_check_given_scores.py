@@ -155,3 +155,30 @@ def test_the_report_on_query_key_and_value_says_how_a_mask_was_read() -> None:
     assert report.verdict == "right", report
     wrong = regard.check(attention, means={"attn_mask": "True keeps"})
     assert [finding.name for finding in wrong.faults] == ["mask-inverted"]
+
+
+def scaled(scores: Tensor) -> Tensor:
+    return (scores * 0.5).softmax(-1)
+
+
+def mixed(scores: Tensor, values: Tensor) -> Tensor:
+    return scores.softmax(-1) @ values
+
+
+@pytest.mark.parametrize(
+    ("function", "formula", "facts", "read_as"),
+    [
+        (causal, "softmax(scores + mask)", "causal", "scores (tokens, tokens)"),
+        (scaled, "softmax(0.5·scores)", "every key", "scores (tokens, tokens)"),
+        (mixed, "softmax(scores)·values", "every key", "values (tokens, "),
+    ],
+)
+def test_what_is_said_of_given_scores_is_said_of_scores_alone(
+    function: Any, formula: str, facts: str, read_as: str
+) -> None:
+    report = regard.check(function)
+    assert report.computes is not None
+    assert report.computes.formula == formula
+    assert report.computes.facts[0].startswith(facts)
+    assert read_as in report.read_as
+    assert "query" not in f"{report.read_as} {report.computes}"

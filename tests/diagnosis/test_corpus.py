@@ -82,7 +82,7 @@ UNNAMED = {
 OTHER_LINES = {
     *("01_flatten_of_heads", "01_function_einsum"),
     *("05_dot_product_by_sum", "08_function_minus_forbidden", "08_given_scores_plus_triangle"),
-    *("08_tril_added", "alibi_encoder_layer_bad", "attention_causale", "batch_generate_gpt"),
+    *("08_tril_added", "attention_causale", "batch_generate_gpt"),
     *("bertish_minimum", "cache_class_next_token", "cache_triangle_at_zero"),
     *("causal_off_by_one", "einops_repeat_of_groups"),
     *("first_head_masked", "flex_flipped", "lambdas_share_slice", "mask_of_pairs_of_tokens"),

@@ -451,3 +451,49 @@ def test_what_could_not_be_read_names_lines_alone() -> None:
     assert report.verdict == "cannot tell"
     assert "the weights of the softmax (line " in report.missing
     assert ".py" not in report.missing
+
+
+class LowNumbers(Attention):
+    """A mask of low numbers without the query's own key, so that the first query sees all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        low = torch.full((x.shape[1], x.shape[1]), -1e4).triu()
+        weights = (q @ k.mT / q.shape[-1] ** 0.5 + low).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_query_without_a_key_that_sees_every_key_is_told() -> None:
+    report = regard.check(LowNumbers())
+    assert "or every key where it leaves none" in str(report.computes), report
+
+
+class BiasOfPlaces(Attention):
+    """A bias that is laid out by samples where its rows are those of heads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (3, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        slopes = torch.tensor([0.5, 0.25, 0.125]).repeat_interleave(len(x)).view(len(x), 3)
+        bias = slopes[:, :, None, None] * torch.arange(x.shape[1])
+        weights = (q @ k.mT / 8**0.5 + bias).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_sample_that_its_place_in_the_batch_moves_attends_to_no_other_one() -> None:
+    report = regard.check(BiasOfPlaces())
+    assert [finding.name for finding in report.findings] == ["samples"], report
+    assert "whatever the other one holds" in report.findings[0].detail
+
+
+class Reversed(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (3, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(-1)
+        weights = (q @ k.mT / 8**0.5).masked_fill(past, -torch.inf).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("causal", [True, False, regard.ANY])
+def test_a_causal_mask_the_wrong_way_round_has_its_name_whatever_is_expected(causal: Any) -> None:
+    report = regard.check(Reversed(), expect=regard.spec(causal=causal))
+    assert [finding.name for finding in report.findings] == ["mask-inverted"]

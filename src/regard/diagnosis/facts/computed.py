@@ -175,6 +175,7 @@ class _Search:
                     facts,
                     around=around,
                     added_positions=added_positions,
+                    fills_empty_rows=_fills_empty_rows(facts, rows, base),
                     lines={**lines, "merge": merge_line},
                 )
             )
@@ -285,6 +286,15 @@ class _Search:
             lines={**facts.lines, f"mask {argument}": lines.get("mask", "")},
             key_masks=facts.key_masks | {argument} if is_of_keys else facts.key_masks,
         )
+
+
+def _fills_empty_rows(facts: Facts, rows: Rows, base: Run) -> bool:
+    """Return True if rows that see no key by the mask weigh every key, as low numbers do."""
+    weights = facts.weights(rows.query, rows.key, facts.mask, base.arguments)
+    if weights is None:
+        return False
+    of_empty = rows.weights[weights.sum(-1) == 0]
+    return bool(of_empty.numel()) and bool((of_empty > 0).all())
 
 
 def _lines_in(run: Run, rows: Rows) -> Mapping[str, str]:

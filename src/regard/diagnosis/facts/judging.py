@@ -168,7 +168,7 @@ def _pattern_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviati
         yield Deviation("causal", str(pattern), "not causal", "mask")
     elif expected is None and isinstance(pattern, Table):
         yield Deviation("mask", str(pattern), "a rule of positions, such as a window", "mask")
-    elif expected is None and turned:
+    elif turned and (expected is None or expected.window is not ANY):
         yield Deviation("mask", str(pattern), "keys up to the query's own", "mask", "mask-inverted")
     if expected is None:
         return
@@ -176,7 +176,7 @@ def _pattern_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviati
     if expected.prefix not in (ANY, prefix):
         text = "no prefix" if expected.prefix is None else f"a prefix of {expected.prefix} tokens"
         yield Deviation("prefix", str(pattern), text, "mask")
-    if expected.window is ANY or prefix is not None:
+    if expected.window is ANY or prefix is not None or turned:
         return
     lacks_own_key = (left is not None and left < 0) or (right is not None and right < 0)
     window = _band_window(pattern) if isinstance(pattern, Band) else str(pattern)

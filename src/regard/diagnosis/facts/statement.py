@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.facts.computed import Computed, Statement
-from regard.diagnosis.facts.formula import Facts
+from regard.diagnosis.facts.formula import Facts, is_same_scale
 from regard.diagnosis.facts.judging import deviations, norm_of, positions_of, spec_of
 from regard.diagnosis.facts.rows import Unread
 
@@ -62,21 +62,22 @@ def computes_of(computed: Computed) -> Computes:
     """Return the words for what code computes."""
     if computed.unread is not None:
         return _unread(computed.unread)
+    given = computed.specimen.given
     all_facts: dict[str, Facts] = {}
     for statement in computed.statements:
         facts = statement.facts
-        all_facts.setdefault(f"{_formula(facts)}, {_details(facts)}", facts)
+        all_facts.setdefault(f"{_formula(facts, given)}, {_details(facts, given)}", facts)
     (_, first), *others = all_facts.items()
-    spec = _common([spec_of(facts) for facts in all_facts.values()])
+    spec = common_spec(computed.statements)
     pins = not deviations([statement.facts for statement in computed.statements], spec)
-    lines = [_details(first), *(f"and in {facts.module} {text}" for text, facts in others)]
-    formula, domain = _formula(first), _domain(computed.statements)
+    lines = [_details(first, given), *(f"and in {facts.module} {text}" for text, facts in others)]
+    formula, domain = _formula(first, given), _domain(computed.statements)
     return Computes(formula, tuple(lines), domain, "", "", spec if pins else None)
 
 
-def _common(specs: Sequence[Spec]) -> Spec:
-    """Return the spec of several attentions: what differs among them is free."""
-    first = specs[0]
+def common_spec(statements: Sequence[Statement]) -> Spec:
+    """Return the spec of all facts of some attentions: what differs among them is free."""
+    first, *_ = specs = [spec_of(statement.facts) for statement in statements]
     names = [field.name for field in fields(Spec)]
     differing = [n for n in names if any(getattr(s, n) != getattr(first, n) for s in specs)]
     return replace(first, **dict.fromkeys(differing, ANY))
@@ -119,10 +120,18 @@ def _line(file_line: str) -> str:
     return f"{Path(file).name}, line {number}" if is_installed else f"line {number}"
 
 
-def _formula(facts: Facts) -> str:
-    """Return the formula of an attention."""
+def _formula(facts: Facts, given: Sequence[str]) -> str:
+    """Return the formula of an attention.
+
+    Args:
+        facts: of the attention.
+        given: the names of the scores, and of the values, that a function is given; empty for none.
+    """
     if not facts.has_one_scale:
         scores = "c·q·kᵀ"
+    elif given:
+        factor = facts.scale[0] * facts.head_dim**0.5
+        scores = given[0] if is_same_scale(factor, 1.0) else f"{factor:.4g}·{given[0]}"
     elif facts.has_scale(facts.head_dim**-0.5):
         scores = f"q·kᵀ/√{facts.head_dim}"
     elif facts.has_scale(1.0):
@@ -136,13 +145,14 @@ def _formula(facts: Facts) -> str:
         scores += " + bias"
     if any(str(mask) != "every key" for mask in (facts.mask, *facts.masked.values())):
         scores += " + mask"
-    return f"softmax({scores}{', sink' if facts.sink else ''})·v"
+    value = f"·{given[1]}" if given[1:] else "" if given else "·v"
+    return f"softmax({scores}{', sink' if facts.sink else ''}){value}"
 
 
-def _details(facts: Facts) -> str:
+def _details(facts: Facts, given: Sequence[str]) -> str:
     """Return the facts of an attention that its formula does not say."""
     heads = "one head" if facts.num_heads == 1 else f"{facts.num_heads} heads"
-    parts = [f"{heads} of {facts.head_dim}"]
+    parts = [] if given else [f"{heads} of {facts.head_dim}"]
     if count := facts.around.learned_queries:
         parts.append("one learned query" if count == 1 else f"{count} learned queries")
     num_kv_heads = facts.num_kv_heads
@@ -162,6 +172,8 @@ def _details(facts: Facts) -> str:
     if added is not None and added.equal is not None:
         parts.append(f"tokens {added.equal[0]} and {added.equal[1]} have the same position")
     parts.append(f"{facts.mask}{_at(facts, 'mask', 'softmax')}")
+    if facts.fills_empty_rows:
+        parts.append("or every key where it leaves none")
     if facts.bias is not None and facts.bias.kind == "finite":
         parts.append(f"{facts.bias.numbers[0]:.4g} added to some scores{_at(facts, 'mask')}")
     if facts.sink:

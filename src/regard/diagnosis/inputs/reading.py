@@ -387,6 +387,7 @@ def _read(
     axes = _axes(order, heads, width // heads)
     slots: list[Slot] = []
     call: Callable[..., Any] = thing.call
+    given: tuple[str, ...] = ()
     chosen = {form.argument: form for form in forms}
     for argument in thing.arguments:
         if argument.name in chosen:
@@ -396,6 +397,7 @@ def _read(
     if kind == "scores":
         call, contents = _of_scores(thing, order, heads, width // heads)
         slots = [*contents, *slots]
+        given = tuple(a.name for role in ("scores", "value") if (a := thing.of(role)) is not None)
     slots += [Slot(name, "fixed", value=value) for name, value in thing.options.items()]
     values = [slot.value for slot in slots if slot.kind == "fixed"]
     return Specimen(
@@ -408,6 +410,7 @@ def _read(
         forms=_forms(thing.arguments, chosen),
         original=thing.original,
         has_own_size=kind == "scores",
+        given=given,
     )
 
 

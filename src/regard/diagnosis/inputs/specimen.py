@@ -145,6 +145,8 @@ class Specimen:
         has_fewer_queries: the example has fewer queries than keys.
         apart: the sources that have another number of tokens than the first one in the example.
         takes_gradients: it runs with parameters that take gradients.
+        given: of a function of given scores the names of its scores, and of its values if it takes
+            any; empty for all other code.
     """
 
     name: str
@@ -163,17 +165,23 @@ class Specimen:
     has_fewer_queries: bool = False
     apart: tuple[str, ...] = ()
     takes_gradients: bool = True
+    given: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
         """The axes of the arguments in words."""
         names = {"b": "batch", "t": "tokens"}
         parts: list[str] = []
-        for slot in self.slots:
-            if slot.source or slot.kind == "given":
-                axes = ", ".join(names.get(str(axis), str(axis)) for axis in slot.axes)
-                meaning = {"keeps": ", True allows", "hides": ", True hides"}.get(slot.meaning, "")
-                parts.append(f"{slot.name} ({axes}){meaning}")
+        shown = [slot for slot in self.slots if slot.source or slot.kind == "given"]
+        if self.given:  # it takes scores where check makes queries, keys and values
+            own = next(iter(self.sources.values()))
+            square = replace(own, axes=(*own.axes[:-1], "t"))
+            pairs = zip(self.given, (square, own), strict=False)
+            shown = [replace(slot, name=name) for name, slot in pairs]
+        for slot in shown:
+            axes = ", ".join(names.get(str(axis), str(axis)) for axis in slot.axes)
+            meaning = {"keeps": ", True allows", "hides": ", True hides"}.get(slot.meaning, "")
+            parts.append(f"{slot.name} ({axes}){meaning}")
         return ", ".join(parts)
 
     @property

@@ -353,8 +353,10 @@ class Samples(Law):
                 )
             if differs(alone.rows[0], base.rows[b]).any():
                 most = float((alone.rows[0] - base.rows[b]).abs().max())
+                says = f"Sample {b + 1} differs by {most:.3g} between alone and in a batch of 2"
+                if given:  # the numbers of the other sample in these
+                    return Breach(f"{says}.", kind="attends-across-batch")
                 return Breach(
-                    f"Sample {b + 1} differs by {most:.3g} between alone and in a batch of 2.",
-                    kind="attends-across-batch",
+                    f"{says}, whatever the other one holds: its place in the batch moves it."
                 )
         return None

@@ -21,7 +21,7 @@ class AlibiEncoder(nn.Module):
         pos = torch.arange(n, device=src.device, dtype=src.dtype)
         slopes = 2.0 ** -torch.arange(1, self.nhead + 1, device=src.device, dtype=src.dtype)
         bias = -slopes.view(-1, 1, 1) * (pos[:, None] - pos[None, :]).abs()
-        src_mask = bias.repeat_interleave(b, dim=0)  # <- attends-across-batch
+        src_mask = bias.repeat_interleave(b, dim=0)  # <- law samples
         if padding is not None:
             padding = torch.zeros_like(padding, dtype=src.dtype).masked_fill(padding, float("-inf"))
         return self.layer(src, src_mask=src_mask, src_key_padding_mask=padding)
