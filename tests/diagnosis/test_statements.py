@@ -126,6 +126,7 @@ def test_a_pin_pins(diagonal: int) -> None:
 def test_code_with_a_mistake_that_no_spec_names_has_no_pin(diagonal: int) -> None:
     report = regard.check(Attention(diagonal))
     assert (report.verdict, report.pin) == ("different", "")
+    assert str(report).endswith("nothing does, as no spec has causal-off-by-one.")
 
 
 @pytest.mark.parametrize("rotates", ["qkv", "v"])
@@ -382,6 +383,8 @@ def test_a_leak_beside_causal_attention_is_told_where_nothing_is_expected() -> N
     assert "output 1 moves with token 2, by another way" in str(finding)
     assert regard.check(Gated(), causal=True).verdict == "wrong"
     assert regard.check(Attention()).ok
+    assert report.pin == "expect=regard.spec(heads=3)"
+    assert regard.check(Gated(), expect=regard.spec(heads=3)).ok
 
 
 def test_a_dtype_of_few_bits_inside_is_told() -> None:

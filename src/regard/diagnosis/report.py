@@ -134,6 +134,7 @@ class Report:
         notes: what is worth knowing, in sentences.
         computes: what the code computes, and on which inputs that was verified.
         pin: the call that pins it; empty where there is none.
+        no_pin: why there is none; empty where there is one, or the code is wrong.
 
     Example:
         >>> import regard
@@ -152,6 +153,7 @@ class Report:
     notes: tuple[str, ...] = ()
     computes: Computes | None = None
     pin: str = ""
+    no_pin: str = ""
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -216,6 +218,8 @@ class Report:
         parts.append(f"{self.name} is {_sentence(self)}")
         if self.pin:
             parts.append(f"To pin it:  {self.pin}")
+        elif self.no_pin and not self.faults:
+            parts.append(f"To pin it:  nothing does, as {self.no_pin}.")
         return "\n\n".join(parts)
 
     __repr__ = __str__

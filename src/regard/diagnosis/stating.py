@@ -13,12 +13,12 @@ from regard.diagnosis.facts.computed import Computed, Statement, computed
 from regard.diagnosis.facts.formula import is_same_scale
 from regard.diagnosis.facts.judging import Deviation, deviations, has_no_positions
 from regard.diagnosis.facts.rows import Unread
-from regard.diagnosis.facts.statement import computes_of
+from regard.diagnosis.facts.statement import common_spec, computes_of
 from regard.diagnosis.facts.visible import Band
 from regard.diagnosis.inputs.lab import Lab, as_tensors, normal
 from regard.diagnosis.inputs.specimen import Specimen
 from regard.diagnosis.inputs.tape import Place, addresses, first_place, turns_all_axes
-from regard.diagnosis.intention import Intention
+from regard.diagnosis.intention import Intention, intention_of
 from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.law import Breach, Law, Pair, Result
 from regard.diagnosis.report import Finding, Report, finding_of
@@ -35,31 +35,21 @@ def stated(formulas: Computed, intention: Intention) -> Report:
     if unread is not None and unread.mistakes:
         return _with_mistakes(formulas, unread, intention)
     lab = Lab(formulas.specimen)
-    of_facts = fact_findings(formulas, intention)
     # A fact that is wrong already says more than the law of padding, which looks at the same.
-    has_fault = any(finding.severity == "fault" for finding in of_facts)
+    has_fault = any(f.severity == "fault" for f in fact_findings(formulas, intention))
     left_out = {"padding"} if has_fault else set[str]()
     left_out |= {"gradient"} if len(formulas.statements) > 1 else set()  # a layer may be frozen
     results = judged(lab, [law for law in LAWS if law.name not in left_out])
-    if any(finding.name in _UNUSED for finding in of_facts):
-        gradient = next((result for result in results if result.law.name == "gradient"), None)
-        of_facts = [*_of_projections(of_facts, intention, gradient)]
-        # A projection that is not used gets no gradient, so that the law says the same.
-        results = [r for r in results if r is not gradient or r.outcome != "broken"]
-    findings = _law_findings(results, formulas)
-    if not (findings or of_facts):
-        findings = _of_influence(lab, intention, formulas)
-    named = {finding.name for finding in findings}
-    findings += [finding for finding in of_facts if finding.name not in named]
-    if any(finding.name == "mask-inverted" for finding in findings):
-        # Under a mask that is inverted one row has nothing to attend to either way.
-        findings = [finding for finding in findings if finding.name != "nan-rows"]
+    findings = _findings(lab, formulas, intention, results)
     if not findings and unread is None:
         findings = _notes(lab, formulas)
     findings.sort(key=lambda finding: (_ORDER.index(finding.severity), finding.number))
     has_fault = any(finding.severity == "fault" for finding in findings)
     missing = [_untried_argument(formulas, intention.expected), *_untried_laws(results)]
-    computes = computes_of(formulas)
+    computes, no_pin = computes_of(formulas), ""
+    if unread is None and intention.expected is None and not has_fault:
+        spec, no_pin = _pinning(common_spec(formulas.statements), lab, formulas, results)
+        computes = replace(computes, spec=spec)
     if unread is not None:
         missing = [
             f"It could be read up to the {computes.stage}: {computes.reason}.",
@@ -76,7 +66,53 @@ def stated(formulas: Computed, intention: Intention) -> Report:
         laws=tuple(results),
         notes=tuple(lab.notes),
         computes=computes,
+        no_pin=no_pin,
     )
+
+
+def _findings(
+    lab: Lab, formulas: Computed, intention: Intention, results: Sequence[Result]
+) -> list[Finding]:
+    """Return the findings of laws, facts and influence, compared with an intention."""
+    of_facts = fact_findings(formulas, intention)
+    if any(finding.name in _UNUSED for finding in of_facts):
+        gradient = next((result for result in results if result.law.name == "gradient"), None)
+        of_facts = [*_of_projections(of_facts, intention, gradient)]
+        # A projection that is not used gets no gradient, so that the law says the same.
+        results = [r for r in results if r is not gradient or r.outcome != "broken"]
+    findings = _law_findings(results, formulas)
+    if not (findings or of_facts):
+        findings = _of_influence(lab, intention, formulas)
+    named = {finding.name for finding in findings}
+    findings += [finding for finding in of_facts if finding.name not in named]
+    if any(finding.name == "mask-inverted" for finding in findings):
+        # Under a mask that is inverted one row has nothing to attend to either way.
+        findings = [finding for finding in findings if finding.name != "nan-rows"]
+    return findings
+
+
+def _pinning(
+    spec: Spec, lab: Lab, formulas: Computed, results: Sequence[Result]
+) -> tuple[Spec | None, str]:
+    """Return the spec with which this very code is right; None, and the reason, if there is none.
+
+    Args:
+        spec: all facts that were read.
+        lab: runs the code.
+        formulas: what the code computes.
+        results: those of the laws.
+    """
+    reasons: list[str] = []
+    # A layer that lets later tokens through beside a causal attention is not causal, nor the rest.
+    for candidate in (spec, replace(spec, causal=ANY)):
+        pinned = intention_of(candidate, None, None)
+        faults = [f for f in _findings(lab, formulas, pinned, results) if f.severity == "fault"]
+        untried = _untried_argument(formulas, candidate)
+        if not (faults or untried):
+            return candidate, ""
+        names = " and ".join(dict.fromkeys(finding.name for finding in faults))
+        reasons.append(f"no spec has {names}" if faults else untried)
+    return None, reasons[0]
 
 
 _ASKED = "Nothing says what {0} means: pass means={{{0!r}: 'True keeps'}}, or 'True hides'."
