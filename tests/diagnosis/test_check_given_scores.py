@@ -182,3 +182,12 @@ def test_what_is_said_of_given_scores_is_said_of_scores_alone(
     assert report.computes.facts[0].startswith(facts)
     assert read_as in report.read_as
     assert "query" not in f"{report.read_as} {report.computes}"
+
+
+def test_a_scale_of_given_scores_is_that_of_scores() -> None:
+    report = regard.check(scaled)
+    (finding,) = report.findings
+    assert finding.detail == "scale: 0.5; the standard: 1."
+    assert report.pin == "regard.check(scaled, expect=regard.spec(causal=False, scale=0.5))"
+    assert regard.check(scaled, expect=regard.spec(scale=0.5)).ok
+    assert regard.check(mixed, expect=regard.spec(scale=1.0)).ok

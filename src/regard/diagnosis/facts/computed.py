@@ -170,6 +170,9 @@ class _Search:
             around, merge_line = surroundings_of(
                 rows, base.trace, base.sizes, self._runs.specimen.sources, is_alone=is_alone
             )
+            if self._runs.specimen.given:
+                scale = tuple(scale * facts.head_dim**0.5 for scale in facts.scale)
+                facts = replace(facts, scale=scale, has_given_scores=True)
             found.append(
                 replace(
                     facts,

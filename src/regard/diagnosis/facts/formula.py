@@ -108,6 +108,7 @@ class Facts:
         consistent_readings: of each argument that was passed and may hide keys, the readings by
             which it hides no key that is visible.
         added_positions: what tells equal tokens apart; None if that is unknown.
+        has_given_scores: the code is given scores, and ``scale`` is what it multiplies them by.
         fills_empty_rows: a query to which the mask leaves no key sees every key.
         around: its projections, its heads and its output.
     """
@@ -132,6 +133,7 @@ class Facts:
         default_factory=dict[str, frozenset[str]]
     )
     added_positions: AddedPositions | None = None
+    has_given_scores: bool = False
     fills_empty_rows: bool = False
     around: Surroundings = field(default_factory=Surroundings)
 
@@ -139,6 +141,11 @@ class Facts:
     def num_kv_heads(self) -> int:
         """The number of heads of keys."""
         return len(set(self.key_heads))
+
+    @property
+    def standard_scale(self) -> float:
+        """The scale of standard attention: 1/√head_dim; 1 of scores that are given."""
+        return 1.0 if self.has_given_scores else self.head_dim**-0.5
 
     @property
     def has_one_scale(self) -> bool:

@@ -59,7 +59,7 @@ def spec_of(facts: Facts) -> Spec:
         named["window"] = ANY
     if facts.num_kv_heads != facts.num_heads:
         named["kv_heads"] = facts.num_kv_heads
-    if not facts.has_scale(facts.head_dim**-0.5):
+    if not facts.has_scale(facts.standard_scale):
         is_number = facts.has_one_scale and facts.scale[0] > 0
         named["scale"] = round(facts.scale[0], 6) if is_number else ANY
     positions = positions_of(facts)
@@ -131,7 +131,7 @@ def _scale_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation
     wanted = None if expected is None else expected.scale
     if wanted is ANY or (expected is None and norm_of(facts) is not None):
         return  # normed queries and keys need another scale
-    standard = facts.head_dim**-0.5
+    standard = facts.standard_scale
     number = standard if wanted is None else float(wanted)
     if facts.has_scale(number):
         return
@@ -140,7 +140,9 @@ def _scale_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation
         words = f"of each head its own, {', '.join(f'{scale:.4g}' for scale in facts.scale[:4])}"
     embed_dims = facts.num_heads * facts.head_dim, facts.around.input_dim
     mistake = mistake_of_scale(facts.scale, embed_dims)
-    text = f"{number:.4g}" if wanted is not None else f"1/√{facts.head_dim} = {standard:.4g}"
+    text = f"{number:.4g}"
+    if wanted is None and not facts.has_given_scores:
+        text = f"1/√{facts.head_dim} = {standard:.4g}"
     is_wrong = min(facts.scale) <= 0
     yield Deviation("scale", words, text, "scale", mistake, is_wrong, number)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.facts.computed import Computed, Statement
-from regard.diagnosis.facts.formula import Facts, is_same_scale
+from regard.diagnosis.facts.formula import Facts
 from regard.diagnosis.facts.judging import deviations, norm_of, positions_of, spec_of
 from regard.diagnosis.facts.rows import Unread
 
@@ -130,8 +130,7 @@ def _formula(facts: Facts, given: Sequence[str]) -> str:
     if not facts.has_one_scale:
         scores = "c·q·kᵀ"
     elif given:
-        factor = facts.scale[0] * facts.head_dim**0.5
-        scores = given[0] if is_same_scale(factor, 1.0) else f"{factor:.4g}·{given[0]}"
+        scores = given[0] if facts.has_scale(1.0) else f"{facts.scale[0]:.4g}·{given[0]}"
     elif facts.has_scale(facts.head_dim**-0.5):
         scores = f"q·kᵀ/√{facts.head_dim}"
     elif facts.has_scale(1.0):
