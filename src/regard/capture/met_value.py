@@ -841,7 +841,9 @@ class MetValue:
         if is_source and source.is_floating_point() and (axes := _axes_of_rows(operation)):
             self._gathered.put(output, axes)
             chosen = [
-                track is not None and (track.softmax is None or is_of_scores(track))
+                track is not None
+                and (track.softmax is None or is_of_scores(track))
+                and not _is_projected(track)  # a router, which chooses tokens of an expert
                 for track in map(self._tracks.of, tensors_in(operation.args[1:]))
             ]
             name = operation.module()
