@@ -200,7 +200,9 @@ def _contents(bound: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
     for first in floats[:1]:
         shape = tensors[first].shape
         pairs = (*shape[:-1], shape[-2])
-        floats = [n for n in floats if tensors[n].shape[: len(pairs)] != pairs or n == first]
+        shapes = {n: tensors[n].shape for n in floats}
+        # As many columns as tokens look the same, so a twin of the first stays.
+        floats = [n for n in floats if shapes[n] == shape or shapes[n][: len(pairs)] != pairs]
     found = {roles.get(n) for n in floats}
     if {*qkv} <= found:
         return [n for n in floats if roles.get(n) in qkv]
