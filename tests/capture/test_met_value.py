@@ -265,6 +265,14 @@ def test_edits_after_dropout_are_no_dropout(edit: Change) -> None:
     assert seen.refused or all(error(each, layer.weights[0]) > 0.01 for each in recorded)
 
 
+def test_weights_that_are_normalised_after_dropout_are_recorded() -> None:
+    def normalised(weights: Tensor) -> Tensor:
+        return weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)
+
+    drop = DROPOUTS[0]
+    check(Layer(lambda q, k, v, keep: keep(normalised(drop(softmax(q, k)))) @ v))
+
+
 # Memory that others write
 
 

@@ -318,11 +318,11 @@ class MetValue:
         """
         softmax = track.softmax
         with apart():
-            before = before_dropout(track, side)
-            if before is None:
-                self._tell_changed(operation, track, side, value)
-                return self._refuse_changed(operation, track, "more than dropout was done to them")
+            looked_through = before_dropout(track, side)
+            before = side if looked_through is None else looked_through
             fault = _fault(before, max(track.rounding, rounding_of(before)))
+            if looked_through is None and fault is not None:
+                fault = f"more than dropout was done to them, and {fault}"
             if fault == _EMPTY and softmax is not None:
                 fault = None  # no row has a key
             if fault is None and softmax is None and not track.is_changed:
