@@ -15,7 +15,7 @@ from regard.scores.score_source import Scores
 from regard.scores.scratch import Scratch
 
 RowOrder = Literal["contiguous", "zigzag"]
-"""Which rows a process has: neighbours, or ranges r and 2n - 1 - r of 2n, as process r of n."""
+"""The rows that a process has: neighbours, or ranges r and 2n - 1 - r of 2n, as process r of n."""
 
 
 class Run(NamedTuple):
