@@ -130,9 +130,9 @@ def unpacked(packed: PackedMask) -> Tensor:
     kinds = torch.zeros(2, SIDE, SIDE, dtype=torch.bool, device="cpu")
     kinds[WHOLE] = True
     squares = torch.cat((bits.bool().view(-1, SIDE, SIDE), kinds))[slots]
-    found = squares.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+    visible = squares.transpose(-3, -2).flatten(-2).flatten(-3, -2)
     q_len, kv_len = packed.lengths
-    return found[..., :q_len, :kv_len]
+    return visible[..., :q_len, :kv_len]
 
 
 def scores(given: Operands, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -84,8 +84,8 @@ def test_some_rows_keep_the_position_bias_of_their_matrix_in_the_kernels(bias: r
     whole, rows = regard.attend(x, x, bias=bias), range(2, 5)
     source = some_queries(whole, rows).source
     assert isinstance(source, QueryKeyScores)
-    found = definitions.weights(operands(source, None))
-    torch.testing.assert_close(found[0], whole.to_dense()[:, rows].double())
+    weights = definitions.weights(operands(source, None))
+    torch.testing.assert_close(weights[0], whole.to_dense()[:, rows].double())
 
 
 @parametrised(TAKEN)

@@ -460,12 +460,12 @@ class FusedBlock(RowStatistics):
     def _read_tiles(self, weights: Any, factors: Any, first: int, at: slice) -> None:
         start = self.box.columns.start + first
         tile = slice(start, start + weights.shape[1])
-        for columns, found in zip(self._needs.tiles, self._tile_weights, strict=True):
+        for columns, stored in zip(self._needs.tiles, self._tile_weights, strict=True):
             in_wanted, in_tile = intersect(columns, tile)
             before = intersect(columns, self.box.columns)[0].start
             to = slice(in_wanted.start - before, in_wanted.stop - before)
             if in_wanted.start < in_wanted.stop:
-                found[at, to] = weights[:, in_tile] * factors
+                stored[at, to] = weights[:, in_tile] * factors
 
     def _check(self) -> None:
         finite = np.isfinite(self._rows[:, kernels.MOMENT]).all()
@@ -581,9 +581,9 @@ class FusedBlock(RowStatistics):
 
     def tile(self, rows: slice, columns: slice) -> Tensor:
         width = len(range(self.box.columns.stop - self.box.columns.start)[columns])
-        for each, found in zip(self._needs.tiles, self._tile_weights, strict=True):
+        for each, stored in zip(self._needs.tiles, self._tile_weights, strict=True):
             if intersect(each, self.box.columns)[1] == columns:
-                values = torch.from_numpy(found).view(*self._size, width)
+                values = torch.from_numpy(stored).view(*self._size, width)
                 return values[..., rows, :]
         raise KeyError(columns)
 

@@ -429,12 +429,12 @@ class _Grids(NamedTuple):
             return None
         parts = parts_of(parts, launch.longest_part)
         columns = torch.cat([across.flatten() for _, across in cells])
-        whole = [n for n in KEYS_AT_ONCE if not bool((columns[columns < kv_len] % n).any())]
+        steps = [n for n in KEYS_AT_ONCE if not bool((columns[columns < kv_len] % n).any())]
 
         def count(keys: int) -> int:
             return torch.Size(leading).numel() * len(parts) * -(-kv_len // keys)
 
-        keys = 1 if by_key and count(1) <= MOST_SUMS else max(whole)
+        keys = 1 if by_key and count(1) <= MOST_SUMS else max(steps)
         if count(keys) > MOST_SUMS:
             return None
         return cls(parts, keys, launch.tile_sums(rows.norms, parts, keys))

@@ -174,9 +174,9 @@ class Specimen:
         parts: list[str] = []
         shown = [slot for slot in self.slots if slot.source or slot.kind == "given"]
         if self.given:  # it takes scores where check makes queries, keys and values
-            own = next(iter(self.sources.values()))
-            square = replace(own, axes=(*own.axes[:-1], "t"))
-            pairs = zip(self.given, (square, own), strict=False)
+            source = next(iter(self.sources.values()))
+            square = replace(source, axes=(*source.axes[:-1], "t"))
+            pairs = zip(self.given, (square, source), strict=False)
             shown = [replace(slot, name=name) for name, slot in pairs]
         for slot in shown:
             axes = ", ".join(names.get(str(axis), str(axis)) for axis in slot.axes)
