@@ -43,7 +43,7 @@ FUNCTIONS: dict[str, Function] = {
     "rollout": lambda q, k, v: (regard.rollout([regard.attend(q * 2, k)] * 2) @ v[:, 0]).sin(),
 }
 # Compiling one takes about a second.
-functions = pytest.mark.parametrize("function", full_but(FUNCTIONS, "matmul-window", "several"))
+functions = pytest.mark.parametrize("function", full_but(FUNCTIONS, "several"))
 
 
 @pytest.fixture(autouse=True)

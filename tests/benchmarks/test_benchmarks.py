@@ -128,6 +128,7 @@ def test_a_case_is_measured_in_a_process_of_its_own(benchmarks: Any) -> None:
     assert measured["beside"] == "the matrix 0 MiB"
 
 
+@pytest.mark.full
 def test_the_command_runs_from_the_shell() -> None:
     line = [sys.executable, "-m", "benchmarks", "memory", "--quick", "--case", "gradient of topk"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)

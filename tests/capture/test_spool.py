@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import regard
 import regard.recording.merged_calls
+from cases import full_but
 from full_disk import disk_of
 from regard.recording.spool import MAGIC
 from regard.recording.tensor_file import checksum
@@ -125,6 +126,7 @@ def test_the_spool_of_a_running_model_has_every_call_that_was_finished(
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.full
 def test_totals_are_those_of_a_call_that_is_not_long_ago(tmp_path: Path) -> None:
     path, model, parts = tmp_path / "run.safetensors", Decoder(), list[regard.Recording]()
     with torch.no_grad(), regard.observe(model, path=path, keep=ASKED) as seen:
@@ -313,24 +315,27 @@ def kept(steps: int, model: Decoder, prompt: int = PROMPT, **options: Any) -> tu
         return alive() - before, part.stat().st_size if part.exists() else 0
 
 
-@pytest.mark.parametrize("keep", ["qk", [regard.Sum(-2)]], ids=["qk", "totals"])
+@pytest.mark.parametrize("keep", full_but({"qk": "qk", "totals": [regard.Sum(-2)]}, "totals"))
 def test_the_spool_grows_with_the_text_and_not_with_its_square(keep: Any, tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     short, long = (kept(steps, Decoder(1), path=path, keep=keep)[1] for steps in (100, 400))
     assert long < 5 * short
 
 
+@pytest.mark.full
 def test_totals_take_memory_that_grows_with_the_text_and_not_with_its_square() -> None:
     short, long = (kept(steps, Decoder(1), keep=[regard.Sum(-2)])[0] for steps in (100, 400))
     assert 0 < long < 5 * short
 
 
+@pytest.mark.full
 def test_a_spool_keeps_no_long_text_in_memory(tmp_path: Path) -> None:
     keys = 2 * 2 * 1000 * 4 * 4  # bytes
     assert kept(0, Decoder(2), 1000)[0] > 2 * keys
     assert kept(0, Decoder(2), 1000, path=tmp_path / "run.safetensors")[0] < keys // 10
 
 
+@pytest.mark.full
 def test_of_layers_that_are_not_selected_nothing_is_kept() -> None:
     one, of_six = (kept(0, Decoder(layers), 1000, layers=[0])[0] for layers in (1, 6))
     assert 0 < of_six < 1.1 * one

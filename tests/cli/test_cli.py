@@ -421,6 +421,7 @@ def test_help_and_version_import_no_pytorch() -> None:
         assert done.stdout.splitlines()[-1] == "0 False"
 
 
+@pytest.mark.full
 def test_the_command_leaves_the_package_whole() -> None:
     code = (
         "import sys, regard_command\n"

@@ -141,6 +141,7 @@ def test_arguments_that_no_name_tells_are_one_clear_error(run: Run) -> None:
     )
 
 
+@pytest.mark.full
 def test_the_cells_of_a_notebook_are_run_after_saying_so(run: Run) -> None:
     cell = {"cell_type": "code", "source": WRONG, "metadata": {}, "outputs": []}
     notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
@@ -194,6 +195,7 @@ def test_a_law_is_explained(run: Run) -> None:
     assert out.startswith("pure (law)\n  In eval mode the same call gives the same output")
 
 
+@pytest.mark.full
 def test_an_example_file_gives_the_arguments(run: Run) -> None:
     Path("mine.py").write_text(
         "def attention(q, k, v, days):\n"

@@ -148,6 +148,7 @@ def test_a_score_that_no_query_has_is_null(rows: list[dict[str, Any]]) -> None:
     assert {row["induction"] for row in rows if row["text"] == 1} == {None}
 
 
+@pytest.mark.full
 def test_long_texts_give_the_same_as_the_definition_in_several_blocks(
     monkeypatch: pytest.MonkeyPatch, model: Pretrained, corpus: Path
 ) -> None:

@@ -93,7 +93,10 @@ RIGHT: dict[str, tuple[Attend, Spec]] = {
 
 # A kernel is tried on about 20 inputs, in seconds: the second dtype meets one kernel in make test.
 SECOND = ("PyTorch's", torch.float32)
-ANOTHER_NAME = {"grouped heads that are named", "a window as a pair", "a tuple", "one head"}
+ANOTHER_NAME = {
+    *("grouped heads that are named", "a window as a pair", "a tuple", "one head"),
+    *("causal with finite numbers", "equal lengths alone", "a cap", "a window"),
+}
 
 
 @pytest.mark.parametrize(
@@ -293,6 +296,7 @@ ONE_MORE = {
     *("a shorter window", "no cap", "strides"),
     # Other tests have these, beside another mistake or in tiles.
     *("no causal mask", "no scale", "no largest score", "no gradient"),
+    *("512 keys at most", "no window", "rows without keys", "heads 0 1 0 1"),
 }
 
 
@@ -357,6 +361,7 @@ def in_tiles(call: Attend) -> Attend:
     return of_whole_tiles
 
 
+@pytest.mark.full
 def test_a_kernel_of_whole_tiles_is_tried_with_them() -> None:
     report = regard.check(in_tiles(causal), expect=CAUSAL, run_dtype=HALF)
     assert report.verdict == "right", report
@@ -419,6 +424,7 @@ def test_a_crash_of_the_device_is_no_refusal() -> None:
     assert [finding.name for finding in report.faults] == ["runs"]
 
 
+@pytest.mark.full
 def test_axes_say_what_two_kernels_may_mean() -> None:
     report = regard.check(tokens_first, expect=FULL, run_dtype=HALF)
     assert report.read_as == "(batch, tokens, heads, dim), in bfloat16 on cpu"

@@ -17,7 +17,7 @@ from vision_models import ENCODERS, LANGUAGE_MODELS, Case, case_of, without_mixi
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-QUICK = {"vit", "swin", "dinov2_with_registers", "llava_next", "qwen2_vl", "internvl"}
+QUICK = {"vit", "swin", "qwen2_vl"}
 NAMES = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.full)
     for name in (*ENCODERS, *LANGUAGE_MODELS)

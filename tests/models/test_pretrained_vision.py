@@ -22,6 +22,7 @@ def hopper() -> Image.Image:
         return Image.open(file).convert("RGB")
 
 
+@pytest.mark.full
 def test_a_head_of_the_class_token_looks_at_the_face() -> None:
     seen = PretrainedVision.load("dinov2-small").observe(hopper())
     assert (len(seen), seen[0].shape) == (12, (1, 6, 257, 257))

@@ -114,6 +114,7 @@ def test_a_recording_that_is_replaced_stays_what_it_was(tmp_path: Path) -> None:
     assert regard.load(path)["first"].shape == (2, 5, 5)
 
 
+@pytest.mark.full
 def test_threads_and_forked_processes_read_the_same_numbers(tmp_path: Path) -> None:
     path = saved(tmp_path / "run.safetensors", 3000)
     code = """

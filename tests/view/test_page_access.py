@@ -24,7 +24,7 @@ FINDINGS = """async () => {
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.full)])
-def test_axe_finds_nothing(theme: str, show: Open, tmp_path: Path) -> None:
+def test_axe_finds_nothing_in_any_view(theme: str, show: Open) -> None:
     more = "compare=beside"
     page = show(recorded(mask=regard.Causal()), f"#view=map&theme={theme}&{more}")
     page.evaluate(AXE.read_text(encoding="utf-8"))
@@ -38,6 +38,13 @@ def test_axe_finds_nothing(theme: str, show: Open, tmp_path: Path) -> None:
         page.evaluate("document.getElementById('find').removeAttribute('aria-label')")
         page.evaluate("document.getElementById('find').removeAttribute('placeholder')")
         assert any("label" in finding for finding in page.evaluate(FINDINGS))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_in_pictures_and_two_recordings(
+    theme: str, show: Open, tmp_path: Path
+) -> None:
     for compare in ("alone", "beside"):
         with step(f"a picture, {compare}"):
             page = show(pictured.language(), f"#theme={theme}&compare={compare}&query=28")

@@ -160,6 +160,7 @@ def test_the_tint_of_a_patch_is_its_weight(show: Open) -> None:
             assert (difference.abs().max() < 8) == (pressed == "true")
 
 
+@pytest.mark.full
 def test_arrows_go_over_the_patches_and_the_words_around_them(show: Open) -> None:
     page = show(pictured.language(), "#layer=0&head=1&query=28")
     columns, patches = pictured.COLUMNS, pictured.PATCHES
@@ -188,6 +189,7 @@ def test_arrows_go_over_the_patches_and_the_words_around_them(show: Open) -> Non
         page.wait_for_selector('body[data-view="image"]')
 
 
+@pytest.mark.full
 def test_words_light_up_the_picture_and_the_picture_lights_up_words(show: Open) -> None:
     seen = pictured.language()
     page = show(seen, "#layer=0&head=1&query=28&view=image")
@@ -229,6 +231,7 @@ def test_words_light_up_the_picture_and_the_picture_lights_up_words(show: Open) 
         )
 
 
+@pytest.mark.full
 def test_heads_of_the_layer_are_small_pictures_to_open(show: Open) -> None:
     seen = pictured.vision()
     page = show(seen, "#layer=0&head=0&query=0&scale=fit")
@@ -250,6 +253,7 @@ def test_heads_of_the_layer_are_small_pictures_to_open(show: Open) -> None:
         )
 
 
+@pytest.mark.full
 def test_two_heads_stand_side_by_side_and_their_difference_is_drawn(show: Open) -> None:
     seen = pictured.vision()
     page = show(seen, "#layer=0&head=0&query=0&compare=beside&with=1.2")
@@ -275,6 +279,7 @@ def test_two_heads_stand_side_by_side_and_their_difference_is_drawn(show: Open) 
         assert "points per patch" in page.locator(".sides .unit").first.inner_text()
 
 
+@pytest.mark.full
 def test_two_recordings_of_a_picture_are_compared(show: Open, tmp_path: Path) -> None:
     one, other = pictured.vision(), pictured.vision()
     x = torch.randn(1, 3, 1 + pictured.PATCHES, 8, generator=torch.Generator().manual_seed(9))
@@ -293,6 +298,7 @@ def test_two_recordings_of_a_picture_are_compared(show: Open, tmp_path: Path) ->
     expect(page.locator(".sides .words").first).to_contain_text(f", {largest(less)} to patch ")
 
 
+@pytest.mark.full
 def test_tiles_a_thumbnail_and_several_pictures_have_frames_of_their_own(show: Open) -> None:
     seen = pictured.several()
     page = show(seen, "#layer=0&head=0&query=25")
@@ -333,6 +339,7 @@ def test_a_text_that_looks_at_a_picture_has_one_side(show: Open) -> None:
     expect(page.locator("#looked-caption")).to_contain_text("patch 2,2")
 
 
+@pytest.mark.full
 def test_edges_of_patches_stay_sharp(show: Open) -> None:
     blank = regard.images.keep(pictured.photo(), data=False)
     seen = pictured.vision().with_pictures([blank], pictured.vision().grids)
@@ -393,6 +400,7 @@ def test_the_pictures_fit_the_screen(width: int, recording: Any, show: Open) -> 
                 assert sides.evaluate("one => one.scrollWidth - one.clientWidth") <= 1
 
 
+@pytest.mark.full
 def test_a_server_and_a_notebook_show_the_picture(
     serve: Serve, browser: Any, tmp_path: Path
 ) -> None:
@@ -416,6 +424,7 @@ def test_a_server_and_a_notebook_show_the_picture(
         page.close()
 
 
+@pytest.mark.full
 def test_a_recording_without_pictures_has_no_such_view(show: Open) -> None:
     page = show(pages.recorded(), "#view=image")
     page.wait_for_selector('body[data-view="map"][data-read]')
@@ -423,6 +432,7 @@ def test_a_recording_without_pictures_has_no_such_view(show: Open) -> None:
     assert "image" not in page.locator("#keys").inner_text()
 
 
+@pytest.mark.full
 def test_block_means_are_drawn_and_called_so(show: Open, tmp_path: Path) -> None:
     weights = pictured.matrices(577)["layer.0"].to_dense()
     seen = regard.Recording({"layer": regard.AttentionMatrix.from_weights(weights)})
@@ -438,6 +448,7 @@ def test_block_means_are_drawn_and_called_so(show: Open, tmp_path: Path) -> None
     assert float(said) == pytest.approx(100 * float(means.max()), rel=0.03)
 
 
+@pytest.mark.full
 def test_a_click_opens_the_window_that_lies_there(show: Open) -> None:
     page = show(pictured.windows(), "#view=image&layer=1&head=1&query=0")
     ready(page, 1, 1, 0, 0)

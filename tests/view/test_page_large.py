@@ -118,6 +118,7 @@ def test_a_block_has_one_number(show: Open, tmp_path: Path) -> None:
     assert {int(one.get_attribute("data-at") or 1) % 2 for one in numbered} == {0}
 
 
+@pytest.mark.full
 @pytest.mark.browser
 def test_sinks_that_are_in_the_means_cannot_be_hidden_and_the_control_says_so(
     show: Open, tmp_path: Path

@@ -16,17 +16,28 @@ IS_SEEN = """(element) => {
 }"""
 
 
-def test_no_view_is_wider_than_the_screen_and_the_whole_map_stands_above_the_line(
-    show: Open,
-) -> None:
+@pytest.mark.parametrize(
+    "widths",
+    [
+        (390, 1440),
+        pytest.param((360, 700, 760, 850, 1280, 2560), marks=pytest.mark.full),
+    ],
+    ids=["two", "more"],
+)
+def test_no_view_is_wider_than_the_screen(widths: tuple[int, ...], show: Open) -> None:
     page = show(recorded(heads=7, kv_heads=7, tokens=60))
-    for width in (360, 390, 700, 760, 850, 1280, 1440, 2560):
+    for width in widths:
         page.set_viewport_size({"width": width, "height": 780})
         for view in VIEWS:
             with step(f"{view} at {width} pixels"):
                 page.evaluate(f"location.hash = 'view={view}&query=3&key=2'")
                 page.wait_for_selector(f'body[data-view="{view}"][data-read]')
                 assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_the_whole_map_stands_above_the_line(show: Open) -> None:
+    page = show(recorded(heads=7, kv_heads=7, tokens=60))
+    page.set_viewport_size({"width": 2560, "height": 780})
     page.evaluate("location.hash = 'view=map&query=3&key=2'")
     page.wait_for_selector('body[data-view="map"]')
     with step("the text stands right of the stage"):
@@ -44,6 +55,7 @@ def test_no_view_is_wider_than_the_screen_and_the_whole_map_stands_above_the_lin
             assert drawn["y"] + drawn["height"] <= line["y"]
 
 
+@pytest.mark.full
 def test_the_small_maps_of_thirty_layers_leave_room_for_the_heads_that_stand_out(
     show: Open,
 ) -> None:
@@ -58,6 +70,7 @@ def test_the_small_maps_of_thirty_layers_leave_room_for_the_heads_that_stand_out
     assert boxes[1]["x"] - boxes[0]["x"] - boxes[0]["width"] > 2  # each has an edge of one pixel
 
 
+@pytest.mark.full
 def test_there_is_no_empty_band_under_a_map(show: Open) -> None:
     page = show(recorded())
     for width in (390, 850):
@@ -74,7 +87,11 @@ def test_there_is_no_empty_band_under_a_map(show: Open) -> None:
 
 @pytest.mark.parametrize(
     ("view", "last"),
-    [("steps", "#view-steps .note"), ("segments", "#view-segments table"), ("text", ".lined")],
+    [
+        ("steps", "#view-steps .note"),
+        pytest.param("segments", "#view-segments table", marks=pytest.mark.full),
+        pytest.param("text", ".lined", marks=pytest.mark.full),
+    ],
 )
 def test_few_tokens_fill_a_large_screen(show: Open, view: str, last: str) -> None:
     page = show(recorded())
@@ -88,6 +105,7 @@ def test_few_tokens_fill_a_large_screen(show: Open, view: str, last: str) -> Non
     assert 0.75 * line["y"] < drawn["y"] + drawn["height"] <= line["y"]
 
 
+@pytest.mark.full
 def test_the_text_shows_the_chosen_token_and_what_it_looks_at_where_both_fit(show: Open) -> None:
     count = 600
     weights = torch.full((count, count), 0.1 / (count - 1))

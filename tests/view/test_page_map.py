@@ -347,6 +347,7 @@ def then_two_maps_side_by_side(page: Page) -> None:
         assert float((one or "").split(",")[2]) >= 40  # pixels from which a cell has its number
 
 
+@pytest.mark.full
 @pytest.mark.browser
 def test_several_heads_are_a_mean_a_difference_or_side_by_side(show: Open) -> None:
     recording = recorded(heads=3, kv_heads=3)

@@ -153,6 +153,7 @@ def then_a_phone_on_its_side(page: Page, show: Open) -> None:
         assert all(before >= -1 and after >= -1 for before, after in ends)
 
 
+@pytest.mark.full
 def test_on_a_phone_the_map_is_first_fingers_zoom_and_thumbs_have_room(show: Open) -> None:
     page = show(recorded(tokens=128), **PHONE)
     ready(page)

@@ -220,6 +220,7 @@ def test_hostile_words_are_shown_and_nothing_runs(show: Open, tmp_path: Path) ->
     assert "pwned" not in page.title()
 
 
+@pytest.mark.full
 def test_a_page_that_does_what_it_must_not_is_seen(browser: Browser, tmp_path: Path) -> None:
     for script, seen in (
         ("console.error('oh')", "console: oh"),

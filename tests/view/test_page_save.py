@@ -173,6 +173,7 @@ def numbers(rows: list[list[str]]) -> torch.Tensor:
     return torch.tensor([[float(cell) for cell in row[3:]] for row in rows])
 
 
+@pytest.mark.full
 def test_the_cells_that_are_seen_are_saved_as_a_table(show: Open, tmp_path: Path) -> None:
     recording = recorded(tokens=9)
     page = show(recording, "#layer=1&head=1")

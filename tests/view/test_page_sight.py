@@ -95,6 +95,7 @@ def test_tokens_with_one_weight_are_one_row(show: Open) -> None:
         assert rows(page, table) == ["a 0 and 8 more, each 11.1 %"]
 
 
+@pytest.mark.full
 def test_what_is_hidden_or_blank_does_not_catch_the_eye(show: Open) -> None:
     with step("small maps follow when sinks are set aside"):
         page = show(recorded(), "#scale=fit")
@@ -126,6 +127,7 @@ def test_what_is_hidden_or_blank_does_not_catch_the_eye(show: Open) -> None:
         assert page.title().startswith("Life is short")
 
 
+@pytest.mark.full
 def test_columns_start_and_end_on_the_screen(show: Open) -> None:
     page = show(story(600), "#query=400&key=399", viewport={"width": 1440, "height": 900})
     page.wait_for_selector('body[data-read="0,0,400,399,0"]')
@@ -153,6 +155,7 @@ def test_columns_start_and_end_on_the_screen(show: Open) -> None:
         assert box["width"] > stage["width"] / 2
 
 
+@pytest.mark.full
 def test_segments_use_the_whole_screen(show: Open) -> None:
     page = show(story(600), "#view=segments&parts=words", viewport={"width": 1440, "height": 900})
     page.wait_for_selector("#view-segments table")

@@ -96,6 +96,7 @@ def test_one_text_shows_both_ways_of_a_token_and_a_line_for_each_weight(show: Op
         assert address(page, lambda said: said.get("query") == "4")["query"] == "4"
 
 
+@pytest.mark.full
 def test_two_texts_face_each_other(show: Open) -> None:
     with step("the two texts of a pair"):
         tokens = names("[CLS]| Life| is| short|[SEP]| eat| dessert|[SEP]")

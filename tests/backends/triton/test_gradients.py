@@ -179,6 +179,7 @@ def test_the_gradient_of_an_answer_equals_the_dense_one(asked: Asked, device: to
     assert_exact(asked, regard.Causal(), {}, device)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mask", full_but(MASKS, "lengths-by-head"))
 def test_a_gradient_stays_inside_any_mask(mask: Callable[[], Any], device: torch.device) -> None:
     made = mask()
@@ -203,6 +204,7 @@ def test_the_gradient_of_a_bias_stays_inside_a_mask(
     assert_exact(LOSSES["all"], made, STEPS[steps](), device)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", full_but(STEPS, "bias-softcap-and-sinks"))
 def test_a_gradient_goes_through_every_step_of_a_score(
     steps: Callable[[], dict[str, Any]], device: torch.device
@@ -263,6 +265,7 @@ def test_a_tensor_that_is_query_and_key_gets_both_gradients(device: torch.device
     torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_two_runs_give_the_same_gradient(device: torch.device) -> None:
     runs = [gradients(LOSSES["pool"], regard.Causal(), {}, "triton", device) for _ in range(2)]
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
