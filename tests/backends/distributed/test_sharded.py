@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 import regard
 from live_memory import LiveMemory
 from ranks import run_ranks
-from regard.backends.distributed import distributed_backend
 
 RANKS = Path(__file__).with_name("sharded_ranks.py")
 
@@ -167,10 +166,7 @@ def test_explain_says_what_travels(spread: Distribute) -> None:
     assert "and reduces 96 bytes of sums" in regard.explain(A, regard.Sum(-2)).how
 
 
-def test_keys_that_are_gathered_again_leave_all_tensors_to_autograd(
-    spread: Distribute, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(distributed_backend, "KEPT_BYTES", 0)
+def test_a_checkpoint_gathers_keys_again(spread: Distribute) -> None:
     leaves = [spread(torch.randn(2, 6, 4)).requires_grad_() for _ in range(3)]
 
     def answer(*given: DTensor) -> torch.Tensor:

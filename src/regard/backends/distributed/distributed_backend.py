@@ -5,7 +5,6 @@ does. Answers with one entry per query stay where the queries are. All others ar
 ranks and are equal on all of them.
 """
 
-import json
 import os
 import re
 import sys
@@ -14,18 +13,16 @@ from concurrent.futures import CancelledError
 from dataclasses import fields, is_dataclass, replace
 from datetime import timedelta
 from functools import partial
-from hashlib import sha256
 from itertools import starmap
 from typing import Any, cast, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from regard.backends.backend import Backend, Between, nothing
 from regard.backends.distributed.sharded_scores import Run, ShardedScores, parts_by_head
-from regard.backends.recomputed import recomputed
 from regard.backends.sweep import PlainBlocks, SweepTask, fill_buffers
 from regard.errors import (
     RegardError,
@@ -38,8 +35,7 @@ from regard.errors import (
 from regard.masks import Mask
 from regard.masks.mask import selected
 from regard.reductions.reduction import Reduction, rounded
-from regard.reductions.template import map_tensors, stand_in
-from regard.reductions.top_k import Top, TopK
+from regard.reductions.template import map_tensors
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import Scores, accumulation_dtype
 
@@ -47,12 +43,8 @@ from regard.scores.score_source import Scores, accumulation_dtype
 LIMIT = timedelta(minutes=5)
 # After an error, a rank waits this long to learn whether the others still run.
 _PROBE = timedelta(seconds=5)
-# The graph of an answer keeps gathered keys of at most this size until the backward pass.
-KEPT_BYTES = 2**30
-_DESCRIPTION_BYTES = 1024
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-_Plan = tuple[QueryKeyScores, Mask | None, Sequence[Reduction]]
 _Choose = Callable[[Scores, Mask | None, Sequence[Reduction], None], Backend]
 
 
@@ -144,7 +136,6 @@ class Distributed(Backend):
     ) -> tuple[Any, ...]:
         local, mask = sharded.local(), selected(mask, sharded.leading)
         count = _head_count(sharded, reductions)
-        again = torch.is_grad_enabled() and _gathered_bytes(sharded, reductions) > KEPT_BYTES
         asked_of = [_by_head(asked, count) for asked in reductions]
         found: list[tuple[Any, ...]] = []
         for head, key in enumerate(parts_by_head(sharded.key, count)):
@@ -156,47 +147,10 @@ class Distributed(Backend):
                 part, of_head = local.select(index), selected(mask, index)
             part = replace(part, key=key)
             asked = [each[head] for each in asked_of]
-            answer = self._again if again else self._local
-            found.append(answer(sharded, part, of_head, asked))
+            found.append(self._local(sharded, part, of_head, asked))
         between(count, count)
         same = zip(*found, strict=True)
         return tuple(starmap(partial(_joined, sharded), zip(reductions, same, strict=True)))
-
-    def _again(
-        self,
-        sharded: ShardedScores,
-        part: QueryKeyScores,
-        mask: Mask | None,
-        reductions: Sequence[Reduction],
-    ) -> tuple[Any, ...]:
-        """Return the same as ``_local``; the backward pass gathers and computes again.
-
-        All ranks must call it in one order, because each waits for the others.
-        """
-        form = sharded.map(_stand_in)  # the graph must not hold the tensors of this rank
-
-        def run(plan: _Plan) -> list[Tensor]:
-            answers = self._local(form, *plan)
-            return tree_leaves(answers)
-
-        def tensors(plan: _Plan) -> list[Tensor]:
-            return list(dict.fromkeys((*plan[0].tensors, *_operands(plan[2]))))
-
-        def pull_back(
-            plan: _Plan, _: Sequence[Tensor], gradients: Sequence[Tensor | None]
-        ) -> list[Tensor | None]:
-            with torch.enable_grad():
-                pairs = zip(run(plan), gradients, strict=True)
-            graded = [(x, slope) for x, slope in pairs if x.requires_grad and slope is not None]
-            torch.autograd.backward([x for x, _ in graded], [slope for _, slope in graded])
-            return [leaf.grad for leaf in tensors(plan)]
-
-        plan = (part, mask, tuple(reductions))
-        answers = iter(recomputed(lambda: run(plan), pull_back, plan, tensors(plan)))
-        return tuple(
-            Top(next(answers), next(answers)) if isinstance(asked, TopK) else next(answers)
-            for asked in reductions
-        )
 
     def _local(
         self,
@@ -227,16 +181,6 @@ class Distributed(Backend):
         ]
         axis = sharded.query.ndim - 2
         return [_side_by_side(of_runs, axis) for of_runs in zip(*answers, strict=True)]
-
-
-def _stand_in(tensor: Any) -> Tensor:
-    """Return a tensor, or DTensor, of the same form that has memory for one number."""
-    from torch.distributed.tensor import DTensor
-
-    if not is_sharded(tensor):
-        return stand_in(tensor)
-    mesh, places, local = tensor.device_mesh, tensor.placements, stand_in(tensor.to_local())
-    return DTensor.from_local(local, mesh, places, run_check=False)
 
 
 def _head_count(sharded: ShardedScores, reductions: Sequence[Reduction]) -> int:
@@ -438,23 +382,15 @@ def _check_agreement(
         "operands": [*map(_content, operands)],
         "gradients": torch.is_grad_enabled() and [t.requires_grad for t in tensors],
     }
-    text = json.dumps(own).encode()
-    digest = sha256(text).hexdigest().encode()  # of what the next line cuts off, too
-    text = text[: _DESCRIPTION_BYTES - len(digest)].ljust(_DESCRIPTION_BYTES - len(digest))
-    mine = torch.tensor(list(text + digest), dtype=torch.uint8, device=mesh.device_type)
     for group in map(mesh.get_group, range(mesh.ndim)):
         ranks = dist.get_process_group_ranks(group)
-        found = [torch.zeros_like(mine) for _ in ranks]
-        try:
-            cast(Any, dist.all_gather(found, mine, group=group, async_op=True)).wait(LIMIT)
-        except RuntimeError as error:
-            raise _absent(ranks, LIMIT, error) from error
-        for rank, theirs in zip(ranks, found, strict=True):
-            if not torch.equal(theirs, mine):
-                numbers = cast(list[int], theirs.tolist())
-                said = bytes(numbers[: len(text)]).decode(errors="replace").strip()
+        calls: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(calls, own, group)
+        for rank, theirs in zip(ranks, calls, strict=True):
+            if theirs != own:
+                name = next(name for name, mine in own.items() if theirs[name] != mine)
                 raise RegardError(
-                    f"rank {rank} made another call than rank {dist.get_rank()}: {said} and "
-                    f"{text.decode(errors='replace').strip()}.\n"
+                    f"rank {rank} made another call than rank {dist.get_rank()}: its {name} is "
+                    f"{theirs[name]} and not {own[name]}.\n"
                     "    All ranks must give the same shapes, dtypes and arguments."
                 )
