@@ -385,6 +385,77 @@ def test_axes_are_those_of_the_model(attend: Attend, shape: tuple[int, ...]) -> 
     assert "given weights" not in repr(seen["layer"])
 
 
+NORMALISED: dict[str, Change] = {
+    "softmax": lambda s: s.softmax(-1),
+    "exp over sum": lambda s: normalised((s - s.amax(-1, keepdim=True)).exp()),
+    "exp over sum without keepdim": lambda s: (e := s.exp()) / e.sum(-1)[..., None],
+    "squared relu": lambda s: normalised(s.relu().square() + 1e-3),
+    "sigmoid": lambda s: normalised(s.sigmoid()),
+    "size": lambda s: normalised(s.abs()),
+    "in place": lambda s: (e := s.relu_().add_(0.1)).div_(e.sum(-1, keepdim=True)),
+    "einsum of sums": lambda s: torch.einsum("...qk,...q->...qk", s.abs(), 1 / s.abs().sum(-1)),
+}
+MULTIPLIED: dict[str, Callable[[Tensor, Tensor, Tensor, Change], Tensor]] = {
+    "matmul": lambda q, k, v, weigh: weigh(q @ k.mT) @ v,
+    "einsum": lambda q, k, v, weigh: torch.einsum(
+        "bhqk,bhkd->bhqd", weigh(torch.einsum("bhqd,bhkd->bhqk", q, k)), v
+    ),
+    "einsum of tokens first": lambda q, k, v, weigh: torch.einsum(
+        "bhqk,bkhd->bqhd",
+        weigh(torch.einsum("bqhd,bhkd->bhqk", q.transpose(1, 2), k)),
+        v.transpose(1, 2),
+    ),
+}
+
+
+class Stepwise(nn.Module):
+    """Heads that attend to a growing cache; the first call has ``first`` tokens."""
+
+    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor], first: int) -> None:
+        super().__init__()
+        self.attend, self.first = attend, first
+
+    def forward(self, *qkv: Tensor) -> None:
+        stops = range(self.first, T + 1)
+        for start, stop in zip((0, *stops), stops, strict=False):
+            query, key, value = qkv
+            self.attend(query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop])
+
+
+@pytest.mark.parametrize("first", [1, 3, T])
+@pytest.mark.parametrize("multiply", MULTIPLIED.values(), ids=MULTIPLIED)
+@pytest.mark.parametrize("weigh", NORMALISED.values(), ids=NORMALISED)
+def test_an_axis_of_size_1_stays(
+    weigh: Change, multiply: Callable[[Tensor, Tensor, Tensor, Change], Tensor], first: int
+) -> None:
+    for batch, heads in itertools.product((1, 2), (1, 2)):
+        q, k, v = torch.randn(3, batch, heads, T, 4, generator=torch.manual_seed(0))
+        model = Stepwise(lambda q, k, v: multiply(q, k, v, weigh), first)
+        with torch.no_grad(), regard.observe(model) as seen:
+            model(q, k, v)
+        assert [*seen.shapes.values()] == [(batch, heads, T, T)]
+        visible = CAUSAL | (torch.arange(T) < first)
+        rows = [weigh((q @ k.mT)[:, :, row : row + 1, visible[row]]) for row in range(T)]
+        for row, weights in enumerate(rows):
+            given = seen[0][:, :, row : row + 1].to_dense()[..., visible[row]]
+            torch.testing.assert_close(given, weights, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("weigh", NORMALISED.values(), ids=NORMALISED)
+def test_an_axis_that_vmap_maps_comes_first(weigh: Change, axis: int, heads: int) -> None:
+    q, k, v = torch.randn(3, B, heads, T, 4, generator=torch.manual_seed(0))
+
+    class Mapped(nn.Module):
+        def forward(self, *qkv: Tensor) -> Tensor:
+            return torch.vmap(lambda q, k, v: weigh(q @ k.mT) @ v, axis, axis)(*qkv)
+
+    with torch.no_grad(), regard.observe(model := Mapped()) as seen:
+        model(q, k, v)
+    torch.testing.assert_close(seen[0].to_dense(), weigh((q @ k.mT).movedim(axis, 0)))
+
+
 def test_heads_that_share_a_value_give_the_output() -> None:
     layer, x = Layer(shared_key), torch.randn(B, T, D, generator=torch.manual_seed(1))
     with torch.no_grad(), regard.observe(layer, keep="qkv") as seen:

@@ -40,6 +40,7 @@ from regard.capture.weight_tracks import (
     evidence_of,
     geometry,
     has_learned_queries,
+    has_one_key,
     is_like,
     is_of_scores,
     is_outer,
@@ -278,7 +279,7 @@ class MetValue:
         steps = Steps(torch.finfo(output.dtype).eps, written_.alpha)
         if written_.added is not None and written_.beta:
             steps = steps.plus(written_.added, axes, written_.beta)
-        self._tracks.put(output, Track(product, axes, steps, shapes=[geometry(output)]))
+        self._tracks.put(output, Track(product, axes, steps).into(output))
 
     def _follow_mixture(self, operation: Operation, track: Track, side: Tensor) -> None:
         """Track scores or weights whose heads a product mixes."""
@@ -487,7 +488,6 @@ class MetValue:
             product,
             is_of_scores=track is not None and (product is None or product.parameter is None),
             is_gate=not is_over_tokens(product, axes, dim) and self._is_gate(source, dim),
-            shape=output.shape,
         )
         if softmax.is_of_scores:
             self._open.append(softmax)
@@ -496,10 +496,8 @@ class MetValue:
         moved = None if axes is None else axes.moved(output)
         if moved is None:
             moved, product = Axes.of(output, contiguous(output.shape)), None
-        followed = Track(
-            product, moved, steps, softmax, rounding_of(output), shapes=[geometry(output)]
-        )
-        self._tracks.put(output, followed)
+        followed = Track(product, moved, steps, softmax, rounding_of(output))
+        self._tracks.put(output, followed.into(output))
 
     def _on_norm(self, operation: Operation) -> None:
         self._note_block(operation, self._with_norm, self._with_softmax)
@@ -553,7 +551,6 @@ class MetValue:
             track.steps,
             track.product,
             is_written_out=True,
-            shape=output.shape,
         )
         if track.softmax is not None and not track.softmax.is_written_out:
             softmax = track.softmax
@@ -586,11 +583,9 @@ class MetValue:
             steps := Steps(rounding),
             is_of_scores=False,
             is_gate=None,
-            shape=powers.shape,
         )
         axes = Axes.of(powers, contiguous(powers.shape))
-        track = Track(None, axes, steps, softmax, rounding, shapes=[geometry(powers)])
-        self._tracks.put(powers, track)
+        self._tracks.put(powers, Track(None, axes, steps, softmax, rounding).into(powers))
 
     # Operations in between
 
@@ -664,6 +659,7 @@ class MetValue:
             steps=steps,
             rounding=max(track.rounding, rounding_of(output)),
             is_changed=track.is_changed or not is_copy,
+            shape=track.shape if is_copy else output.shape,
         )
         if axes is not None:
             followed.shapes.insert(0, (axes.sizes, axes.strides, axes.offset))
@@ -688,7 +684,9 @@ class MetValue:
             steps = steps.after(operation, output, axes.of_view(output))
         if operation.func not in TERMS and self._has_learned(operation):
             steps = replace(steps, is_learned=True)
-        self._tracks.put(output, replace(track, steps=steps, is_changed=True))
+        shape = output.shape if output.numel() == math.prod(track.shape) else track.shape
+        changed = replace(track, steps=steps, is_changed=True, shape=shape)
+        self._tracks.put(output, changed)
 
     def _multiply(self, operation: Operation) -> None:
         """Track an elementwise product: a step, dropout, or an einsum over an axis of size 1."""
@@ -822,16 +820,13 @@ class MetValue:
 
     def _begin_without_product(self, scores: Tensor) -> None:
         steps = Steps(rounding_of(scores))
-        self._tracks.put(scores, Track(None, None, steps, shapes=[geometry(scores)]))
+        self._tracks.put(scores, Track(None, None, steps).into(scores))
 
     def _is_of_one_key(self, first: Tensor, second: Tensor) -> bool:
-        """Return True if one factor holds weights over a single key."""
-        tracks = (self._tracks.of(first), self._tracks.of(second))
-        softmaxes = [track.softmax for track in tracks if track is not None and track.softmax]
-        return first.ndim == second.ndim and any(
-            softmax.scores is not None and softmax.scores.shape[softmax.dim] == 1
-            for softmax in softmaxes
-        )
+        """Return True if one factor, and not both, holds weights over a single key."""
+        tracks = [self._tracks.of(each) for each in (first, second)]
+        tracked = [track for track in tracks if track is not None]
+        return first.ndim == second.ndim and len(tracked) == 1 and has_one_key(tracked[0])
 
     def _gather(self, operation: Operation) -> None:
         """Note tensors whose rows an index chose, so that they are no tokens in order."""

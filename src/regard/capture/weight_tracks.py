@@ -45,7 +45,6 @@ class Softmax:
         is_of_scores: False for the softmax of anything but a product of two activations.
         is_gate: True if it runs over the features of a linear layer, as a router of experts does;
             None if that is unknown.
-        shape: the shape of its output.
         is_met: True if its weights met a value, or are a part of other weights.
         parts: the parts of its weights that were recorded, each with the module's name.
     """
@@ -60,7 +59,6 @@ class Softmax:
     is_written_out: bool = False
     is_of_scores: bool = True
     is_gate: bool | None = False
-    shape: tuple[int, ...] = ()
     is_met: bool = False
     parts: list[tuple[str, Part]] = field(default_factory=list[tuple[str, Part]])
 
@@ -85,6 +83,7 @@ class Track:
         rounding: the largest relative error of a dtype that the weights had since the softmax.
         before: the weights before dropout, what multiplied them, and the axes of both.
         is_changed: True if more than a copy was made since the product.
+        shape: the shape in which the last operation computed it that is no copy.
         shapes: the views that the model took of the storage; the first two show how it was made.
     """
 
@@ -95,11 +94,12 @@ class Track:
     rounding: float = 0.0
     before: tuple[Tensor, Tensor, Axes | None] | None = None
     is_changed: bool = False
+    shape: tuple[int, ...] = ()
     shapes: list[Geometry] = field(default_factory=list[Geometry])
 
     def into(self, tensor: Tensor, **changes: Any) -> "Track":
         """Return the track of a new storage, whose tensor is given."""
-        return replace(self, shapes=[geometry(tensor)], **changes)
+        return replace(self, **{"shape": tensor.shape, "shapes": [geometry(tensor)], **changes})
 
     def note_view(self, view: Tensor) -> None:
         """Record a view that the model took of the storage."""
@@ -150,8 +150,8 @@ def is_over_heads(track: Track, side: Tensor) -> bool:
         return False
     if track.product is not None:
         head = track.product.steps[0]
-    elif track.softmax is not None and len(track.softmax.shape) > 2:
-        head = contiguous(track.softmax.shape)[-3]
+    elif track.softmax is not None and len(track.shape) > 2:
+        head = contiguous(track.shape)[-3]
     else:
         return False
     for view in (side, *_views(track, side)):
@@ -172,6 +172,14 @@ def is_over_tokens(product: Product | None, axes: Axes | None, dim: int) -> bool
     return is_row == (product.parameter is product.right)
 
 
+def has_one_key(track: Track) -> bool:
+    """Return True for weights over a single key."""
+    if track.softmax is None:
+        return track.is_changed and track.product is not None and track.shape[-1] == 1
+    scores = track.softmax.scores
+    return scores is not None and scores.shape[track.softmax.dim] == 1
+
+
 def has_learned_queries(track: Track, shaped: Tensor) -> bool:
     """Return True if the rows of weights are those of a parameter, as learned queries are."""
     product = track.product
@@ -185,11 +193,12 @@ def has_learned_queries(track: Track, shaped: Tensor) -> bool:
 def shaped_weights(operation: Operation, track: Track, side: Tensor) -> Tensor:
     """Return weights (batch, rows, keys) in the shape that the model gave them.
 
-    Its last axis are the keys, the one before are the rows of the softmax or of the product. Of
-    several shapes, the last one with the most axes counts; matmul itself makes others with fewer.
+    Its last axis are the keys, the one before are the rows of the last computation or of the
+    product. Of several shapes, the last one with the most axes counts; matmul itself makes others
+    with fewer.
     """
     batch, rows, _ = side.shape
-    shape = side.shape if track.softmax is None else track.softmax.shape
+    shape = track.shape
     best, most = side, (False, -1, False)
     for view in _views(track, side):
         height = view.shape[-2]
@@ -238,9 +247,9 @@ def query_axis(track: Track, shaped: Tensor) -> int | None:
 def _views(track: Track, side: Tensor) -> Iterator[Tensor]:
     """Yield the views of an operand (batch, rows, keys) that the model took, with keys last.
 
-    Axes of size 1 are left out of views with more axes than the softmax has, as einsum makes them.
+    Axes of size 1 are left out of views with more axes than the model computed, as einsum makes.
     """
-    ndim = 0 if track.softmax is None else len(track.softmax.shape)
+    ndim = len(track.shape)
     for sizes, strides, offset in track.shapes:
         axes = [*zip(sizes, strides, strict=False)]
         if len(sizes) > ndim:
