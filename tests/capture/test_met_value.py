@@ -456,6 +456,39 @@ def test_an_axis_that_vmap_maps_comes_first(weigh: Change, axis: int, heads: int
     torch.testing.assert_close(seen[0].to_dense(), weigh((q @ k.mT).movedim(axis, 0)))
 
 
+HEADS_SUMMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "einsum": lambda w, v: torch.einsum("bhij,bhjc->bic", w, v),
+    "einsum of keys, then heads": lambda w, v: torch.einsum("bzia,bzac->bic", w, v),
+    "last query": lambda w, v: torch.einsum("bhij,bhjc->bic", w[:, :, -1:], v),
+    "tensordot of one text": lambda w, v: torch.tensordot(w[0], v[0], ([0, 2], [0, 1])),
+    "matmul": lambda w, v: w.transpose(1, 2).flatten(2) @ v.flatten(1, 2),
+    "dropout": lambda w, v: torch.einsum("bhij,bhjc->bic", DROPOUTS[0](w), v),
+}
+
+
+@pytest.mark.parametrize("weigh", [softmax, WEIGHS["softmax sinks"], WEIGHS["edit flip"]])
+@pytest.mark.parametrize("multiply", HEADS_SUMMED.values(), ids=HEADS_SUMMED)
+def test_a_product_that_sums_over_the_heads_too(
+    multiply: Callable[[Tensor, Tensor], Tensor], weigh: Weigh
+) -> None:
+    """As where the output projection is part of the value."""
+    projection, outputs = torch.randn(H, 4, D), list[Tensor]()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
+        outputs.append(multiply(keep(weigh(q, k)), v @ projection))
+        return outputs[-1]
+
+    layer, x = Layer(attend), torch.randn(B, T, D, generator=torch.manual_seed(1))
+    with torch.no_grad(), regard.observe(layer, keep="qkv") as seen:
+        layer(x)
+    weights = layer.weights[0][: seen[0].shape[0], :, -seen[0].shape[2] :]
+    assert seen[0].shape == weights.shape
+    assert error(seen[0].to_dense(), weights) <= 2e-6
+    if multiply is not HEADS_SUMMED["dropout"]:
+        output = (seen[0] @ seen.value(0)).sum(1)
+        torch.testing.assert_close(output.reshape(outputs[-1].shape), outputs[-1])
+
+
 def test_heads_that_share_a_value_give_the_output() -> None:
     layer, x = Layer(shared_key), torch.randn(B, T, D, generator=torch.manual_seed(1))
     with torch.no_grad(), regard.observe(layer, keep="qkv") as seen:

@@ -36,6 +36,7 @@ from regard.capture.weight_tracks import (
     Geometry,
     Softmax,
     Track,
+    apart_from_heads,
     axes_of_copy,
     evidence_of,
     geometry,
@@ -319,6 +320,7 @@ class MetValue:
         """
         softmax = track.softmax
         with apart():
+            side, value = apart_from_heads(track, side, value)
             looked_through = before_dropout(track, side)
             before = side if looked_through is None else looked_through
             fault = _fault(before, max(track.rounding, rounding_of(before)))
@@ -334,14 +336,14 @@ class MetValue:
                 if fault is not None:
                     return False
                 if not has_learned_queries(track, shaped):
-                    self._note(operation, softmax, value, rows=side.shape[1])
+                    self._note(operation, softmax, value, rows=side.shape[-2])
                     return False
             weights = shaped if before is side else before.reshape(shaped.shape)
-            met_value = shaped_value(value, shaped.shape[:-2], side.shape[0])
+            met_value = shaped_value(value, shaped.shape[:-2])
             if turned is not None:
                 is_in_batch = math.prod(shaped.shape[:turned]) < side.shape[0]
                 shaped, weights = shaped.movedim(turned, -2), weights.movedim(turned, -2)
-                met_value = shaped_value(value, shaped.shape[:-2], side.shape[0])
+                met_value = shaped_value(value, shaped.shape[:-2])
                 met_value = None if is_in_batch else met_value
             evidence = evidence_of(track, shaped, weights)
             if fault is not None and evidence is not None and evidence.sink is not None:
@@ -974,7 +976,8 @@ def _axes_of_rows(operation: Operation) -> int:
 _OF_LOGARITHMS = 2.5  # an exponential of a rounded logarithm of 5 nats is off by 2.5 roundings
 _EMPTY = "all of them are 0"
 _CHANGED = (
-    "the weights of the softmax ({}) were changed before they multiply the value ({}): {}.\n"
+    "the weights of the softmax ({}) are no attention weights when they multiply the value ({}): "
+    "{}.\n"
     "    Mask, scale and reorder before the softmax, over the axis of the keys, dim=-1."
 )
 _BLOCKS = (

@@ -190,6 +190,28 @@ def has_learned_queries(track: Track, shaped: Tensor) -> bool:
     return storage_key(factors[0]) == storage_key(product.parameter)
 
 
+def apart_from_heads(track: Track, side: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights (batch, heads, rows, keys) where their product sums over heads and keys.
+
+    Their value is (batch, heads, keys, head_dim). Other weights are returned as they are.
+    """
+    if track.axes is None or track.product is None:
+        return side, value
+    factors = zip(track.product.steps[1:], track.product.sizes[1:], strict=True)
+    steps = [step for step, size in factors if size > 1]
+    length, last = side.shape[-1], max(side.stride(-1), 1)
+    for size, stride, step in zip(
+        track.axes.sizes, track.axes.strides, track.axes.steps, strict=True
+    ):
+        count = length * last // max(size * stride, 1)
+        if step in steps and 1 < size < length and count * size * stride == length * last:
+            parts = (count, size, stride // last)
+            split = cast(Tensor, side.unflatten(-1, parts)).permute(0, 2, 4, 1, 3)
+            of_value = cast(Tensor, value.unflatten(-2, parts)).permute(0, 1, 3, 2, 4)
+            return split.squeeze((1, 2)), of_value.squeeze((1, 2))
+    return side, value
+
+
 def shaped_weights(operation: Operation, track: Track, side: Tensor) -> Tensor:
     """Return weights (batch, rows, keys) in the shape that the model gave them.
 
@@ -197,6 +219,8 @@ def shaped_weights(operation: Operation, track: Track, side: Tensor) -> Tensor:
     product. Of several shapes, the last one with the most axes counts; matmul itself makes others
     with fewer.
     """
+    if side.ndim > 3:
+        return side.squeeze(0) if side.ndim > len(track.shape) else side
     batch, rows, _ = side.shape
     shape = track.shape
     best, most = side, (False, -1, False)
@@ -274,12 +298,12 @@ def _has_elements_of(view: Tensor, side: Tensor) -> bool:
     )
 
 
-def shaped_value(value: Tensor, leading: torch.Size, batch: int) -> Tensor:
-    """Return the value (batch, keys, head_dim) on the leading axes of the weights.
+def shaped_value(value: Tensor, leading: torch.Size) -> Tensor:
+    """Return the value (..., keys, head_dim) on the leading axes of the weights.
 
     Axes of heads that share it, because they are rows of one product, have size 1.
     """
-    value = value.detach()
+    value, batch = value.detach(), math.prod(value.shape[:-2])
     if math.prod(leading) == batch:
         return value.reshape(*leading, *value.shape[-2:])
     for axis in reversed(range(len(leading))):
@@ -357,11 +381,12 @@ def _operand(product: Product, axes: Axes, tensor: Tensor, *, omitted: int) -> T
 def column_beside(softmax: Softmax, axes: Axes) -> Tensor | None:
     """Return the one column of a softmax's input that the weights lack, (..., q_len, 1)."""
     scores, of_scores = cast(Tensor, softmax.scores), cast(Axes, softmax.axes)
-    is_before = axes.first != of_scores.first
+    keys, step = axes.sizes[-1], axes.steps[-1]
+    is_before = (axes.first - of_scores.first) // step % max(keys, 2) == 1
     column = scores.narrow(softmax.dim, 0 if is_before else scores.shape[softmax.dim] - 1, 1)
     sizes = tuple(1 if axis == softmax.dim else n for axis, n in enumerate(of_scores.sizes))
     beside = replace(of_scores, sizes=sizes)
-    final = replace(axes, sizes=(*axes.sizes[:-1], 1), first=of_scores.first)
+    final = replace(axes, sizes=(*axes.sizes[:-1], 1), first=axes.first - step * is_before)
     return beside.arranged(column, final)
 
 
