@@ -828,7 +828,8 @@ class MetValue:
         """Return True if one factor, and not both, holds weights over a single key."""
         tracks = [self._tracks.of(each) for each in (first, second)]
         tracked = [track for track in tracks if track is not None]
-        return first.ndim == second.ndim and len(tracked) == 1 and has_one_key(tracked[0])
+        is_product = first.ndim == second.ndim and first.is_floating_point()
+        return is_product and len(tracked) == 1 and has_one_key(tracked[0])
 
     def _gather(self, operation: Operation) -> None:
         """Note tensors whose rows an index chose, so that they are no tokens in order."""
