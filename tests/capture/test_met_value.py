@@ -574,6 +574,15 @@ def deformable(m: Tokens, x: Tensor, weights: Tensor) -> Tensor:
     return (sampled * weights[:, None]).sum(-1).mT
 
 
+def delays(m: Tokens, x: Tensor) -> Tensor:
+    """Autocorrelation, as in Autoformer; docs/observe.md names it among the limits."""
+    spectra = (torch.fft.rfft(each, dim=1) for each in (m.query(x), x))
+    likeness = torch.fft.irfft(next(spectra) * next(spectra).conj(), dim=1).mean((0, 2))
+    best = likeness.topk(3)
+    shifts = zip(best.values.softmax(-1), best.indices.tolist(), strict=True)
+    return torch.stack([weight * x.roll(-shift, 1) for weight, shift in shifts]).sum(0)
+
+
 def chosen(m: Tokens, x: Tensor) -> Tensor:
     best = m.router(x).softmax(-1).topk(2, -1)
     outputs = torch.stack([expert(x) for expert in m.experts], -2)
@@ -582,6 +591,7 @@ def chosen(m: Tokens, x: Tensor) -> Tensor:
 
 
 SILENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "autocorrelation": delays,
     "chosen experts": chosen,
     "experts, summed": lambda m, x: (
         m.router(x).softmax(-1)[..., None] * torch.stack([f(x) for f in m.experts], -2)
@@ -888,6 +898,13 @@ def test_a_sum_that_is_no_product_of_the_weights_is_refused(
     seen, (message,) = observed(Tokens(lambda m, x: run(m, x)[1]))
     assert list(seen) == ["plain"]
     assert "met no value in a product" in message
+
+
+def test_likeness_of_two_inputs_is_said_to_have_no_value() -> None:
+    """As the logits of CLIP, which are a softmax of two products and the output of the model."""
+    seen, (message,) = observed(Tokens(lambda m, x: (m.query(x)[:, 0] @ x[:, 1].T).softmax(-1)))
+    assert list(seen) == ["plain"]
+    assert "If they are the likeness of two inputs, as in CLIP, there is no value" in message
 
 
 # Gradients

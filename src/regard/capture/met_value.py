@@ -987,7 +987,8 @@ _BLOCKS = (
 )
 _UNMET = (
     "the weights of the softmax ({}) met no value in a product that observe reads.\n"
-    "    Multiply them with the value as weights @ value, not element by element."
+    "    Multiply them with the value as weights @ value, not element by element. If they are the "
+    "likeness of two inputs, as in CLIP, there is no value, and nothing is missing."
 )
 _LEARNED_SINK = (
     "its weights beside a sink sum to less than 1, and gradients flow to more than its query, key, "
