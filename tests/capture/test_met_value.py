@@ -489,6 +489,29 @@ def test_a_product_that_sums_over_the_heads_too(
         torch.testing.assert_close(output.reshape(outputs[-1].shape), outputs[-1])
 
 
+JOINT: dict[str, Attend] = {
+    "a softmax over heads and keys": lambda q, k, v, keep: (
+        keep(torch.einsum("bhqd,bhkd->bqhk", q, k).flatten(2).softmax(-1)) @ v.flatten(1, 2)
+    ),
+    "with dropout": lambda q, k, v, keep: (
+        DROPOUTS[0](keep(torch.einsum("bhqd,bhkd->bqhk", q, k).flatten(2).softmax(-1)))
+        @ v.flatten(1, 2)
+    ),
+    "keys that a parameter mixes, as in Linformer": lambda q, k, v, keep: (
+        keep((q @ torch.einsum("bhtd,tc->bhcd", k, MIXING).mT).softmax(-1))
+        @ torch.einsum("bhtd,tc->bhcd", v, MIXING)
+    ),
+}
+MIXING = nn.Parameter(torch.linspace(-1, 1, T * 3).view(T, 3))
+
+
+@pytest.mark.parametrize("attend", JOINT.values(), ids=JOINT)
+def test_keys_of_several_axes_stay_one_axis(attend: Attend) -> None:
+    layer = Layer(attend)
+    layer.mixing = MIXING
+    assert check(layer)["layer"].shape == layer.weights[0].shape
+
+
 def test_heads_that_share_a_value_give_the_output() -> None:
     layer, x = Layer(shared_key), torch.randn(B, T, D, generator=torch.manual_seed(1))
     with torch.no_grad(), regard.observe(layer, keep="qkv") as seen:

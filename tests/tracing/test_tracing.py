@@ -285,6 +285,26 @@ def test_the_parts_of_a_composite_operation_give_its_bits(name: str, mixed: bool
     assert (found.dtype, found.stride()) == (expected.dtype, expected.stride())
 
 
+@pytest.mark.parametrize("length", [1, 2, 6])
+@pytest.mark.parametrize("mixed", [True, False], ids=["autocast", "plain"])
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("is_encoder", [True, False])
+def test_the_fast_paths_of_torch_nn_keep_their_bits(
+    is_encoder: bool, mode: Callable[[], Any], mixed: bool, length: int
+) -> None:
+    """They call ``linear`` with their first tokens, which are no contiguous tensor."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(32, 2, batch_first=True).eval()
+    encoder = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True).eval()
+    x = torch.randn(2, 6, 32)[:, :length]
+    with mode(), torch.autocast("cpu", enabled=mixed):
+        run = (lambda: encoder(x)) if is_encoder else (lambda: attention(x, x, x)[0])
+        expected = run()
+        with Tracer(attention, {}):
+            observed = run()
+    assert torch.equal(observed, expected)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_composite_operations_on_nested_tensors_stay_whole() -> None:
     tracer, operations = told(Outer(), aten.linear.default)

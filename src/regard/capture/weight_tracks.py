@@ -195,7 +195,9 @@ def apart_from_heads(track: Track, side: Tensor, value: Tensor) -> tuple[Tensor,
 
     Their value is (batch, heads, keys, head_dim). Other weights are returned as they are.
     """
-    if track.axes is None or track.product is None:
+    given = None if track.softmax is None else track.softmax.axes
+    keys = track.shape[-1] if given is None else given.sizes[cast(Softmax, track.softmax).dim]
+    if track.axes is None or track.product is None or keys >= side.shape[-1]:
         return side, value
     factors = zip(track.product.steps[1:], track.product.sizes[1:], strict=True)
     steps = [step for step, size in factors if size > 1]
@@ -203,9 +205,11 @@ def apart_from_heads(track: Track, side: Tensor, value: Tensor) -> tuple[Tensor,
     for size, stride, step in zip(
         track.axes.sizes, track.axes.strides, track.axes.steps, strict=True
     ):
-        count = length * last // max(size * stride, 1)
-        if step in steps and 1 < size < length and count * size * stride == length * last:
-            parts = (count, size, stride // last)
+        inner = stride // last
+        count = length // max(size * inner, 1)
+        is_inside = inner * last == stride and count * size * inner == length
+        if step in steps and 1 < size < length and is_inside:
+            parts = (count, size, inner)
             split = cast(Tensor, side.unflatten(-1, parts)).permute(0, 2, 4, 1, 3)
             of_value = cast(Tensor, value.unflatten(-2, parts)).permute(0, 1, 3, 2, 4)
             return split.squeeze((1, 2)), of_value.squeeze((1, 2))

@@ -244,9 +244,10 @@ class Tracer(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if torch.is_inference_mode_enabled() and _is_composite(func):
+        is_composite = torch.is_inference_mode_enabled() and _is_composite(func)
+        if is_composite or func in _FAST_PATHS:
             with _state_of_the_call():
-                if not _has_own_kernel(func, args):
+                if is_composite and not _has_own_kernel(func, args):
                     with self:
                         return cast(Any, func)._op_dk(_COMPOSITE, *args, **kwargs or {})
                 output = func(*args, **kwargs or {})
@@ -440,6 +441,11 @@ def _folder(module: object) -> str:
 
 _WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportPrivateUsage]
+_FAST_PATHS = (
+    torch.ops.aten._native_multi_head_attention.default,
+    torch.ops.aten._transformer_encoder_layer_fwd.default,
+)
+"""Kernels that call composite operations, such as ``linear``, with the state of the call."""
 _DEVICE_KEYS = {"cpu": "CPU", "cuda": "CUDA", "meta": "Meta", "mps": "MPS", "xpu": "XPU"}
 _HANDLER = Tracer.__torch_dispatch__.__code__
 _KNOWN = "torch 2.13"
