@@ -654,6 +654,9 @@ NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
         (p := (m.score(x) + x[:, None, :, 0]).exp()) / p.sum(-1, True) @ x
     ),
     "edges": edges,
+    "sparse scores": lambda m, x: torch.sparse.mm(
+        torch.sparse.softmax((m.query(x[0]) @ x[0].T).tril().to_sparse(), 1), x[0]
+    )[None],
     "deformable": lambda m, x: deformable(m, x, m.router(x).softmax(-1)),
     "deformable, heads": lambda m, x: deformable(
         m, x, m.query(x).unflatten(-1, (3, 4)).softmax(-1)[..., 0, :]
@@ -776,6 +779,31 @@ def test_a_value_may_be_positive_and_projected_by_an_own_parameter(change: Chang
     projection = nn.Parameter(torch.randn(4, 4))
     layer = Layer(lambda q, k, v, keep: keep(softmax(q, k)) @ change(v @ projection))
     layer.projection = projection
+    check(layer)
+
+
+COMPUTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "a copy": lambda weight: weight * 1,
+    "rows of several": lambda weight: torch.cat([weight, weight.flip(0)])[:D],
+    "low rank": lambda weight: weight + weight[:, :2] @ weight[:2],
+    "norm": lambda weight: weight / weight.norm(dim=1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("activate", [torch.clone, torch.relu, torch.sigmoid])
+@pytest.mark.parametrize("compute", COMPUTED.values(), ids=COMPUTED)
+def test_projections_may_be_computed_from_parameters(compute: Change, activate: Change) -> None:
+    """Then a value is a product of two activations, with heads in the axis of the batch."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, keep: Change) -> Tensor:
+        x = v.transpose(1, 2).flatten(2).transpose(0, 1)
+        project = [compute(each.weight) for each in (layer.query, layer.key, layer.value)]
+        q, k, v = (
+            functional.linear(x, weight).view(T, B * H, 4).transpose(0, 1) for weight in project
+        )
+        return torch.bmm(keep(torch.bmm(q, k.mT).softmax(-1)), activate(v))
+
+    layer = Layer(attend)
     check(layer)
 
 

@@ -242,6 +242,8 @@ class MetValue:
         normalised = [each for each in tracked if each[0].softmax is not None]
         if normalised:  # they multiply a value, which an own parameter may have projected
             tracked = [each for each in tracked if not _is_projected(each[0])]
+        if any(is_of_scores(track) for track, *_ in normalised):
+            tracked = [each for each in tracked if not _is_value(*each[:2], product)]
         mixed = [(track, side) for track, side, _ in tracked if is_over_heads(track, side)]
         if mixed:
             self._follow_mixture(operation, *mixed[0])
@@ -467,6 +469,8 @@ class MetValue:
         output = cast(Tensor, operation.output)
         if output.is_nested or not output.ndim or not output.numel():
             return
+        if output.is_sparse and (name := operation.module()) is not None:
+            self._absence.note_missing(name, f"a softmax ({operation.line()}) of sparse scores")
         dim %= source.ndim
         self._absence.note_product(operation)
         track = self._tracks.of(source)
@@ -917,6 +921,15 @@ def _is_projected(track: Track) -> bool:
     """Return True for the product of an activation and a parameter, without a softmax."""
     is_learned = track.product is not None and track.product.parameter is not None
     return is_learned and track.softmax is None
+
+
+def _is_value(track: Track, side: Tensor, product: Written) -> bool:
+    """Return True for a factor beside weights that is a product, but no weights."""
+    if track.softmax is not None or not track.is_changed:
+        return track.softmax is None
+    factor = side if side is product.left else side.mT
+    with apart():
+        return _fault(factor, max(track.rounding, rounding_of(factor))) is not None
 
 
 def _may_be_weights(track: Track, side: Tensor) -> bool:

@@ -44,7 +44,10 @@ PAIRINGS: _Operations = (aten.add.Tensor, aten.sub.Tensor)
 SUMS: _Operations = (aten.sum.dim_IntList,)
 NORMS: _Operations = (aten.logsumexp.default,)
 """The logarithm of what a softmax divides by, which merges the outputs of blocks of keys."""
-SOFTMAXES: _Operations = (aten._softmax.default, aten._softmax.out, aten._safe_softmax.default)
+SOFTMAXES: _Operations = (
+    *(aten._softmax.default, aten._softmax.out, aten._safe_softmax.default),
+    aten._sparse_softmax.default,
+)
 EXPONENTIALS: _Operations = (aten.exp.default, aten.exp_.default)
 """The first step of a softmax that is written out."""
 
