@@ -83,52 +83,47 @@ def written(func: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> W
     return Written(left, right, steps, added, beta, alpha)
 
 
-def broadcast_product(first: Tensor, second: Tensor) -> Written | None:
-    """Return the product that einsum computes with ``mul`` if the summed axis has size 1.
+def broadcast_product(first: Tensor, second: Tensor, summed: int | None = None) -> Written | None:
+    """Return the product that ``(first * second).sum(summed)`` computes by broadcasting.
 
     An axis that only the first tensor has is a row, one that only the second has is a column. The
-    factors are copies where no view has these axes. The result is None for other shapes.
+    axis ``summed`` is the depth; None if nothing is summed, as where einsum sums an axis of size 1.
+    The factors are copies where no view has these axes. The result is None if ``summed`` is no axis
+    of both.
     """
-    if first.ndim != second.ndim:
-        return None
+    ndim = max(first.ndim, second.ndim)
+    first, second = (each[(None,) * (ndim - each.ndim)] for each in (first, second))
     sizes = [*zip(first.shape, second.shape, strict=True)]
-    rows = [axis for axis, (one, other) in enumerate(sizes) if one > other]
-    columns = [axis for axis, (one, other) in enumerate(sizes) if one < other]
-    batch = [axis for axis, (one, other) in enumerate(sizes) if one == other]
+    depth = [] if summed is None else [summed % ndim]
+    if any(sizes[axis][0] != sizes[axis][1] or sizes[axis][0] == 1 for axis in depth):
+        return None
+    rest = [axis for axis in range(ndim) if axis not in depth]
+    batch = [axis for axis in rest if sizes[axis][0] == sizes[axis][1]]
+    rows = [axis for axis in rest if sizes[axis][0] > sizes[axis][1]]
+    columns = [axis for axis in rest if sizes[axis][0] < sizes[axis][1]]
+    count = prod(sizes[axis][0] for axis in batch)
+    length = prod(sizes[axis][0] for axis in depth)
+    left = first.permute(*batch, *rows, *depth, *columns).reshape(count, -1, length)
+    right = second.permute(*batch, *depth, *columns, *rows).reshape(count, length, -1)
     order = (*batch, *rows, *columns)
     every = dict(zip(order, contiguous([max(sizes[axis]) for axis in order]), strict=True))
-    count = prod(sizes[axis][0] for axis in batch)
-    left = first.permute(order).reshape(count, -1, 1)
-    right = second.permute(order).reshape(count, 1, -1)
-    return Written(left, right, tuple(every[axis] for axis in range(first.ndim)))
+    return Written(left, right, tuple(every[axis] for axis in rest))
 
 
 def weighted_sum(weights: Tensor, value: Tensor, axis: int, output: Tensor) -> Written | None:
     """Return the product of weights and value that ``(weights * value).sum(axis)`` computes.
 
-    The summed axis are the keys. An axis that only the weights have is a row, one that only the
-    value has is a column. The result is None if the axis is no axis of both, if no view of the
-    weights has these axes, or if the product is not ``output``, because one of them was written to.
+    The result is None if no view of the weights has its axes, or if the product is not ``output``,
+    because one of them was written to.
     """
-    ndim = max(weights.ndim, value.ndim)
-    first, second = (each[(None,) * (ndim - each.ndim)] for each in (weights, value))
-    sizes = [*zip(first.shape, second.shape, strict=True)]
-    keys = axis % ndim
-    if sizes[keys][0] != sizes[keys][1] or sizes[keys][0] == 1:
+    product = broadcast_product(weights, value, axis)
+    if product is None or product.left.data_ptr() != weights.data_ptr():
         return None
-    rest = [(axis, *size) for axis, size in enumerate(sizes) if axis != keys]
-    batch = [axis for axis, one, other in rest if one == other]
-    rows = [axis for axis, one, other in rest if one > other]
-    columns = [axis for axis, one, other in rest if one < other]
-    count, depth = prod(sizes[axis][0] for axis in batch), sizes[keys][0]
-    left = first.permute(*batch, *rows, keys, *columns).reshape(count, -1, depth)
-    right = second.permute(*batch, keys, *columns, *rows).reshape(count, depth, -1)
-    if left.data_ptr() != first.data_ptr():
-        return None
-    order = [axis - (axis > keys) for axis in (*batch, *rows, *columns)]
-    given = output.reshape([max(one, other) for _, one, other in rest]).permute(order)
-    used = (left @ right).to(output.dtype).reshape(given.shape)
-    rounding = 16 * finfo(output.dtype).eps * max(1.0, float(right.abs().max()))
-    if not allclose(used, given, rtol=rounding, atol=rounding, equal_nan=True):
-        return None
-    return Written(left, right, ())
+    sizes = list(output.shape)
+    if len(sizes) > len(product.steps):  # keepdim
+        del sizes[axis % len(sizes)]
+    used = (product.left @ product.right).to(output.dtype).as_strided(sizes, product.steps)
+    rounding = 16 * finfo(output.dtype).eps * max(1.0, float(product.right.abs().max()))
+    given = output.reshape(sizes)
+    is_same = allclose(used, given, rtol=rounding, atol=rounding, equal_nan=True)
+    return product if is_same else None

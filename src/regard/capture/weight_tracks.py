@@ -242,11 +242,11 @@ def shaped_weights(operation: Operation, track: Track, side: Tensor) -> Tensor:
             best, most = view, axes
     if best is side and batch == 1:
         return side.squeeze(0)
-    if best.ndim == 3 and isinstance(module := operation.innermost(), nn.MultiheadAttention):
+    module = operation.local("self")
+    if isinstance(module, nn.MultiheadAttention) and batch == best.shape[0]:
         # PyTorch's own MultiheadAttention merges batch and heads.
-        inputs = next(iter(operation.inputs()), list[Tensor]())
-        is_plain = type(module).forward is nn.MultiheadAttention.forward
-        if is_plain and batch == best.shape[0] and inputs and inputs[0].ndim == 3:
+        is_merged = best.ndim == operation.local("query").ndim == 3
+        if is_merged and type(module).forward is nn.MultiheadAttention.forward:
             return cast(Tensor, best.unflatten(0, (-1, cast(int, module.num_heads))))
     return best
 

@@ -117,24 +117,13 @@ class Operation(NamedTuple):
                     return True
         return entered
 
-    def innermost(self) -> nn.Module | None:
-        """Return the innermost running module; call this only while the listener runs."""
-        frame = next(self._module_frames(), (None,))[0]
-        return None if frame is None else cast(nn.Module, frame.f_locals["self"])
+    def local(self, name: str) -> Any:
+        """Return a local variable of the innermost running module's method, such as ``self``.
 
-    def inputs(self) -> list[list[Tensor]]:
-        """Return the current tensor arguments of each running ``forward``, the innermost first.
-
-        Call this only while the listener runs.
+        Call this only while the listener runs. The result is None without such a variable.
         """
-        tensors: list[list[Tensor]] = []
-        for frame, _ in self._module_frames():
-            code = frame.f_code
-            if code.co_name == "forward":
-                names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-                given = (frame.f_locals.get(name) for name in names)
-                tensors.append([value for value in given if isinstance(value, Tensor)])
-        return tensors
+        frame = next(self._module_frames(), (None,))[0]
+        return None if frame is None else frame.f_locals.get(name)
 
     def _module_frames(self) -> Iterator[tuple[FrameType, str]]:
         """Yield the frames that run methods of modules, with the modules' names."""
