@@ -1,8 +1,9 @@
 """A tracer of the operations that a model runs, with the module and the user's line of each.
 
 ``Tracer`` is a ``TorchDispatchMode``. It is called below autograd and autocast, after PyTorch has
-chosen its kernels. So every fast path stays, and no output bit changes. It observes one thread,
-while its block runs. It patches no module and sets no hook. It observes:
+chosen its kernels. So every fast path stays, and no output bit changes; the one choice of PyTorch
+that depends on modes is undone in ``whole_batches``. It observes one thread, while its block runs.
+It patches no module and sets no hook. It observes:
 
 - The operations below autograd, such as ``aten.mm``, ``aten._softmax`` and
   ``aten._scaled_dot_product_flash_attention_for_cpu``. In ``inference_mode``, composite operations
@@ -35,6 +36,8 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from regard.tracing.whole_batches import PRODUCTS, WHOLE_BATCHES, whole
 
 
 class Operation(NamedTuple):
@@ -211,6 +214,10 @@ class Tracer(TorchDispatchMode):
         self._listeners = listeners
         self._otherwise = otherwise
 
+    def __enter__(self) -> "Tracer":
+        WHOLE_BATCHES.begin()
+        return cast(Tracer, super().__enter__())
+
     def __exit__(self, *exception: Any) -> None:
         """Stop tracing, also if a block that began later is still running."""
         from torch.utils._python_dispatch import (
@@ -223,6 +230,7 @@ class Tracer(TorchDispatchMode):
         while (mode := _get_current_dispatch_mode()) not in (self, None):
             later.append(cast(TorchDispatchMode, _pop_mode()))
         super().__exit__(*exception)
+        WHOLE_BATCHES.end()
         for mode in reversed(later):
             _push_mode(mode)
 
@@ -237,6 +245,8 @@ class Tracer(TorchDispatchMode):
         if is_composite or func in _FAST_PATHS:
             with _state_of_the_call():
                 if is_composite and not _has_own_kernel(func, args):
+                    if func in PRODUCTS:
+                        args = whole(*args)
                     with self:
                         return cast(Any, func)._op_dk(_COMPOSITE, *args, **kwargs or {})
                 output = func(*args, **kwargs or {})

@@ -1,0 +1,68 @@
+"""Products of a batch with one matrix, as PyTorch computes them where no dispatch mode is active.
+
+``matmul`` multiplies (batch, n, m) by (1, m, k) as ``batch`` products. While a
+``TorchDispatchMode`` is active, PyTorch folds them into one product of (batch · n, m) by (m, k), as
+it does for a second factor that requires gradients (``isTensorSubclassLike`` in
+aten/src/ATen/native/LinearAlgebra.cpp); its last bits differ. A factor that is expanded beforehand
+is multiplied as without a mode. A mode is called after that choice, so the factor is expanded by a
+kernel of the operation, which is registered while any mode of ours is active.
+"""
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportPrivateUsage]
+PRODUCTS = torch.ops.aten.matmul.default, torch.ops.aten.matmul.out
+"""The operations that choose."""
+
+_KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMPS", "AutogradXPU")
+
+
+def whole(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of a product; a batch of one that PyTorch would fold is expanded."""
+    if first.ndim == second.ndim == 3 and len(first) != len(second):
+        if len(second) == 1 and not second.requires_grad:
+            return first, second.expand(len(first), -1, -1)
+        if len(first) == 1 and not first.requires_grad:
+            return first.expand(len(second), -1, -1), second
+    return first, second
+
+
+def _kernel(overload: Any) -> Callable[..., Tensor]:
+    def multiply(first: Tensor, second: Tensor, **out: Tensor) -> Tensor:
+        return overload._op_dk(_COMPOSITE, *whole(first, second), **out)
+
+    return multiply
+
+
+class WholeBatches:
+    """A count of the modes that are active, in all threads; from 1 on the kernel is registered."""
+
+    def __init__(self) -> None:
+        self._lock, self._count = Lock(), 0
+        self._library: Any = None
+
+    def begin(self) -> None:
+        """Register the kernel if no other mode has."""
+        with self._lock:
+            self._count += 1
+            if self._count == 1:
+                self._library = torch.library.Library("aten", "IMPL")
+                for key in _KEYS:
+                    for overload in PRODUCTS:
+                        self._library.impl(overload, _kernel(overload), key)
+
+    def end(self) -> None:
+        """Leave PyTorch as it was if this was the last mode."""
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                self._library._destroy()
+                self._library = None
+
+
+WHOLE_BATCHES = WholeBatches()
