@@ -103,6 +103,22 @@ def test_the_model_itself_has_its_classs_name() -> None:
     assert modules_of(model, lambda: model(torch.zeros(3))) == ["Inner"]
 
 
+class Unusual(nn.Module):
+    def encode(this, x: Tensor) -> Tensor:
+        return torch.softmax(x, -1)
+
+
+def encode(model: nn.Module, x: Tensor) -> Tensor:
+    """A function is no method, whatever its first argument is."""
+    return torch.softmax(x, -1)
+
+
+def test_a_method_names_its_module_whatever_it_calls_it() -> None:
+    model, x = Unusual(), torch.zeros(3)
+    assert modules_of(model, lambda: model.encode(x)) == ["Unusual"]
+    assert modules_of(model, lambda: encode(model, x)) == [None]
+
+
 def test_what_no_module_of_the_model_runs_has_no_name() -> None:
     other = Inner()
     assert modules_of(Outer(), lambda: other(torch.zeros(3))) == [None]

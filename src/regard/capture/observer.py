@@ -332,7 +332,7 @@ class _Watch:
         if operation.func in SOFTMAXES and name in self._dtensor_products:
             self._refuse(name, GATHERED, operation.line())
         elif operation.func in PRODUCTS:
-            module: nn.Module = operation.local("self")
+            module = cast(nn.Module, operation.innermost())
             own = {storage_key(local_tensor(weight)) for weight in module.parameters(recurse=False)}
             factors = {storage_key(local_tensor(each)) for each in tensors_in(operation.args)}
             if not own & factors:
@@ -356,7 +356,7 @@ class _Watch:
             added = query.ndim - self._unbatched.get(storage_key(query), query.ndim)
 
         def read() -> Read:
-            one_query = _has_packed_heads(operation.local("self"), operation.args)
+            one_query = _has_packed_heads(operation.innermost(), operation.args)
             padded_to, kwargs = self._padded_to, operation.kwargs
             matrix, value = call.read(
                 operation.args, kwargs, one_query=one_query, padded_to=padded_to

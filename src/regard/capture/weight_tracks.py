@@ -242,7 +242,7 @@ def shaped_weights(operation: Operation, track: Track, side: Tensor) -> Tensor:
             best, most = view, axes
     if best is side and batch == 1:
         return side.squeeze(0)
-    module = operation.local("self")
+    module = operation.innermost()
     if isinstance(module, nn.MultiheadAttention) and batch == best.shape[0]:
         # PyTorch's own MultiheadAttention merges batch and heads.
         is_merged = best.ndim == operation.local("query").ndim == 3

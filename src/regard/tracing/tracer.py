@@ -120,8 +120,13 @@ class Operation(NamedTuple):
                     return True
         return entered
 
+    def innermost(self) -> nn.Module | None:
+        """Return the innermost running module; call this only while the listener runs."""
+        frame = next(self._module_frames(), (None,))[0]
+        return None if frame is None else cast(nn.Module, _receiver(frame))
+
     def local(self, name: str) -> Any:
-        """Return a local variable of the innermost running module's method, such as ``self``.
+        """Return a local variable of the innermost running module's method.
 
         Call this only while the listener runs. The result is None without such a variable.
         """
@@ -137,10 +142,19 @@ class Operation(NamedTuple):
 
     def _module_of(self, frame: FrameType) -> str | None:
         """Return the name of the module whose method a frame runs."""
-        # Reading f_locals keeps all locals of a frame alive, so other frames are skipped.
-        if "self" not in frame.f_code.co_varnames:
-            return None
-        return self.name_of(frame.f_locals.get("self"))
+        return self.name_of(_receiver(frame))
+
+
+def _receiver(frame: FrameType) -> object:
+    """Return the object whose method a frame runs, whatever the method calls it; else None."""
+    code = frame.f_code
+    owner = code.co_qualname.rpartition(".")[0]
+    is_method = bool(owner) and not owner.endswith("<locals>")
+    # Reading f_locals keeps all locals of a frame alive, so functions are skipped. One that stands
+    # in a module's place has the first name.
+    if not code.co_argcount or not (is_method or code.co_varnames[0] == "self"):
+        return None
+    return frame.f_locals.get(code.co_varnames[0])
 
 
 class _Modules:
