@@ -6,14 +6,16 @@ it does for a second factor that requires gradients (``isTensorSubclassLike`` in
 aten/src/ATen/native/LinearAlgebra.cpp); its last bits differ. A factor that is expanded beforehand
 is multiplied as without a mode. A mode is called after that choice, so the factor is expanded by a
 kernel of the operation, which is registered while any mode of ours is active.
+Under ``torch.vmap`` a product makes its choice before that kernel, and keeps the folded bits.
 """
 
 from collections.abc import Callable
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportPrivateUsage]
 PRODUCTS = torch.ops.aten.matmul.default, torch.ops.aten.matmul.out
@@ -25,11 +27,17 @@ _KEYS = ("AutogradCPU", "AutogradCUDA", "AutogradMPS", "AutogradXPU")
 def whole(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factors of a product; a batch of one that PyTorch would fold is expanded."""
     if first.ndim == second.ndim == 3 and len(first) != len(second):
-        if len(second) == 1 and not second.requires_grad:
+        if len(second) == 1 and not _folds(second):
             return first, second.expand(len(first), -1, -1)
-        if len(first) == 1 and not first.requires_grad:
+        if len(first) == 1 and not _folds(first):
             return first.expand(len(second), -1, -1), second
     return first, second
+
+
+def _folds(factor: Tensor) -> bool:
+    """Return True if PyTorch multiplies by this matrix in one product without a mode, too."""
+    is_wrapped = bool(cast(Any, torch)._C._functorch.is_functorch_wrapped_tensor(factor))
+    return factor.requires_grad or is_wrapped or type(factor) not in (Tensor, Parameter)
 
 
 def _kernel(overload: Any) -> Callable[..., Tensor]:
