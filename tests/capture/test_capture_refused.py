@@ -145,9 +145,7 @@ def test_one_warning_names_what_was_refused_and_the_rest_is_kept() -> None:
     softmax = next(start + i for i, text in enumerate(lines) if "softmax" in text)
     first, second = seen.refused
     assert (first.module, first.line) == ("1", f"{__file__}:{softmax}")
-    assert (
-        f"before they multiply the value ({__file__}:{softmax + 2}): a row sums to" in first.reason
-    )
+    assert f"when they multiply the value ({__file__}:{softmax + 2}): a row sums to" in first.reason
     assert second.module == "3"
     assert second.reason.startswith(f"the weights of the softmax ({__file__}:")
     assert "met no value" in second.reason
