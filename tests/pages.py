@@ -327,6 +327,18 @@ def blocks_of(recording: regard.Recording, folder: Path, **options: Any) -> Bloc
     return Blocks(write_page(recording, folder / "page.html", **options).read_text())
 
 
+def limit_of_16_bits(recording: regard.Recording, folder: Path) -> int:
+    """A limit for which a page holds every layer exactly, and each in 16 bits."""
+    blocks = blocks_of(recording, folder)
+    numbers = [text for name, text in blocks.scripts.items() if name.startswith("layer-")]
+    limit = 2 * sum(map(len, numbers)) + 1000
+    while any(layer["dtype"] == "float32" for layer in layers_of(blocks)):
+        limit = limit * 49 // 50
+        blocks = blocks_of(recording, folder, limit=limit)
+        assert "pyramid" not in [layer["kind"] for layer in layers_of(blocks)]
+    return limit
+
+
 def layers_of(blocks: Blocks) -> list[dict[str, Any]]:
     return json.loads(blocks.scripts["recording"])["layers"]
 

@@ -565,6 +565,19 @@ def test_page_says_what_is_exact_and_what_makes_more_of_it_exact(run: Run, recor
     assert (code, err) == (2, "regard: layer is 7; this recording has layers 0 to 1.\n")
 
 
+def test_page_says_which_layers_have_16_bits_and_what_gives_them_more(run: Run) -> None:
+    x = torch.randn(2, 1, 1, 150, 1024, generator=torch.Generator().manual_seed(0))
+    regard.Recording({"layer": regard.attend(*x, scale=0.05)}).save("large.safetensors")
+    _, out, _ = run("page", "large.safetensors", "--limit", "1")
+    lines = out.splitlines()[1:]
+    assert lines[0] == "    every layer is exact"
+    said = r"    in 16 bits, weights within 0\.000\d: layer 0; in 32 bits with --limit 2"
+    assert re.fullmatch(said, lines[1]), lines
+    assert len(lines) == 2
+    _, out, _ = run("page", "large.safetensors", "--limit", "2")
+    assert out.splitlines()[1:] == ["    every layer is exact"]
+
+
 @pytest.mark.parametrize("place", [["--layer", "9"], ["--head", "99"]])
 def test_a_page_opens_at_a_place_that_is_there(run: Run, recorded: str, place: list[str]) -> None:
     code, out, _ = run("page", recorded, *place)

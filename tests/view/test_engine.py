@@ -8,8 +8,7 @@ import torch
 
 import regard
 from cases import in_turn
-from pages import answers_of, first_layer, recorded
-from regard.view.export import page_file
+from pages import answers_of, first_layer, limit_of_16_bits, recorded
 from regard.view.export.page_file import write_page
 
 MATRICES = {
@@ -47,12 +46,11 @@ def test_rows_and_columns_are_those_of_the_library(options: dict[str, Any], tmp_
     torch.testing.assert_close(columns.T, weights, atol=1e-6, rtol=1e-5)
 
 
-def test_rows_of_fewer_bits_are_as_close_as_the_page_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
-    recording = recorded()
-    page = write_page(recording, tmp_path / "page.html")
+def test_rows_of_fewer_bits_are_as_close_as_the_page_says(tmp_path: Path) -> None:
+    query, key = torch.randn(2, 1, 2, 9, 64, generator=torch.Generator().manual_seed(0))
+    recording = regard.Recording({"layer": regard.attend(query, key)})
+    limit = limit_of_16_bits(recording, tmp_path)
+    page = write_page(recording, tmp_path / "page.html", limit=limit)
     layer, _ = first_layer(page)
     assert layer["dtype"] == "float16"
     found = answers_of(page, [{"kind": "row", "head": 1, "query": query} for query in range(9)])

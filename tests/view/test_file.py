@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 import pictured
 import regard
-from pages import FOLDER, Blocks, blocks_of, layers_of, numbers_of, unpacked
+from pages import FOLDER, Blocks, blocks_of, layers_of, limit_of_16_bits, numbers_of, unpacked
 from regard.recording.layers import Origin
 from regard.view.export import page_file
 from regard.view.export import page_template as template
@@ -194,47 +193,28 @@ def test_of_a_batch_the_first_sequence_is_shown_and_the_page_is_told(tmp_path: P
     assert unpacked(block["spans"], torch.int32).tolist() == [0, 4] * 5
 
 
-def bits_16(text: str) -> torch.Tensor:
-    return unpacked(text, torch.float16)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "limits", "read", "most"),
-    [
-        pytest.param("float16", {"FULL_PRECISION": 10}, bits_16, 0.01, id="16 bits"),
-    ],
-)
-def test_numbers_of_fewer_bits_say_how_far_weights_may_be_off(
-    dtype: str,
-    limits: dict[str, int],
-    read: Callable[[str], torch.Tensor],
-    most: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, limit in limits.items():
-        monkeypatch.setattr(page_file, name, limit)
+def test_numbers_of_fewer_bits_say_how_far_weights_may_be_off(tmp_path: Path) -> None:
     recording = recorded(tokens=40, dim=16)
-    blocks = blocks_of(recording, tmp_path)
+    blocks = blocks_of(recording, tmp_path, limit=limit_of_16_bits(recording, tmp_path))
     (layer,) = layers_of(blocks)
-    block = numbers_of(blocks)
-    query, key = (read(block[name]).double().reshape(2, 40, 16) for name in ("query", "key"))
+    query, key = (
+        unpacked(numbers_of(blocks)[name], torch.float16).double().reshape(2, 40, 16)
+        for name in ("query", "key")
+    )
     weights = torch.softmax(layer["scale"] * query @ key.mT, dim=-1)
     worst = float((weights - recording[0][0].to_dense().double()).abs().max())
-    assert layer["dtype"] == dtype
     # Every row of 40 is sampled, in float32.
     assert layer["deviation"] == pytest.approx(worst, rel=0.1)
-    assert 0 < worst < most
+    assert 0 < worst < 0.01
 
 
-@pytest.mark.parametrize("limit", [10, 8 * 2**20], ids=["16 bits", "32 bits"])
-def test_fewer_bits_neither_overflow_nor_underflow(
-    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_file, "FULL_PRECISION", limit)
-    query, key = torch.randn(2, 9, 4) * 1e6, torch.randn(2, 9, 4) * 1e-7
-    recording = regard.Recording({"layer": regard.attend(query, key, scale=10.0)})
-    (layer,) = layers_of(blocks_of(recording, tmp_path))
+@pytest.mark.parametrize("bits", [16, 32])
+def test_fewer_bits_neither_overflow_nor_underflow(bits: int, tmp_path: Path) -> None:
+    query, key = torch.randn(2, 9, 40) * 1e6, torch.randn(2, 9, 40) * 1e-7
+    recording = regard.Recording({"layer": regard.attend(query, key, scale=1.0)})
+    options = {"limit": limit_of_16_bits(recording, tmp_path)} if bits == 16 else {}
+    (layer,) = layers_of(blocks_of(recording, tmp_path, **options))
+    assert layer["dtype"] == f"float{bits}"
     assert layer["deviation"] < 0.01
 
 
@@ -305,12 +285,10 @@ def test_the_kinds_of_a_batch_are_those_of_all_its_sequences(tmp_path: Path) -> 
     ]
 
 
-def test_the_kinds_of_numbers_of_16_bits_are_within_a_thousandth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
+def test_the_kinds_of_numbers_of_16_bits_are_within_a_thousandth(tmp_path: Path) -> None:
     recording = recorded(heads=3, kv_heads=3, tokens=40, mask=regard.Causal())
-    (layer,) = layers_of(blocks_of(recording, tmp_path))
+    limit = limit_of_16_bits(recording, tmp_path)
+    (layer,) = layers_of(blocks_of(recording, tmp_path, limit=limit))
     shown = [head["entropy"] for head in layer["heads"]]
     assert shown == pytest.approx(list(regard.heads(recording)["uniform"]), abs=1e-3)
 
@@ -432,11 +410,9 @@ def test_the_page_says_how_to_build_what_is_missing() -> None:
         template.bundled("missing.js")
 
 
-def test_the_page_states_the_largest_deviation_of_its_layers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page_file, "FULL_PRECISION", 10)
-    blocks = blocks_of(recorded(layers=3, tokens=40, dim=16), tmp_path)
+def test_the_page_states_the_largest_deviation_of_its_layers(tmp_path: Path) -> None:
+    recording = recorded(layers=3, tokens=40, dim=16)
+    blocks = blocks_of(recording, tmp_path, limit=limit_of_16_bits(recording, tmp_path))
     told = json.loads(blocks.scripts["recording"])
     assert told["deviation"] == max(layer["deviation"] for layer in told["layers"]) > 0
 

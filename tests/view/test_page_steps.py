@@ -9,8 +9,18 @@ import torch
 from playwright.sync_api import Page, expect
 
 import regard
-from pages import Open, address, go, number, recorded, sentence, step, three_digits, visit
-from regard.view.export import page_file as file
+from pages import (
+    Open,
+    address,
+    go,
+    limit_of_16_bits,
+    number,
+    recorded,
+    sentence,
+    step,
+    three_digits,
+    visit,
+)
 from regard.view.export.page_file import write_page
 
 pytestmark = pytest.mark.browser
@@ -168,9 +178,7 @@ def test_the_strongest_come_first_and_more_on_demand_as_the_address_says(show: O
 
 
 @pytest.mark.full
-def test_sinks_means_weights_alone_and_half_precision(
-    show: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sinks_means_weights_alone_and_half_precision(show: Open, tmp_path: Path) -> None:
     recording = recorded()
     with step("sinks that are set aside are as if masked"):
         page = opened(show(recording, "#view=steps&layer=0&head=0&query=4&hidden=1"))
@@ -200,10 +208,11 @@ def test_sinks_means_weights_alone_and_half_precision(
         )
         assert page.inner_text("#view-steps .note").startswith("Of this layer only the weights")
     with step("half precision"):
-        monkeypatch.setattr(file, "FULL_PRECISION", 0)
         large = torch.randn(1, 2, 7, 8, generator=torch.Generator().manual_seed(1)) * 40
         halves = regard.Recording({"layer": regard.attend(large, large / 900)})
-        page = opened(show(write_page(halves, tmp_path / "half.html"), "#view=steps&query=2"))
+        limit = limit_of_16_bits(halves, tmp_path)
+        half = write_page(halves, tmp_path / "half.html", limit=limit)
+        page = opened(show(half, "#view=steps&query=2"))
         dots = (large[0, 0, 2] @ large[0, 0].T / 900).tolist()
         # Half precision keeps 11 bits.
         assert [number(text) for text in column(page, "query·key")] == pytest.approx(

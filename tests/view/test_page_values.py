@@ -9,10 +9,9 @@ from playwright.sync_api import Page
 from torch import Tensor
 
 import regard
-from pages import Open, number, recorded, step, table
+from pages import Open, limit_of_16_bits, number, recorded, step, table
 from regard.recording.layers import InMemory
-from regard.view.export import page_file as file
-from regard.view.export.page_file import write_page
+from regard.view.export.page_file import LIMIT, write_page
 from regard.view.tiles.page_answers import Answers, Which
 
 
@@ -78,17 +77,16 @@ def test_a_file_without_room_for_the_values_leaves_them_out(tmp_path: Path) -> N
 
 
 @pytest.mark.browser
-def test_weights_times_values_and_the_output_are_the_librarys(
-    show: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_times_values_and_the_output_are_the_librarys(show: Open, tmp_path: Path) -> None:
     address = "#view=steps&layer=1&head=4&query=5&order=position"
     recording = with_values(dim=4)
     value, weights = recording.value(1)[0, 1], recording[1][0, 4, 5]
     for precision in ("32 bits", "16 bits"):
         with step(precision):
-            if precision == "16 bits":
-                monkeypatch.setattr(file, "FULL_PRECISION", 0)
-            page = opened(show(write_page(recording, tmp_path / "page.html"), address))
+            limit = limit_of_16_bits(recording, tmp_path) if precision == "16 bits" else LIMIT
+            path = write_page(recording, tmp_path / "page.html", limit=limit)
+            page = opened(show(path, address))
+            assert ("in 16 bits" in page.inner_text("#notes")) is (precision == "16 bits")
             near = {"rel": 0.0051, "abs": 1e-6 if precision == "32 bits" else 2e-3}
             shown = torch.tensor(vectors(page, "tbody", "value"))
             assert shown.flatten().tolist() == pytest.approx(value.flatten().tolist(), **near)
@@ -98,7 +96,6 @@ def test_weights_times_values_and_the_output_are_the_librarys(
             output = vectors(page, "tfoot", "weight × value")[0]
             assert output == pytest.approx(output_of(recording, 4, 5).tolist(), **near)
             assert "is not shown" not in page.inner_text("#view-steps .note")
-    monkeypatch.undo()
     recording = with_values(dim=7)
     page = opened(show(recording, address))
     with step("longer vectors are pictures and their colours are explained"):

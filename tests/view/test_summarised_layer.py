@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import regard
 from pages import Blocks, blocks_of, layers_of, numbers_of, unpacked
+from regard.recording.layers import InMemory
 from regard.view.export import complete_layer as whole
 from regard.view.export.complete_layer import CompleteLayer
 from regard.view.export.page_file import write_page
@@ -213,6 +215,46 @@ def test_layers_of_heads_that_stand_out_are_exact_before_the_others(tmp_path: Pa
     assert told[0]["kind"] == "query-key"
 
 
+@pytest.mark.parametrize(
+    ("options", "bits"),
+    [
+        pytest.param({}, [32, 32, 32], id="all fit"),
+        pytest.param(
+            {"limit": 4_000_000, "opened": (1, 0)}, [32, 32, 16], id="some in their order"
+        ),
+        pytest.param(
+            {"limit": 3_100_000, "opened": (1, 0)}, [16, 32, 16], id="the opened one first"
+        ),
+        pytest.param({"limit": 2_200_000}, [16, 16, 16], id="none"),
+    ],
+)
+def test_exact_layers_have_32_bits_where_the_limit_leaves_room(
+    options: dict[str, Any], bits: list[int], tmp_path: Path
+) -> None:
+    layers = layers_in(tmp_path, recording(), **options)
+    assert {layer["kind"] for layer in layers} == {"query-key"}
+    assert [layer["dtype"] for layer in layers] == [f"float{count}" for count in bits]
+    for layer in layers:
+        assert (layer["deviation"] > 0) is (layer["dtype"] == "float16")
+
+
+def test_the_limit_alone_decides_how_many_bits_are_stored(tmp_path: Path) -> None:
+    """16 MiB once took half of the bits, though a file may have 64 MiB."""
+    x = torch.randn(1, 1500, 1024)
+    (layer,) = layers_in(tmp_path, regard.Recording({"layer": regard.attend(x, x.flip(1))}))
+    assert (layer["dtype"], layer["deviation"]) == ("float32", 0)
+
+
+def test_more_bits_take_the_room_of_no_value(tmp_path: Path) -> None:
+    """Query and key take 1.5 MB in 32 bits and 0.7 MB in 16; the value half of that."""
+    seen = recording(layers=1)
+    value = InMemory(torch.randn(1, 150, 1024))
+    seen.put(replace(seen.layers[0], value=value))
+    for limit, bits in ((1_800_000, 16), (2_400_000, 32)):
+        (layer,) = layers_in(tmp_path, seen, limit=limit)
+        assert (layer["dtype"], layer["value_dim"]) == (f"float{bits}", 1024)
+
+
 def test_the_deviation_is_the_largest_of_all_rows(tmp_path: Path) -> None:
     """One row of 200 is rounded the most, and no sample of rows would hit it."""
     torch.manual_seed(3)
@@ -265,8 +307,8 @@ def test_the_means_of_a_long_text_are_left_out_where_there_is_no_room(tmp_path: 
     blocks = blocks_of(recording, tmp_path)
     block = numbers_of(blocks)
     assert ("means" in block, layers_of(blocks)[0]["block"]) == (True, 64)
-    least = len(block["query"]) + len(block["key"]) + 400  # with room for the numbers of the rows
-    blocks = blocks_of(recording, tmp_path, limit=least)
+    least = CompleteLayer(PageLayer("layer", *matrix.shape), matrix, "float16", ())
+    blocks = blocks_of(recording, tmp_path, limit=least.size)
     assert layers_of(blocks)[0]["kind"] == "query-key"
     assert layers_of(blocks)[0]["block"] == 1
     assert "means" not in numbers_of(blocks)

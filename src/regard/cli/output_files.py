@@ -86,20 +86,25 @@ def _page_lines(page: Path, held: "Sequence[PageLayer]") -> str:
     size = page.stat().st_size
     lines = [page_line(page)]
     exact = [layer for layer in held if layer.kind in ("query-key", "weights")]
-    off = max((layer.deviation for layer in exact), default=0.0)
-    within = f", weights to {off:.1g}" if off else ""
-    if len(exact) == len(held):
-        return f"{lines[0]}\n    every layer is exact{within}"
-    lines.append(f"    exact: {_layers_text(exact)}{within}" if exact else "    no layer is exact")
     means = [layer for layer in held if layer not in exact]
+    if means:
+        lines.append(f"    exact: {_layers_text(exact)}" if exact else "    no layer is exact")
+    else:
+        lines.append("    every layer is exact")
+    rounded = [layer for layer in exact if layer.deviation]
+    if rounded:
+        off = max(layer.deviation for layer in rounded)
+        more = "" if means else f"; in 32 bits with --limit {math.ceil(2 * size / _MIB)}"
+        lines.append(f"    in 16 bits, weights within {off:.1g}: {_layers_text(rounded)}{more}")
     for block in sorted({layer.block for layer in means}):
         some = [layer for layer in means if layer.block == block]
         words = f"means of {block} x {block} tokens" if block > 1 else "weights in one byte each"
         lines.append(f"    {words}: {_layers_text(some)}")
-    more = f"--limit {math.ceil(size / len(exact) * len(held) / _MIB)}" if exact else "--limit"
-    lines.append(
-        f"    to have others exact: --layers {means[0].place}, for all {more}; or regard serve"
-    )
+    if means:
+        more = f"--limit {math.ceil(size / len(exact) * len(held) / _MIB)}" if exact else "--limit"
+        lines.append(
+            f"    to have others exact: --layers {means[0].place}, for all {more}; or regard serve"
+        )
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ from regard.reductions.reduction import Reduction
 from regard.reductions.sums import Segments
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
-from regard.view.export.summarised_layer import block_means, block_sums
+from regard.view.export.summarised_layer import block_means, block_sums, most_bytes
 from regard.view.tiles.manifest import PageLayer
 from regard.view.tiles.mask_intervals import IRREGULAR, intervals
 from regard.view.tiles.packing import packed
@@ -43,6 +43,7 @@ class CompleteLayer:
         matrix: (num_heads, q_len, kv_len), one that fits.
         stored: how its numbers are stored.
         aside: the keys that are set aside where sinks are hidden.
+        value: (num_kv_heads, kv_len, value_dim), where the recording has it.
 
     Attributes:
         layer: what the page is told of it, its numbers included.
@@ -52,9 +53,15 @@ class CompleteLayer:
     """
 
     def __init__(
-        self, layer: PageLayer, matrix: AttentionMatrix, stored: Stored, aside: Sequence[int]
+        self,
+        layer: PageLayer,
+        matrix: AttentionMatrix,
+        stored: Stored,
+        aside: Sequence[int],
+        value: Tensor | None = None,
     ) -> None:
         self.layer = replace(layer, dtype=stored)
+        self._value = value
         self._rounded_from: AttentionMatrix | None = None
         self.block: Block = {}
         self.questions: list[Reduction] = []
@@ -104,6 +111,15 @@ class CompleteLayer:
         raw = 16 * math.prod(self.shown.shape[:-1]) if "query" in self.block else 0
         return size_of(self.block) + (raw + raw // 1000 + 192) * 4 // 3
 
+    @property
+    def full_size(self) -> int:
+        """The number of bytes it takes at most with all that it can hold: means and value, too."""
+        means = 4 * most_bytes(self.shown.shape, MEANS) if len(self.questions) > 1 else 0
+        if self._value is None:
+            return self.size + means
+        value = BYTES[self.layer.dtype] * self._value.numel()
+        return self.size + means + (value + value // 1000 + 192) * 4 // 3
+
     def finished(self, answers: Sequence[Tensor], room: int) -> Block:
         """Return all numbers of the layer; those of the means of blocks where there is room."""
         if self._rounded_from is not None:
@@ -123,9 +139,11 @@ class CompleteLayer:
                 block["means"] = text
         return block
 
-    def value_block(self, value: Tensor, room: int) -> Block:
-        """Return the value of the layer, (num_kv_heads, kv_len, value_dim), where there is room."""
-        stored = self.layer.dtype
+    def value_block(self, room: int) -> Block:
+        """Return the value of the layer, where it has one and there is room."""
+        value, stored = self._value, self.layer.dtype
+        if value is None:
+            return {}
         rounded, unit = _in_units(value, stored)
         block = {"value": packed(rounded, zlib.Z_HUFFMAN_ONLY, BYTES[stored])}
         if size_of(block) > room:
@@ -147,18 +165,17 @@ def fits_never(matrix: AttentionMatrix) -> bool:
     return not _is_plain(matrix) or intervals(matrix) is IRREGULAR
 
 
-def least_size(matrix: AttentionMatrix, stored: Stored) -> int:
-    """Never more than what the layer will take: a sign, a mantissa and a little exponent.
+def least_size(matrix: AttentionMatrix) -> int:
+    """Never more than what the layer will take in 16 bits: a sign, a mantissa, a little exponent.
 
     Args:
         matrix: (num_heads, q_len, kv_len).
-        stored: how its numbers are.
     """
     if not isinstance(matrix.source, QueryKeyScores) or not _is_plain(matrix):
         # Weights may be nearly all zero, and then hundreds of them fit into a byte.
         return math.prod(matrix.shape) // 512
     numbers = matrix.source.query.numel() + matrix.source.key.numel()
-    return numbers * BYTES[stored] // 4
+    return numbers * BYTES["float16"] // 4
 
 
 def likely_size(layer: Layer) -> float:

@@ -52,7 +52,6 @@ from regard.view.tiles.page_opening import blind_opening, openings
 
 MIB = 2**20
 LIMIT = 63 * MIB  # with the page's own code a file is below 64 MiB
-FULL_PRECISION = 8 * MIB
 
 
 @torch.no_grad()
@@ -71,12 +70,10 @@ def write_page(
 ) -> Path:
     """Write a recording as a page: one HTML file that needs no network and no server.
 
-    Query and key are stored in float32 while all layers take less than 8 MiB, else in float16; the
-    page then says how far weights may be off. Each row also has its largest score and the log of
-    the sum of exp(score - largest), with and without sinks, in float32. With them any weight is one
-    score away. They are those of query and key as stored: in float32 every weight is within 1e-6 of
-    itself, and all views show the same one. Of more than 8,192 tokens the means of blocks of 64 x
-    64 tokens follow where there is room, so that the whole is exact at once too. Of several
+    Each row has its largest score and the log of the sum of exp(score - largest), with and without
+    sinks, in float32. With them any weight is one score away. They are those of query and key as
+    stored, so all views show the same weight. Of more than 8,192 tokens the means of blocks of 64
+    x 64 tokens follow where there is room, so that the whole is exact at once too. Of several
     sequences in a batch the page shows the first.
 
     A layer is exact if the page has its query and key. Exact are, in this order and while they fit
@@ -85,6 +82,10 @@ def write_page(
     fit, then of fewer and larger ones. It says at every number what it is. Last come the values
     of layers with query and key, where the recording has them. For fewer heads record fewer:
     ``regard.observe(model, heads=...)``.
+
+    In the same order, exact layers are stored in float32 where all of this still fits beside them:
+    every weight is then within 1e-6 of itself. Else they are stored in float16, and the page says
+    how far their weights are off.
 
     Args:
         recording: what was seen.
@@ -256,9 +257,8 @@ def _blocks(
     """Return the layers, and the numbers that the page holds of each."""
     matrices = [first_sequence(recording[name]) for name in recording]
     layers = live_layers(recording)
-    sinks = [sink_keys(recording, place) for place in range(len(layers))]
     order = _exact_first(wanted, opened, kinds)
-    stored = _Choice(layers, matrices, sinks).stored_layers(order, limit)
+    stored = _Choice(recording, layers, matrices).stored_layers(order, limit)
     room = limit - sum(each.size for each in stored.values())
     blocks: dict[int, Block] = {}
     for place in [*order, *(set(range(len(layers))) - set(order))]:
@@ -271,9 +271,8 @@ def _blocks(
         layers[place].overview = small_numbers(small)
         layers[place].heads = head_records(kinds[place]) or None
     for place, layer in stored.items():
-        seen = recording.layers[place]
-        if seen.value is not None and isinstance(layer, CompleteLayer):
-            value = layer.value_block(first_value(seen.whole_value()), room)
+        if isinstance(layer, CompleteLayer):
+            value = layer.value_block(room)
             blocks[place] |= value
             room -= size_of(value)
     return layers, blocks
@@ -308,14 +307,14 @@ class _Choice(NamedTuple):
     """The layers of a recording, among which those are chosen that the page holds.
 
     Attributes:
+        recording: what was seen.
         layers: what the page is told of each.
         matrices: of each, (num_heads, q_len, kv_len).
-        sinks: of each, the keys that are set aside where sinks are hidden.
     """
 
+    recording: Recording
     layers: list[PageLayer]
     matrices: list[AttentionMatrix]
-    sinks: list[tuple[int, ...]]
 
     def stored_layers(
         self, order: Sequence[int], limit: int
@@ -327,46 +326,60 @@ class _Choice(NamedTuple):
         shapes = [matrix.shape for matrix in self.matrices]
         large = [block_of(shape, FEWEST_BLOCKS) for shape in shapes]
         least = [most_bytes(shape, block) for shape, block in zip(shapes, large, strict=True)]
-        stored: dict[int, CompleteLayer | SummarisedLayer] = {}
         # Beside a complete layer each other one has its means.
-        stored |= self._complete_layers(order, max(0, limit - sum(least) + max(least)))
-        others = [place for place in order if place not in stored]
+        complete = self._complete_layers(order, max(0, limit - sum(least) + max(least)))
+        others = [place for place in order if place not in complete]
         others += sorted(set(range(len(shapes))) - set(order))
-        room = limit - sum(layer.size for layer in stored.values())
+        room = limit - sum(layer.size for layer in complete.values())
         room -= sum(least[place] for place in others)
+        summarised: dict[int, SummarisedLayer] = {}
         for place in others:
             block = block_of(shapes[place]) if place in order else large[place]
             room += least[place]
             while block < large[place] and most_bytes(shapes[place], block) > room:
                 block *= 2
             room -= most_bytes(shapes[place], block)
-            stored[place] = SummarisedLayer(self.layers[place], self.matrices[place], block)
-        return stored
+            summarised[place] = SummarisedLayer(self.layers[place], self.matrices[place], block)
+        return self._in_32_bits(complete, room) | summarised
 
-    def _complete_layers(self, order: Sequence[int], limit: int) -> dict[int, CompleteLayer]:
-        """Return all layers in the most bits that fit, or some in 16 bits."""
-        able = [place for place in order if not fits_never(self.matrices[place])]
-        complete = self._embedded(able, min(limit, FULL_PRECISION), "float32", needs_all=True)
-        if len(complete) == len(able):
-            return complete
-        return self._embedded(able, limit, "float16")
-
-    def _embedded(
-        self, places: Sequence[int], room: float, stored: Stored, *, needs_all: bool = False
-    ) -> dict[int, CompleteLayer]:
-        """Return complete layers while they fit; some of them where all are needed and do not."""
+    def _complete_layers(self, order: Sequence[int], room: float) -> dict[int, CompleteLayer]:
+        """Return complete layers in 16 bits while they fit."""
         complete: dict[int, CompleteLayer] = {}
         too_large: dict[torch.Size, float] = {}
-        for place in places:
-            matrix, layer = self.matrices[place], None
-            least = max(least_size(matrix, stored), too_large.get(matrix.shape, 0.0))
-            if least <= room:
-                layer = CompleteLayer(self.layers[place], matrix, stored, self.sinks[place])
-            if layer is not None and layer.size <= room:
+        for place in order:
+            matrix = self.matrices[place]
+            least = max(least_size(matrix), too_large.get(matrix.shape, 0.0))
+            if least > room or fits_never(matrix):
+                continue
+            layer = self._complete_layer(place, "float16")
+            if layer.size <= room:
                 room -= layer.size
                 complete[place] = layer
-            elif needs_all:
-                break
-            elif layer is not None:  # one of the same shape is hardly smaller, and takes a while
+            else:  # one of the same shape is hardly smaller, and takes a while
                 too_large[matrix.shape] = 0.9 * layer.size
         return complete
+
+    def _in_32_bits(
+        self, complete: dict[int, CompleteLayer], room: float
+    ) -> dict[int, CompleteLayer]:
+        """Return complete layers in 32 bits where nothing else has to leave the page for them."""
+        room -= sum(layer.full_size - layer.size for layer in complete.values())
+        precise = dict(complete)
+        too_large: set[torch.Size] = set()
+        for place, layer in complete.items():
+            shape = self.matrices[place].shape
+            if room > 0 and shape not in too_large:
+                finer = self._complete_layer(place, "float32")
+                more = finer.full_size - layer.full_size
+                if more <= room:
+                    room -= more
+                    precise[place] = finer
+                else:
+                    too_large.add(shape)
+        return precise
+
+    def _complete_layer(self, place: int, stored: Stored) -> CompleteLayer:
+        layer = self.recording.layers[place]
+        value = None if layer.value is None else first_value(layer.whole_value())
+        sinks = sink_keys(self.recording, place)
+        return CompleteLayer(self.layers[place], self.matrices[place], stored, sinks, value)
