@@ -559,7 +559,7 @@ def test_page_says_what_is_exact_and_what_makes_more_of_it_exact(run: Run, recor
     assert out.splitlines()[1:] == [
         "    exact: layer 1",
         "    weights in one byte each: layer 0",
-        "    to have others exact: --layers 0, for all --limit 1; or regard serve",
+        "    to have others exact: --layers 0, for all leave out --layers; or regard serve",
     ]
     code, _, err = run("page", recorded, "--layers", "7")
     assert (code, err) == (2, "regard: layer is 7; this recording has layers 0 to 1.\n")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _MIB = 2**20
 _MOST_NAMES = 3
+_ROUNDING = 1e-6  # of a weight, by 32 bits; less is not worth a line
 
 
 def check_output(path: Path) -> None:
@@ -78,11 +79,19 @@ def write_page(
         progress=partial(report, f"writing {page}"),
         **options,
     )
-    return _page_lines(page, page_file.read_layers(page))
+    return _page_lines(page, page_file.read_layers(page), options.get("layers"))
 
 
-def _page_lines(page: Path, held: "Sequence[PageLayer]") -> str:
-    """Return where a page is, how large, and which of its layers are exact."""
+def _page_lines(
+    page: Path, held: "Sequence[PageLayer]", chosen: "Sequence[int] | None" = None
+) -> str:
+    """Return where a page is, how large, and which of its layers are exact.
+
+    Args:
+        page: the file.
+        held: what it has of each layer.
+        chosen: the layers that had to be exact, if an option named them.
+    """
     size = page.stat().st_size
     lines = [page_line(page)]
     exact = [layer for layer in held if layer.kind in ("query-key", "weights")]
@@ -91,7 +100,7 @@ def _page_lines(page: Path, held: "Sequence[PageLayer]") -> str:
         lines.append(f"    exact: {_layers_text(exact)}" if exact else "    no layer is exact")
     else:
         lines.append("    every layer is exact")
-    rounded = [layer for layer in exact if layer.deviation]
+    rounded = [layer for layer in exact if layer.deviation > _ROUNDING]
     if rounded:
         off = max(layer.deviation for layer in rounded)
         more = "" if means else f"; in 32 bits with --limit {math.ceil(2 * size / _MIB)}"
@@ -102,6 +111,8 @@ def _page_lines(page: Path, held: "Sequence[PageLayer]") -> str:
         lines.append(f"    {words}: {_layers_text(some)}")
     if means:
         more = f"--limit {math.ceil(size / len(exact) * len(held) / _MIB)}" if exact else "--limit"
+        if chosen is not None:  # no limit makes a layer exact that --layers leaves out
+            more = "leave out --layers" if len(exact) >= len(chosen) else f"{more} without --layers"
         lines.append(
             f"    to have others exact: --layers {means[0].place}, for all {more}; or regard serve"
         )
