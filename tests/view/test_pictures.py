@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
@@ -14,7 +13,6 @@ import pages
 import pictured
 import regard
 from regard.view.export.page_file import write_page
-from regard.view.notebook import notebook_page as notebook
 from regard.view.tiles.manifest import live_layers, manifest, sink_keys, title_of
 from regard.view.tiles.page_opening import blind_opening
 
@@ -164,12 +162,3 @@ def test_pictures_take_their_share_of_the_limit(tmp_path: Path) -> None:
         for blocks in (pages.blocks_of(each, tmp_path, limit=size) for each in (plain, seen))
     ]
     assert kinds == [{"query-key"}, {"pyramid"}]
-
-
-@pytest.mark.parametrize("heads", [1, 3], ids=["one head", "several heads"])
-def test_a_notebook_shows_pictures_in_the_full_page(heads: int) -> None:
-    x = torch.zeros(heads, 7, 2)
-    grid = regard.grid(tokens=range(1, 7), rows=2, columns=3)
-    plain = regard.Recording({"a": regard.attend(x, x)})
-    assert notebook._is_one_short_head(plain) is (heads == 1)
-    assert not notebook._is_one_short_head(plain.with_pictures([pictured.photo()], grid))

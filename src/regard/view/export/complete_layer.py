@@ -158,24 +158,19 @@ def size_of(block: Block) -> int:
     return sum(map(len, block.values()))
 
 
-def fits_never(matrix: AttentionMatrix) -> bool:
-    """Return True if the weights do not follow from query and key, and are too many to store."""
-    if math.prod(matrix.shape) <= MOST_WEIGHTS:
-        return False
-    return not _is_plain(matrix) or intervals(matrix) is IRREGULAR
-
-
-def least_size(matrix: AttentionMatrix) -> int:
-    """Never more than what the layer will take in 16 bits: a sign, a mantissa, a little exponent.
+def least_size(matrix: AttentionMatrix) -> float:
+    """Never more than what the layer will take in 16 bits; infinity if it is never stored.
 
     Args:
         matrix: (num_heads, q_len, kv_len).
     """
-    if not isinstance(matrix.source, QueryKeyScores) or not _is_plain(matrix):
-        # Weights may be nearly all zero, and then hundreds of them fit into a byte.
-        return math.prod(matrix.shape) // 512
-    numbers = matrix.source.query.numel() + matrix.source.key.numel()
-    return numbers * BYTES["float16"] // 4
+    weights = math.prod(matrix.shape)
+    follows = _is_plain(matrix) and (weights <= MOST_WEIGHTS or intervals(matrix) is not IRREGULAR)
+    if isinstance(matrix.source, QueryKeyScores) and follows:
+        numbers = matrix.source.query.numel() + matrix.source.key.numel()
+        return numbers * BYTES["float16"] // 4  # a sign, a mantissa and a little exponent
+    # Weights may be nearly all zero, and then hundreds of them fit into a byte.
+    return weights // 512 if weights <= MOST_WEIGHTS else math.inf
 
 
 def likely_size(layer: Layer) -> float:

@@ -23,7 +23,6 @@ from regard.view.export.complete_layer import (
     Block,
     CompleteLayer,
     Stored,
-    fits_never,
     least_size,
     likely_size,
     size_of,
@@ -166,7 +165,7 @@ def read_layers(path: Path) -> list[PageLayer]:
 
 
 @torch.no_grad()
-def page_text(recording: Recording, *, title: str, is_small: bool = False) -> str:
+def page_text(recording: Recording, *, title: str) -> str:
     """Return a recording as the text of a page."""
     recording = recording.apart()
     counted = RowCount([recording], None, None)
@@ -174,7 +173,7 @@ def page_text(recording: Recording, *, title: str, is_small: bool = False) -> st
     opened, notable = openings(recording, kinds)
     layers, blocks = _blocks(recording, range(len(recording)), None, kinds, LIMIT, counted)
     first = manifest(recording, layers, title=title, opened=opened, notable=notable)
-    return "".join(_page(first, blocks, is_small=is_small))
+    return "".join(_page(first, blocks))
 
 
 @torch.no_grad()
@@ -223,13 +222,13 @@ def _apart(recording: Recording, wanted: Sequence[int]) -> tuple[Recording, list
     return apart, [*wanted, *more]
 
 
-def _page(first: dict[str, Any], blocks: dict[int, Block], *, is_small: bool = False) -> list[str]:
+def _page(first: dict[str, Any], blocks: dict[int, Block]) -> list[str]:
     numbers = (
         number_block(f"layer-{place}-{name}", text)
         for place in sorted(blocks)
         for name, text in blocks[place].items()
     )
-    return filled_template(first, numbers, is_small=is_small)
+    return filled_template(first, numbers)
 
 
 def _kinds(
@@ -349,7 +348,7 @@ class _Choice(NamedTuple):
         for place in order:
             matrix = self.matrices[place]
             least = max(least_size(matrix), too_large.get(matrix.shape, 0.0))
-            if least > room or fits_never(matrix):
+            if least > room:
                 continue
             layer = self._complete_layer(place, "float16")
             if layer.size <= room:

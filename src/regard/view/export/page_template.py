@@ -41,7 +41,6 @@ def filled_template(
     blocks: Iterable[str] = (),
     *,
     connects: str = "'none'",
-    is_small: bool = False,
 ) -> list[str]:
     """Return the parts of the page, to be written one after the other.
 
@@ -49,9 +48,8 @@ def filled_template(
         first: the page's JSON. Without pictures in it, the page has no code for them.
         blocks: blocks of numbers.
         connects: the policy's connect-src: where the page may ask for numbers.
-        is_small: leave out what one head of a short text has no use for.
     """
-    name = "small" if is_small else "pictured" if "pictures" in first else "page"
+    name = "pictured" if "pictures" in first else "page"
     style, code = bundled(f"{name}.css"), bundled(f"{name}.js")
     policy = "; ".join(
         (

@@ -29,7 +29,6 @@ from regard.view.tiles.manifest import title_of
 # which the small maps are the means, a second or two of work.
 _MOST_NUMBERS = 2**19
 _MOST_WEIGHTS = 2**26
-_SHORT = 64  # tokens
 _WITHOUT_ANYWIDGET = (
     "This is too large to stand in the notebook whole. Run <code>pip install anywidget</code> and "
     "restart the kernel to look at it here, or write it as a file: <code>regard.page(seen, "
@@ -125,8 +124,7 @@ def _drawn(seen: Recording) -> dict[str, Any]:
     title = title_of(seen)
     text = {"text/plain": repr(seen)}
     if _is_small(seen):
-        page = page_text(seen, title=title, is_small=_is_one_short_head(seen))
-        return text | {"text/html": framed(page, title)}
+        return text | {"text/html": framed(page_text(seen, title=title), title)}
     if find_spec("anywidget") is None:
         return text | {"text/html": f"<p>{_WITHOUT_ANYWIDGET}</p><pre>{escape(repr(seen))}</pre>"}
     from regard.view.notebook import widget  # needs anywidget, which is optional
@@ -138,14 +136,6 @@ def _is_small(seen: Recording) -> bool:
     matrices = [seen[name] for name in seen]
     numbers = sum(tensor.numel() for matrix in matrices for tensor in matrix.source.tensors)
     return numbers <= _MOST_NUMBERS and sum(m.shape.numel() for m in matrices) <= _MOST_WEIGHTS
-
-
-def _is_one_short_head(seen: Recording) -> bool:
-    """Return True if a page needs neither other heads, nor parts of a text, nor pictures."""
-    if seen.pictures:
-        return False
-    shapes = [seen[name].shape for name in seen]
-    return len(shapes) == 1 and max(shapes[0][-2:]) <= _SHORT and shapes[0][:-2].numel() == 1
 
 
 register_notebook_view(bundle)

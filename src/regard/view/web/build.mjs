@@ -1,5 +1,5 @@
-// Bundles the page into bundle/, or into the folder that is named: for recordings without and with pictures, the small
-// page of one head, and the module of the notebook's widget.
+// Bundles the page into bundle/, or into the folder that is named: for recordings without and with pictures, and the
+// module of the notebook's widget.
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { build } from "esbuild";
@@ -11,18 +11,15 @@ const licence = readFileSync(from("../../../../node_modules/@preact/signals-core
 const notice = `/*! @preact/signals-core. ${licence.trim().replace(/\s+/g, " ")} */`;
 const options = { bundle: true, minify: true, charset: "ascii", target: "es2022", logLevel: "warning" };
 const template = readFileSync(from("index.html"), "utf8");
-const without = (html, part) => html.replace(new RegExp(`<!-- ${part} -->[^]*?<!-- /${part} -->`, "g"), "");
-// In the place of modules that a page has no use for stands one that has next to nothing.
-const instead = (module, filter) => ({
-  name: module,
-  setup: (page) => page.onResolve({ filter }, () => ({ path: from(module) })),
-});
-const unpictured = instead("no_pictures.ts", /\/(image_view|patches|picture_words)$/);
-const ofOneHead = instead("small_page.ts", /\/(full_page|block_words|saving|pass)$/);
+// In the place of modules that a page without pictures has no use for stands one that has next to nothing.
+const instead = { path: from("no_pictures.ts") };
+const unpictured = {
+  name: "no pictures",
+  setup: (page) => page.onResolve({ filter: /\/(image_view|patches|picture_words)$/ }, () => instead),
+};
 const pages = {
-  page: { html: without(template, "pictured"), plugins: [unpictured] },
+  page: { html: template.replace(/<!-- pictured -->[^]*?<!-- \/pictured -->/g, ""), plugins: [unpictured] },
   pictured: { html: template, plugins: [] },
-  small: { html: without(template, "full"), plugins: [ofOneHead, unpictured] },
 };
 
 mkdirSync(to("."), { recursive: true });

@@ -8,7 +8,7 @@ const ORDER = [
   "(view|session)\\.ts",
   "(map|text)/",
   "views/",
-  "(full_page|small_page|no_pictures)\\.ts",
+  "no_pictures\\.ts",
   "page\\.ts",
   "main\\.ts",
 ];

@@ -1,8 +1,10 @@
 /** The page: makes the views and keeps them in step. */
 
 import { effect, untracked } from "@preact/signals-core";
+import { Framed } from "./data/framed";
+import { Remote } from "./data/remote";
+import type { Host } from "./data/source";
 import { byId, element } from "./dom";
-import { gather, liveHost, menus, MORE_VIEWS, panes } from "./full_page";
 import { showLegend } from "./map/legend";
 import type { Recording } from "./protocol/recording";
 import { Session } from "./session";
@@ -11,21 +13,36 @@ import { parted } from "./text/parts";
 import { visible } from "./text/tokens";
 import type { View } from "./view";
 import { Controls } from "./views/controls";
+import { Edit } from "./views/edit";
+import { HeadsView } from "./views/heads_view";
+import { ImageView } from "./views/image_view";
 import { listen, type Hands } from "./views/keys";
 import { MapView } from "./views/map_view";
+import { NotableHeads } from "./views/notable_heads";
 import { notes } from "./views/notes";
 import { Prose } from "./views/prose";
 import { ReadingPane } from "./views/reading_pane";
+import { SaveMenu } from "./views/save";
+import { SegmentsView } from "./views/segments_view";
 import { StepsView } from "./views/steps_view";
+import { TextView } from "./views/text_view";
 
 const REMEMBERED = 150; // milliseconds between two addresses: a browser allows no more
+
+/** To add a view: a file in views/, a line here, a tab and a section in index.html, its name in state.ts. */
+const VIEWS: Record<Exclude<State["view"], "map">, (session: Session) => View> = {
+  overview: (session) => new HeadsView(session),
+  text: (session) => new TextView(session),
+  steps: (session) => new StepsView(session),
+  segments: (session) => new SegmentsView(session),
+  image: (session) => new ImageView(session),
+};
 
 /** Makes a page of a recording. */
 export function openPage(recording: Recording) {
   const isLive = recording.layers.some(({ kind }) => kind === "live");
   const isPictured = recording.grids !== undefined;
-  const made = Object.entries(MORE_VIEWS).filter(([name]) => name !== "image" || isPictured);
-  const names = WORDS.view.filter((name) => name === "map" || name === "steps" || made.some(([one]) => one === name));
+  const names = WORDS.view.filter((name) => name !== "image" || isPictured);
   const session = new Session(
     recording,
     isLive ? liveHost(recording) : null,
@@ -40,17 +57,17 @@ export function openPage(recording: Recording) {
   store.draw();
   session.start();
   const { reload } = remember(session);
-  const more = panes(session);
+  const notable = new NotableHeads(session);
+  effect(() => notable.list());
+  effect(() => notable.show());
   const map = new MapView(session);
-  const hands: Hands = { session, map: map.first, views: names, more };
-  menus(session, reload);
+  const hands: Hands = { session, map: map.first, views: names };
+  new SaveMenu(session);
+  new Edit(session, reload);
   const controls = new Controls(hands);
   listen(hands);
-  const views: Partial<Record<State["view"], View>> = {
-    ...Object.fromEntries(made.map(([name, make]) => [name, make(session)])),
-    map,
-    steps: new StepsView(session),
-  };
+  const made = names.map((name) => [name, name === "map" ? map : VIEWS[name](session)] as const);
+  const views: Partial<Record<State["view"], View>> = Object.fromEntries(made);
   effect(() => controls.show());
   effect(() => {
     const opened = store.drawn.view;
@@ -107,4 +124,34 @@ function remember({ store }: Session) {
     location.reload();
   };
   return { reload };
+}
+
+/** What answers for the heads of a recording that is not in the file. */
+function liveHost({ layers, run }: Recording): Host {
+  // A notebook's frame has no address of its own.
+  return location.protocol === "about:" ? new Framed() : new Remote(layers, run);
+}
+
+/** Asks a live host for the small maps and the kinds of all heads, those of the open layer first. */
+async function gather(session: Session): Promise<void> {
+  const { layers, recording, source, store } = session;
+  const open = store.state.layer;
+  const nearest = layers.map((_, at) => at).sort((a, b) => Math.abs(a - open) - Math.abs(b - open));
+  /** Asks for one layer after the other. */
+  async function ask(): Promise<void> {
+    for (let at = nearest.shift(); at !== undefined; at = nearest.shift()) {
+      layers[at].overview = await source.overview(at);
+      session.gathered([at]);
+    }
+  }
+  try {
+    // Two at a time: a host has more than one core.
+    await Promise.all([ask(), ask()]);
+    const { heads, ...found } = await source.heads();
+    for (const layer of layers) layer.heads = heads.splice(0, layer.num_heads);
+    Object.assign(recording, found);
+  } catch {
+    // The map and the sentence say that a host is lost; without kinds the maps stand in layers.
+  }
+  session.gathered([], true);
 }

@@ -13,10 +13,9 @@ export interface Hands {
   session: Session;
   map: HeadMap;
   views: State["view"][]; // that this page has
-  more: Binding[]; // of a page of several heads
 }
 
-export interface Binding {
+interface Binding {
   keys: string[];
   shown?: string; // in the help, if not the keys themselves
   does: string;
@@ -25,6 +24,14 @@ export interface Binding {
 
 const OF_ALL: Binding[] = [
   { keys: Object.keys(ARROWS), shown: "← → ↑ ↓", does: "move the crosshair; ten at once with Shift", run: moveCell },
+  { keys: ["[", "]"], does: "previous, next head", run: (hands, key) => step(hands, "head", key === "[" ? -1 : 1) },
+  { keys: ["{", "}"], does: "previous, next layer", run: (hands, key) => step(hands, "layer", key === "{" ? -1 : 1) },
+  {
+    keys: ["m"],
+    does: "the mean of all heads of the layer",
+    run: ({ session: { store } }) => store.set({ heads: store.state.heads === "one" ? "mean" : "one" }),
+  },
+  { keys: ["c"], does: "compare with another head: beside, difference", run: (hands) => turn(hands, "compare") },
   {
     keys: ["+", "="],
     shown: "+",
@@ -49,7 +56,7 @@ function openHelp() {
 }
 
 /** What the keys do on a page, in the order of its help. */
-export function bindingsOf({ more, views }: Pick<Hands, "more" | "views">): Binding[] {
+export function bindingsOf({ views }: Pick<Hands, "views">): Binding[] {
   const keys = views.map((view) => String(WORDS.view.indexOf(view) + 1));
   const open: Binding = {
     keys,
@@ -57,11 +64,15 @@ export function bindingsOf({ more, views }: Pick<Hands, "more" | "views">): Bind
     does: views.join(", "),
     run: ({ session }, key) => session.store.set({ view: WORDS.view[Number(key) - 1] }),
   };
-  return [...OF_ALL.slice(0, 1), ...more, ...OF_ALL.slice(1), open, HELP];
+  return [...OF_ALL, open, HELP];
+}
+
+function step({ session: { store } }: Hands, what: "layer" | "head", by: number) {
+  store.set({ [what]: store.state[what] + by });
 }
 
 /** The next word that a part of the state may be. */
-export function turn({ session: { store } }: Hands, part: "scale" | "compare" | "side") {
+function turn({ session: { store } }: Hands, part: "scale" | "compare" | "side") {
   const words: readonly string[] = WORDS[part];
   store.set({ [part]: words[(words.indexOf(store.state[part]) + 1) % words.length] });
 }

@@ -20,7 +20,7 @@ export class MapView implements View {
   private withLayer = byId<HTMLSelectElement>("with-layer");
   private withHead = byId<HTMLSelectElement>("with-head");
   readonly first: HeadMap;
-  private second: HeadMap | null; // null: a page of one head
+  private second: HeadMap;
   readonly draws: (() => void)[];
 
   constructor(readonly session: Session) {
@@ -29,12 +29,11 @@ export class MapView implements View {
     const first = (state: Readonly<State>) => shown(state, layers);
     const stage = (state: Readonly<State>) => [first(state), ...(state.compare === "beside" ? [beside(state)] : [])];
     this.first = new HeadMap(this.holders[0], session, first, stage, ceiling);
-    this.second = this.holders[1] ? new HeadMap(this.holders[1], session, beside, stage, ceiling) : null;
-    const second = this.second?.draws.map((draw) => () => this.isBeside() && draw()) ?? [];
+    this.second = new HeadMap(this.holders[1], session, beside, stage, ceiling);
+    const second = this.second.draws.map((draw) => () => this.isBeside() && draw());
     this.draws = [() => this.name(), ...this.first.draws, ...second];
     followPointer(this.first);
-    if (this.second) followPointer(this.second);
-    if (!this.withLayer) return;
+    followPointer(this.second);
     offerNumbers(this.withLayer, layers.length, (at) => layerName(layers, at));
     for (const select of [this.withLayer, this.withHead])
       select.onchange = () => store.set({ with: `${this.withLayer.value}.${this.withHead.value}` });
@@ -51,7 +50,6 @@ export class MapView implements View {
     document.body.dataset.compare = compare;
     this.titles[0].textContent = headline(shown(store.drawn, layers), layers);
     this.titles[0].hidden = compare === "alone" && heads === "one";
-    if (!this.second) return;
     (this.second.holder.parentElement as HTMLElement).hidden = compare !== "beside";
     if (compare === "beside") this.titles[1].textContent = headline(beside(store.drawn), layers);
     byId("with").hidden = compare === "alone" || this.session.recording.other !== undefined;
@@ -63,7 +61,7 @@ export class MapView implements View {
 
   /** @returns those on the stage */
   parts(): HeadMap[] {
-    return this.second && this.isBeside() ? [this.first, this.second] : [this.first];
+    return this.isBeside() ? [this.first, this.second] : [this.first];
   }
 
   /** @returns the weight of the darkest colour on the fitted scale, one for all maps on the stage */
