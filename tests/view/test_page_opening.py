@@ -52,6 +52,12 @@ def then_served_and_longer_texts(serve: Serve, show: Open) -> None:
         page.wait_for_selector('body[data-read^="0,0,9,8,"]')
         page.click("#notable button")
         page.wait_for_selector('body[data-read^="0,0,40,39,"]')
+    with step("what a head does in a trial only is not said of this text"):
+        recording = story()
+        recording.trials = [{"layer": {"induction": [0.9, 0.1]}}]
+        listed = show(recording, "#").locator("#notable button").all_inner_texts()
+        assert listed[0].replace("\u202f", " ") == "L0H0 induction 90 % in a trial"
+        assert not listed[1].endswith("in a trial")
     with step("the scale fits the weights and says its darkest value"):
         count = 40
         faint = torch.full((count, count), 0.5 / count)

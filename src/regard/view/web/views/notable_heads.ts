@@ -43,7 +43,8 @@ export class NotableHeads {
       const name = element("span", {}, shortName(this.layers, { layer, head }));
       const onclick = () => this.session.open(one);
       const properties = { type: "button", "data-head": `${layer}.${head}`, title: doing(kind), onclick };
-      return element("button", properties, name, ` ${kind.kind} ${Math.round(100 * kind.score)}\u202f%`);
+      const where = kind.here ? " in a trial" : "";
+      return element("button", properties, name, ` ${kind.kind} ${Math.round(100 * kind.score)}\u202f%${where}`);
     });
     this.pane.querySelector("ul")?.replaceChildren(...buttons.map((button) => element("li", {}, button)));
   }
