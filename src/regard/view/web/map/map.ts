@@ -1,7 +1,7 @@
 /** The large map: exact weights in tiles, coarse first, with a crosshair over it. */
 
 import { signal } from "@preact/signals-core";
-import { coarsest, isDifference } from "../data/compare";
+import { coarsest, isDifference, shownName } from "../data/compare";
 import type { Which } from "../data/source";
 import { context2d, resize } from "../dom";
 import { paletteOf, type Palette } from "../look";
@@ -13,6 +13,7 @@ import type { Session } from "../session";
 import type { State } from "../state";
 import type { Pen } from "../view";
 import { Axes, type Frame } from "./axes";
+import { rangesOf, type Grid } from "./cells";
 import { Mosaic, partOf, placesOf, type Part } from "./mosaic";
 import { smallPicture } from "./small_picture";
 import { owner, placeName, Tiles } from "./tiles";
@@ -238,6 +239,20 @@ export class HeadMap {
     if (!tile) return null;
     const mean = tile.values[(down - row * TILE) * tile.width + right - column * TILE];
     return mean * Math.min(size, this.info().kv_len - right * size);
+  }
+
+  /** @returns the cells on the stage, with their tokens */
+  cells(): Grid {
+    const { session, which } = this;
+    const { q_len, kv_len } = this.info();
+    const { size, top, bottom, left, right } = this.part as Part;
+    return {
+      name: shownName(which, session.layers),
+      ...session.axes(which.layer),
+      rows: rangesOf(top, bottom, (at) => Math.min(q_len, at * size)),
+      columns: rangesOf(left, right, (at) => Math.min(kv_len, at * size)),
+      at: (row, column) => this.cellAt(top + row, left + column),
+    };
   }
 
   /** @returns of how many queries one was asked; 1: the numbers are exact */

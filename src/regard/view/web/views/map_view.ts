@@ -6,12 +6,12 @@ import { byId, offerNumbers } from "../dom";
 import { headNumber, layerName } from "../protocol/recording";
 import type { Session } from "../session";
 import type { State } from "../state";
+import { cellTable } from "../map/cells";
 import { legendOf } from "../map/legend";
 import { HeadMap } from "../map/map";
 import { followPointer } from "../map/travel";
 import { errorName } from "../text/block_words";
 import type { Legend, Table, View } from "../view";
-import { mapTable } from "./saving";
 
 export class MapView implements View {
   private section = byId("view-map");
@@ -85,7 +85,20 @@ export class MapView implements View {
   }
 
   table(): Table {
-    return mapTable(this.session, this.parts(), this.unit());
+    const { layers, store, trouble } = this.session;
+    const maps = this.parts();
+    const every = Math.max(...maps.map((map) => map.sampled()));
+    const units = [
+      this.unit(),
+      store.drawn.hidden && "without sinks",
+      isDifference(shown(store.drawn, layers)) && "as parts of 1",
+      every > 1 && `a sample of 1 query in ${every}`,
+      trouble,
+    ];
+    return cellTable(
+      maps.map((map) => map.cells()),
+      units.filter(Boolean).join(", "),
+    );
   }
 
   legend(): Legend {

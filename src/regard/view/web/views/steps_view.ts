@@ -16,7 +16,6 @@ import { missing } from "../text/block_words";
 import { quoted } from "../text/sentence";
 import { named } from "../text/tokens";
 import type { Table, View } from "../view";
-import { stepsTable } from "./saving";
 
 const MORE = 32; // keys that a press unfolds
 const FEW = 4; // numbers of a vector that are quicker read than seen
@@ -303,9 +302,29 @@ export class StepsView implements View {
     return !this.latest.isWaiting && (this.session.store.state.query !== null || !this.session.isReading);
   }
 
+  /** The numbers of vectors are written out. */
   table(): Table {
+    const { steps } = this;
+    if (!steps) return [];
     const { queries, keys } = this.axes();
-    return this.steps ? stepsTable(this.steps, queries[this.query], keys) : [];
+    const columns = columnsOf(steps).filter(({ vector }) => !vector);
+    const none = columns.map(() => "");
+    const [vector, output] = [Array.from(steps.vector ?? []), Array.from(steps.output ?? [])];
+    const rows = steps.rows.map((step) => [
+      step.key,
+      keys[step.key].text,
+      ...columns.map(({ of }) => Number(of(step) ?? NaN)),
+      ...Array.from(step.vector ?? []),
+      ...Array.from(step.value ?? []),
+    ]);
+    const places = [...vector.map((_, d) => `vector ${d}`), ...output.map((_, d) => `value ${d}`)];
+    const query = ["query", queries[this.query].text, ...none, ...vector, ...output.map(() => "")];
+    return [
+      ["key", "token", ...columns.map(({ name }) => name), ...places],
+      ...rows,
+      ...(vector.length > 0 ? [query] : []),
+      ...(output.length > 0 ? [["output", "", ...none, ...vector.map(() => ""), ...output]] : []),
+    ];
   }
 }
 
