@@ -312,6 +312,41 @@ def test_two_calls_on_one_memory_are_two_attentions() -> None:
     assert [tuple(matrix.shape) for matrix in seen.values()] == [(2, 4, 4, 9), (2, 4, 6, 9)]
 
 
+class OfPositions(nn.Module):
+    """Its keys are positions, which are the same for each text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.value = nn.Embedding(16, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        key = self.positions(torch.arange(text.shape[1]))[None]
+        return (x @ key.mT).softmax(-1) @ self.value(text)
+
+
+@pytest.mark.parametrize("rows", [1, 2], ids=["a query", "queries"])
+@pytest.mark.parametrize("keep", ["qk", "qkv", [regard.Entropy()]], ids=["qk", "qkv", "answers"])
+def test_texts_whose_keys_are_positions_are_attentions_of_their_own(keep: Any, rows: int) -> None:
+    model = OfPositions()
+    with torch.no_grad(), regard.observe(model, keep=keep) as seen:
+        for length in (4, 5, 6, 6):
+            model(torch.randn(1, rows, 8), torch.randn(1, length, 8))
+    assert [shape[-2:] for shape in seen.shapes.values()] == [(rows, n) for n in (4, 5, 6, 6)]
+
+
+def test_memories_of_equal_keys_are_attentions_of_their_own() -> None:
+    class Cross(nn.Module):
+        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+            return (x @ (0 * memory).mT).softmax(-1) @ memory
+
+    model = Cross()
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(torch.randn(1, 3, 8), torch.randn(1, 3, 8))
+        model(torch.randn(1, 2, 8), torch.randn(1, 5, 8))
+    assert [layer.shape[-2:] for layer in seen.layers] == [(3, 3), (2, 5)]
+    assert seen.layers[1].positions == range(2)
+
+
 def test_of_two_texts_the_steps_are_one_where_only_the_attention_to_the_other_is_kept() -> None:
     model, given = built("t5"), inputs("t5") | GREEDY
     name = "decoder.block.0.layer.1.EncDecAttention"

@@ -227,6 +227,19 @@ def test_each_of_several_weights_finds_its_own_value_after_other_products() -> N
 
 
 @torch.no_grad()
+def test_keys_that_no_query_attends_to_keep_their_value() -> None:
+    class First(nn.Module):
+        def forward(self, *inputs: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
+
+    query, key, value = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8)
+    with regard.observe(model := First(), keep="qkv") as seen:
+        output = model(query, key, value)
+    assert torch.equal(seen.value(0), value)
+    torch.testing.assert_close(seen[0] @ seen.value(0), output)
+
+
+@torch.no_grad()
 def test_regards_own_product_tells_its_value() -> None:
     layer = regard.nn.SelfAttention(6, num_heads=3)
     with regard.observe(layer, keep="qkv") as seen:

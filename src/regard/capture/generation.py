@@ -1,10 +1,13 @@
 """Detection of the calls that form one attention when a layer generates text with a KV cache.
 
-Detection compares keys and needs no knowledge of the model or its cache. A call continues earlier
-calls of the same module if its keys begin with their keys. It then adds its queries as rows and its
-new keys as columns. This covers caches that grow, caches that have their full length from the
-start, and caches that drop their oldest keys. A call with other keys starts another attention. So
-the calls of beam search and assisted decoding are not merged.
+Detection compares keys and values and needs no knowledge of the model or its cache. A call
+continues earlier calls of the same module if its keys begin with their keys and its values with
+their values. It then adds its queries as rows and its new keys as columns. This covers caches that
+grow, caches that have their full length from the start, and caches that drop their oldest keys. A
+call with other keys or values starts another attention. So the calls of beam search and assisted
+decoding are not merged, nor those of two texts whose keys are positions alone.
+
+A value is compared by a digest of each of its columns in the first head.
 
 Calls with exactly the same keys are one attention only if the model generated a token in between,
 as in the cross-attention of a decoder. Otherwise they are heads in a loop or unrelated queries.
@@ -20,7 +23,7 @@ from torch import Tensor
 
 from regard.masks import Mask
 from regard.masks.recognise import FAR, allowed_rows
-from regard.recording.merged_calls import Columns
+from regard.recording.merged_calls import Columns, MemoryColumns
 from regard.scores.query_key import QueryKeyScores
 
 
@@ -71,6 +74,7 @@ class Run:
 
     Attributes:
         traits: the properties that all calls share; None if no call can continue the run.
+        digests: those of the values of the keys, (..., columns, 1).
         last_queries: the last two queries of the first call, (..., num_heads, 2, head_dim), or
             its only one.
         keys: the keys, (..., num_kv_heads, columns, head_dim); the first kv_len are filled.
@@ -85,6 +89,7 @@ class Run:
     sink_bias: Tensor | None
     last_queries: Tensor
     keys: Columns
+    digests: Columns
     kv_len: int
     q_len: int
     before: int
@@ -139,28 +144,33 @@ class Runs:
         self._last_restart = 0  # the time of the last call that did not continue its module's run
         self._grew = 0  # the time of the last call that added keys to a run
 
-    def follow(self, name: str, source: Call, mask: Mask | None) -> None:
+    def follow(self, name: str, source: Call, mask: Mask | None, value: Tensor | None) -> None:
         """Add a call of a layer that is not recorded, which tells what other layers continue."""
         key = source.key[..., : visible_stop(source, mask), :]
+        value = None if value is None else value[..., : key.shape[-2], :]
         key = key[..., :1, :, :] if key.ndim > 2 else key
-        self.add(name, replace(source, key=key, bias=None), None, LastColumn)
+        self.add(name, replace(source, key=key, bias=None), None, value, LastColumn, LastColumn)
 
     def add(
         self,
         name: str,
         source: Call,
         mask: Mask | None,
+        value: Tensor | None,
         columns: Callable[[Tensor], Columns],
+        digests: Callable[[Tensor], Columns] = MemoryColumns,
     ) -> tuple[Run, Join | None]:
         """Add a call, and return its run and its join there; the join of a first call is None.
 
-        ``columns`` copies the keys of a first call.
+        ``value`` is None if no value belongs to a key; no call can continue such a call.
+        ``columns`` and ``digests`` keep the keys of a first call and the digests of its value.
         """
         self._clock += 1
         runs, stop = self._runs.setdefault(name, []), visible_stop(source, mask)
-        continued = self._continued(name, runs, source, stop)
+        continued = self._continued(name, runs, source, value, stop)
         if continued is None:
-            run = self._begin(name, runs, source, stop, columns)
+            kept = columns(source.key), digests(_digests(value))
+            run = self._begin(name, runs, source, value, stop, *kept)
             run.reach = _reach(source, mask, stop)
             return run, None
         run, join = continued
@@ -172,6 +182,7 @@ class Runs:
             self._grew = self._clock
             first, run.kv_len = join.base + join.shared, join.base + join.stop
             run.keys.append(first, source.key[..., join.shared : join.stop, :])
+            run.digests.append(first, _digests(value, join.shared, join.stop))
         return run, join
 
     def _begin(
@@ -179,20 +190,23 @@ class Runs:
         name: str,
         runs: list[Run],
         source: Call,
+        value: Tensor | None,
         stop: int,
-        columns: Callable[[Tensor], Columns],
+        keys: Columns,
+        digests: Columns,
     ) -> Run:
         q_len = source.query.shape[-2]
-        went_back = _shares_an_end(runs, source, stop)
+        went_back = _shares_an_end(runs, source, value, stop)
         if went_back:
             self.broken[name] = None
         if runs and runs[-1].time >= self._last_restart:
             self._last_restart = self._clock
         run = Run(
-            traits=_traits(source),
+            traits=None if value is None else _traits(source),
             sink_bias=None if source.sink_bias is None else source.sink_bias.clone(),
             last_queries=source.query[..., -2:, :].clone(),
-            keys=columns(source.key),
+            keys=keys,
+            digests=digests,
             kv_len=stop,
             q_len=q_len,
             before=stop - q_len,
@@ -203,14 +217,16 @@ class Runs:
         return run
 
     def _continued(
-        self, name: str, runs: Sequence[Run], source: Call, stop: int
+        self, name: str, runs: Sequence[Run], source: Call, value: Tensor | None, stop: int
     ) -> tuple[Run, Join] | None:
         """Return the only run that a call continues; None if there is none or several."""
         traits, joins = _traits(source), list[tuple[Run, Join]]()
         for run in runs if traits is not None else ():
             if run.traits == traits and _same(run.sink_bias, source.sink_bias):
                 join = self._with_same_keys(run, source) or _with_more_keys(run, source, stop)
-                if join is not None:
+                if join is not None and run.digests.equal(
+                    join.base, _digests(value, 0, join.shared)
+                ):
                     joins.append((run, join))
         if len(joins) > 1 or any(_has_equal_entries(*each, source) for each in joins):
             self.broken[name] = None  # heads with a shared key, or beams
@@ -300,8 +316,22 @@ def _traits(source: Call) -> Hashable:
     return (*outer, query.shape[-1], source.scale, source.softcap)
 
 
-def _shares_an_end(runs: Sequence[Run], source: Call, stop: int) -> bool:
-    """Return True if an earlier run contains the first or the last key.
+def _digests(value: Tensor | None, start: int = 0, stop: int | None = None) -> Tensor:
+    """Return a whole number for each column of a value, (..., columns, 1), from all its bits.
+
+    It is of the first head, because some models repeat shared heads in some calls alone.
+    """
+    if value is None:
+        return torch.zeros(0, 1)
+    some = value[..., :1, :, :] if value.ndim > 3 else value
+    columns = some.detach()[..., start:stop, :]
+    bits = columns.view(_BITS[value.element_size()]).long()
+    factors = torch.arange(1, 2 * bits.shape[-1], 2, device=bits.device)  # odd ones lose no bit
+    return bits.mul_(factors).sum(-1, keepdim=True)
+
+
+def _shares_an_end(runs: Sequence[Run], source: Call, value: Tensor | None, stop: int) -> bool:
+    """Return True if an earlier run contains the first or the last key, with its value.
 
     So it is with beams, a shortened cache, and a ring whose slots are used again.
 
@@ -319,7 +349,10 @@ def _shares_an_end(runs: Sequence[Run], source: Call, stop: int) -> bool:
         earlier = run.keys.read(0, run.kv_len)
         key = source.key[..., :stop, :].to(earlier.device)
         ends, there = _of_first_head(key[..., [0, -1], :]), _of_first_head(earlier)
-        if not bool((there[:, :, None] == ends[:, None]).all(-1).any()):
+        same = (there[:, :, None] == ends[:, None]).all(-1)
+        digests = _of_first_head(run.digests.read(0, run.kv_len))
+        ends = _of_first_head(_digests(value, 0, stop)[..., [0, -1], :]).to(digests.device)
+        if not bool((same & (digests[:, :, None] == ends[:, None]).all(-1).to(same.device)).any()):
             continue
         if run.grows or _asks_again(run, source) or not torch.equal(earlier, key):
             return True
@@ -357,3 +390,7 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
     if first is None or second is None:
         return first is second
     return torch.equal(first, second)
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The dtypes of whole numbers, by their size in bytes."""

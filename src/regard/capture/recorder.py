@@ -240,7 +240,8 @@ class Recorder:
             return
         if name in self._refused or not self._selection.has_layer(name, index):
             with torch.no_grad():
-                self._runs.follow(name, _call_of(matrix, read_value), matrix.mask)
+                value = None if read_value is None else read_value()
+                self._runs.follow(name, _call_of(matrix, value), matrix.mask, value)
             return
         if any(map(has_no_numbers, matrix.source.tensors)):
             self.refuse(name, WITHOUT_NUMBERS)
@@ -273,9 +274,10 @@ class Recorder:
             if (reason := self._too_large(name, part)) is not None:
                 self.refuse(name, reason)
                 return
-            call = _call_of(part, read_value)
+            value = None if read_value is None else read_value()
+            call = _call_of(part, value)
             try:
-                self._add_call(name, call, part, some_value, gradients=gradients)
+                self._add_call(name, call, part, value, some_value, gradients=gradients)
             except OSError as error:
                 self._failure = error
 
@@ -333,7 +335,7 @@ class Recorder:
                     reason = f"{_reason(cause)}\n    Of this layer the first call alone is kept."
                     self.problems.add(_APART, calls.name or calls.module, reason, cause)
                 if calls.name is not None and calls.values is not None:
-                    self._put_value(calls.name, calls.values, run.kv_len)
+                    self._put_value(calls.name, calls.values, calls.kv_len)
         self._call_groups.clear()
         if self._refused:
             self._number_layers()
@@ -419,6 +421,7 @@ class Recorder:
         name: str,
         call: Call,
         part: AttentionMatrix,
+        value: Tensor | None,
         read_value: ReadValue | None,
         *,
         gradients: bool,
@@ -426,7 +429,7 @@ class Recorder:
         # If keys are not recorded, the keys of one head suffice to group calls.
         if self._selection.reductions or isinstance(call, WeightCall):
             call = replace(call, key=call.key[..., :1, :, :] if call.key.ndim > 2 else call.key)
-        run, join = self._runs.add(name, call, part.mask, self._tensor_copies.columns)
+        run, join = self._runs.add(name, call, part.mask, value, self._tensor_copies.columns)
         if join is None:
             self._call_groups[run] = CallGroup(
                 len(self._call_groups),
@@ -514,12 +517,12 @@ def has_no_numbers(tensor: Tensor) -> bool:
         return tensor.device.type == "meta"
 
 
-def _call_of(matrix: AttentionMatrix, read_value: ReadValue | None) -> Call:
+def _call_of(matrix: AttentionMatrix, value: Tensor | None) -> Call:
     """Return what tells whether a call of a layer continues earlier ones."""
     source = matrix.source
     if isinstance(source, GivenScores):
         columns = source.values.new_zeros(()).expand(source.shape[-1], 1)
-        return WeightCall(source.values, columns if read_value is None else read_value())
+        return WeightCall(source.values, columns if value is None else value)
     return cast(QueryKeyScores, source)
 
 
