@@ -254,7 +254,10 @@ class MetValue:
                 if not projects or _is_over_keys(track, side):
                     self._meets(operation, track, side, value, product)
         else:
-            if len(tracked) == 2 and all(_may_be_weights(each[0], each[1]) for each in tracked):
+            if len(tracked) == 2 and (
+                all(is_of_scores(each[0]) for each in tracked)
+                or all(_may_be_weights(each[0], each[1]) for each in tracked)
+            ):
                 self._mix(operation, [track for track, *_ in tracked])
                 return
             for track, side, value in (*normalised, *tracked):
@@ -292,15 +295,16 @@ class MetValue:
             self._tracks.put(output, mixed)
 
     def _mix(self, operation: Operation, tracks: list[Track]) -> None:
-        """Track the product of two weights, which may be weights itself."""
+        """Track the product of two weights, which may be weights itself.
+
+        That of one softmax alone, as in a penalty on its rows, need not meet a value.
+        """
         softmaxes = [track.softmax for track in tracks if track.softmax is not None]
-        for softmax in softmaxes:
-            softmax.meet()
-        mixed = None
-        if softmaxes:
-            mixed = replace(
-                softmaxes[0], scores=None, axes=None, product=None, is_met=False, parts=[]
-            )
+        mixed = next(iter(softmaxes), None)
+        if mixed is not None and any(each is not mixed for each in softmaxes):
+            for softmax in softmaxes:
+                softmax.meet()
+            mixed = replace(mixed, scores=None, axes=None, product=None, is_met=False, parts=[])
             self._open.append(mixed)
         output = cast(Tensor, operation.output)
         axes = Axes.of(output, contiguous(output.shape))

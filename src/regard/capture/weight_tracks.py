@@ -154,11 +154,10 @@ def is_over_heads(track: Track, side: Tensor) -> bool:
         head = contiguous(track.shape)[-3]
     else:
         return False
-    for view in (side, *_views(track, side)):
-        axes = track.axes.of_view(view)
-        if axes is not None:
-            return axes.steps[-1] >= head
-    return False
+    axes = track.axes.of_view(
+        side[(slice(0, 1),) * (side.ndim - 1)]
+    )  # one row: einsum merges the others
+    return axes is not None and axes.steps[-1] >= head
 
 
 def is_over_tokens(product: Product | None, axes: Axes | None, dim: int) -> bool:
