@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPTNeoConfig, GPTNeoForCausalLM, StaticCache
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    StaticCache,
+)
 
 import regard
 from decoders import GREEDY, built, inputs
@@ -52,6 +58,18 @@ def test_assisted_decoding_stays_in_pieces_of_what_ran_and_says_so(
     assert sum(piece.shape[-2] for piece in pieces) == sum(call.shape[-2] for call in ran)
     for call in ran:
         assert any(_has_rows(piece, call) for piece in pieces)
+
+
+def test_guesses_that_are_left_at_the_end_are_warned_of() -> None:
+    text = torch.randint(5, 100, (1, 7), generator=torch.manual_seed(3))
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 64}
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(**sizes, eos_token_id=None)).eval()
+    warned = pytest.warns(UserWarning, match="added several tokens to the cache; if they were")
+    with warned, regard.observe(model) as seen:
+        output = model.generate(text, max_new_tokens=5, do_sample=False, prompt_lookup_num_tokens=2)
+    assert len(seen) == 2, "no call went back"
+    assert seen[0].shape[-1] == output.shape[-1], "one row more than the model reads of its text"
 
 
 def _has_rows(piece: Tensor, call: Tensor) -> bool:

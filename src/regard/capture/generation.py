@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.masks import Mask
 from regard.masks.recognise import FAR, allowed_rows
-from regard.recording.merged_calls import Columns, MemoryColumns
+from regard.recording.merged_calls import Columns
 from regard.scores.query_key import QueryKeyScores
 
 
@@ -83,6 +83,7 @@ class Run:
         parts: the number of calls.
         grows: True if calls add keys; None if unknown, because there is only one call.
         reach: the number of keys that rows attend to, with those that no call has filled yet.
+        added: the number of keys that the last call added; 0 for the first call.
     """
 
     traits: Hashable
@@ -97,6 +98,7 @@ class Run:
     parts: int = 1
     grows: bool | None = None
     reach: int = 0
+    added: int = 0
 
     @property
     def start(self) -> int:
@@ -144,12 +146,20 @@ class Runs:
         self._last_restart = 0  # the time of the last call that did not continue its module's run
         self._grew = 0  # the time of the last call that added keys to a run
 
+    @property
+    def guessed(self) -> list[str]:
+        """The modules whose last call added several keys, as assisted decoding does.
+
+        It reads guessed tokens, of which it takes back those that the model does not write.
+        """
+        return [name for name, runs in self._runs.items() if any(run.added > 1 for run in runs)]
+
     def follow(self, name: str, source: Call, mask: Mask | None, value: Tensor | None) -> None:
         """Add a call of a layer that is not recorded, which tells what other layers continue."""
         key = source.key[..., : visible_stop(source, mask), :]
         value = None if value is None else value[..., : key.shape[-2], :]
         key = key[..., :1, :, :] if key.ndim > 2 else key
-        self.add(name, replace(source, key=key, bias=None), None, value, LastColumn, LastColumn)
+        self.add(name, replace(source, key=key, bias=None), None, value, LastColumn)
 
     def add(
         self,
@@ -158,18 +168,17 @@ class Runs:
         mask: Mask | None,
         value: Tensor | None,
         columns: Callable[[Tensor], Columns],
-        digests: Callable[[Tensor], Columns] = MemoryColumns,
     ) -> tuple[Run, Join | None]:
         """Add a call, and return its run and its join there; the join of a first call is None.
 
         ``value`` is None if no value belongs to a key; no call can continue such a call.
-        ``columns`` and ``digests`` keep the keys of a first call and the digests of its value.
+        ``columns`` keeps the keys of a first call and the digests of its value.
         """
         self._clock += 1
         runs, stop = self._runs.setdefault(name, []), visible_stop(source, mask)
         continued = self._continued(name, runs, source, value, stop)
         if continued is None:
-            kept = columns(source.key), digests(_digests(value))
+            kept = columns(source.key), columns(_digests(value))
             run = self._begin(name, runs, source, value, stop, *kept)
             run.reach = _reach(source, mask, stop)
             return run, None
@@ -177,6 +186,7 @@ class Runs:
         run.reach = max(run.reach, join.base + _reach(source, mask, stop))
         run.time, run.grows = self._clock, join.shared < join.stop
         run.parts += 1
+        run.added = join.stop - join.shared
         run.q_len += source.query.shape[-2]
         if run.grows:
             self._grew = self._clock
@@ -322,12 +332,13 @@ def _digests(value: Tensor | None, start: int = 0, stop: int | None = None) -> T
     It is of the first head, because some models repeat shared heads in some calls alone.
     """
     if value is None:
-        return torch.zeros(0, 1)
+        return torch.zeros(0, 1, dtype=torch.int32)
     some = value[..., :1, :, :] if value.ndim > 3 else value
     columns = some.detach()[..., start:stop, :]
     bits = columns.view(_BITS[value.element_size()]).long()
     factors = torch.arange(1, 2 * bits.shape[-1], 2, device=bits.device)  # odd ones lose no bit
-    return bits.mul_(factors).sum(-1, keepdim=True)
+    digests = bits.mul_(factors).sum(-1, keepdim=True)
+    return (digests ^ digests >> 32).int()
 
 
 def _shares_an_end(runs: Sequence[Run], source: Call, value: Tensor | None, stop: int) -> bool:

@@ -63,6 +63,17 @@ _TOO_LARGE = (
     "    Observe with keep=[...], heads=, layers=, path= or a larger max_weights=, or load the "
     'model with attn_implementation="sdpa".'
 )
+_WENT_BACK = (
+    "did not go on from the end of the cache, as in beam search and assisted decoding, or after a "
+    "cache was cut back, copied or used as a ring; what follows is recorded apart as '#2', '#3', "
+    "..., and tokens that were taken back are among the rows.\n"
+    "    Generate without beams and assistant to record one matrix for each layer."
+)
+_GUESSED = (
+    "ended with a call that added several tokens to the cache; if they were guessed, as in "
+    "assisted decoding and prompt lookup, the last rows may be of tokens that were taken back.\n"
+    "    Generate without guesses, or let the model read the finished text."
+)
 _REFUSED = "the attention of {} cannot be kept"
 
 
@@ -393,17 +404,12 @@ class Recorder:
             category = RefusedWarning if self._seen.refused else UserWarning
             text = f"{problem}\n    seen.refused has every reason."
             warnings.warn(text, category, stacklevel=stacklevel + 1)
-        names = [name for name in self._runs.broken if name in self._seen.shapes]
+        went_back = [name for name in self._runs.broken if name in self._seen.shapes]
+        guessed = [name for name in self._runs.guessed if name in self._seen.shapes]
+        text, names = (_WENT_BACK, went_back) if went_back else (_GUESSED, guessed)
         if names:
             more = f" and {len(names) - 1} more layers" if len(names) > 1 else ""
-            warnings.warn(
-                f"{names[0]!r}{more} did not go on from the end of the cache, as in beam search "
-                "and assisted decoding, or after a cache was cut back, copied or used as a ring; "
-                "what follows is recorded apart as '#2', '#3', ..., and tokens that were taken "
-                "back are among the rows.\n"
-                "    Generate without beams and assistant to record one matrix for each layer.",
-                stacklevel=stacklevel + 1,
-            )
+            warnings.warn(f"{names[0]!r}{more} {text}", stacklevel=stacklevel + 1)
 
     def _put_value(self, name: str, values: Values, kv_len: int) -> None:
         value = values.merged(kv_len)
