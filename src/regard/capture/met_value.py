@@ -730,6 +730,8 @@ class MetValue:
             softmax = None if track is None else track.softmax
             if softmax is None or softmax.is_of_scores or output.numel() <= 2 * weights.numel():
                 continue
+            if self._factors.of(output) is not None:
+                continue
             # A router multiplies the outputs of experts in the same way.
             is_sampled = operation.module() in self._sampled
             if softmax.is_gate is False or is_sampled or self._parameters.has(value):
@@ -746,7 +748,12 @@ class MetValue:
         factors = ((first, second), (second, first))
         tracks = [self._tracks.of(each) for each in (first, second)]
         for (weights, value), track in zip(factors, tracks, strict=True):
-            if track is not None and is_of_scores(track) and output.numel() > weights.numel():
+            if track is None or track.softmax is None or output.numel() <= weights.numel():
+                continue
+            is_learned = not is_of_scores(track) and has_learned_queries(track, weights.mT)
+            if is_learned and not track.softmax.is_met:
+                self._open.append(track.softmax)
+            if is_learned or is_of_scores(track):
                 self._factors.put(output, (weights, value, geometry(output)))
                 return
         if tracks == [None, None] and storage_key(first) != storage_key(second):
@@ -802,7 +809,12 @@ class MetValue:
         if isinstance(first, Tensor) and isinstance(second, Tensor) and first.ndim > 2:
             output = operation.output
             owned = output.is_nested or any(map(self._parameters.has, (first, second)))
-            if not owned and output.is_floating_point() and _is_of_all_rows(first, second):
+            tracks = [self._tracks.of(each) for each in (first, second)]
+            is_masked = any(track is not None and not _is_projected(track) for track in tracks)
+            are_pairs = _is_of_all_rows(first, second) or (
+                not is_masked and _is_of_one_row(first, second)
+            )
+            if not owned and output.is_floating_point() and are_pairs:
                 self._pairs.put(output, output.shape[-1])
         self.follow(operation)
 
@@ -974,6 +986,14 @@ def _is_of_all_rows(first: Tensor, second: Tensor) -> bool:
         return False
     sizes = [*zip(first.shape[:-1], second.shape[:-1], strict=True)]
     return any(n > m == 1 for n, m in sizes) and any(m > n == 1 for n, m in sizes)
+
+
+def _is_of_one_row(first: Tensor, second: Tensor) -> bool:
+    """Return True if the one row of a tensor, in an axis of its own, is broadcast to all others."""
+    if first.ndim != second.ndim or first.ndim < 4 or first.shape[-1] != second.shape[-1]:
+        return False
+    sizes = [*zip(first.shape[-3:-1], second.shape[-3:-1], strict=True)]
+    return (1, 1) in sizes and any(n != m and 1 in (n, m) for n, m in sizes)
 
 
 def _axes_of_rows(operation: Operation) -> int:
