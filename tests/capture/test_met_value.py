@@ -665,7 +665,6 @@ NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "blocks of keys, in heads": partial(halves, heads=3),
     "NumPy": lambda m, x: torch.from_numpy((m.query(x) @ x.mT).numpy() * 2).softmax(-1) @ x,
     "scores of a layer": lambda m, x: m.query(x)[..., :T].softmax(-1) @ x,  # as in Synthesizer
-    "a learned query, summed": lambda m, x: ((x @ m.memory[0]).softmax(-1)[..., None] * x).sum(1),
     "clusters": lambda m, x: m.router(x).softmax(-1) @ x[:, :4],
     "learned keys": lambda m, x: (x @ m.memory.T).softmax(-1) @ m.memory,
     "learned keys of heads": lambda m, x: (

@@ -83,7 +83,9 @@ class Run:
         parts: the number of calls.
         grows: True if calls add keys; None if unknown, because there is only one call.
         reach: the number of keys that rows attend to, with those that no call has filled yet.
-        added: the number of keys that the last call added; 0 for the first call.
+        size: the number of queries of the first call.
+        last: the number of queries of the last call.
+        is_even: True if the calls are parts of one text of the same size, and a rest.
     """
 
     traits: Hashable
@@ -98,7 +100,9 @@ class Run:
     parts: int = 1
     grows: bool | None = None
     reach: int = 0
-    added: int = 0
+    size: int = 0
+    last: int = 0
+    is_even: bool = True
 
     @property
     def start(self) -> int:
@@ -150,9 +154,14 @@ class Runs:
     def guessed(self) -> list[str]:
         """The modules whose last call added several keys, as assisted decoding does.
 
-        It reads guessed tokens, of which it takes back those that the model does not write.
+        It reads guessed tokens, of which it takes back those that the model does not write. The
+        parts of a prompt have one size, except the last one.
         """
-        return [name for name, runs in self._runs.items() if any(run.added > 1 for run in runs)]
+
+        def may_be_guesses(run: Run) -> bool:
+            return bool(run.grows) and run.last > 1 and not run.is_even
+
+        return [name for name, runs in self._runs.items() if any(map(may_be_guesses, runs))]
 
     def follow(self, name: str, source: Call, mask: Mask | None, value: Tensor | None) -> None:
         """Add a call of a layer that is not recorded, which tells what other layers continue."""
@@ -186,7 +195,8 @@ class Runs:
         run.reach = max(run.reach, join.base + _reach(source, mask, stop))
         run.time, run.grows = self._clock, join.shared < join.stop
         run.parts += 1
-        run.added = join.stop - join.shared
+        run.is_even = run.is_even and run.last == run.size >= source.query.shape[-2]
+        run.last = source.query.shape[-2]
         run.q_len += source.query.shape[-2]
         if run.grows:
             self._grew = self._clock
@@ -220,6 +230,8 @@ class Runs:
             kv_len=stop,
             q_len=q_len,
             before=stop - q_len,
+            size=q_len,
+            last=q_len,
             time=self._clock,
             grows=True if went_back else None,
         )
