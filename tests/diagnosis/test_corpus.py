@@ -80,15 +80,10 @@ UNNAMED = {
 }
 # The line that is named is that of another operation, which the fault leads to or comes from.
 OTHER_LINES = {
-    *("01_flatten_of_heads", "01_function_einsum"),
-    *("05_dot_product_by_sum", "08_function_minus_forbidden", "08_given_scores_plus_triangle"),
-    *("08_tril_added", "attention_causale", "batch_generate_gpt"),
-    *("bertish_minimum", "cache_class_next_token", "cache_triangle_at_zero"),
-    *("causal_off_by_one", "einops_repeat_of_groups"),
-    *("first_head_masked", "flex_flipped", "lambdas_share_slice", "mask_of_pairs_of_tokens"),
-    *("mask_repeat_heads", "mqa_sees_next", "nan_rows", "padding_added_to_rows"),
+    *("05_dot_product_by_sum", "10_plus_infinity", "batch_generate_gpt", "first_head_masked"),
+    *("lambdas_share_slice", "mask_of_pairs_of_tokens", "nan_rows"),
     *("numpy_softmax_rows", "numpy_values_axis"),  # the lines of NumPy are not seen
-    *("10_plus_infinity", "pair_slices_filled_and_no_scale", "scale_twice"),
+    "pair_slices_filled_and_no_scale",
 }
 
 

@@ -10,14 +10,15 @@ from regard.diagnosis.catalogue import Fault, fault, is_mistake
 from regard.diagnosis.expectation import ANY, Spec
 from regard.diagnosis.facts.arguments import Mask
 from regard.diagnosis.facts.computed import Computed, Statement, computed
+from regard.diagnosis.facts.fact_lines import written_line
 from regard.diagnosis.facts.formula import is_same_scale
 from regard.diagnosis.facts.judging import Deviation, deviations, has_no_positions
-from regard.diagnosis.facts.rows import Unread
+from regard.diagnosis.facts.rows import Mistake, Unread
 from regard.diagnosis.facts.statement import common_spec, computes_of
 from regard.diagnosis.facts.visible import Band
 from regard.diagnosis.inputs.lab import Lab, as_tensors, normal
 from regard.diagnosis.inputs.specimen import Specimen
-from regard.diagnosis.inputs.tape import Place, addresses, first_place, turns_all_axes
+from regard.diagnosis.inputs.tape import Place, addresses, first_place, place_in, turns_all_axes
 from regard.diagnosis.intention import Intention, intention_of
 from regard.diagnosis.laws.judge import LAWS, judged
 from regard.diagnosis.laws.law import Breach, Law, Pair, Result
@@ -32,7 +33,7 @@ def report_on(readings: Sequence[Specimen], intention: Intention) -> Report:
 def stated(formulas: Computed, intention: Intention) -> Report:
     """Return the report on code, as far as it could be read."""
     unread = formulas.unread
-    if unread is not None and unread.mistakes:
+    if unread is not None and any(_counts(mistake, intention) for mistake in unread.mistakes):
         return _with_mistakes(formulas, unread, intention)
     lab = Lab(formulas.specimen)
     # A fact that is wrong already says more than the law of padding, which looks at the same.
@@ -172,7 +173,14 @@ def _law_findings(results: Sequence[Result], formulas: Computed) -> list[Finding
             findings.setdefault(breach.kind, finding)
         if breach.kind == "raises" or (findings and law.name in ("runs", "samples")):
             break  # what follows says little
-    return [*findings.values()] or [_of_law(law, breach) for law, breach in certain[:1]]
+    unread = formulas.unread
+    mask = place_in(unread.line) if unread is not None and unread.stage == "mask" else None
+    return [*findings.values()] or [
+        _of_law(
+            law, replace(breach, place=breach.place or (mask if law.name == "padding" else None))
+        )
+        for law, breach in certain[:1]
+    ]
 
 
 def _of_influence(lab: Lab, intention: Intention, formulas: Computed) -> list[Finding]:
@@ -196,7 +204,7 @@ def _of_influence(lab: Lab, intention: Intention, formulas: Computed) -> list[Fi
         moved = f"output {row} moves with token {token}"
         if unread is not None:
             detail = f"{moved.capitalize()}."
-            return [finding_of(fault("not-causal"), _place(unread.line), detail)]
+            return [finding_of(fault("not-causal"), place_in(unread.line), detail)]
         if is_meant:
             says = f"The attention is causal, but {moved}, by another way."
             return [finding_of(Fault("causal", says, "", severity="difference"), None, "")]
@@ -213,14 +221,17 @@ def _of_influence(lab: Lab, intention: Intention, formulas: Computed) -> list[Fi
         return []
     row, token = (int(n) + 1 for n in hidden.nonzero()[0])
     says = f"mask: token {token} does not move output {row}; expected: causal, without a window."
-    return [finding_of(Fault("mask", says, ""), _place(unread.line), "")]
+    return [finding_of(Fault("mask", says, ""), place_in(unread.line), "")]
 
 
 def _line_of(mistake: str, formulas: Computed) -> Place | None:
     """Return the line of the stage that a mistake is about; None if it is not known."""
     stage = {"wrong-values": "value", "causal-top-left": "mask"}.get(mistake, "product")
-    lines = [statement.facts.lines.get(stage) for statement in formulas.statements]
-    return _place(next(filter(None, lines), ""))
+    lines = [
+        written_line(stage, each.facts, each.written) or each.facts.lines.get(stage)
+        for each in formulas.statements
+    ]
+    return place_in(next(filter(None, lines), ""))
 
 
 def _of_law(law: Law, breach: Breach) -> Finding:
@@ -299,34 +310,39 @@ def _finding(deviation: Deviation, statement: Statement, *, is_fault: bool) -> F
         entry, detail = Fault(deviation.fact, detail, "", severity=severity), ""
     lines, stage = statement.facts.lines, deviation.stage
     stages = (stage, stage.partition(" ")[0], *_NEXT.get(stage, ()), "softmax", "product")
-    file_line = next((lines[stage] for stage in stages if lines.get(stage)), "")
-    return finding_of(entry, _place(file_line), detail, _pair(deviation, statement))
-
-
-def _place(file_line: str) -> Place | None:
-    file, _, number = file_line.rpartition(":")
-    return Place(file, int(number)) if number.isdigit() else None
+    file_line = written_line(stage, statement.facts, statement.written)
+    file_line = file_line or next((lines[stage] for stage in stages if lines.get(stage)), "")
+    return finding_of(entry, place_in(file_line), detail, _pair(deviation, statement))
 
 
 def _with_mistakes(formulas: Computed, unread: Unread, intention: Intention) -> Report:
     """Return the report on code whose numbers show mistakes."""
     findings: list[Finding] = []
     for mistake in unread.mistakes:
-        if mistake.scale is not None and _is_meant(mistake.scale, intention.expected):
+        if not _counts(mistake, intention):
             continue
         pair = None if mistake.weights is None else _shown_pair(*mistake.weights)
         is_known = is_mistake(mistake.name)
         entry = fault(mistake.name) if is_known else Fault(mistake.name, mistake.says, "")
         says = mistake.says if is_known else ""
-        findings.append(finding_of(entry, _place(mistake.line), says, pair))
+        findings.append(finding_of(entry, place_in(mistake.line), says, pair))
     seen = next((each.weights[0] for each in unread.mistakes if each.weights is not None), None)
     is_of_mask = any(finding.name in _WEAK_MASKS for finding in findings)
     is_causal = bool(intention.causal) and not is_of_mask
     if is_causal and seen is not None and bool(seen.triu(1).any()):
-        findings.append(finding_of(fault("not-causal"), _place(unread.line), ""))
+        findings.append(finding_of(fault("not-causal"), place_in(unread.line), ""))
     findings.sort(key=lambda finding: finding.number)
     specimen = formulas.specimen
     return Report(specimen.name, tuple(findings), specimen.words, computes=computes_of(formulas))
+
+
+def _counts(mistake: Mistake, intention: Intention) -> bool:
+    """Return False for a mistake that somebody may mean, or that no intention makes one."""
+    expected = intention.expected
+    is_open = expected is None or expected.scale is ANY
+    if mistake.is_choice and is_open:
+        return False
+    return mistake.scale is None or not _is_meant(mistake.scale, expected)
 
 
 _WEAK_MASKS = ("mask-added-as-numbers", "mask-fill-value")
@@ -340,8 +356,9 @@ def _is_meant(scale: float, expected: Spec | None) -> bool:
 
 
 _NEXT: dict[str, tuple[str, ...]] = dict.fromkeys(
-    ("scale", "keys", "query layer", "key layer", "value layer"), ("product",)
-)
+    (*("scale", "keys", "query layer", "key layer", "positions", "norm"), "softcap"),
+    ("product",),
+) | {"values": ("value",)}
 """The stages whose line tells where code lacks a stage."""
 
 

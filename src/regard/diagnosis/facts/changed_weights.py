@@ -15,6 +15,7 @@ from regard.diagnosis.facts.formula import factor_of, is_same_scale, mistake_of_
 from regard.diagnosis.facts.origins import Numbers, Sizes
 from regard.diagnosis.facts.rows import Mistake, Rows, Unread, is_single, rows_of
 from regard.diagnosis.facts.trace import Trace
+from regard.diagnosis.facts.written import Written
 
 _AXES = ("samples", "heads", "queries", "keys")
 _CLOSE = 1e-6
@@ -28,14 +29,15 @@ def raise_for_changed(trace: Trace, numbers: Numbers, sizes: Sizes) -> None:
         return
     for rows in rows_of(trace.changed, numbers, sizes):
         if not isinstance(rows, Unread):
-            _raise_for(_mistakes(rows, numbers))
+            written = Written(trace, rows.attentions[0])
+            _raise_for(_mistakes(rows, numbers, written))
 
 
 def raise_for_outputs(rows: Rows) -> None:
     """Raise ``Unread`` with the mistakes of weights that the outputs of a function gave."""
     sums = rows.weights.sum(-1)
     if not bool((((sums - 1).abs() < _CLOSE) | (sums == 0)).all()):
-        _raise_for(_mistakes(rows, Numbers({}, [])))
+        _raise_for(_mistakes(rows, Numbers({}, []), None))
 
 
 def _raise_for(mistakes: Iterable[Mistake]) -> None:
@@ -45,15 +47,15 @@ def _raise_for(mistakes: Iterable[Mistake]) -> None:
         raise Unread("softmax", first.says.rstrip("."), first.line, found)
 
 
-def _mistakes(rows: Rows, numbers: Numbers) -> Iterator[Mistake]:
+def _mistakes(rows: Rows, numbers: Numbers, written: Written | None) -> Iterator[Mistake]:
     """Yield what was done to the weights, and what is wrong with the scale of their scores."""
+    line = "" if written is None else _line_of(rows, numbers, written)
     scores = rows.query @ rows.key.mT
     axes = _normalised_axes(rows.weights)
     if axes is not None:
         scale = _scale(rows.weights, scores, axes)
-        yield _of_axes(
-            rows, numbers, axes, _softmax(scores * (scale or 1.0), (3,), rows.weights == 0)
-        )
+        right = _softmax(scores * (scale or 1.0), (3,), rows.weights == 0)
+        yield _of_axes(rows, numbers, axes, right, line)
         if scale is not None:
             yield from _of_scale(rows, scale, axes)
         return
@@ -61,14 +63,16 @@ def _mistakes(rows: Rows, numbers: Numbers) -> Iterator[Mistake]:
     if scale is None:
         return
     right = _softmax(scores * scale, (3,))
-    mistake = _of_factors(rows, numbers, scale, right)
+    mistake = _of_factors(rows, line, scale, right)
     if mistake is not None:
         yield mistake
         if mistake.name != "wrong-scale":
             yield from _of_scale(rows, scale, (3,))
 
 
-def _of_axes(rows: Rows, numbers: Numbers, axes: tuple[int, ...], right: Tensor) -> Mistake:
+def _of_axes(
+    rows: Rows, numbers: Numbers, axes: tuple[int, ...], right: Tensor, line: str
+) -> Mistake:
     """Return the mistake of a softmax over other axes than that of the keys."""
     if axes == (2,) and (_is_over_last_axis(rows, numbers) or _is_of_transpose(rows)):
         says = "The values are mixed along the axis of the queries: the weights of a key sum to 1."
@@ -76,12 +80,12 @@ def _of_axes(rows: Rows, numbers: Numbers, axes: tuple[int, ...], right: Tensor)
         return Mistake("values-mixed-along-wrong-axis", says, line, (rows.weights, right))
     words = " and ".join(_AXES[axis] for axis in axes)
     says = f"The softmax runs over the {words}, and not over the keys of each query."
-    return Mistake("softmax-wrong-axis", says, _line_of(rows, numbers), (rows.weights, right))
+    return Mistake("softmax-wrong-axis", says, line, (rows.weights, right))
 
 
-def _of_factors(rows: Rows, numbers: Numbers, scale: float, right: Tensor) -> Mistake | None:
+def _of_factors(rows: Rows, line: str, scale: float, right: Tensor) -> Mistake | None:
     """Return the mistake by which the weights are those of a softmax times other numbers."""
-    weights, line = rows.weights, _line_of(rows, numbers)
+    weights = rows.weights
     if _is_turned(weights / right):
         says = "Weights are divided by the sums of other rows: sum(-1, keepdim=True) keeps them."
         return Mistake("softmax-wrong-axis", says, line, (weights, right))
@@ -176,13 +180,11 @@ def _is_over_last_axis(rows: Rows, numbers: Numbers) -> bool:
     return is_left and bool(((sums - 1).abs() < _CLOSE).all())
 
 
-def _line_of(rows: Rows, numbers: Numbers) -> str:
+def _line_of(rows: Rows, numbers: Numbers, written: Written) -> str:
     """Return the line that gave the weights the numbers with which they met the value."""
-    if not rows.attentions:
-        return ""
     attention = rows.attentions[0]
     origin = numbers.origin(attention.weights, before=attention.at)
-    line = "" if origin is None or origin.at < 0 else numbers.steps[origin.at].line
+    line = "" if origin is None or origin.at < 0 else written.of_divisor(origin.at)
     return line or rows.lines.get("softmax", "")
 
 

@@ -4,16 +4,18 @@ runs ──► traces ──► rows ──► facts ──► weights of the fa
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 
 from regard.diagnosis.facts.formula import Facts, facts_of, is_empty, mask_in, table_in
 from regard.diagnosis.facts.merged_heads import HeadOutputs
-from regard.diagnosis.facts.rows import Rows, Unread
+from regard.diagnosis.facts.rows import Mistake, Rows, Unread
 from regard.diagnosis.facts.runs import Run, Runs
 from regard.diagnosis.facts.surroundings import lines_of, surroundings_of
 from regard.diagnosis.facts.weak_masks import raise_for_weak_mask
+from regard.diagnosis.facts.written import Written
 from regard.diagnosis.inputs.mask_forms import Form
 from regard.diagnosis.inputs.specimen import Specimen
 from regard.diagnosis.inputs.subject import FEW_BITS
@@ -55,11 +57,13 @@ class Statement:
         facts: its facts.
         domain: the inputs that confirm them.
         rows: the numbers that they were found in.
+        written: the lines of the run without a mask, by "", and of that with one, by its argument.
     """
 
     facts: Facts
     domain: Domain
     rows: Rows
+    written: Mapping[str, Written]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +141,12 @@ class _Search:
             domain = Domain(
                 len(runs) - 1, min(lengths), max(lengths), difference, attended, _casts(base)
             )
-            yield Statement(facts, domain, base.rows[number])
+            written = {
+                run.mask_argument: Written(run.trace, run.rows[number].attentions[0])
+                for run in (base, *masked)
+                if run.trace is not None
+            }
+            yield Statement(facts, domain, base.rows[number], written)
 
     def _base(self) -> Run:
         """Return the run that facts are found in, the longest one that can be read."""
@@ -194,7 +203,9 @@ class _Search:
             return [facts_of(rows, base.arguments) for rows in base.rows]
         except Unread as error:
             for rows in base.rows:
-                raise_for_weak_mask(rows, base.arguments, _weak_line(_lines_in(base, rows)))
+                raise_for_weak_mask(rows, base.arguments, _weak_line(base, rows))
+                if base.trace is not None and not error.line:
+                    error.line = Written(base.trace, rows.attentions[0]).of_any_mask()
             if base.sizes.batch is not None or error.stage != "scores":
                 raise
         other = self._runs.run(base.sizes.tokens, seed=7)
@@ -271,11 +282,12 @@ class _Search:
         """Return the facts of an attention with the mask of a run that passes one."""
         rows, argument = run.rows[number], run.mask_argument
         lines = _lines_in(run, rows)
-        raise_for_weak_mask(rows, {argument: run.arguments[argument]}, _weak_line(lines))
+        raise_for_weak_mask(rows, {argument: run.arguments[argument]}, _weak_line(run, rows))
         mask = mask_in(rows, run.arguments)
         if mask is None:
             reason = f"the keys that {argument} hides follow no rule that is known"
-            raise Unread("mask", reason, facts.lines.get("softmax", ""))
+            line = "" if run.trace is None else Written(run.trace, rows.attentions[0]).of_any_mask()
+            raise Unread("mask", reason, line or facts.lines.get("softmax", ""))
         is_of_keys = run.form is not None and run.form.is_of_keys
         around = facts.around
         if run.trace is not None and len(run.rows) == 1:
@@ -305,9 +317,10 @@ def _lines_in(run: Run, rows: Rows) -> Mapping[str, str]:
     return run.lines if run.trace is None else lines_of(rows, run.trace)
 
 
-def _weak_line(lines: Mapping[str, str]) -> str:
+def _weak_line(run: Run, rows: Rows) -> str:
     """Return the line of a mask that hides nothing; "" where none is known."""
-    return next((lines[stage] for stage in ("mask", "bias", "softmax") if lines.get(stage)), "")
+    written = "" if run.trace is None else Written(run.trace, rows.attentions[0]).of_added_mask()
+    return written or _lines_in(run, rows).get("softmax", "")
 
 
 def _tried(forms: Sequence[Form]) -> list[Form]:
@@ -376,5 +389,19 @@ def _difference(facts: Facts, run: Run, number: int) -> float:
     difference = float(torch.where(is_dead, 0.0, gap).abs().max())
     if not difference <= _CLOSE * max(1.0, float(rows.value.abs().max())):
         reason = f"on {tokens} tokens the formula differs by {difference:.1g}"
-        raise Unread("softmax", reason, line)
+        raise Unread("softmax", reason, line, _mistakes_of_length(facts, run, number))
     return difference
+
+
+def _mistakes_of_length(facts: Facts, run: Run, number: int) -> list[Mistake]:
+    """Return the mistake of a scale that differs between numbers of tokens, if that is all."""
+    rows = run.rows[number]
+    with suppress(Unread):
+        other = facts_of(rows, run.arguments)
+        is_same = str(other.mask) == str(facts.mask) and other.softcap == facts.softcap
+        if is_same and not other.has_scale(facts.scale[0]):
+            scales = f"{other.scale[0]:.4g} for {run.sizes.tokens} tokens"
+            says = f"The scale follows the number of tokens: {scales}, else {facts.scale[0]:.4g}."
+            line = facts.lines.get("scale") or facts.lines.get("product", "")
+            return [Mistake("wrong-scale", says, line, scale=other.scale[0], is_choice=True)]
+    return []

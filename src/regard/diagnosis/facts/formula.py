@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.diagnosis.facts.arguments import Hiding, Mask, mask_of, readings_of
 from regard.diagnosis.facts.paths import Factor, Operation, Part, Rotation
-from regard.diagnosis.facts.rows import Rows, Unread
+from regard.diagnosis.facts.rows import Mistake, Rows, Unread
 from regard.diagnosis.facts.surroundings import Surroundings
 from regard.diagnosis.facts.visible import Table
 
@@ -290,7 +290,9 @@ def _formula(
         raise Unread("softmax", "some weights are below 0, or NaN")
     sums = weights.sum(-1, keepdim=True)
     if bool((sums > 1 + _CLOSE).any()):
-        raise Unread("softmax", "some rows of weights sum to more than 1")
+        reason = "some rows of weights sum to more than 1"
+        mistake = Mistake("weights", f"{reason.capitalize()}.", is_choice=True)
+        raise Unread("softmax", reason, "", [mistake])
     product = query @ key.mT
     visible, empty = _visible(product, weights)
     # The logarithm of the weights is the scores less one number for each row.

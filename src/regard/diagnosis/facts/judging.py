@@ -51,7 +51,8 @@ def spec_of(facts: Facts) -> Spec:
     if isinstance(pattern, Band):
         named["causal"] = pattern.right == 0
         if pattern.left is not None and pattern.left >= 0:
-            named["window"] = _band_window(pattern)
+            lacks_own_key = pattern.right is not None and pattern.right < 0
+            named["window"] = ANY if lacks_own_key else _band_window(pattern)
     elif isinstance(pattern, Prefix):
         named["prefix"] = pattern.length
     elif pattern is not None:
@@ -155,23 +156,26 @@ def _pattern_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviati
     turned = isinstance(pattern, Band) and left == 0 and right is None
     if left is not None and left < 0:
         expected_keys = "keys up to the query's own"
-        yield Deviation("mask", str(pattern), expected_keys, "mask", "mask-inverted", True)
+        stage = "mask inverted"
+        yield Deviation("mask", str(pattern), expected_keys, stage, "mask-inverted", True)
     elif right in (1, -1) and left is None:
         words = "causal without the query's own key" if right == -1 else str(pattern)
         expected_keys = "causal with the query's own key"
-        yield Deviation("mask", words, expected_keys, "mask", _OFF_BY_ONE)
+        yield Deviation("mask", words, expected_keys, "mask right", _OFF_BY_ONE)
     elif right is not None and right < 0:
-        yield Deviation("mask", str(pattern), "keys up to the query's own", "mask")
+        yield Deviation("mask", str(pattern), "keys up to the query's own", "mask right")
     elif causal is True and not pattern.is_causal:
         mistake = "mask-inverted" if turned else "not-causal"
         mistake = _OFF_BY_ONE if right in (1, -1) else mistake
-        yield Deviation("causal", str(pattern), "causal", "mask", mistake)
+        stage = "mask inverted" if turned else "mask right"
+        yield Deviation("causal", str(pattern), "causal", stage, mistake)
     elif causal is False and pattern.is_causal:
         yield Deviation("causal", str(pattern), "not causal", "mask")
     elif expected is None and isinstance(pattern, Table):
         yield Deviation("mask", str(pattern), "a rule of positions, such as a window", "mask")
     elif turned and (expected is None or expected.window is not ANY):
-        yield Deviation("mask", str(pattern), "keys up to the query's own", "mask", "mask-inverted")
+        text, stage = "keys up to the query's own", "mask inverted"
+        yield Deviation("mask", str(pattern), text, stage, "mask-inverted")
     if expected is None:
         return
     prefix = pattern.length if isinstance(pattern, Prefix) else None
@@ -184,7 +188,10 @@ def _pattern_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviati
     window = _band_window(pattern) if isinstance(pattern, Band) else str(pattern)
     if window != expected.window and not lacks_own_key:
         text = "no window" if expected.window is None else f"a window of {expected.window}"
-        yield Deviation("window", str(pattern), text, "mask")
+        window = cast("int | tuple[int, int] | None", expected.window)
+        has_same_left = isinstance(window, tuple) and window[0] == left
+        stage = "mask right" if has_same_left else "mask left"
+        yield Deviation("window", str(pattern), text, stage)
 
 
 def _band_window(band: Band) -> int | tuple[int, int] | None:
@@ -240,6 +247,7 @@ def _hiding_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviatio
         elif meaning is not None and MEANINGS[meaning] != hiding.reading:
             is_inverted = {MEANINGS[meaning], hiding.reading} == {"keeps", "hides"}
             mistake = "mask-inverted" if is_inverted else ""
+            stage = f"{stage} inverted" if is_inverted else stage
             yield Deviation(argument, str(hiding), meaning, stage, mistake)
 
 
@@ -260,7 +268,7 @@ def _bias_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation]
         number = facts.bias.numbers[0]
         mistake = "mask-added-as-numbers" if abs(number) <= 1.01 else "mask-fill-value"
         words = f"{number:.4g} added to some scores of each row, which hides nothing"
-        yield Deviation("mask", words, "-inf where a key is hidden", "mask", mistake)
+        yield Deviation("mask", words, "-inf where a key is hidden", "added mask", mistake)
     if expected is not None and expected.bias not in (None, ANY) and facts.bias is None:
         yield Deviation("bias", "none", f"a {expected.bias} one", "scale")
 
@@ -280,12 +288,14 @@ def _head_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation]
         text = " ".join(map(str, in_order))
         yield Deviation("kv_heads", words, text, "keys", "kv-heads-repeated-in-wrong-order")
     if any(isinstance(operation, Rotation) for operation in facts.value):
-        yield Deviation("values", "rotated by position", "the same at each position", "value")
+        yield Deviation(
+            "values", "rotated by position", "the same at each position", "value rotation"
+        )
     value_heads = facts.around.value_heads
     if len(set(value_heads)) == num_kv_heads and value_heads != facts.key_heads:
         words = f"heads weigh value heads {' '.join(map(str, value_heads))}"
         text = " ".join(map(str, facts.key_heads))
-        yield Deviation("values", words, text, "value", "wrong-values", is_wrong=True)
+        yield Deviation("values", words, text, "values", "wrong-values", is_wrong=True)
 
 
 def _surrounding_deviations(around: Surroundings) -> Iterator[Deviation]:
@@ -306,9 +316,9 @@ def _surrounding_deviations(around: Surroundings) -> Iterator[Deviation]:
         words, text = "the same for all heads", "of each head its own"
         yield Deviation("projections", words, text, "query layer", "heads-share-projection")
     for role, argument in around.exchanged.items():
-        stage, mistake = ("product", "wrong-projection")
+        stage, mistake = f"{role} layer", "wrong-projection"
         if role == "value":
-            stage, mistake = "value", "wrong-values"
+            mistake = "wrong-values"
         yield Deviation(role, f"the {argument}", "itself", stage, mistake, is_wrong=True)
     text = "a projection of its own"
     for first, second in sorted(around.same_tensors):
@@ -335,7 +345,7 @@ def _position_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviat
             text = "one that falls" if is_bias else "the same for queries and keys"
             is_wrong = facts.around.is_module and not is_bias
             words = position_words(positions)
-            yield Deviation("positions", words, text, "product", is_wrong=is_wrong)
+            yield Deviation("positions", words, text, "positions", is_wrong=is_wrong)
         return
     wanted = expected.positions
     if isinstance(wanted, str):
@@ -353,14 +363,16 @@ def _position_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviat
     )
     if not (is_free or is_unknown or is_same):
         words, text = position_words(positions), position_words(wanted)
-        yield Deviation("positions", words, text, "product")
+        is_of_base = kind == wanted_kind == "rotary" and "base" in (wanted or {})
+        stage = "positions base" if is_of_base else "positions"
+        yield Deviation("positions", words, text, stage)
 
 
 def _other_deviations(facts: Facts, expected: Spec) -> Iterator[Deviation]:
     if expected.softcap is not ANY and not _is_near(facts.softcap, expected.softcap):
         words = "none" if facts.softcap is None else f"{facts.softcap:.4g}"
         text = "none" if expected.softcap is None else f"{expected.softcap:g}"
-        yield Deviation("softcap", words, text, "scale")
+        yield Deviation("softcap", words, text, "softcap")
     if expected.sinks is not ANY and bool(facts.sink) != expected.sinks:
         words, text = "a number beside the scores", "none"
         if not facts.sink:
@@ -368,7 +380,7 @@ def _other_deviations(facts: Facts, expected: Spec) -> Iterator[Deviation]:
         yield Deviation("sinks", words, text, "softmax")
     norm = norm_of(facts)
     if expected.qk_norm not in (ANY, norm):
-        yield Deviation("qk_norm", str(norm), str(expected.qk_norm), "product")
+        yield Deviation("qk_norm", str(norm), str(expected.qk_norm), "norm")
 
 
 def _is_near(first: Any, second: Any) -> bool:
@@ -390,12 +402,27 @@ def _flat(operations: tuple[Operation, ...]) -> Iterator[Operation]:
                 yield from _flat(path.operations or ())
 
 
+def norms_of(facts: Facts) -> dict[str, Norm]:
+    """Return the norm of query, key and value, as far as they have one."""
+    roles = {"query": facts.query, "key": facts.key, "value": facts.value}
+    norms = {
+        role: next((each for each in _flat(operations) if isinstance(each, Norm)), None)
+        for role, operations in roles.items()
+    }
+    return {role: norm for role, norm in norms.items() if norm is not None}
+
+
+def rotations_of(facts: Facts) -> dict[str, Rotation]:
+    """Return the rotation of query, key and value, as far as they have one."""
+    roles = {"query": facts.query, "key": facts.key, "value": facts.value}
+    turns = {role: _rotation(operations) for role, operations in roles.items()}
+    return {role: turn for role, turn in turns.items() if turn is not None}
+
+
 def norm_of(facts: Facts) -> str | None:
     """Return the norm of queries and keys, as a spec has it; None for none."""
-    query, key = (
-        next((norm.kind for norm in _flat(operations) if isinstance(norm, Norm)), None)
-        for operations in (facts.query, facts.key)
-    )
+    norms = norms_of(facts)
+    query, key = (norms[role].kind if role in norms else None for role in ("query", "key"))
     if query == key:
         return query
     return " and ".join(

@@ -28,9 +28,10 @@ _MOST_OPERATIONS = 8  # on a path
 
 @dataclass(frozen=True)
 class Factor:
-    """A number that all numbers are multiplied by."""
+    """A number that all numbers are multiplied by, by the step ``at``."""
 
     factor: float
+    at: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,12 @@ class Norm:
     Attributes:
         kind: "rms", "l2" or "layer".
         width: the number of numbers that share one.
+        at: the number of its last step.
     """
 
     kind: str
     width: int
+    at: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Rotation:
         angles: those of a step of one token, in radians, (part / 2).
         start: the position of the first token.
         columns: the columns of the head that are a pair, (part / 2); None if they are unknown.
+        at: the number of its last step.
     """
 
     pairing: str
@@ -63,6 +67,7 @@ class Rotation:
     angles: tuple[float, ...]
     start: float
     columns: tuple[tuple[int, int], ...] | None = field(default=None, compare=False)
+    at: int = field(default=-1, compare=False)
 
     def moved(self, columns: Mapping[int, int]) -> "Rotation":
         """Return the rotation of a tensor that has each column at another index."""
@@ -157,7 +162,7 @@ def _path(tensor: Tensor, numbers: Numbers, sizes: Sizes, before: int, most: int
             if earlier.shape != shape:  # its columns are other ones
                 operations = _moved(operations, {})
             if not isinstance(change, _Cast):
-                operations = (*operations, change)
+                operations = (*operations, replace(change, at=origin.at))
             operations = _moved(operations, _columns_at(origin.index, shape[-1]))
             at = coordinates.at(origin.index)
             return Path(path.source, operations, "", at, path.is_learned)

@@ -43,6 +43,7 @@ class Mistake(NamedTuple):
         weights: the weights as they are and as they would be, (samples, heads, q_len, kv_len);
             None where they say nothing.
         scale: of the scores, which somebody may mean; None for other mistakes.
+        is_choice: it is a mistake only where an intention says what is meant.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Mistake(NamedTuple):
     line: str = ""
     weights: tuple[Tensor, Tensor] | None = None
     scale: float | None = None
+    is_choice: bool = False
 
     @classmethod
     def of_reason(cls, name: str, reason: str, line: str = "") -> "Mistake":
@@ -205,7 +207,10 @@ def _record(attention: Attention, numbers: Numbers, sizes: Sizes) -> _Record:
     if k.path.is_learned or v.path.is_learned:
         raise Unread("projection", "keys or values follow from no token")
     if not torch.equal(k.token, v.token) or not torch.equal(k.sample, v.sample):
-        raise Unread("product", "keys and values stand in another order")
+        reason = "keys and values stand in another order"
+        mixed = next((s for s in (k, v) if any(len({*rows}) > 1 for rows in s.columns)), None)
+        mistakes = [] if mixed is None else [_mistake_of_split(mixed, attention, numbers)]
+        raise Unread("product", reason, "", mistakes)
     if q.path.is_learned:  # each sample has the same queries
         q = replace(q, sample=k.sample[:, :1].expand_as(q.sample))
     if bool((q.sample[:, :, None] != k.sample[:, None, :]).any()):
@@ -480,14 +485,22 @@ class _Heads:
 def _mistakes_of_heads(records: Sequence[_Record], numbers: Numbers) -> list[Mistake]:
     """Return the mistake of queries that meet several heads of keys; none if it may be meant.
 
-    Queries that meet all tokens in two ways are no mistake of the catalogue.
+    A query that meets all tokens in two ways is no mistake of the catalogue.
     """
     tokens = torch.cat([record.key.token.flatten() for record in records])
     in_all = len({*cast(list[int], tokens.tolist())})
     of_leads = [
         lead for record in records for lead in cast(list[list[int]], record.key.token.tolist())
     ]
-    if any(len({*lead}) == in_all for lead in of_leads):
+    queries = Counter(
+        (int(sample), int(token), columns)
+        for record in records
+        for samples, tokens, rows in zip(
+            record.query.sample, record.query.token, record.query.columns, strict=True
+        )
+        for sample, token, columns in zip(samples, tokens, rows, strict=True)
+    )
+    if any(len({*lead}) == in_all for lead in of_leads) and max(queries.values()) > 1:
         return []
     is_one_token = all(
         bool((record.query.token[:, :, None] == record.key.token[:, None, :]).all())
@@ -496,25 +509,32 @@ def _mistakes_of_heads(records: Sequence[_Record], numbers: Numbers) -> list[Mis
     if is_one_token:
         says = "Each head of a token attends to the heads of the same token, and to no other token."
         return [Mistake("heads-and-tokens-exchanged", says)]
+    sides = [side for record in records for side in (record.key, record.query, record.value)]
+    mixed = next((s for s in sides if any(len({*rows}) > 1 for rows in s.columns)), sides[0])
+    return [_mistake_of_split(mixed, records[0].attention, numbers)]
+
+
+def _mistake_of_split(side: _Side, attention: Attention, numbers: Numbers) -> Mistake:
+    """Return the mistake of rows that hold numbers of several heads, with the line of their view.
+
+    That is the first one with as many rows and columns as they have.
+    """
     says = "Rows of keys hold numbers of several heads: one head of queries meets several of keys."
-    line = _line_of_split(records[0].key, records[0].attention, numbers)
-    return [Mistake("heads-split-without-transpose", says, line)]
-
-
-def _line_of_split(key: _Side, attention: Attention, numbers: Numbers) -> str:
-    """Return the line that gave the projected keys the last axis of a head; "" for none."""
-    source, width = key.path.source, key.numbers.shape[-1]
+    source, shape = side.path.source, side.numbers.shape[-2:]
     if isinstance(source, str):
         source = -1
+    line = ""
     for step in numbers.steps[source + 1 : attention.at]:
-        if step.name in _VIEWS and step.outputs[0].shape[-1] == width:
+        if step.name in _VIEWS and step.outputs[0].shape[-1] == shape[-1]:
             origin = numbers.origin(step.outputs[0])
             if origin is not None and origin.at == source:
-                return step.line
-    return ""
+                line = line or step.line
+                if step.outputs[0].shape[-2:] == shape:
+                    return Mistake("heads-split-without-transpose", says, step.line)
+    return Mistake("heads-split-without-transpose", says, line)
 
 
-_VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten")
+_VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten", "clone")
 
 
 def _heads_of(records: Sequence[_Record], numbers: Numbers) -> _Heads:

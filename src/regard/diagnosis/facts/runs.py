@@ -14,8 +14,8 @@ from regard.diagnosis.facts.changed_weights import raise_for_changed, raise_for_
 from regard.diagnosis.facts.formula import AddedPositions
 from regard.diagnosis.facts.origins import Numbers, Sizes, located
 from regard.diagnosis.facts.rows import Rows, Unread, rows_of
-from regard.diagnosis.facts.stages import stage_lines
 from regard.diagnosis.facts.trace import Trace, traced
+from regard.diagnosis.facts.written import Written
 from regard.diagnosis.inputs.lab import Lab, as_tensors
 from regard.diagnosis.inputs.mask_forms import Form
 from regard.diagnosis.inputs.specimen import Contents, Specimen
@@ -203,7 +203,7 @@ class Runs:
         copies = {source: tensor.clone() for source, tensor in inputs.items()}
         trace = self._trace(args, kwargs, [*inputs.values()])
         if trace.attentions:
-            self._lines = stage_lines(trace, trace.attentions[0])
+            self._lines = Written(trace, trace.attentions[0]).stages()
         numbers = Numbers(copies, trace.steps)
         raise_for_changed(trace, numbers, sizes)
         refused = [*trace.refused]

@@ -1,6 +1,6 @@
 """Facts about an attention beside its formula: its projections, its heads and its output."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import cast
@@ -11,8 +11,8 @@ from torch import Tensor
 from regard.diagnosis.facts.merged_heads import HeadOutputs
 from regard.diagnosis.facts.origins import Sizes
 from regard.diagnosis.facts.rows import Rows
-from regard.diagnosis.facts.stages import stage_lines
 from regard.diagnosis.facts.trace import Trace
+from regard.diagnosis.facts.written import Written
 from regard.diagnosis.inputs.tape import Step
 
 ROLES = ("query", "key", "value")
@@ -114,22 +114,20 @@ def _input_dim(source: int | str, trace: Trace) -> int:
 def lines_of(rows: Rows, trace: Trace) -> dict[str, str]:
     """Return the ``file:line`` of each stage of an attention, and of its projections.
 
-    They are those of ``stage_lines``, "query layer", "key layer" and "value layer", and "keys" for
-    the step that repeats the keys of grouped heads.
+    They are those of ``Written.stages``, "query layer", "key layer" and "value layer", and "keys"
+    and "values" for the steps that repeat those of grouped heads.
     """
     attention = rows.attentions[0]
-    lines = {**rows.lines, **stage_lines(trace, attention)}
+    written = Written(trace, attention)
+    lines = {**rows.lines, **written.stages()}
     for role, path in zip(ROLES, rows.paths, strict=True):
         if isinstance(path.source, int):
-            calls = _calls(trace, path.source, attention.at)
-            # A layer that projects the query first and the key later is at fault in its last call.
-            lines[f"{role} layer"] = (calls[0] if role == "query" else calls[-1]).line
-    if attention.key is not None:
-        keys = attention.key.flatten()
-        for step in trace.steps[: attention.at]:
-            if step.depends and any(_holds(output, keys) for output in step.outputs):
-                lines["keys"] = step.line
-                break
+            lines[f"{role} layer"] = written.of_projection(role)
+    for name, tensor in (("keys", attention.key), ("values", attention.value)):
+        if tensor is not None:
+            steps = (step for step in trace.steps[: attention.at] if step.depends)
+            numbers = tensor.flatten()
+            lines[name] = next((s.line for s in steps if _hold(s.outputs, numbers)), "")
     return lines
 
 
@@ -185,11 +183,13 @@ def _projects_pieces(rows: Rows, trace: Trace, sizes: Sizes) -> bool:
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 
 
-def _holds(output: Tensor, keys: Tensor) -> bool:
+def _hold(outputs: Iterable[Tensor], keys: Tensor) -> bool:
     """Return True if a tensor holds the numbers of repeated keys, as often as they do."""
-    if not output.is_floating_point() or output.numel() < keys.numel():
-        return False
     repeats = int((keys == keys[0]).sum())
-    if repeats < 2 or int((output == keys[0]).sum()) < repeats:
-        return False
-    return bool(torch.isin(keys, output.double()).all())
+    return repeats > 1 and any(
+        output.is_floating_point()
+        and output.numel() >= keys.numel()
+        and int((output == keys[0]).sum()) >= repeats
+        and bool(torch.isin(keys, output.double()).all())
+        for output in outputs
+    )

@@ -53,6 +53,7 @@ class Trace:
         refused: why operations that look like attention are none, with their lines.
         left: why weights met no value, likewise.
         result: everything that the code gave back.
+        model: the module that ran, or the function as one.
     """
 
     attentions: tuple[Attention, ...]
@@ -61,6 +62,7 @@ class Trace:
     refused: tuple[tuple[str, str], ...]
     left: tuple[tuple[str, str], ...]
     result: Any
+    model: nn.Module
 
 
 class _Function(nn.Module):
@@ -117,6 +119,7 @@ def traced(
         tuple(log.refused),
         tuple(log.left),
         result,
+        model,
     )
 
 

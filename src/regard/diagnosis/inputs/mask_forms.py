@@ -100,8 +100,17 @@ def open_masks(s: Specimen, contents: Contents, forms: Iterable[Form]) -> dict[s
 
 def takes_masks(arguments: tuple[Argument, ...]) -> list[Argument]:
     """Return the arguments that are masks or lengths."""
-    roles = ("mask", "lengths")
-    return [a for a in arguments if a.role in roles and not _SKIPPED.search(a.name.lower())]
+    # Beside another text, which the arguments name, its mask is no option.
+    has_memory = any(argument.role == "memory" for argument in arguments)
+    return [
+        argument
+        for argument in arguments
+        if argument.role in ("mask", "lengths")
+        and (
+            not _SKIPPED.search(argument.name.lower())
+            or (has_memory and argument.name.startswith("encoder_"))
+        )
+    ]
 
 
 def forms_of(argument: Argument) -> Iterator[Form]:

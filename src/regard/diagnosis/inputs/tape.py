@@ -3,9 +3,9 @@
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,6 +41,10 @@ class Place:
     file: str
     line: int
 
+    def __str__(self) -> str:
+        """Return it as ``file:line``."""
+        return f"{self.file}:{self.line}"
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
@@ -53,6 +57,8 @@ class Step:
         outputs: copies of the tensors that it gave.
         alive: those tensors themselves; while they live, no other tensor gets their storage.
         place: the line that ran it; None where no line is the user's.
+        callers: the lines that called its function, the innermost first.
+        scope: the numbers that have a name there, such as ``scale`` or ``self.scale``.
         depends: its outputs follow from the inputs of the run, as far as ``traced`` followed them.
         projects: it is a product with numbers that do not follow from them, or adds a parameter.
     """
@@ -63,6 +69,8 @@ class Step:
     outputs: tuple[Tensor, ...]
     alive: tuple[Tensor, ...]
     place: Place | None
+    callers: tuple[Place, ...] = ()
+    scope: Mapping[str, float] = field(default_factory=dict[str, float])
     depends: bool = False
     projects: bool = False
 
@@ -74,7 +82,7 @@ class Step:
     @property
     def line(self) -> str:
         """The ``file:line`` that ran it; "" where no line is the user's."""
-        return "" if self.place is None else f"{self.place.file}:{self.place.line}"
+        return "" if self.place is None else str(self.place)
 
     @property
     def reads(self) -> list[int]:
@@ -85,6 +93,12 @@ class Step:
     def writes(self) -> set[int]:
         """The addresses of the tensors that it gave."""
         return set(addresses(self.alive))
+
+
+def place_in(file_line: str) -> Place | None:
+    """Return the place that ``file:line`` names; None for another text."""
+    file, _, number = file_line.rpartition(":")
+    return Place(file, int(number)) if number.isdigit() else None
 
 
 def addresses(value: Any) -> list[int]:
@@ -164,8 +178,19 @@ class Tape(TorchDispatchMode):
             # A step out of every mode takes longer than the copy, and most runs have no other one.
             with apart() if _modes() else nullcontext():
                 copies = tuple(t.detach().clone() for t in given)
+            frames = [*_frames(inspect.currentframe())]
+            place, *callers = [Place(f.f_code.co_filename, f.f_lineno) for f in frames] or [None]
             self.steps.append(
-                Step(_named(func), args, kwargs, copies, given, _place(inspect.currentframe()))
+                Step(
+                    _named(func),
+                    args,
+                    kwargs,
+                    copies,
+                    given,
+                    place,
+                    tuple(filter(None, callers)),
+                    _scope(frames[0]) if frames and _has_numbers(args, kwargs) else {},
+                )
             )
         return out
 
@@ -212,20 +237,35 @@ def _named(func: Any) -> str:
     return name.rpartition("::")[2].partition(".")[0]
 
 
-def _place(own: FrameType | None) -> Place | None:
-    """Return the innermost line of the user's, or else of an installed package."""
-    second: Place | None = None
-    frame = own.f_back if own is not None else None
+def _frames(own: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of the user's code, the innermost first.
+
+    That of an installed package comes first where the user's code called it.
+    """
+    frame, is_installed = (None if own is None else own.f_back), False
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_OWN) and file != __file__:
-            return second  # all frames further out called check
+            return  # all frames further out called check
         if file.startswith(_INSTALLED) and not file.startswith(_LIBRARIES):
-            second = second or Place(file, frame.f_lineno)
+            if not is_installed:
+                yield frame
+            is_installed = True
         elif not file.startswith((*_LIBRARIES, __file__)):
-            return Place(file, frame.f_lineno) if second is None else second
+            yield frame
         frame = frame.f_back
-    return second
+
+
+def _has_numbers(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, float) for value in (*args, *kwargs.values()))
+
+
+def _scope(frame: FrameType) -> dict[str, float]:
+    """Return the numbers among the variables of a frame, and among the attributes of its self."""
+    variables = frame.f_locals
+    of_self = getattr(variables.get("self"), "__dict__", {})
+    named = {**variables, **{f"self.{name}": value for name, value in of_self.items()}}
+    return {name: value for name, value in named.items() if type(value) is float}
 
 
 def is_theirs(file: str) -> bool:

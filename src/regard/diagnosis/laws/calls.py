@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.inputs.signature import is_cache, signature_of
+from regard.diagnosis.inputs.source import number_line
 from regard.diagnosis.inputs.specimen import Contents, Specimen
 from regard.diagnosis.inputs.subject import is_installed
 from regard.diagnosis.inputs.tape import (
@@ -16,6 +17,7 @@ from regard.diagnosis.inputs.tape import (
     addresses,
     first_place,
     in_words,
+    place_in,
     place_of,
     tensors_in,
 )
@@ -220,9 +222,11 @@ class Pure(Law):
         if differs(reseeded_run.rows, run.rows).any():
             most = float((reseeded_run.rows - run.rows).abs().max())
             is_drop = any(step.name in DROPS for step in run.steps)
+            moved = _first_moved(run, [reseeded_run])
+            drop = next((s for s in run.steps if s.name in DROPS and s.place == moved), None)
             return Breach(
                 f"Two calls with other random seeds differ by up to {most:.3g}.",
-                _first_moved(run, [reseeded_run]),
+                moved if drop is None else place_in(_line_of_chance(drop)),
                 kind="dropout-in-eval" if is_drop else "random",
                 is_definite=is_drop,
             )
@@ -290,6 +294,12 @@ class Pure(Law):
                 f"The argument {name} is changed in place.", first_place(run.steps, writes)
             )
         return None
+
+
+def _line_of_chance(step: Step) -> str:
+    """Return the line of the chance with which an operation drops, or keeps, numbers."""
+    kept = [1 - value for value in step.args if isinstance(value, float)]
+    return number_line(step, kept, is_local=True)
 
 
 def _first_moved(base: Run, others: Sequence[Run]) -> Place | None:
