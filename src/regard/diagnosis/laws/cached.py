@@ -1,10 +1,9 @@
 """The law of caches: piece by piece gives what all at once gives."""
 
-import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, cast, get_args, get_type_hints
 
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs
 from regard.diagnosis.inputs.signature import is_cache, signature_of
-from regard.diagnosis.inputs.specimen import Contents, Slot, Specimen
+from regard.diagnosis.inputs.specimen import Contents, Specimen
 from regard.diagnosis.inputs.subject import is_installed
-from regard.diagnosis.inputs.tape import Place, addresses, first_place, in_words, tensors_in
+from regard.diagnosis.inputs.tape import Place, addresses, first_place, tensors_in
 from regard.diagnosis.laws.law import Breach, Law
 
 FILLED = (
@@ -22,14 +21,13 @@ FILLED = (
     "with caches of zeros, and the positions of the tokens, from 0."
 )
 
-_CACHE = re.compile(r"cache|past|^mem(ory)?_kv$")
-_ANGLES = re.compile(r"cos|sin|freq|rot|rope|pos")
-_FLAG = re.compile(r"^(use|return|output|update|with)_")
-_START = re.compile(r"^(start_?pos|pos|offset|start|input_pos|cache_pos\w*|past_len\w*|cur_pos)$")
-
 
 class Cache(Law):
-    """Tokens that come piece by piece, with a cache, give what they give at once."""
+    """Tokens that come piece by piece, with a cache, give what they give at once.
+
+    A cache is what a call gives back, fills or keeps, what grows with the tokens or is written, and
+    what the next call goes on with.
+    """
 
     name = "cache"
     formula = "f(x[n:], cache of f(x[:n])) = f(x)[n:]"
@@ -38,42 +36,37 @@ class Cache(Law):
     def breach(self, lab: Lab) -> Breach | None:
         """Run all tokens at once, and the last two one by one."""
         s = lab.specimen
-        parameters = signature_of(s.call).parameters
-        flags = [n for n, p in parameters.items() if _is_flag(n, p)]
-        starts = [n for n in parameters if _START.match(n)]
-        caches = [n for n in parameters if _CACHE.search(n) and n not in (*flags, *starts)]
-        if not caches and not (starts and _kept(s.call)):
-            is_direct = {"query", "key", "value"} <= set(s.sources)
-            if is_direct and s.has_fewer_queries:
-                return self._continued(lab)
-            raise NotTried("It takes no cache.", applies=False)
-        if any(slot.name in caches and slot.source for slot in s.slots):
+        is_direct = {"query", "key", "value"} <= set(s.sources)
+        has_cached_keys = any(slot.source and is_cache(slot.name) for slot in s.slots)
+        if is_direct and (s.has_fewer_queries or has_cached_keys):
             return self._continued(lab)
         if is_installed(s.call):
             raise NotTried("Its cache is an object of its package.", applies=False)
-        if not all(_is_empty(lab, slot) for slot in s.slots if slot.name in caches):
-            raise NotTried(FILLED)
-        if not s.has_tokens or not lab.sees_rows or s.is_fixed:
-            raise NotTried("Its tokens cannot be cut into pieces.")
+        if not s.has_tokens or not lab.sees_rows or s.is_fixed or s.tokens < _FEWEST:
+            raise NotTried("Its tokens cannot be cut into pieces.", applies=False)
         contents = s.contents(s.batch, s.tokens, seed=8)
-        if not caches and not _has_room(lab, contents, starts):
-            lab.notes.append("It keeps no keys between calls: set up its cache to check that.")
-            raise NotTried("It keeps no keys between calls.", applies=False)
-        try:
-            whole = lab.run(contents).rows
-        except Exception as error:
-            raise NotTried(f"Without a cache it raises {type(error).__name__}.") from error
-        return self._in_pieces(lab, contents, whole, _Pieces(lab, caches, flags, starts))
+        ways = [way for way in _ways(lab) if way.goes_on(contents)]
+        if not ways:
+            named = next(filter(is_cache, signature_of(s.call).parameters), None)
+            if named is not None:
+                raise NotTried(f"No call goes on with {named}: pass an example that shows one.")
+            raise NotTried("It takes no cache.", applies=False)
+        whole = lab.run(contents).rows
+        breaches: list[Breach] = []
+        for way in ways:
+            breach = self._in_pieces(lab, contents, whole, way)
+            if breach is None:
+                return None
+            breaches.append(breach)
+        return breaches[0]
 
-    def _in_pieces(
-        self, lab: Lab, contents: Contents, whole: Tensor, pieces: "_Pieces"
-    ) -> Breach | None:
+    def _in_pieces(self, lab: Lab, contents: Contents, whole: Tensor, way: "_Way") -> Breach | None:
         """Compare the last rows with those of pieces of several sizes."""
         s, is_causal = lab.specimen, self._is_causal(lab, contents, whole)
         splits = ((1, 1), (2,), (1,) * (s.tokens - 1)) if is_causal else ((1, 1),)
         for sizes in splits:
             try:
-                rows = pieces(contents, sizes)
+                rows = way(contents, sizes)
             except NotTried:
                 if sizes == splits[0]:
                     raise
@@ -82,7 +75,7 @@ class Cache(Law):
             rows, right = rows[:, -count:], whole[:, -count:]
             if rows.shape == right.shape and not differs(rows, right).any():
                 continue
-            if sizes == (2,) and self._takes_one_token(lab, contents, rows, pieces):
+            if sizes == (2,) and self._takes_one_token(lab, contents, rows, way):
                 lab.notes.append("With a cache it takes one new token at a time.")
                 continue
             if not is_causal and s.causal is False:
@@ -90,7 +83,7 @@ class Cache(Law):
                     "Its tokens see later ones: pieces of a text need not give what all of it "
                     "gives."
                 )
-            return self._breach(lab, contents, sizes, rows, right, pieces)
+            return self._breach(lab, contents, sizes, rows, right, way)
         return None
 
     @staticmethod
@@ -100,7 +93,7 @@ class Cache(Law):
         sizes: Sequence[int],
         rows: Tensor,
         right: Tensor,
-        pieces: "_Pieces",
+        way: "_Way",
     ) -> Breach:
         """Return the breach of pieces, with the first row that differs."""
         if rows.shape != right.shape:
@@ -109,8 +102,9 @@ class Cache(Law):
         first = int(differs(rows, right).any(-1).any(0).nonzero()[0]) + tokens - right.shape[1] + 1
         most = float((rows - right).abs().max())
         words = "two tokens together" if sizes == (2,) else "tokens one by one"
-        is_top_left = sizes == (1, 1) and Cache._sees_oldest_alone(lab, contents, pieces)
-        place = None if is_top_left else pieces.place(contents, sizes)
+        place = way.place
+        is_top_left = sizes == (1, 1) and Cache._sees_oldest_alone(lab, contents, way)
+        place = None if is_top_left else place
         where = "" if place is None else " The line is the first one that uses the cache."
         return Breach(
             f"After {tokens - sum(sizes)} tokens in a cache, and then {words}, token {first} of "
@@ -120,10 +114,10 @@ class Cache(Law):
         )
 
     @staticmethod
-    def _takes_one_token(lab: Lab, contents: Contents, rows: Tensor, pieces: "_Pieces") -> bool:
+    def _takes_one_token(lab: Lab, contents: Contents, rows: Tensor, way: "_Way") -> bool:
         """Return True if two new tokens see all tokens, or are taken for the first two."""
         s = lab.specimen
-        others = [pieces(s.changed(contents, token=j), (2,)) for j in range(s.tokens)]
+        others = [way(s.changed(contents, token=j), (2,)) for j in range(s.tokens)]
         seen = torch.stack([differs(other, rows).any(-1)[0] for other in others])  # (tokens, 2)
         places = torch.arange(s.tokens)[:, None]
         newest = torch.arange(2)
@@ -131,10 +125,10 @@ class Cache(Law):
         return bool(seen.all()) or (seen | own).equal((places <= newest) | own)
 
     @staticmethod
-    def _sees_oldest_alone(lab: Lab, contents: Contents, pieces: "_Pieces") -> bool:
+    def _sees_oldest_alone(lab: Lab, contents: Contents, way: "_Way") -> bool:
         """Return True if the newest token sees the oldest of a cache, and not the second."""
-        base = pieces(contents)[:, -1]
-        moved = [pieces(lab.specimen.changed(contents, token=j))[:, -1] for j in (0, 1)]
+        base = way(contents)[:, -1]
+        moved = [way(lab.specimen.changed(contents, token=j))[:, -1] for j in (0, 1)]
         return [bool(differs(rows, base).any()) for rows in moved] == [True, False]
 
     @staticmethod
@@ -173,85 +167,97 @@ class Cache(Law):
         return not bool(differs(other[:, :-1], whole[:, :-1]).any())
 
 
-@dataclass(frozen=True, eq=False)
-class _Pieces:
-    """Calls with a cache, piece by piece.
+_FEWEST = 4  # tokens that can be cut
+
+
+@dataclass(eq=False)
+class _Way:
+    """One way to pass on what a call gives back, fills or keeps.
 
     Attributes:
         lab: runs the code.
-        caches: names of its arguments that take a cache.
+        caches: names of its arguments that take a cache; none if it keeps one.
         flags: names of those that ask for one.
         starts: names of those that take the number of tokens before a piece.
+        empty: what the first call gets as its cache.
+        place: the line of the last piece that first uses the cache; None if none is the user's.
     """
 
     lab: Lab
-    caches: Sequence[str]
-    flags: Sequence[str]
-    starts: Sequence[str]
+    caches: tuple[str, ...]
+    flags: tuple[str, ...]
+    starts: tuple[str, ...]
+    empty: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    place: Place | None = None
 
     def __call__(self, contents: Contents, sizes: Sequence[int] = (1, 1)) -> Tensor:
         """Return the rows of pieces of these sizes after a first one of all other tokens."""
-        return torch.cat([run.rows for run in self._runs(contents, sizes)[1:]], 1)
+        first = self.lab.specimen.tokens - sum(sizes)
+        try:
+            runs, _ = self._fed(contents, (first, *sizes))
+        except Exception as error:
+            raise NotTried(f"In such pieces it raises {type(error).__name__}.") from error
+        return torch.cat([run.rows for run in runs[1:]], 1)
 
-    def place(self, contents: Contents, sizes: Sequence[int]) -> Place | None:
-        """Return the line of the last piece that first uses the cache; None if none is the user's.
+    def goes_on(self, contents: Contents) -> bool:
+        """Return True if what a call got moves the next one, by something that grows, or is kept.
 
-        It reads what it is passed, or writes into what the module keeps.
+        Arguments that take what a call gave back for another use do not grow with the tokens.
         """
-        last = self._runs(contents, sizes, keeps=True)[-1]
-        arguments = self.lab.specimen.by_name(last.arguments)
-        passed = {at for n in self.caches for at in addresses(_tensors_of(arguments.get(n)))}
-        kept = {*addresses([tensor for _, tensor in _kept(last.call)])}
-        return first_place(
-            last.steps,
+        s = self.lab.specimen
+        changed = s.changed(s.changed(contents, token=0), token=1)
+        with suppress(Exception):  # it may take no such argument
+            runs, counts = self._fed(contents, (2, 1))
+            others, _ = self._fed(changed, (2, 1))
+            return (counts[0] < counts[1] or not self.caches) and bool(
+                differs(runs[1].rows, others[1].rows).any()
+            )
+        return False
+
+    def _fed(self, contents: Contents, sizes: Sequence[int]) -> tuple[list[Run], list[int]]:
+        """Return the run of each piece, and the count of the numbers other than 0 it hands on.
+
+        Raises:
+            Exception: whatever the code raises.
+        """
+        lab, call = self.lab, self.lab.fresh()
+        runs: list[Run] = []
+        counts: list[int] = []
+        held, done = dict(self.empty), 0
+        for size in sizes:
+            piece = {name: t[:, done : done + size] for name, t in contents.items()}
+            extra = {**dict.fromkeys(self.flags, True), **dict.fromkeys(self.starts, done)}
+            extra |= {**_tables(lab, done, size), **held}
+            run = lab.run(piece, call=call, extra=extra, keeps=True)
+            done += size
+            held = self._held(run, contents, done)
+            counts.append(sum(int((t != 0).sum()) for t in _tensors_of([*held.values()])))
+            runs.append(run)
+        given = lab.specimen.by_name(runs[-1].arguments)
+        passed = {at for n in self.caches for at in addresses(_tensors_of(given.get(n)))}
+        kept = {*addresses([tensor for _, tensor in _kept(call)])}
+        self.place = first_place(
+            runs[-1].steps,
             lambda step: (
                 not passed.isdisjoint(step.reads)
                 or (step.name.endswith("_") and not kept.isdisjoint(step.writes))
             ),
         )
-
-    def _runs(self, contents: Contents, sizes: Sequence[int], *, keeps: bool = False) -> list[Run]:
-        refusals: list[NotTried] = []
-        sizes = (self.lab.specimen.tokens - sum(sizes), *sizes)
-        for empty in _empty_caches(self.lab, self.caches):
-            try:
-                return self._fed(contents, sizes, empty, keeps=keeps)
-            except NotTried as error:
-                refusals.append(error)
-        raise refusals[0]
-
-    def _fed(
-        self, contents: Contents, sizes: Sequence[int], held: Mapping[str, Any], *, keeps: bool
-    ) -> list[Run]:
-        call = self.lab.fresh()
-        runs: list[Run] = []
-        done = 0
-        for size in sizes:
-            piece = {name: t[:, done : done + size] for name, t in contents.items()}
-            extra = {**dict.fromkeys(self.flags, True), **dict.fromkeys(self.starts, done)}
-            extra |= {**_tables(self.lab, done, size), **held}
-            try:
-                run = self.lab.run(piece, call=call, extra=extra, keeps=keeps)
-            except Exception as error:
-                raise NotTried(
-                    f"With a cache as check makes it, it raises {in_words(error)}."
-                ) from error
-            done += size
-            held = self._held(run, contents, done)
-            runs.append(run)
-        return runs
+        return runs, counts
 
     def _held(self, run: Run, contents: Contents, done: int) -> dict[str, Any]:
-        """Return what the next call gets as its cache."""
+        """Return what the next call gets as its cache.
+
+        Raises:
+            NotTried: the call gives back nothing that the arguments could take.
+        """
         caches, s = self.caches, self.lab.specimen
         if not caches:
             return {}  # in its buffers
         result = run.result
         if isinstance(result, Mapping):
-            result = cast("Mapping[str, Any]", result)
-            rest: list[Any] = [v for k, v in result.items() if _CACHE.search(k)]
-        else:
-            rest = list(cast("Sequence[Any]", result)[1:]) if isinstance(result, tuple) else []
+            result = tuple(cast("Mapping[str, Any]", result).values())
+        rest = list(cast("Sequence[Any]", result)[1:]) if isinstance(result, tuple) else []
         # Weights have a row for each query, and a column for each key.
         of_weights = (run.rows.shape[1], done)
         rest = [p for p in rest if p is not None and getattr(p, "shape", ())[-2:] != of_weights]
@@ -260,23 +266,45 @@ class _Pieces:
         arguments = s.by_name(run.arguments)
         if not rest and set(caches) <= set(arguments):
             rest = [arguments[name] for name in caches]  # it writes into them
-            rest = rest if all(map(_tensors_of, rest)) else []
-        if not rest:
-            raise NotTried("It gives back no cache: pass an example that shows one.")
+        if not all(map(_tensors_of, rest)) or not rest:
+            raise NotTried("It gives back no cache.")
         if len(caches) == 1:
             return {caches[0]: rest[0] if len(rest) == 1 else tuple(rest)}
-        tensors = tensors_in(rest)
-        if len(tensors) != len(caches):
-            raise NotTried("It gives back another number of caches than it takes.")
-        return dict(zip(caches, tensors, strict=True))
+        return dict(zip(caches, tensors_in(rest), strict=True))
 
 
-def _empty_caches(lab: Lab, caches: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _ways(lab: Lab) -> Iterator[_Way]:
+    """Yield the ways in which pieces may be passed, the plainest first."""
+    s = lab.specimen
+    slots = {slot.name: slot for slot in s.slots}
+    masks = {form.argument for form, *_ in s.forms}
+    values = {
+        name: slots[name].value if name in slots else parameter.default
+        for name, parameter in signature_of(s.call).parameters.items()
+        if name not in masks
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and not (name in slots and (slots[name].source or slots[name].meaning))
+    }
+    starts = tuple(name for name, value in values.items() if type(value) is int and value == 0)
+    flags = tuple(name for name, value in values.items() if value is False)
+    open_names = [
+        name for name, value in values.items() if not isinstance(value, int | float | str | type)
+    ]
+    carriers: list[tuple[tuple[str, ...], Mapping[str, Any]]] = []
+    if starts and _kept(s.call):
+        carriers.append(((), {}))
+    for name in open_names:
+        carriers += [((name,), empty) for empty in _empty_caches(lab, name)]
+    carriers += [(pair, {}) for pair in pairwise(open_names)]
+    for caches, empty in carriers:
+        for own_starts in dict.fromkeys((starts, ())):
+            for own_flags in ((), *((flag,) for flag in flags)):
+                yield _Way(lab, caches, own_flags, own_starts, empty)
+
+
+def _empty_caches(lab: Lab, name: str) -> Iterator[dict[str, Any]]:
     """Yield what the first call may get as its cache: nothing, or an object that it writes into."""
     yield {}
-    if len(caches) != 1:
-        return
-    [name] = caches
     call = lab.specimen.call
     with suppress(Exception):  # annotations may name what is not there
         hint = get_type_hints(call.forward if isinstance(call, nn.Module) else call)[name]
@@ -288,7 +316,12 @@ def _empty_caches(lab: Lab, caches: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 def _tensors_of(cache: object) -> list[Tensor]:
     """Return the tensors in a cache of any kind."""
-    return tensors_in(cache) or tensors_in(getattr(cache, "__dict__", {}))
+    parts = cast("list[object]", cache) if isinstance(cache, list) else [cache]
+    return [
+        tensor
+        for part in parts
+        for tensor in tensors_in(part) or tensors_in(getattr(part, "__dict__", {}))
+    ]
 
 
 def _kept(call: Callable[..., Any]) -> list[tuple[str, Tensor]]:
@@ -303,39 +336,24 @@ def _kept(call: Callable[..., Any]) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _has_room(lab: Lab, contents: Contents, starts: Sequence[str]) -> bool:
-    """Return True if a module has tensors named as a cache, or that a call writes."""
-    call = lab.fresh()
-    if any(_CACHE.search(name) and not _ANGLES.search(name) for name, _ in _kept(call)):
-        return True
-    before = {name: tensor.clone() for name, tensor in _kept(call)}
-    extra = {} if lab.specimen.is_example else dict.fromkeys(starts, 0)
-    try:
-        lab.run(contents, call=call, extra=extra)
-    except Exception:  # noqa: BLE001  # somebody's code may raise anything
-        return True  # what it raises is told later
-    after = dict(_kept(call))
-    return before.keys() != after.keys() or any(not after[n].equal(t) for n, t in before.items())
-
-
-def _is_empty(lab: Lab, slot: Slot) -> bool:
-    """Return True if a cache of the example holds nothing, or zeros beside positions from 0."""
-    if slot.kind == "fixed":
-        return not _tensors_of(slot.value)
-    values = [s.value for s in lab.specimen.slots if s.kind == "given" and s.axes == ("t",)]
-    begins = any(v.equal(torch.arange(len(v)).to(v.dtype)) for v in values)
-    return begins and not any(bool(part.value.any()) for part in slot.parts)
-
-
 def has_filled_cache(specimen: Specimen) -> bool:
     """Return True if an example continues a text: its cache holds keys, or it begins behind 0."""
     for slot in specimen.slots:
-        is_start = _START.match(slot.name) and type(slot.value) is int and slot.value > 0
         tensors = [part.value for part in slot.parts] or _tensors_of(slot.value)
-        is_filled = is_cache(slot.name) and not slot.source and any(bool(t.any()) for t in tensors)
-        if is_start or is_filled:
+        if is_cache(slot.name) and not slot.source and any(bool(t.any()) for t in tensors):
             return True
-    return False
+    is_behind = any(type(slot.value) is int and slot.value > 0 for slot in specimen.slots)
+    return is_behind and _writes_what_it_keeps(specimen)
+
+
+def _writes_what_it_keeps(specimen: Specimen) -> bool:
+    """Return True if a call changes what the module keeps between calls."""
+    lab = Lab(specimen)
+    call = lab.fresh()
+    before = {name: tensor.clone() for name, tensor in _kept(call)}
+    with suppress(Exception):  # somebody's code may raise anything
+        lab.run(specimen.contents(specimen.batch, specimen.tokens), call=call)
+    return any(not tensor.equal(before.get(name, tensor)) for name, tensor in _kept(call))
 
 
 def _tables(lab: Lab, done: int, size: int) -> dict[str, Any]:
@@ -346,8 +364,3 @@ def _tables(lab: Lab, done: int, size: int) -> dict[str, Any]:
         for slot in s.slots
         if any("t" in part.axes for part in slot.parts) and not slot.meaning
     }
-
-
-def _is_flag(name: str, parameter: inspect.Parameter) -> bool:
-    is_bool = isinstance(parameter.default, bool) or parameter.annotation is bool
-    return _CACHE.search(name) is not None and (is_bool or _FLAG.match(name) is not None)
