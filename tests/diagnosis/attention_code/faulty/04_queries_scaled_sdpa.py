@@ -8,7 +8,7 @@ class Attention(nn.Module):
     def __init__(self, embed_dim, num_heads):
         super().__init__()
         self.num_heads = num_heads
-        self.scaling = embed_dim**-0.5
+        self.scaling = embed_dim**-0.5  # <- scale-by-embed-dim
         self.qkv = nn.Linear(embed_dim, 3 * embed_dim)
         self.proj = nn.Linear(embed_dim, embed_dim)
 
@@ -16,5 +16,5 @@ class Attention(nn.Module):
         b, t, e = x.shape
         q, k, v = self.qkv(x).chunk(3, -1)
         q, k, v = (y.view(b, t, self.num_heads, -1).transpose(1, 2) for y in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scaling)  # <- scale-by-embed-dim
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scaling)
         return self.proj(y.transpose(1, 2).reshape(b, t, e))
