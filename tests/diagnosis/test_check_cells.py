@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[str, list[tuple[str, int]]]] = {
     ),
     "sees the next": (
         "m = torch.triu(torch.ones(6, 6), 2) == 1\nF.softmax(s.masked_fill(m, -1e9), -1) @ v",
-        [("causal-off-by-one", 2)],
+        [("causal-off-by-one", 1)],
     ),
     "sees not itself": (
         "s[tril.T == 1] = -torch.inf\nw = F.softmax(s, -1)\nout = w @ v",

@@ -158,7 +158,8 @@ class Written:
         given = [v for v in step.args if isinstance(v, float)]
         given = [1 / v for v in given if v] if step.name.startswith("div") else given
         is_standard = any(math.isclose(v, standard, rel_tol=_SAME) for v in given)
-        return step.line if is_standard else number_line(step, [factor, 1 / factor])
+        may_be = [factor, 1 / factor] if factor else [factor]
+        return step.line if is_standard else number_line(step, may_be)
 
     def of_rotation(self, angles: Sequence[float], at: int) -> str:
         """Return the line of the angles that one token's step turns pairs by.

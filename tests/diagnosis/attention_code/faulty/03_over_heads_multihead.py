@@ -14,7 +14,7 @@ class MultiHead(nn.Module):
         self.key = nn.Linear(d_model, d_model)
         self.value = nn.Linear(d_model, d_model)
         self.output = nn.Linear(d_model, d_model)
-        self.softmax = nn.Softmax(dim=1)
+        self.softmax = nn.Softmax(dim=1)  # <- softmax-wrong-axis
 
     def split(self, x):
         b, n, _ = x.shape
@@ -23,6 +23,6 @@ class MultiHead(nn.Module):
     def forward(self, x):
         q, k, v = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
         scores = torch.einsum("bhid,bhjd->bhij", q, k) / self.d_k**0.5
-        attn = self.softmax(scores)  # <- softmax-wrong-axis
+        attn = self.softmax(scores)
         out = torch.einsum("bhij,bhjd->bihd", attn, v)
         return self.output(out.flatten(2))

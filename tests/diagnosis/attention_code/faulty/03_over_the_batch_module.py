@@ -7,8 +7,8 @@ class Attention(nn.Module):
     def __init__(self, d):
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(d, d) for _ in range(3))
-        self.softmax = nn.Softmax(dim=0)
+        self.softmax = nn.Softmax(dim=0)  # <- softmax-wrong-axis
 
     def forward(self, x):
         scores = self.q(x) @ self.k(x).transpose(1, 2)  # <- no-scale
-        return self.softmax(scores) @ self.v(x)  # <- softmax-wrong-axis
+        return self.softmax(scores) @ self.v(x)

@@ -17,6 +17,6 @@ class EncoderAttention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         mask = None
         if key_padding_mask is not None:
-            mask = key_padding_mask[:, None, None, :]
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # <- mask-inverted
+            mask = key_padding_mask[:, None, None, :]  # <- mask-inverted
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(y.transpose(1, 2).flatten(2))
