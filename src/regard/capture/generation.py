@@ -344,12 +344,12 @@ def _digests(value: Tensor | None, start: int = 0, stop: int | None = None) -> T
     It is of the first head, because some models repeat shared heads in some calls alone.
     """
     if value is None:
-        return torch.zeros(0, 1, dtype=torch.int32)
+        return torch.zeros(0, 1, dtype=torch.int32, device="cpu")
     some = value[..., :1, :, :] if value.ndim > 3 else value
     columns = some.detach()[..., start:stop, :]
     bits = columns.view(_BITS[value.element_size()]).long()
     factors = torch.arange(1, 2 * bits.shape[-1], 2, device=bits.device)  # odd ones lose no bit
-    digests = bits.mul_(factors).sum(-1, keepdim=True)
+    digests = (bits * factors).sum(-1, keepdim=True)
     return (digests ^ digests >> 32).int()
 
 

@@ -270,13 +270,12 @@ class Recorder:
             if not heads.here:
                 self.without[name] = None
                 return
-            part = whole if heads.are_all else some_heads(whole, heads.here)
+            chosen = None if heads.are_all else heads.here
+            part = whole if chosen is None else some_heads(whole, chosen)
 
         def value_of_part() -> Tensor:
             with torch.set_grad_enabled(gradients):
-                return value_heads(
-                    cast(ReadValue, read_value)(), whole, None if heads.are_all else heads.here
-                )
+                return value_heads(cast(ReadValue, read_value)(), whole, chosen)
 
         some_value = None if read_value is None else value_of_part
         with torch.inference_mode(False), torch.no_grad():
