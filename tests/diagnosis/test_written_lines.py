@@ -194,3 +194,17 @@ def test_the_mask_of_another_text_is_tried() -> None:
 
     expected = spec(heads=2, padding={"encoder_mask": "True keeps"})
     assert check(Cross(), expect=expected).ok
+
+
+def keys_for_values(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = F.softmax(query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5, dim=-1)
+    return weights @ key  # here
+
+
+def test_a_product_is_named_by_the_users_line_and_not_by_the_kernel_beside_it() -> None:
+    [finding] = check(keys_for_values).findings
+    lines, start = inspect.getsourcelines(keys_for_values)
+    assert (finding.name, finding.line) == (
+        "wrong-values",
+        next(start + at for at, line in enumerate(lines) if HERE in line),
+    )

@@ -37,7 +37,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from regard.tracing.whole_batches import PRODUCTS, WHOLE_BATCHES, whole
+from regard.tracing.whole_batches import KERNEL, PRODUCTS, WHOLE_BATCHES, whole
 
 
 class Operation(NamedTuple):
@@ -487,5 +487,6 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
     frame = frame or inner  # regard's own products do not pass through a Tracer
     while frame is not None:
-        yield frame
+        if frame.f_code is not KERNEL:
+            yield frame
         frame = frame.f_back

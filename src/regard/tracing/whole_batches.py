@@ -47,6 +47,10 @@ def _kernel(overload: Any) -> Callable[..., Tensor]:
     return multiply
 
 
+KERNEL = _kernel(None).__code__
+"""The code of the kernel, whose frames are none of the model's."""
+
+
 class WholeBatches:
     """A count of the modes that are active, in all threads; from 1 on the kernel is registered."""
 

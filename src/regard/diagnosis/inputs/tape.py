@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from regard.tracing.tracer import apart
+from regard.tracing.whole_batches import KERNEL
 
 _NARROWER = {
     torch.float32: (torch.float16, torch.bfloat16),
@@ -245,6 +246,9 @@ def _frames(own: FrameType | None) -> Iterator[FrameType]:
     frame, is_installed = (None if own is None else own.f_back), False
     while frame is not None:
         file = frame.f_code.co_filename
+        if frame.f_code is KERNEL:
+            frame = frame.f_back
+            continue
         if file.startswith(_OWN) and file != __file__:
             return  # all frames further out called check
         if file.startswith(_INSTALLED) and not file.startswith(_LIBRARIES):
