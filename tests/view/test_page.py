@@ -188,6 +188,15 @@ def test_one_head_and_one_token_are_enough(show: Open, tmp_path: Path) -> None:
     assert sentence(page).startswith(
         f"“dessert” gives {three_digits(float(row[5]))} of its attention to “eat”"
     )
+    with step("what only several heads have is hidden"):
+        for part in (
+            "#overview",
+            ".of-heads",
+            "[aria-label=Compare]",
+            "[data-set='view=overview']",
+        ):
+            assert page.locator(part).first.is_hidden(), part
+        assert page.locator("[data-set='view=text']").is_visible()
     page.keyboard.press("4")
     page.wait_for_selector("#view-steps table[data-ready]")
     headings = page.locator("#view-steps thead th").all_inner_texts()

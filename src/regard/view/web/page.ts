@@ -42,7 +42,10 @@ const VIEWS: Record<Exclude<State["view"], "map">, (session: Session) => View> =
 export function openPage(recording: Recording) {
   const isLive = recording.layers.some(({ kind }) => kind === "live");
   const isPictured = recording.grids !== undefined;
-  const names = WORDS.view.filter((name) => name !== "image" || isPictured);
+  const isOfOneHead = recording.layers.length === 1 && recording.layers[0].num_heads === 1;
+  document.body.classList.toggle("one-head", isOfOneHead);
+  const without = { image: !isPictured, overview: isOfOneHead } as Partial<Record<string, boolean>>;
+  const names = WORDS.view.filter((name) => !without[name]);
   const session = new Session(
     recording,
     isLive ? liveHost(recording) : null,
