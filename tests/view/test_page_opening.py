@@ -42,15 +42,16 @@ def then_served_and_longer_texts(serve: Serve, show: Open) -> None:
         previous = torch.full((count, count), 0.3 / count)
         previous[torch.arange(1, count), torch.arange(count - 1)] += 0.6
         previous[0], previous[40] = 1 / count, torch.eye(count)[39]
+        heads = torch.stack([previous, torch.ones(count, count)])
         recording = regard.Recording(
-            {"a": regard.AttentionMatrix.from_weights(previous / previous.sum(-1, keepdim=True))},
+            {"a": regard.AttentionMatrix.from_weights(heads / heads.sum(-1, keepdim=True))},
             query_tokens=[regard.Token(f" word{at:c}") for at in range(97, 97 + count)],
         )
         page = show(recording, "#")
         page.wait_for_selector('body[data-read^="0,0,40,39,"]')
         page = show(recording, "#query=9&key=8")
         page.wait_for_selector('body[data-read^="0,0,9,8,"]')
-        page.click("#notable button")
+        page.click("#notable button[data-head='0.0']")
         page.wait_for_selector('body[data-read^="0,0,40,39,"]')
     with step("what a head does in a trial only is not said of this text"):
         recording = story()
