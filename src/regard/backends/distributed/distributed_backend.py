@@ -371,7 +371,7 @@ def _check_agreement(
     query, key, mesh = sharded.query, sharded.key, sharded.query.device_mesh
     operands = _operands(reductions)
     tensors = (*sharded.tensors, *operands)
-    own = {
+    call = {
         "query": f"{shape_text(query.shape)} {dtype_text(query.dtype)}",
         "key": f"{shape_text(key.shape)} {dtype_text(key.dtype)}",
         "scores": sharded.facts,
@@ -385,12 +385,12 @@ def _check_agreement(
     for group in map(mesh.get_group, range(mesh.ndim)):
         ranks = dist.get_process_group_ranks(group)
         calls: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(calls, own, group)
+        dist.all_gather_object(calls, call, group)
         for rank, theirs in zip(ranks, calls, strict=True):
-            if theirs != own:
-                name = next(name for name, mine in own.items() if theirs[name] != mine)
+            if theirs != call:
+                name = next(name for name, mine in call.items() if theirs[name] != mine)
                 raise RegardError(
                     f"rank {rank} made another call than rank {dist.get_rank()}: its {name} is "
-                    f"{theirs[name]} and not {own[name]}.\n"
+                    f"{theirs[name]} and not {call[name]}.\n"
                     "    All ranks must give the same shapes, dtypes and arguments."
                 )

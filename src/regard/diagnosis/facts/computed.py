@@ -397,11 +397,11 @@ def _mistakes_of_length(facts: Facts, run: Run, number: int) -> list[Mistake]:
     """Return the mistake of a scale that differs between numbers of tokens, if that is all."""
     rows = run.rows[number]
     with suppress(Unread):
-        other = facts_of(rows, run.arguments)
-        is_same = str(other.mask) == str(facts.mask) and other.softcap == facts.softcap
-        if is_same and not other.has_scale(facts.scale[0]):
-            scales = f"{other.scale[0]:.4g} for {run.sizes.tokens} tokens"
+        of_length = facts_of(rows, run.arguments)
+        is_same = str(of_length.mask) == str(facts.mask) and of_length.softcap == facts.softcap
+        if is_same and not of_length.has_scale(facts.scale[0]):
+            scales = f"{of_length.scale[0]:.4g} for {run.sizes.tokens} tokens"
             says = f"The scale follows the number of tokens: {scales}, else {facts.scale[0]:.4g}."
             line = facts.lines.get("scale") or facts.lines.get("product", "")
-            return [Mistake("wrong-scale", says, line, scale=other.scale[0], is_choice=True)]
+            return [Mistake("wrong-scale", says, line, scale=of_length.scale[0], is_choice=True)]
     return []

@@ -180,11 +180,11 @@ class Written:
         """
         step = self._steps[at]
         shared = {
-            place
-            for other in others
-            for place in (self._steps[other].place, *self._steps[other].callers)
+            line
+            for number in others
+            for line in (self._steps[number].place, *self._steps[number].callers)
         }
-        lines = (place for place in (step.place, *step.callers) if place not in shared)
+        lines = (line for line in (step.place, *step.callers) if line not in shared)
         is_shared = step.place in shared and bool(step.callers)
         return str(next(lines, step.callers[0] if is_shared else step.line))
 
@@ -239,8 +239,8 @@ class Written:
             after = next((t for t in step.outputs if _may_follow(t, step, count)), None)
             if after is None or before.numel() != after.numel():
                 continue
-            one, other = (t.double().flatten() for t in (before, after))
-            if torch.equal(one.sort().values, other.sort().values):
+            scores_before, scores_after = (t.double().flatten() for t in (before, after))
+            if torch.equal(scores_before.sort().values, scores_after.sort().values):
                 before = after  # it is only laid out in another way
                 continue
             if before.shape != after.shape:
@@ -325,7 +325,7 @@ class Written:
     def _outside(self, step: Step) -> str:
         """Return the line of the innermost caller that ran a step once."""
         others = [s for s in self._steps if s.place == step.place and s.callers != step.callers]
-        shared = {place for other in others for place in other.callers}
+        shared = {caller for sharing in others for caller in sharing.callers}
         return str(next((p for p in step.callers if p not in shared), step.place))
 
     def _of_root(self, tensor: Tensor, step: Step) -> str:
@@ -401,8 +401,8 @@ def of_layer(model: nn.Module, step: Step) -> str:
             getattr(module, name[5:], None) for module in model.modules() if name[:5] == "self."
         ]
         is_layer = any(type(each).__module__ in _LAYERS for each in layers)
-        if is_layer and (place := assigned(name, step.place)) is not None:
-            return str(place)
+        if is_layer and (line := assigned(name, step.place)) is not None:
+            return str(line)
     return step.line
 
 

@@ -17,44 +17,45 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _MOST_NAMES = 8
 
 
-def names_at(place: Place) -> list[str]:
+def names_at(line: Place) -> list[str]:
     """Return the names in the statement at a line, such as ``scale`` or ``self.scale``."""
-    tree = _tree(place.file)
-    statement = None if tree is None else _innermost(tree, place.line, ast.stmt)
+    tree = _tree(line.file)
+    statement = None if tree is None else _innermost(tree, line.line, ast.stmt)
     return [] if statement is None else [*filter(None, map(_name, ast.walk(statement)))]
 
 
-def assigned(name: str, place: Place, *, most: int = _MOST_NAMES) -> Place | None:
+def assigned(name: str, line: Place, *, most: int = _MOST_NAMES) -> Place | None:
     """Return the line that gave a name the value that it has at a line; None if it is unknown.
 
     That of another name which is assigned to it leads on, at ``most`` so often; a parameter has the
     line of the only call.
     """
-    tree = _tree(place.file)
+    tree = _tree(line.file)
     if tree is None:
         return None
     if name.startswith("self."):
-        holder = _innermost(tree, place.line, ast.ClassDef)
+        holder = _innermost(tree, line.line, ast.ClassDef)
         return (
             None
             if not isinstance(holder, ast.ClassDef)
-            else _of_attribute(holder, name[5:], place.file, most)
+            else _of_attribute(holder, name[5:], line.file, most)
         )
-    function = _innermost(tree, place.line, _Function)
+    function = _innermost(tree, line.line, _Function)
     if isinstance(function, _Function):
         before = [
             s
             for s in ast.walk(function)
-            if isinstance(s, ast.Assign) and s.lineno < place.line and name in map(_name, s.targets)
+            if isinstance(s, ast.Assign) and s.lineno < line.line and name in map(_name, s.targets)
         ]
         if before:
             last = max(before, key=lambda s: s.lineno)
-            line = Place(place.file, last.lineno)
-            return _through(last.value, line, most)
+            return _through(last.value, Place(line.file, last.lineno), most)
         if name in [each.arg for each in function.args.args]:
-            return _of_call(tree, function, name, place.file, most)
-    found = [s for s in tree.body if isinstance(s, ast.Assign) and name in map(_name, s.targets)]
-    return Place(place.file, found[-1].lineno) if found else None
+            return _of_call(tree, function, name, line.file, most)
+    assignments = [
+        s for s in tree.body if isinstance(s, ast.Assign) and name in map(_name, s.targets)
+    ]
+    return Place(line.file, assignments[-1].lineno) if assignments else None
 
 
 def number_line(step: Step, numbers: Sequence[float], *, is_local: bool = False) -> str:
@@ -85,11 +86,11 @@ def attribute_of(kind: type, name: str) -> Place | None:
         tree = _tree(file) if is_theirs(file) else None
         nodes = [] if tree is None else [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
         for node in nodes:
-            place = None
+            line = None
             if node.name == base.__name__:
-                place = _of_attribute(node, name, file, _MOST_NAMES)
-            if place is not None:
-                return place
+                line = _of_attribute(node, name, file, _MOST_NAMES)
+            if line is not None:
+                return line
     return None
 
 
@@ -107,14 +108,14 @@ def _of_attribute(holder: ast.ClassDef, name: str, file: str, most: int) -> Plac
     return None
 
 
-def _through(value: ast.expr, place: Place, most: int) -> Place:
+def _through(value: ast.expr, line: Place, most: int) -> Place:
     """Return the line of a value; of a variable, or a view of one, the line that assigned it."""
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
         if value.func.attr not in _VIEWS:
             break
         value = value.func.value
     name = _name(value)
-    return (assigned(name, place, most=most - 1) if name and most else None) or place
+    return (assigned(name, line, most=most - 1) if name and most else None) or line
 
 
 _VIEWS = ("view", "reshape", "unsqueeze", "to", "bool", "float", "contiguous", "type_as", "clone")

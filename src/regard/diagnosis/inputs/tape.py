@@ -180,7 +180,7 @@ class Tape(TorchDispatchMode):
             with apart() if _modes() else nullcontext():
                 copies = tuple(t.detach().clone() for t in given)
             frames = [*_frames(inspect.currentframe())]
-            place, *callers = [Place(f.f_code.co_filename, f.f_lineno) for f in frames] or [None]
+            line, *callers = [Place(f.f_code.co_filename, f.f_lineno) for f in frames] or [None]
             self.steps.append(
                 Step(
                     _named(func),
@@ -188,7 +188,7 @@ class Tape(TorchDispatchMode):
                     kwargs,
                     copies,
                     given,
-                    place,
+                    line,
                     tuple(filter(None, callers)),
                     _scope(frames[0]) if frames and _has_numbers(args, kwargs) else {},
                 )

@@ -51,18 +51,20 @@ class Cache(Law):
             if named is not None:
                 raise NotTried(f"No call goes on with {named}: pass an example that shows one.")
             raise NotTried("It takes no cache.", applies=False)
-        whole = lab.run(contents).rows
+        rows_at_once = lab.run(contents).rows
         breaches: list[Breach] = []
         for way in ways:
-            breach = self._in_pieces(lab, contents, whole, way)
+            breach = self._in_pieces(lab, contents, rows_at_once, way)
             if breach is None:
                 return None
             breaches.append(breach)
         return breaches[0]
 
-    def _in_pieces(self, lab: Lab, contents: Contents, whole: Tensor, way: "_Way") -> Breach | None:
+    def _in_pieces(
+        self, lab: Lab, contents: Contents, rows_at_once: Tensor, way: "_Way"
+    ) -> Breach | None:
         """Compare the last rows with those of pieces of several sizes."""
-        s, is_causal = lab.specimen, self._is_causal(lab, contents, whole)
+        s, is_causal = lab.specimen, self._is_causal(lab, contents, rows_at_once)
         splits = ((1, 1), (2,), (1,) * (s.tokens - 1)) if is_causal else ((1, 1),)
         for sizes in splits:
             try:
@@ -72,7 +74,7 @@ class Cache(Law):
                     raise
                 continue  # much code takes one new token at a time
             count = sum(sizes) if is_causal else 1
-            rows, right = rows[:, -count:], whole[:, -count:]
+            rows, right = rows[:, -count:], rows_at_once[:, -count:]
             if rows.shape == right.shape and not differs(rows, right).any():
                 continue
             if sizes == (2,) and self._takes_one_token(lab, contents, rows, way):
@@ -102,14 +104,14 @@ class Cache(Law):
         first = int(differs(rows, right).any(-1).any(0).nonzero()[0]) + tokens - right.shape[1] + 1
         most = float((rows - right).abs().max())
         words = "two tokens together" if sizes == (2,) else "tokens one by one"
-        place = way.place
+        line = way.place  # further calls of the way move it
         is_top_left = sizes == (1, 1) and Cache._sees_oldest_alone(lab, contents, way)
-        place = None if is_top_left else place
-        where = "" if place is None else " The line is the first one that uses the cache."
+        line = None if is_top_left else line
+        where = "" if line is None else " The line is the first one that uses the cache."
         return Breach(
             f"After {tokens - sum(sizes)} tokens in a cache, and then {words}, token {first} of "
             f"{tokens} differs by up to {most:.3g} from a call with all tokens at once.{where}",
-            place,
+            line,
             kind="causal-top-left" if is_top_left else "",
         )
 
@@ -136,8 +138,8 @@ class Cache(Law):
         """Compare the last queries, with the keys of all tokens, with the last rows."""
         s = lab.specimen
         contents = s.contents(s.batch, s.tokens, seed=8)
-        whole = lab.run(contents).rows
-        if not Cache._is_causal(lab, contents, whole):
+        rows_at_once = lab.run(contents).rows
+        if not Cache._is_causal(lab, contents, rows_at_once):
             raise NotTried(
                 "Its tokens see later ones, so that no cache can be of use.", applies=False
             )
@@ -147,14 +149,17 @@ class Cache(Law):
             raise NotTried(
                 f"With fewer queries than keys it raises {type(error).__name__}.", applies=False
             ) from error
-        if rows.shape != whole[:, -2:].shape or not differs(rows, whole[:, -2:]).any():
+        if (
+            rows.shape != rows_at_once[:, -2:].shape
+            or not differs(rows, rows_at_once[:, -2:]).any()
+        ):
             return None
         if s.causal is None:
             raise NotTried(
                 "With fewer queries than keys its first query sees the first key only: pass "
                 "causal=True if the last query is the newest token, as with a cache."
             )
-        most = float((rows - whole[:, -2:]).abs().max())
+        most = float((rows - rows_at_once[:, -2:]).abs().max())
         return Breach(
             f"The last two queries, with the keys of all {s.tokens} tokens, differ by up to "
             f"{most:.3g} from a call with all queries.",
@@ -162,9 +167,9 @@ class Cache(Law):
         )
 
     @staticmethod
-    def _is_causal(lab: Lab, contents: Contents, whole: Tensor) -> bool:
+    def _is_causal(lab: Lab, contents: Contents, rows_at_once: Tensor) -> bool:
         other = lab.run(lab.specimen.changed(contents, token=-1)).rows
-        return not bool(differs(other[:, :-1], whole[:, :-1]).any())
+        return not bool(differs(other[:, :-1], rows_at_once[:, :-1]).any())
 
 
 _FEWEST = 4  # tokens that can be cut

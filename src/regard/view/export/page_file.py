@@ -327,33 +327,33 @@ class _Choice(NamedTuple):
         least = [most_bytes(shape, block) for shape, block in zip(shapes, large, strict=True)]
         # Beside a complete layer each other one has its means.
         complete = self._complete_layers(order, max(0, limit - sum(least) + max(least)))
-        others = [place for place in order if place not in complete]
+        others = [index for index in order if index not in complete]
         others += sorted(set(range(len(shapes))) - set(order))
         room = limit - sum(layer.size for layer in complete.values())
-        room -= sum(least[place] for place in others)
+        room -= sum(least[index] for index in others)
         summarised: dict[int, SummarisedLayer] = {}
-        for place in others:
-            block = block_of(shapes[place]) if place in order else large[place]
-            room += least[place]
-            while block < large[place] and most_bytes(shapes[place], block) > room:
+        for index in others:
+            block = block_of(shapes[index]) if index in order else large[index]
+            room += least[index]
+            while block < large[index] and most_bytes(shapes[index], block) > room:
                 block *= 2
-            room -= most_bytes(shapes[place], block)
-            summarised[place] = SummarisedLayer(self.layers[place], self.matrices[place], block)
+            room -= most_bytes(shapes[index], block)
+            summarised[index] = SummarisedLayer(self.layers[index], self.matrices[index], block)
         return self._in_32_bits(complete, room) | summarised
 
     def _complete_layers(self, order: Sequence[int], room: float) -> dict[int, CompleteLayer]:
         """Return complete layers in 16 bits while they fit."""
         complete: dict[int, CompleteLayer] = {}
         too_large: dict[torch.Size, float] = {}
-        for place in order:
-            matrix = self.matrices[place]
+        for index in order:
+            matrix = self.matrices[index]
             least = max(least_size(matrix), too_large.get(matrix.shape, 0.0))
             if least > room:
                 continue
-            layer = self._complete_layer(place, "float16")
+            layer = self._complete_layer(index, "float16")
             if layer.size <= room:
                 room -= layer.size
-                complete[place] = layer
+                complete[index] = layer
             else:  # one of the same shape is hardly smaller, and takes a while
                 too_large[matrix.shape] = 0.9 * layer.size
         return complete
@@ -365,20 +365,20 @@ class _Choice(NamedTuple):
         room -= sum(layer.full_size - layer.size for layer in complete.values())
         precise = dict(complete)
         too_large: set[torch.Size] = set()
-        for place, layer in complete.items():
-            shape = self.matrices[place].shape
+        for index, layer in complete.items():
+            shape = self.matrices[index].shape
             if room > 0 and shape not in too_large:
-                finer = self._complete_layer(place, "float32")
+                finer = self._complete_layer(index, "float32")
                 more = finer.full_size - layer.full_size
                 if more <= room:
                     room -= more
-                    precise[place] = finer
+                    precise[index] = finer
                 else:
                     too_large.add(shape)
         return precise
 
-    def _complete_layer(self, place: int, stored: Stored) -> CompleteLayer:
-        layer = self.recording.layers[place]
+    def _complete_layer(self, index: int, stored: Stored) -> CompleteLayer:
+        layer = self.recording.layers[index]
         value = None if layer.value is None else first_value(layer.whole_value())
-        sinks = sink_keys(self.recording, place)
-        return CompleteLayer(self.layers[place], self.matrices[place], stored, sinks, value)
+        sinks = sink_keys(self.recording, index)
+        return CompleteLayer(self.layers[index], self.matrices[index], stored, sinks, value)
