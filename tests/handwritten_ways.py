@@ -937,6 +937,7 @@ WAYS: dict[str, Way] = {
 }
 
 AS_WEIGHTS = {
+    *("keys in groups", "cells"),
     # A bias or temperature for each head or query beside other steps, and steps without a guess
     *("numbers for each query and key", "softcap of a bias", "bias of a part"),
     # Scores of another product, or in another order
@@ -980,7 +981,6 @@ whose scores were all filled.
 
 SUMS = r"(cannot be kept|without a softmax|multiply a value).*: a row sums to (?P<sum>\d+(\.\d+)?)"
 UNMET = r"cannot be kept: the weights of the softmax \(.*\) met no value in a product that observe"
-NO_SCORES = r"a softmax \(.*\) of no product of query and key multiplies a value"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("over the heads", "over the texts", "keys left out", "by keys"), SUMS),
     "over the queries": SUMS + ", and each column to 1: it runs over the queries",
@@ -1003,8 +1003,6 @@ REFUSED: dict[str, str] = {
     "written out, squared": SUMS,
     **{name: UNMET for name in WHOLE if name.startswith("cell by cell")},
     **dict.fromkeys(("heads by einsum", "heads by linear"), "(a row sums|the least of them is)"),
-    "keys in groups": NO_SCORES,
-    "cells": NO_SCORES,  # not the true reason: a product of vectors has no axes
 }
 
 ROUNDED = {

@@ -199,8 +199,11 @@ def test_a_mask_for_each_head_is_no_batch() -> None:
 # What is no attention
 
 
-def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+LINEAR: list[tuple[str, Callable[[Tensor], Tensor], str]] = [
+    ("linear attention", lambda k: k.softmax(-2).mT, "product of several softmaxes"),
+    ("linear attention of exponentials", lambda k: k.exp().mT, "of no product of query and key"),
+    ("linear attention of features", lambda k: k.mT, "of no product of query and key"),
+]
 
 
 def rotations(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -227,7 +230,10 @@ def test_what_is_no_attention_is_passed_over_in_silence(
 @pytest.mark.parametrize(
     ("way", "reason"),
     [
-        pytest.param(linear_attention, "of no product of query and key", id="linear attention"),
+        *(
+            pytest.param(lambda q, k, v, of=of: q.softmax(-1) @ (of(k) @ v), reason, id=name)
+            for name, of, reason in LINEAR
+        ),
         pytest.param(
             lambda q, k, _: (q @ k.mT).relu().softmax(-1).sum(), "met no value", id="a gate"
         ),

@@ -139,6 +139,7 @@ EDITS: dict[str, Change] = {
     "top-k, normalised": lambda w: normalised(best(w)),
     "mean of heads": lambda w: w.mean(1, keepdim=True),
     "copy_": lambda w: w.copy_(w.flip(1)),
+    "heads repeated": lambda w: w[:, :1].repeat_interleave(H, 1),
     "head set to 0": lambda w: w * torch.tensor([1.0, 0, 1])[:, None, None],
 }
 SCORES: dict[str, Change] = {
@@ -168,8 +169,15 @@ WEIGHS: dict[str, Weigh] = {
         f"score {name}": lambda q, k, of=of: of(q @ k.mT).softmax(-1) for name, of in SCORES.items()
     },
     **{f"softmax {name}": lambda q, k, of=of: of(q @ k.mT) for name, of in SOFTMAXES.items()},
+    "rows repeated": lambda q, k: softmax(q, k).repeat_interleave(2, -2),
+    "rows expanded": lambda q, k: (
+        softmax(q, k)[..., None, :].expand(-1, -1, -1, 2, -1).flatten(2, 3)
+    ),
+    "rows tiled": lambda q, k: softmax(q, k).repeat(1, 1, 2, 1),
 }
 NO_WEIGHTS: dict[str, tuple[Change, str]] = {
+    "8 bits": (lambda w: w.to(torch.float8_e4m3fn).to(w.dtype), "a row sums to "),
+    "8 bits, wide": (lambda w: w.to(torch.float8_e5m2).to(w.dtype), "a row sums to "),
     "tril": (lambda w: w.tril(), "a row sums to 0.0"),
     "half": (lambda w: w * 0.5, "a row sums to 0.5"),
     "an epsilon": (lambda w: w / (1 + 1e-5), "a row sums to 0.99999"),
@@ -591,6 +599,17 @@ def edges(m: Tokens, x: Tensor) -> Tensor:
     return torch.zeros(T, D).index_add(0, to, weights[:, None] * x[0][of])[None]
 
 
+def capsules(m: Tokens, x: Tensor) -> Tensor:
+    """Routing by agreement, whose rows run over the capsules above."""
+    heard = torch.einsum("btd,cde->btce", x, m.memory.view(2, 4, D).mT)
+    scores = torch.zeros(B, T, 2)
+    for _ in range(3):
+        weights = scores.softmax(-1)
+        told = (weights[..., None] * heard).sum(1)
+        scores = scores + (heard * told[:, None]).sum(-1)
+    return torch.nn.functional.pad(told, (0, D - told.shape[-1]))
+
+
 def deformable(m: Tokens, x: Tensor, weights: Tensor) -> Tensor:
     points = m.query(x).unflatten(-1, (6, 2))[:, :, :4].tanh()
     sampled = functional.grid_sample(x.mT[..., None], points, align_corners=False)
@@ -646,14 +665,8 @@ NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "sigmoid": lambda m, x: (m.query(x) @ x.mT).sigmoid() @ x,
     "linear": lambda m, x: m.query(x).exp() @ (x.exp().mT @ x),
     "hard": lambda m, x: x.gather(1, (m.query(x) @ x.mT).argmax(-1)[..., None].expand(-1, -1, D)),
-    "graph": lambda m, x: (m.score(x) + m.score(m.query(x)).mT).softmax(-1) @ x,
-    "graph, powers": lambda m, x: (
-        functional.log_softmax(m.score(x) + x[:, None, :, 0], -1).exp() @ x
-    ),
-    "graph, divided": lambda m, x: (
-        (p := (m.score(x) + x[:, None, :, 0]).exp()) / p.sum(-1, True) @ x
-    ),
     "edges": edges,
+    "capsules": capsules,
     "sparse scores": lambda m, x: torch.sparse.mm(
         torch.sparse.softmax((m.query(x[0]) @ x[0].T).tril().to_sparse(), 1), x[0]
     )[None],
@@ -663,9 +676,14 @@ NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     ),
     "blocks of keys": halves,
     "blocks of keys, in heads": partial(halves, heads=3),
-    "NumPy": lambda m, x: torch.from_numpy((m.query(x) @ x.mT).numpy() * 2).softmax(-1) @ x,
     "scores of a layer": lambda m, x: m.query(x)[..., :T].softmax(-1) @ x,  # as in Synthesizer
+    "streams that are mixed": lambda m, x: (  # as in hyper-connections
+        m.query(x)[..., :9].unflatten(-1, (3, 3)).softmax(-1) @ x.unflatten(-1, (3, 4))
+    ),
     "clusters": lambda m, x: m.router(x).softmax(-1) @ x[:, :4],
+    "slots, combined": lambda m, x: (
+        torch.einsum("btd,sd->bts", x, m.memory).softmax(-1) @ x.repeat(1, 2, 1)[:, :8]
+    ),
     "learned keys": lambda m, x: (x @ m.memory.T).softmax(-1) @ m.memory,
     "learned keys of heads": lambda m, x: (
         m.query(x).unflatten(-1, (3, 4)).softmax(-1) @ m.memory[:4]
@@ -735,6 +753,14 @@ def chosen_columns(m: Tokens, x: Tensor) -> Tensor:
 def keys_without_batch(m: Tokens, x: Tensor) -> Tensor:
     order, key = torch.tensor([3, 1, 5, 0, 2, 4]), m.query(x)[0].tanh()
     return (m.query(x)[0] @ key[order].mT).softmax(-1) @ key.index_select(0, order)
+
+
+def evicted(m: Tokens, x: Tensor) -> Tensor:
+    """A cache from which tokens are left out that got little attention, as in H2O."""
+    weights = (m.query(x) @ x.mT).softmax(-1)
+    best = weights.sum(1).topk(4).indices.sort(-1).values[..., None].expand(-1, -1, D)
+    kept = x.gather(1, best)
+    return weights @ x + (m.query(x[:, -1:]) @ kept.mT).softmax(-1) @ kept
 
 
 def by_landmarks(m: Tokens, x: Tensor) -> Tensor:
@@ -824,6 +850,7 @@ def test_a_frozen_layer_of_pytorch_is_recorded(heads: int) -> None:
         (blocks_beside_in_heads, "an index chose the rows of its query, key or value"),
         (chosen_columns, "an index chose the rows of its query, key or value"),
         (keys_without_batch, "an index chose the rows of its query, key or value"),
+        (evicted, "an index chose the rows of its query, key or value"),
         (by_landmarks, "its output is a product of several softmaxes"),
     ],
 )
@@ -924,9 +951,62 @@ OF_ALL_PAIRS: dict[str, Callable[[Tokens, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
+def bilinear(m: Tokens, query: Tensor, key: Tensor) -> Tensor:
+    query, key = (each.expand(-1, T, T, -1).contiguous() for each in (query, key))
+    return functional.bilinear(query, key, m.query.weight[None])[..., 0]
+
+
+def trilinear(m: Tokens, x: Tensor) -> Tensor:
+    context, question = (each.expand(-1, T, 4, -1) for each in (x[:, :, None], x[:, None, :4]))
+    return m.score(
+        torch.cat([context, question, context * question], -1).unflatten(-1, (3, D))
+    ).sum((-1, -2))
+
+
+def one_query(m: Tokens, x: Tensor) -> Tensor:
+    """Bahdanau's scores of the last state, (batch, tokens, 1)."""
+    return m.score((m.query(x[:, -1]).unsqueeze(1) + x).tanh())
+
+
+OF_ANY_SCORES: dict[str, Callable[[Tokens, Tensor], tuple[Tensor, Tensor]]] = {
+    "graph of all pairs": lambda m, x: with_product(
+        functional.leaky_relu(m.score(m.query(x)) + m.score(x).mT, 0.2).softmax(-1), x
+    ),
+    "graph with edges": lambda m, x: with_product(
+        (m.score(x) + m.score(m.query(x)).mT).masked_fill(~CAUSAL, -9e15).softmax(-1), x
+    ),
+    "graph without a batch": lambda m, x: with_product(
+        (m.score(x[0]) + m.score(m.query(x[0])).T).softmax(1), x[0]
+    ),
+    "graph, powers": lambda m, x: with_product(
+        functional.log_softmax(m.score(x) + x[:, None, :, 0], -1).exp(), x
+    ),
+    "graph, divided": lambda m, x: over_sums((m.score(x) + x[:, None, :, 0]).exp(), x),
+    "bilinear": lambda m, x: with_product(bilinear(m, *all_pairs(m, x)).softmax(-1), x),
+    "trilinear, as in BiDAF": lambda m, x: with_product(trilinear(m, x).softmax(-1), x[:, :4]),
+    "one query, bmm": lambda m, x: with_product(one_query(m, x).mT.softmax(-1), x),
+    "one query, squeezed": lambda m, x: (
+        weights := one_query(m, x)[..., 0].softmax(-1),
+        torch.bmm(weights[:, None], x),
+    ),
+    "one query, summed": lambda m, x: (
+        weights := one_query(m, x).softmax(1),
+        (weights * x).sum(1),
+    ),
+    "NumPy": lambda m, x: with_product(
+        torch.from_numpy((m.query(x) @ x.mT).detach().numpy() * 2).softmax(-1), x
+    ),
+    "blocks on a diagonal": lambda m, x: with_product(
+        torch.block_diag(*(m.query(x) @ x.mT).softmax(-1)), x.flatten(0, 1)
+    ),
+}
+
+
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("run", OF_ALL_PAIRS.values(), ids=OF_ALL_PAIRS)
-def test_attention_of_sums_is_recorded(
+@pytest.mark.parametrize(
+    "run", (OF_ALL_PAIRS | OF_ANY_SCORES).values(), ids=OF_ALL_PAIRS | OF_ANY_SCORES
+)
+def test_attention_of_other_scores_is_recorded(
     run: Callable[[Tokens, Tensor], tuple[Tensor, Tensor]], mode: Callable[[], Any]
 ) -> None:
     last: list[Tensor] = []

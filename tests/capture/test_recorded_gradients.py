@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
@@ -90,6 +91,63 @@ def test_reentrant_checkpoints_are_refused() -> None:
 
     with pytest.raises(regard.RegardError, match="Checkpoint with use_reentrant=False"):
         regularised(checkpointed)
+
+
+class Checkpointed(nn.Module):
+    """Attention whose scores no variable holds, in a checkpoint."""
+
+    def __init__(self, scores: Callable[[Tensor, Tensor], Tensor], *, reentrant: bool) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scores, self.reentrant = scores, reentrant
+
+    def attend(self, x: Tensor) -> Tensor:
+        return self.scores(self.query(x), self.key(x)).softmax(-1) @ x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.attend, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_reentrant_checkpoint_without_a_backward_pass_is_recorded(
+    context: Callable[[], AbstractContextManager[object]],
+) -> None:
+    model = Checkpointed(lambda query, key: query @ key.mT, reentrant=True)
+    with regard.observe(model) as seen, context():
+        model(noise(2, 5, 8).requires_grad_())
+    assert len(seen) == 1
+
+
+VECTOR = torch.linspace(-1, 1, 16)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        pytest.param(lambda query, key: query @ key.mT, id="product"),
+        pytest.param(lambda query, key: torch.einsum("bqd,bkd->bqk", query, key), id="einsum"),
+        pytest.param(lambda query, key: query @ (key * 2).mT / 3, id="scaled"),
+        pytest.param(
+            lambda query, key: (
+                torch.cat(
+                    [each.expand(-1, 5, 5, -1) for each in (query[:, :, None], key[:, None])], -1
+                ).tanh()
+                @ VECTOR
+            ),
+            id="pairs and a vector",
+        ),
+    ],
+)
+def test_gradients_reach_what_a_checkpoint_forgets(
+    scores: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    model, x = Checkpointed(scores, reentrant=False), noise(2, 5, 8)
+    weights = scores(model.query(x), model.key(x)).softmax(-1)
+    wanted = torch.autograd.grad(weights.square().sum(), [*model.parameters()])
+    with regard.observe(model) as seen:
+        model(x)
+    given = torch.autograd.grad(seen[0].to_dense().square().sum(), [*model.parameters()])
+    torch.testing.assert_close(given, wanted, atol=1e-6, rtol=1e-4)
 
 
 def test_autocast_rounds_and_changes_nothing_else() -> None:

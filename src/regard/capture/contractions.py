@@ -22,6 +22,7 @@ class Product:
         line: its ``file:line``.
         gathered: True if an index chose the rows of a factor.
         parameter: the factor that is a parameter; None if both are activations.
+        sources: the model's own tensors, if they have a graph; a checkpoint does not hold them.
     """
 
     left: Tensor
@@ -30,6 +31,7 @@ class Product:
     line: str
     gathered: bool
     parameter: Tensor | None = None
+    sources: tuple[Tensor, ...] = ()
 
     @property
     def sizes(self) -> Numbers:

@@ -80,11 +80,14 @@ class _Linked(torch.autograd.Function):
 
 
 def is_checkpointed_without_graph() -> bool:
-    """Return True if the caller runs inside a reentrant checkpoint, which builds no graph."""
+    """Return True inside a reentrant checkpoint, whose graph is built in the backward pass alone.
+
+    The result is False for one that has no backward pass, as under ``torch.no_grad``.
+    """
     checkpoints = sys.modules.get("torch.utils.checkpoint")
     if checkpoints is None:
         return False
     reentrant, frame = checkpoints.CheckpointFunction.forward.__code__, currentframe()
     while frame is not None and frame.f_code is not reentrant:
         frame = frame.f_back
-    return frame is not None
+    return frame is not None and bool(frame.f_locals["ctx"].next_functions)

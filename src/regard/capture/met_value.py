@@ -40,13 +40,12 @@ from regard.capture.weight_tracks import (
     axes_of_copy,
     evidence_of,
     geometry,
-    has_learned_queries,
     has_one_key,
     is_like,
     is_of_scores,
     is_outer,
     is_over_heads,
-    is_over_tokens,
+    is_over_rows_of_parameter,
     lines_of,
     query_axis,
     rounding_of,
@@ -57,6 +56,7 @@ from regard.capture.weight_tracks import (
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.scores.given_scores import GivenScores
 from regard.tracing.operations import (
+    ADDITIONS,
     CHANCE,
     COPIES,
     DISTANCES,
@@ -66,8 +66,8 @@ from regard.tracing.operations import (
     GATHERS,
     MULTIPLICATIONS,
     NORMS,
-    PAIRINGS,
     PRODUCTS,
+    RECIPROCALS,
     SAMPLERS,
     SHAPES_ALONE,
     SOFTMAXES,
@@ -153,7 +153,6 @@ class MetValue:
         self._dropout = Dropout(self._tracks)
         self._gathered: Storages[int] = Storages()  # the axes of an index that chose rows
         self._outputs: Storages[str] = Storages()
-        self._pairs: Storages[int] = Storages()  # all rows with all rows, and the size of a row
         self._multiplied: Storages[bool] = Storages()  # products of two activations, by element
         self._factors: Storages[_Factors] = Storages()
         self._powers: Storages[bool] = Storages()
@@ -175,8 +174,9 @@ class MetValue:
             **dict.fromkeys(SUMS, self._sum),
             **dict.fromkeys(DISTANCES, self._distance),
             **dict.fromkeys(DIVISIONS, self._divide),
-            **dict.fromkeys(PAIRINGS, self._pair),
+            **dict.fromkeys(ADDITIONS, self._add),
             **dict.fromkeys(EXPONENTIALS, self._exponential),
+            **dict.fromkeys(RECIPROCALS, self._reciprocal),
         }
         self._on_chain: Mapping[Callable[..., Any], Listener] = {
             **dict.fromkeys(CHANCE, self._dropout.draw),
@@ -188,7 +188,7 @@ class MetValue:
 
         It is None while nothing is tracked.
         """
-        return self._on_chain.get(func, self.follow) if self._tracks or self._pairs else None
+        return self._on_chain.get(func, self.follow) if self._tracks else None
 
     def finish(self) -> None:
         """Refuse each attention whose weights met no value in a product."""
@@ -197,7 +197,6 @@ class MetValue:
     def _forget(self, *ended: Softmax) -> None:
         """Forget freed storages, and refuse attention whose weights were freed without a value."""
         self._factors.forget()  # they hold weights
-        self._pairs.forget()
         self._tracks.forget()
         alive = {id(track.softmax) for track in self._tracks}
         gone = [each for each in self._open if id(each) not in alive or each in ended]
@@ -224,9 +223,7 @@ class MetValue:
         output = cast(Tensor, operation.output)
         if projects and output.ndim:
             self._projected.put(output, output.numel() // max(output.shape[-1], 1))
-        if (projects and not self._tracks and not self._pairs) or output.is_nested:
-            return
-        if not output.numel() or self._follow_pairs(operation):
+        if (projects and not self._tracks) or output.is_nested or not output.numel():
             return
         with apart():
             product = written(operation.func, operation.args, operation.kwargs)
@@ -281,8 +278,9 @@ class MetValue:
             operation.line(),
             gathered=gathered,
             parameter=owned[0] if owned else None,
+            sources=tuple(each for each in tensors_in(operation.args) if each.requires_grad),
         )
-        steps = Steps(torch.finfo(output.dtype).eps, written_.alpha)
+        steps = Steps(rounding_of(output), written_.alpha)
         if written_.added is not None and written_.beta:
             steps = steps.plus(written_.added, axes, written_.beta)
         self._tracks.put(output, Track(product, axes, steps).into(output))
@@ -339,10 +337,8 @@ class MetValue:
             shaped = shaped_weights(operation, track, side)
             turned = query_axis(track, shaped)
             if softmax is not None and not softmax.is_of_scores:
-                if fault is not None:
-                    return False
-                if not has_learned_queries(track, shaped):
-                    self._note(operation, softmax, value, rows=side.shape[-2])
+                rows = side.shape[-2]
+                if fault is not None or not self._attends(operation, softmax, value, rows):
                     return False
             weights = shaped if before is side else before.reshape(shaped.shape)
             met_value = shaped_value(value, shaped.shape[:-2])
@@ -438,22 +434,33 @@ class MetValue:
             how = f"scores meet a value ({operation.line()}) without a softmax"
             self._absence.note_missing(name, f"{how}: {fault}", is_certain=False)
 
-    def _note(self, operation: Operation, softmax: Softmax, value: Tensor, rows: int) -> None:
-        """Note the softmax of anything but a product of activations that multiplies a value.
+    def _attends(self, operation: Operation, softmax: Softmax, value: Tensor, rows: int) -> bool:
+        """Return True if the softmax of anything but a product of activations is an attention.
 
-        Routers mix outputs of each token alone, so a value has one row of weights. Code books and
-        label embeddings are parameters, chosen by all features of a linear layer.
+        Features choose among experts, codes and labels, and one row may be that of a router, which
+        mixes outputs of each token. What may be attention and is not recorded is noted.
         """
-        name = operation.module()
-        is_learned = self._parameters.has(value)
-        is_router = softmax.is_gate is None and rows == 1 and softmax.product and not is_learned
-        is_choice = softmax.is_gate and (rows == 1 or is_learned)
-        if name is None or (name not in self._sampled and (is_choice or is_router)):
-            return
+        is_sampled, is_stored = operation.module() in self._sampled, self._is_stored(value)
+        if self._outputs.of(value) == operation.module():
+            return True  # and refused as a product of several softmaxes
+        is_product = self._tracks.of(value) is not None  # as in linear attention
+        is_unknown = softmax.is_over_features is None and rows == 1
+        if not (is_sampled or is_stored or is_product or softmax.is_over_features or is_unknown):
+            return True
+        is_choice = softmax.is_choice and is_stored
+        if is_sampled or not (is_choice or (softmax.is_over_features and rows == 1)):
+            self._name_softmax(operation, softmax, value)
+        return False
+
+    def _name_softmax(
+        self, operation: Operation, softmax: Softmax, value: Tensor, *, is_certain: bool = True
+    ) -> None:
+        """Note the softmax of anything but a product of activations, which multiplies a value."""
         how = f"a softmax ({softmax.line}) of no product of query and key multiplies a value"
-        if is_learned:
+        if self._is_stored(value):
             how = f"a softmax ({softmax.line}) multiplies a parameter, so its values are learned"
-        self._absence.note_missing(name, how)
+        if (name := operation.module()) is not None:
+            self._absence.note_missing(name, how, is_certain=is_certain)
 
     def _owner(self, operation: Operation, track: Track) -> str | None:
         """Return the innermost running module that also ran the product of query and key.
@@ -488,6 +495,9 @@ class MetValue:
         name = operation.module()
         if product is not None:
             name = self._owner(operation, cast(Track, track))
+        over_features = is_over_rows_of_parameter(product, axes, dim)
+        if over_features is None:
+            over_features = self._is_over_features(source, dim)
         softmax = Softmax(
             name,
             operation.line(),
@@ -497,7 +507,9 @@ class MetValue:
             steps,
             product,
             is_of_scores=track is not None and (product is None or product.parameter is None),
-            is_gate=not is_over_tokens(product, axes, dim) and self._is_gate(source, dim),
+            is_over_features=over_features,
+            is_choice=bool(product is None and over_features)
+            and source.numel() == (self._projected.of(source) or 0) * source.shape[dim],
         )
         if softmax.is_of_scores:
             self._open.append(softmax)
@@ -530,14 +542,13 @@ class MetValue:
                 self._absence.note_missing(name, _BLOCKS.format(operation.line()))
         self._in_blocks[name] = query
 
-    def _is_gate(self, source: Tensor, dim: int) -> bool | None:
-        """Return True for one softmax for each row of a linear layer; None if it may be one."""
+    def _is_over_features(self, source: Tensor, dim: int) -> bool | None:
+        """Return True if an axis has features of a linear layer; None if it may have."""
         rows = self._projected.of(source)
-        if dim != source.ndim - 1:
-            return False
         if rows is None:
-            return None
-        return source.stride(-1) == 1 and source.numel() == rows * source.shape[-1]
+            return None if dim == source.ndim - 1 else False
+        size = source.untyped_storage().nbytes() // source.element_size()
+        return source.stride(dim) * rows < size
 
     def _exponential(self, operation: Operation) -> None:
         """Track the exponentials of a softmax that is written out."""
@@ -575,6 +586,11 @@ class MetValue:
             track.into(output, axes=moved, softmax=softmax, rounding=rounding, before=None),
         )
 
+    def _reciprocal(self, operation: Operation) -> None:
+        """Note 1 / x, which a kernel of distances may be made of."""
+        self._powers.put(operation.output, True)
+        self.follow(operation)
+
     def _normalise(self, operation: Operation) -> None:
         """Track powers of no scores whose rows sum to 1, which are a softmax of anything else."""
         powers = cast(Tensor, operation.output)
@@ -592,7 +608,7 @@ class MetValue:
             powers.ndim - 1,
             steps := Steps(rounding),
             is_of_scores=False,
-            is_gate=None,
+            is_over_features=None,
         )
         axes = Axes.of(powers, contiguous(powers.shape))
         self._tracks.put(powers, Track(None, axes, steps, softmax, rounding).into(powers))
@@ -605,13 +621,15 @@ class MetValue:
 
     def follow(self, operation: Operation) -> None:
         """Track what an operation makes of scores or weights."""
-        if self._follow_pairs(operation) or not self._tracks:
+        if not self._tracks:
             return
         inputs = [
             (track, tensor)
             for tensor in tensors_in((operation.args, *operation.kwargs.values()))
             if (track := self._tracks.of(tensor)) is not None and tensor.numel()
         ]
+        if any(track.softmax is not None for track, _ in inputs):  # what they multiply is a value
+            inputs = [each for each in inputs if not _is_projected(each[0])]
         if not inputs:
             return
         changed = list(written_by(operation))
@@ -702,6 +720,8 @@ class MetValue:
         """Track an elementwise product: a step, dropout, or an einsum over an axis of size 1."""
         first, second = operation.args[:2]
         are_tensors = isinstance(first, Tensor) and isinstance(second, Tensor)
+        if not are_tensors and self._powers.of(first):
+            self._powers.put(operation.output, True)
         if not (are_tensors and self._multiply_tensors(operation, first, second)):
             self.follow(operation)
 
@@ -718,8 +738,8 @@ class MetValue:
                 product = broadcast_product(first, second)
             is_owned = any(map(self._parameters.has, (first, second)))
             tracks = [self._tracks.of(each) for each in (first, second)]
-            is_gated = any(t and t.softmax and not is_of_scores(t) for t in tracks)
-            if product is not None and not is_owned and not is_gated:
+            is_other = any(t and t.softmax and not is_of_scores(t) for t in tracks)
+            if product is not None and not is_owned and not is_other:
                 self._copy_facts(first, product.left)
                 self._copy_facts(second, product.right)
                 self._combine(operation, product, projects=False)
@@ -730,12 +750,11 @@ class MetValue:
             softmax = None if track is None else track.softmax
             if softmax is None or softmax.is_of_scores or output.numel() <= 2 * weights.numel():
                 continue
-            if self._factors.of(output) is not None:
-                continue
             # A router multiplies the outputs of experts in the same way.
-            is_sampled = operation.module() in self._sampled
-            if softmax.is_gate is False or is_sampled or self._parameters.has(value):
-                self._note(operation, softmax, value, rows=1)
+            is_learned = self._parameters.has(value) and not softmax.is_choice
+            is_certain = is_learned or operation.module() in self._sampled
+            if is_certain or (softmax.is_over_features is False and softmax.product is None):
+                self._name_softmax(operation, softmax, value, is_certain=is_certain)
         return False
 
     def _note_factors(self, output: Tensor, first: Tensor, second: Tensor) -> None:
@@ -750,14 +769,24 @@ class MetValue:
         for (weights, value), track in zip(factors, tracks, strict=True):
             if track is None or track.softmax is None or output.numel() <= weights.numel():
                 continue
-            is_learned = not is_of_scores(track) and has_learned_queries(track, weights.mT)
-            if is_learned and not track.softmax.is_met:
-                self._open.append(track.softmax)
-            if is_learned or is_of_scores(track):
+            softmax = track.softmax
+            is_over_tokens = softmax.is_over_features is False and not softmax.is_of_scores
+            if softmax.product is not None and is_over_tokens and not softmax.is_met:
+                self._open.append(softmax)
+            if softmax.is_of_scores or is_over_tokens:
                 self._factors.put(output, (weights, value, geometry(output)))
                 return
-        if tracks == [None, None] and storage_key(first) != storage_key(second):
+        are_activations = all(track is None or _is_projected(track) for track in tracks)
+        if are_activations and storage_key(first) != storage_key(second):
             self._multiplied.put(output, True)
+
+    def _add(self, operation: Operation) -> None:
+        """Note the features of a linear layer to which it adds its bias, or track a step."""
+        source, bias = operation.args[:2]
+        rows = self._projected.of(source)
+        if rows is not None and isinstance(bias, Tensor) and self._parameters.has(bias):
+            self._projected.put(operation.output, rows)
+        self.follow(operation)
 
     def _divide(self, operation: Operation) -> None:
         """Note a parameter that is divided by its norm as a parameter, or track a division."""
@@ -803,37 +832,6 @@ class MetValue:
             if (fact := facts.of(value)) is not None:
                 cast("Storages[Any]", facts).put(copy, fact)
 
-    def _pair(self, operation: Operation) -> None:
-        """Note a sum or a difference of all rows of two tensors, which scores may be made of."""
-        first, second = operation.args[:2]
-        if isinstance(first, Tensor) and isinstance(second, Tensor) and first.ndim > 2:
-            output = operation.output
-            owned = output.is_nested or any(map(self._parameters.has, (first, second)))
-            tracks = [self._tracks.of(each) for each in (first, second)]
-            is_masked = any(track is not None and not _is_projected(track) for track in tracks)
-            are_pairs = _is_of_all_rows(first, second) or (
-                not is_masked and _is_of_one_row(first, second)
-            )
-            if not owned and output.is_floating_point() and are_pairs:
-                self._pairs.put(output, output.shape[-1])
-        self.follow(operation)
-
-    def _follow_pairs(self, operation: Operation) -> bool:
-        """Track what an operation makes of numbers of all pairs of rows; return True for scores."""
-        if not self._pairs:
-            return False
-        are_scores = False
-        for tensor in tensors_in(operation.args):
-            if (size := self._pairs.of(tensor)) is None:
-                continue
-            for output in tensors_in((operation.output,)):
-                if output.numel() == tensor.numel():
-                    self._pairs.put(output, size)
-                elif output.ndim and output.numel() * size == tensor.numel():
-                    self._begin_without_product(output)
-                    are_scores = True
-        return are_scores
-
     def _distance(self, operation: Operation) -> None:
         """Track the distances of all rows of two activations as scores."""
         output = operation.output
@@ -868,7 +866,8 @@ class MetValue:
             if name is not None and self._tracks.of(source) is None and any(chosen):
                 how = f"an index of the scores chooses a value ({operation.line()})"
                 self._absence.note_missing(name, how)
-        self.follow(operation)
+        # What an index of the weights chose is no weights.
+        self.follow(operation._replace(args=operation.args[:1], kwargs={}))
 
     def _is_stored(self, tensor: Tensor) -> bool:
         """Return True for a parameter or a buffer of the model."""
@@ -907,8 +906,8 @@ def _fault(weights: Tensor, rounding: float) -> str | None:
     if weights.layout != torch.strided or not weights.is_floating_point():
         return "they are no dense numbers"
     # Long rows in float32 lose this much in their sum; 16 bits are summed in float32, too.
-    of_sums = 32 * torch.finfo(torch.float32).eps if weights.dtype != torch.float64 else 1e-9
-    tolerance = max(of_sums, rounding)
+    single = torch.finfo(torch.float32).eps
+    tolerance = max(rounding, 32 * single if rounding >= single else 1e-9)
     # Most operands that are no weights show it in the first row.
     for part in (weights[:1, :1], weights):
         wide = part if part.element_size() > 2 else part.float()
@@ -980,22 +979,6 @@ def _is_outer_product(first: Tensor, second: Tensor) -> bool:
     return sizes[-1] == (1, 1) and rows == columns == 1
 
 
-def _is_of_all_rows(first: Tensor, second: Tensor) -> bool:
-    """Return True if rows of one tensor are broadcast to rows of another one, all to all."""
-    if first.ndim != second.ndim or first.ndim < 3 or first.shape[-1] != second.shape[-1]:
-        return False
-    sizes = [*zip(first.shape[:-1], second.shape[:-1], strict=True)]
-    return any(n > m == 1 for n, m in sizes) and any(m > n == 1 for n, m in sizes)
-
-
-def _is_of_one_row(first: Tensor, second: Tensor) -> bool:
-    """Return True if the one row of a tensor, in an axis of its own, is broadcast to all others."""
-    if first.ndim != second.ndim or first.ndim < 4 or first.shape[-1] != second.shape[-1]:
-        return False
-    sizes = [*zip(first.shape[-3:-1], second.shape[-3:-1], strict=True)]
-    return (1, 1) in sizes and any(n != m and 1 in (n, m) for n, m in sizes)
-
-
 def _axes_of_rows(operation: Operation) -> int:
     """Return how many axes an index has that chooses rows; 0 if it chooses none.
 
@@ -1032,8 +1015,8 @@ _LEARNED_SINK = (
     "bias and sink.\n    Observe it under torch.no_grad()."
 )
 _COMPOSITE = (
-    "its output is a product of several softmaxes ({}), as in Nyström attention; none of them is "
-    "its attention.\n    Record the layers that multiply one softmax with a value."
+    "its output is a product of several softmaxes ({}), as in Nyström attention; none of them "
+    "alone is its attention.\n    Record the layers that multiply one softmax with a value."
 )
 _GATHERED = (
     "an index chose the rows of its query, key or value ({}), so they are not the tokens in their "

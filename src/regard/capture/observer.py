@@ -4,8 +4,9 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from inspect import getattr_static
+from inspect import getattr_static, getclosurevars
 from os import PathLike
+from types import FunctionType
 from typing import Any, Literal, cast
 
 import torch
@@ -148,6 +149,7 @@ def observe(
     is_eager = check_compiled(compiled) == "eager"
     modules = _modules_of(model, is_eager=is_eager)
     _check_implementations(modules, is_eager=is_eager)
+    called = {} if is_eager else _compiled_beside(modules)
     distribution = Distribution.of(model, modules)
     model = unwrapped(model)
     seen = Recording({}, model=class_name(model))
@@ -168,6 +170,9 @@ def observe(
         raise
     watch.finish()
     _refuse_unseen(watch.absence, recorder, seen)
+    for name, function in called.items():
+        how = f"it may be in the compiled function {function!r}; look with {_EAGER}"
+        watch.absence.note_missing(name, how, is_certain=False)
     recorder.close()
     problem = recorder.problems.error()
     if problem is not None and (strict or recorder.problems.are_fatal or not seen.layers):
@@ -175,7 +180,7 @@ def observe(
     if not (seen.layers or recorder.without):
         raise watch.absence.error()
     recorder.warn(stacklevel=3)
-    watch.absence.warn()
+    watch.absence.warn({each.module for each in seen.refused})
     if recorder.progress_error is not None:
         raise recorder.progress_error
 
@@ -238,6 +243,22 @@ def _check_uncompiled(model: nn.Module, modules: Mapping[str, nn.Module]) -> Non
         for attribute, value in {"forward": _forward_of(module), **vars(module)}.items():
             if callable(value) and is_compiled(value):
                 raise compiled_error(f"model has a compiled function at '{name}.{attribute}'")
+
+
+def _compiled_beside(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return the compiled function that each module calls by a global name or keeps in a list."""
+    names: dict[str, str] = {}
+    for name, module in modules.items():
+        called: dict[str, object] = {}
+        for function in vars(type(module)).values():
+            if isinstance(function, FunctionType):
+                variables = getclosurevars(function)
+                called |= {**variables.globals, **variables.nonlocals}
+        for attribute, value in vars(module).items():
+            items = cast("list[object]", value) if isinstance(value, list | tuple) else []
+            called |= {f"{attribute}[{index}]": item for index, item in enumerate(items)}
+        names.update((name, each) for each, value in called.items() if is_compiled(value))
+    return names
 
 
 def _forward_of(module: nn.Module) -> object:
@@ -498,6 +519,7 @@ def _has_packed_heads(module: nn.Module | None, args: tuple[Any, ...]) -> bool:
     return query.shape[1] * group == num_heads
 
 
+_EAGER = 'observe(..., compiled="eager")'
 _UNREAD = (
     "{} computes attention, and observe does not read this operation.\n"
     "    Let the layer call scaled_dot_product_attention. For transformers, call "

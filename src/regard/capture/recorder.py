@@ -122,7 +122,6 @@ class Recorder:
         check_progress(progress, "one number")
         self.problems = Problems()
         self.graph = GraphTensors()
-        self._with_gradients = torch.is_grad_enabled()
         self._seen = seen
         self._selection = selection or Selection()
         self._path = None if path is None else check_path(path)
@@ -260,7 +259,7 @@ class Recorder:
         # Files, copies on another device and answers hold no graph.
         numbers = self._path or self._selection.device or self._selection.reductions
         gradients = gradients and not numbers
-        if self._with_gradients and not (gradients or numbers) and is_checkpointed_without_graph():
+        if not (gradients or numbers) and is_checkpointed_without_graph():
             self.refuse(name, _CHECKPOINTED)
             return
         # Copies are made outside inference mode, so that autograd can use them later.

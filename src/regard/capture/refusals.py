@@ -134,10 +134,10 @@ class Absence:
             and not any(name.startswith(f"{each}.") for each in refused)
         ]
 
-    def warn(self) -> None:
+    def warn(self, refused: Collection[str]) -> None:
         """Warn of modules that multiplied scores by a value and are not in the recording.
 
-        Also warn of rows that are NaN in the model.
+        Also warn of rows that are NaN in the model. Refused modules have their own warning.
         """
         if self._with_nan:
             warnings.warn(
@@ -147,7 +147,7 @@ class Absence:
             )
         kinds: dict[str, list[tuple[str, str]]] = {}
         for name, (how, is_certain) in self._missing.items():
-            if is_certain or name not in self._present:
+            if name not in refused and (is_certain or name not in self._present):
                 kinds.setdefault(how.partition(": ")[0], []).append((name, how))
         if kinds:
             texts: list[str] = []

@@ -16,7 +16,7 @@ from regard.capture.contractions import Product
 from regard.capture.element_axes import Axes, contiguous, translated
 from regard.capture.evidence import Evidence
 from regard.capture.score_steps import Steps
-from regard.capture.storages import storage_key, tensors_in
+from regard.capture.storages import tensors_in
 from regard.tracing.tracer import Operation
 
 Part = tuple[tuple[tuple[int, int], ...], int]
@@ -43,8 +43,9 @@ class Softmax:
         product: the product of query and key; None if its input does not descend from one product.
         is_written_out: True for an exponential.
         is_of_scores: False for the softmax of anything but a product of two activations.
-        is_gate: True if it runs over the features of a linear layer, as a router of experts does;
-            None if that is unknown.
+        is_over_features: True if it runs over features of a linear layer, as a router of experts
+            does; None if that is unknown.
+        is_choice: True if it runs over all features of ``nn.Linear``, once for each row.
         is_met: True if its weights met a value, or are a part of other weights.
         parts: the parts of its weights that were recorded, each with the module's name.
     """
@@ -58,7 +59,8 @@ class Softmax:
     product: Product | None = None
     is_written_out: bool = False
     is_of_scores: bool = True
-    is_gate: bool | None = False
+    is_over_features: bool | None = False
+    is_choice: bool = False
     is_met: bool = False
     parts: list[tuple[str, Part]] = field(default_factory=list[tuple[str, Part]])
 
@@ -160,15 +162,14 @@ def is_over_heads(track: Track, side: Tensor) -> bool:
     return axes is not None and axes.steps[-1] >= head
 
 
-def is_over_tokens(product: Product | None, axes: Axes | None, dim: int) -> bool:
-    """Return True if an axis of scores of a parameter has the tokens, as for a learned query.
+def is_over_rows_of_parameter(product: Product | None, axes: Axes | None, dim: int) -> bool | None:
+    """Return True if an axis of scores of a parameter has its rows, as the experts of a router.
 
-    The axes of a router's scores have the experts, which are rows of the parameter.
+    The result is False if it has the tokens, as for a learned query, and None for other scores.
     """
     if product is None or product.parameter is None or axes is None:
-        return False
-    is_row = axes.steps[dim] >= product.steps[1]
-    return is_row == (product.parameter is product.right)
+        return None
+    return (axes.steps[dim] >= product.steps[1]) == (product.parameter is product.left)
 
 
 def has_one_key(track: Track) -> bool:
@@ -177,16 +178,6 @@ def has_one_key(track: Track) -> bool:
         return track.is_changed and track.product is not None and track.shape[-1] == 1
     scores = track.softmax.scores
     return scores is not None and scores.shape[track.softmax.dim] == 1
-
-
-def has_learned_queries(track: Track, shaped: Tensor) -> bool:
-    """Return True if the rows of weights are those of a parameter, as learned queries are."""
-    product = track.product
-    axes = None if track.axes is None else track.axes.of_view(shaped)
-    factors = None if product is None or axes is None else query_and_key(product, axes)
-    if product is None or product.parameter is None or factors is None:
-        return False
-    return storage_key(factors[0]) == storage_key(product.parameter)
 
 
 def apart_from_heads(track: Track, side: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,6 +251,8 @@ def query_axis(track: Track, shaped: Tensor) -> int | None:
     axes = None if track.axes is None else track.axes.of_view(shaped)
     if product is None or axes is None or shaped.shape[-1] == 1:
         return None
+    if axes.sizes[-2] > 1 and not axes.steps[-2]:
+        return None  # rows that are repeated
     (_, row, column), (_, rows, columns) = product.steps, product.sizes
     queries = (row, rows) if axes.steps[-1] < row else (column, columns)
     pairs = [*zip(axes.steps, axes.sizes, strict=True)]
@@ -439,5 +432,9 @@ def geometry(tensor: Tensor) -> Geometry:
 
 
 def rounding_of(tensor: Tensor) -> float:
-    """Return the relative rounding error of a tensor's dtype; 0 for whole numbers."""
-    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
+    """Return the relative rounding error of a tensor's dtype; 0 for whole numbers and 8 bits.
+
+    Weights of 8 bits are other weights than those of the softmax.
+    """
+    is_rounded = tensor.is_floating_point() and tensor.element_size() > 1
+    return torch.finfo(tensor.dtype).eps if is_rounded else 0.0

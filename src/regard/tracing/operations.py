@@ -32,14 +32,12 @@ MULTIPLICATIONS: _Operations = (
     *(aten.mul.Tensor, aten.mul.Scalar, aten.mul_.Tensor, aten.mul_.Scalar),
 )
 DIVISIONS: _Operations = (aten.div.Tensor,)
+ADDITIONS: _Operations = (aten.add.Tensor, aten.add_.Tensor)
 TERMS: _Operations = (
-    *(aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor, aten.rsub.Tensor),
+    *(*ADDITIONS, aten.sub.Tensor, aten.sub_.Tensor, aten.rsub.Tensor),
     *(aten.cat.default, aten.constant_pad_nd.default),
 )
 """Operations that add a bias or a sink to scores."""
-
-PAIRINGS: _Operations = (aten.add.Tensor, aten.sub.Tensor)
-"""Operations that may combine all rows of two tensors, as additive attention does."""
 
 SUMS: _Operations = (aten.sum.dim_IntList,)
 NORMS: _Operations = (aten.logsumexp.default,)
@@ -50,6 +48,7 @@ SOFTMAXES: _Operations = (
 )
 EXPONENTIALS: _Operations = (aten.exp.default, aten.exp_.default)
 """The first step of a softmax that is written out."""
+RECIPROCALS: _Operations = (aten.reciprocal.default,)
 
 COPIES: _Operations = (
     *(aten._to_copy.default, aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.to.other),
