@@ -142,6 +142,54 @@ def test_a_function_that_is_compiled_is_recorded() -> None:
     assert list(seen) == ["Function"]
 
 
+@torch.compile(backend="eager")
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def calling(function: Any) -> nn.Module:
+    class Calls(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    return Calls()
+
+
+class CallsAGlobal(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return doubled(x)
+
+
+class CallsOneOfAList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = [doubled]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ways[0](x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (CallsAGlobal(), "doubled"),
+        (calling(doubled), "function"),
+        (CallsOneOfAList(), r"ways\[0\]"),
+    ],
+)
+def test_a_compiled_function_beside_a_recorded_layer_is_named(
+    layer: nn.Module, name: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    model = nn.Sequential(ByHand(), layer)
+    named = pytest.warns(UserWarning, match=f"compiled function '{name}'")
+    with torch.no_grad(), named, regard.observe(model) as seen:
+        model(x())
+    assert list(seen) == ["0"]
+    with torch.no_grad(), regard.observe(model, compiled="eager"):
+        model(x())
+    assert not recwarn
+
+
 def test_a_compiled_function_that_calls_the_model_is_recorded() -> None:
     model = Blocks()
     run = torch.compile(lambda x: model(x) + 1, backend="eager")
