@@ -427,6 +427,23 @@ def test_chosen_queries_are_those_of_prompt_and_answer_together() -> None:
             torch.testing.assert_close(matrix.to_dense(), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("parts", [(6, 4), (3, 3), (4, 4, 2), (2, 3, 1), (5, 1, 4, 1)], ids=str)
+@pytest.mark.parametrize("kind", ["eager", "sdpa"])
+def test_chosen_queries_are_those_of_all_parts_of_a_text(kind: str, parts: tuple[int, ...]) -> None:
+    model, text = built("llama", kind), torch.arange(1, sum(parts) + 1)[None]
+
+    def read(**options: Any) -> Tensor:
+        with torch.no_grad(), regard.observe(model, **options) as seen:
+            past = None
+            for part in text.split(parts, 1):
+                past = model(part, past_key_values=past).past_key_values
+        return seen[0].to_dense()
+
+    whole = read()
+    for queries in (slice(-1, None), slice(-3, None), slice(-5, -1), slice(-6, None), slice(1, -1)):
+        torch.testing.assert_close(read(queries=queries), whole[..., queries, :], atol=1e-6, rtol=0)
+
+
 def test_answers_of_rows_are_joined_and_sums_over_rows_are_added() -> None:
     model, given = built("mistral, a window of 3"), inputs("llama", 3) | GREEDY
     whole, _ = observed(model, given)

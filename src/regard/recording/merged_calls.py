@@ -8,6 +8,7 @@ kind becomes a bool tensor.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -300,6 +301,13 @@ class Calls:
         return extent.layer(name, calls[0].shape[:-2], selected, q_len, matrix, Answers())
 
     def _merged(self, every: Sequence[_Call], selected: range, kv_len: int) -> AttentionMatrix:
+        # Each call has the rows that would have been the last ones, so that gaps may be left.
+        gaps = [
+            index
+            for index, (call, after) in enumerate(pairwise(every), 1)
+            if call.rows.stop < after.first
+        ]
+        every = every[gaps[-1] if gaps else 0 :]
         calls = [part for call in every if (part := call.only(selected)).rows]
         queries = [call.rows_of_query() for call in calls]
         if isinstance(self._source, GivenScores):
