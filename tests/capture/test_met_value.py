@@ -464,6 +464,48 @@ def test_an_axis_that_vmap_maps_comes_first(weigh: Change, axis: int, heads: int
     torch.testing.assert_close(seen[0].to_dense(), weigh((q @ k.mT).movedim(axis, 0)))
 
 
+OF_SHARED_KEYS: dict[str, Callable[[Tensor, Tensor, Tensor, Change], Tensor]] = {
+    "groups": lambda q, k, v, weigh: torch.einsum(
+        "bgrnm,bgmd->bgrnd",
+        weigh(torch.einsum("bgrnd,bgmd->bgrnm", q.unflatten(1, (-1, 2)), k)),
+        v,
+    ),
+    "one group": lambda q, k, v, weigh: torch.einsum(
+        "bhij,bjd->bhid", weigh(torch.einsum("bhid,bjd->bhij", q, k[:, 0])), v[:, 0]
+    ),
+    "tokens first": lambda q, k, v, weigh: torch.einsum(
+        "bhqk,bkd->bqhd", weigh(torch.einsum("bqhd,bkd->bhqk", q.transpose(1, 2), k[:, 0])), v[:, 0]
+    ),
+    "groups, tokens first": lambda q, k, v, weigh: torch.einsum(
+        "bgrqk,bkgd->bqgrd",
+        weigh(
+            torch.einsum(
+                "bqgrd,bkgd->bgrqk",
+                q.unflatten(1, (-1, 2)).permute(0, 3, 1, 2, 4),
+                k.transpose(1, 2),
+            )
+        ),
+        v.transpose(1, 2),
+    ),
+    "merged": lambda q, k, v, weigh: (
+        weigh((q.flatten(1, 2) @ k[:, 0].mT).view(*q.shape[:3], -1)).flatten(1, 2) @ v[:, 0]
+    ),
+}
+
+
+@pytest.mark.parametrize("first", [1, 3, T])
+@pytest.mark.parametrize("multiply", OF_SHARED_KEYS.values(), ids=OF_SHARED_KEYS)
+def test_heads_that_share_a_key_stay_heads_with_one_query(
+    multiply: Callable[[Tensor, Tensor, Tensor, Change], Tensor], first: int
+) -> None:
+    q, k, v = torch.randn(3, B, 4, T, 4, generator=torch.manual_seed(0))
+    k, v = k[:, :2], v[:, :2]
+    model = Stepwise(lambda q, k, v: multiply(q, k, v, lambda s: s.softmax(-1)), first)
+    with torch.no_grad(), regard.observe(model) as seen:
+        model(q, k, v)
+    assert [*seen.shapes.values()] == [(B, 4, T, T)]
+
+
 HEADS_SUMMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "einsum": lambda w, v: torch.einsum("bhij,bhjc->bic", w, v),
     "einsum of keys, then heads": lambda w, v: torch.einsum("bzia,bzac->bic", w, v),

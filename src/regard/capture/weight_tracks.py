@@ -259,6 +259,8 @@ def query_axis(track: Track, shaped: Tensor) -> int | None:
     given = None if track.softmax is None else track.softmax.axes
     if given is not None and given.sizes[-1:] == axes.sizes[-1:]:
         size = max(given.sizes[-2:-1], default=1)
+        if size == 1 < len(given.sizes) - 2:
+            return None  # one query, of heads that share a key
         if 1 < size < queries[1] and queries not in pairs:
             queries = (given.steps[-2], size)  # heads are rows of the product, too
     return pairs.index(queries) if queries in pairs[:-2] and pairs[-2] != queries else None
