@@ -12,22 +12,9 @@ from regard.capture.storages import storage_key, tensors_in
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.tracing.tracer import Operation
 
-aten = torch.ops.aten
-_OPERATIONS = {
-    *(
-        aten.mm.default,
-        aten.bmm.default,
-        aten.mv.default,
-        aten.addmm.default,
-        aten.baddbmm.default,
-        aten.mul.Tensor,
-    ),
-    *(aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor, aten.cat.default),
-}
-
 
 class GraphTensors:
-    """The tensors in the model's autograd graph that were inputs of products, sums and attention.
+    """The tensors in the model's autograd graph that were inputs of operations.
 
     A view that is made without gradients is not connected to the graph. It is matched with one of
     these tensors by the memory that they share. The tensors are referenced weakly.
@@ -36,14 +23,13 @@ class GraphTensors:
     def __init__(self) -> None:
         self._by_storage: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
-    def note(self, operation: Operation, *, is_attention: bool = False) -> None:
+    def note(self, operation: Operation) -> None:
         """Record the arguments of an operation that runs with gradients."""
-        if is_attention or operation.func in _OPERATIONS:
-            for tensor in tensors_in((operation.args, tuple(operation.kwargs.values()))):
-                storage = storage_key(tensor) if tensor.requires_grad else None
-                if storage is not None:
-                    root = tensor if tensor._base is None else tensor._base
-                    self._by_storage[storage] = root
+        for tensor in tensors_in((operation.args, tuple(operation.kwargs.values()))):
+            storage = storage_key(tensor) if tensor.requires_grad else None
+            if storage is not None:
+                root = tensor if tensor._base is None else tensor._base
+                self._by_storage[storage] = root
 
     def matrix(self, copied: AttentionMatrix, part: AttentionMatrix) -> AttentionMatrix:
         """Return a matrix of copies through which gradients flow to the tensors of ``part``."""

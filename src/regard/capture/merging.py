@@ -189,7 +189,8 @@ class CallGroup:
         part, first = some_queries(matrix, there) if there else None, first + there.start
         if self._answers is not None:
             if part is not None:
-                answers = [_at(each, self._copies.device) for each in self._asked(part)]
+                answers = asked_of(part, self._selection.reductions)
+                answers = [_at(each, self._copies.device) for each in answers]
                 self._answers.add(answers, range(first, first + len(there)), base)
                 self._note_answers(answers, part, first, join)
             return
@@ -237,9 +238,6 @@ class CallGroup:
     def unmerged(self) -> list[Reduction]:
         """The reductions whose answers of several calls cannot be merged."""
         return [] if self._answers is None else self._answers.unmerged
-
-    def _asked(self, part: AttentionMatrix) -> tuple[Any, ...]:
-        return asked_of(part, self._selection.reductions)
 
     def _note_call(
         self,

@@ -386,8 +386,6 @@ class _Watch:
                 return matrix, value
             return matrix[(0,) * added], lambda: value()[(0,) * added]
 
-        if torch.is_grad_enabled():
-            self._recorder.graph.note(operation, is_attention=True)
         self._keep(operation, read, call.inside)
 
     def _unread(self, operation: Operation) -> None:
