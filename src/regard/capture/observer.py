@@ -169,10 +169,7 @@ def observe(
         recorder.abandon(exception)
         raise
     watch.finish()
-    _refuse_unseen(watch.absence, recorder, seen)
-    for name, function in called.items():
-        how = f"it may be in the compiled function {function!r}; look with {_EAGER}"
-        watch.absence.note_missing(name, how, is_certain=False)
+    _refuse_unseen(watch.absence, recorder, seen, called)
     recorder.close()
     problem = recorder.problems.error()
     if problem is not None and (strict or recorder.problems.are_fatal or not seen.layers):
@@ -185,12 +182,20 @@ def observe(
         raise recorder.progress_error
 
 
-def _refuse_unseen(absence: Absence, recorder: Recorder, seen: Recording) -> None:
-    """Refuse code that ran compiled, and attention modules in which nothing was seen."""
+def _refuse_unseen(
+    absence: Absence, recorder: Recorder, seen: Recording, called: Mapping[str, str]
+) -> None:
+    """Refuse code that ran compiled, and attention modules in which nothing was seen.
+
+    ``called`` has the compiled function that a module calls, which is noted.
+    """
     if absence.is_compiled:
         recorder.problems.add_text(str(compiled_error("model is compiled")))
     for name in absence.unseen({each.module for each in seen.refused}):
         recorder.refuse(name, UNSEEN)
+    for name, function in called.items():
+        how = f"it may be in the compiled function {function!r}; look with {_EAGER}"
+        absence.note_missing(name, how, is_certain=False)
 
 
 def _modules_of(model: object, *, is_eager: bool) -> dict[str, nn.Module]:
