@@ -498,8 +498,9 @@ class Recorder:
             try:
                 write(self._path, self._seen, self._spool)
             except Exception as cause:  # noqa: BLE001  the spool has all layers
+                unwritten = f"{self._path} cannot be written: {_reason(cause)}"
                 self.problems.add_text(
-                    f"{cause if isinstance(cause, RegardError) else self._unwritten(cause)}\n"
+                    f"{cause if isinstance(cause, RegardError) else unwritten}\n"
                     f"    {self._spool.path} has what was recorded; load it with regard.load.",
                     cause,
                 )
@@ -508,9 +509,6 @@ class Recorder:
             for layer in read(self._path).layers:
                 self._seen.put(layer)
         self._spool.remove()
-
-    def _unwritten(self, cause: Exception) -> str:
-        return f"{self._path} cannot be written: {_reason(cause)}"
 
 
 def has_no_numbers(tensor: Tensor) -> bool:
