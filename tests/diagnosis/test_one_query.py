@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import regard
 
@@ -59,3 +59,55 @@ def test_a_scale_that_is_missing_is_told_and_wrong_if_the_standard_is_expected()
 def test_one_query_without_a_softmax_is_never_right() -> None:
     assert regard.check(without_a_softmax).verdict in ("wrong", "cannot tell")
     assert regard.check(without_a_softmax, args=EXAMPLE).verdict in ("wrong", "cannot tell")
+
+
+def of_each_sample(state: Tensor, encoder_states: Tensor) -> Tensor:
+    """The context of one state of a decoder for each sample."""
+    scores = torch.bmm(encoder_states, state[..., None])[..., 0] / state.shape[-1] ** 0.5
+    return torch.bmm(scores.softmax(-1)[:, None], encoder_states)[:, 0]
+
+
+def of_all_samples(state: Tensor, encoder_states: Tensor) -> Tensor:
+    scores = torch.bmm(encoder_states, state[..., None])[..., 0] / state.shape[-1] ** 0.5
+    return torch.bmm(scores.softmax(0)[:, None], encoder_states)[:, 0]
+
+
+class Luong(nn.Module):
+    """A general score for one state of a decoder, and the weights behind the context."""
+
+    def __init__(self, dim: int = 16, *, keeps: bool = True) -> None:
+        super().__init__()
+        self.key, self.keeps = nn.Linear(dim, dim, bias=False), keeps
+
+    def forward(
+        self, hidden: Tensor, encoder_outputs: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        scores = torch.einsum("bd,btd->bt", hidden, self.key(encoder_outputs)) / 4
+        if mask is not None:
+            scores = scores.masked_fill(mask ^ self.keeps, -torch.inf)
+        weights = scores.softmax(-1)
+        return torch.einsum("bt,btd->bd", weights, encoder_outputs), weights
+
+
+BATCH = (torch.randn(2, 8), torch.randn(2, 7, 8))
+
+
+@pytest.mark.parametrize("args", [None, BATCH])
+def test_one_query_of_each_sample_is_no_exchange_of_heads_and_tokens(args: object) -> None:
+    report = regard.check(of_each_sample, args=args, expect=regard.spec())  # pyright: ignore
+    assert report.verdict == "right", report
+    assert report.notes == ("It takes one query at a time.",)
+
+
+@pytest.mark.parametrize("args", [None, BATCH])
+def test_a_softmax_over_the_samples_of_one_query_is_told(args: object) -> None:
+    names = [finding.name for finding in regard.check(of_all_samples, args=args).faults]  # pyright: ignore
+    assert names == ["softmax-wrong-axis"]
+
+
+@pytest.mark.parametrize(("keeps", "verdict"), [(True, "right"), (False, "wrong")])
+def test_a_module_of_one_query_is_read_with_its_mask(keeps: bool, verdict: str) -> None:
+    expected = regard.spec(padding={"mask": "True keeps"})
+    report = regard.check(Luong(keeps=keeps), expect=expected)
+    assert report.verdict == verdict, report
+    assert keeps or [finding.name for finding in report.faults] == ["mask-inverted"]

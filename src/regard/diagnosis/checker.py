@@ -17,7 +17,7 @@ from regard.diagnosis.inputs.class_arguments import guessed_arguments
 from regard.diagnosis.inputs.examples import example_specimens
 from regard.diagnosis.inputs.isolation import undisturbed
 from regard.diagnosis.inputs.mask_forms import takes_masks
-from regard.diagnosis.inputs.one_query import of_each_query
+from regard.diagnosis.inputs.one_query import of_queries, things_of_queries
 from regard.diagnosis.inputs.reading import (
     Thing,
     as_scores,
@@ -194,15 +194,14 @@ def _is_one_query(args: Sequence[Any] | None) -> bool:
 
 
 def _of_one_query(code: Thing, intention: Intention) -> Report | None:
-    """Return the report on a function of one query; None if it is none."""
-    call = of_each_query(code) if code.kind == "qkv" else None
-    if call is None:
-        return None
-    with suppress(ValueError):  # it fails on every input
-        formulas = computed(list(specimens(replace(code, call=call), intention.causal)))
-        if formulas.unread is None:
-            report = stated(formulas, intention)
-            return replace(report, notes=(*report.notes, "It takes one query at a time."))
+    """Return the report on code of one query, or of one for each sample; None if it is none."""
+    for thing in things_of_queries(code):
+        with suppress(ValueError):  # it fails on every input
+            readings = specimens(thing, intention.causal)
+            formulas = computed([replace(each, most_tokens=_MOST_QUERIES) for each in readings])
+            if formulas.unread is None or formulas.unread.mistakes:
+                report = stated(formulas, intention)
+                return replace(report, notes=(*report.notes, _ONE_QUERY))
     return None
 
 
@@ -226,6 +225,10 @@ def _by_example(
     """Return the report on code with the arguments of an example call."""
     call = copied(built) if isinstance(built, nn.Module) else built
     means, causal = intention.means, intention.causal
+    each = None if axes is not None else of_queries(call, args, kwargs)
+    if each is not None:
+        report = _by_example(each[0], (), each[1], "batch tokens dim", intention)
+        return replace(report, notes=(*report.notes, _ONE_QUERY))
     orders = list(example_specimens(call, args, kwargs, means=means, axes=axes, causal=causal))
     if has_filled_cache(orders[0]):
         return Report(orders[0].name, (), orders[0].words, FILLED)
@@ -234,6 +237,8 @@ def _by_example(
     return report_on(orders, intention)
 
 
+_MOST_QUERIES = 11  # each of them is a call
+_ONE_QUERY = "It takes one query at a time."
 _ONE_TOKEN = "The example has one token, whose only weight is 1: pass one with several tokens."
 
 

@@ -1,35 +1,99 @@
-"""Functions of one query, (head_dim), and of the keys and values of one text."""
+"""Code of one query, (head_dim) or (batch, head_dim), and of the keys and values of texts."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.diagnosis.inputs.reading import Thing
+from regard.diagnosis.inputs.lab import as_tensors
+from regard.diagnosis.inputs.reading import CONTENTS, Thing
+from regard.diagnosis.inputs.signature import signature_of
 
 
-def of_each_query(thing: Thing) -> Callable[..., Tensor] | None:
-    """Return a function that calls another one for each query of each sample; None for no such.
+def things_of_queries(thing: Thing) -> Iterator[Thing]:
+    """Yield code that calls other code for each query of each sample, or for each query.
 
-    Its query is (batch, q_len, head_dim), its key and value are (batch, kv_len, head_dim).
+    It takes queries (batch, q_len, dim) and texts (batch, kv_len, dim); the other code takes one
+    query, (dim), with the text of one sample, or one of each sample, (batch, dim).
     """
-    roles = [thing.of(role) for role in ("query", "key", "value")]
-    names = [argument.name for argument in roles if argument is not None]
-    if len(names) < 3 or isinstance(thing.call, torch.nn.Module):
+    needed = [argument for argument in thing.arguments if argument.required]
+    if len(needed) < 2 or any(argument.role not in CONTENTS for argument in needed):
+        return
+    query, *texts = needed
+    if thing.kind == "qkv" and not isinstance(thing.call, nn.Module):
+        names = [argument.name for argument in texts]
+        yield replace(thing, call=_for_each(thing.call, query.name, names))
+    yield replace(thing, call=_for_each(thing.call, query.name))
+
+
+def of_queries(
+    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+    """Return code that takes many queries of each sample, and an example call of it.
+
+    Args:
+        call: takes one query of each sample, (batch, dim), beside texts, (batch, tokens, dim).
+        args: of an example call, by position.
+        kwargs: by name.
+
+    Returns:
+        None for code of another example.
+    """
+    try:
+        passed = signature_of(call).bind(*args, **kwargs).arguments
+    except TypeError:
         return None
-    query, *others = names
+    floats = {n: t for n, t in passed.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    (name, query), *others = [*floats.items()] or [("", torch.zeros(0))]
+    texts = [t for _, t in others if t.ndim == 3 and t.shape[:1] == query.shape[:1]]
+    if query.ndim != 2 or not texts or any(t.ndim == 2 for _, t in others):
+        return None
+    queries = query[:, None].expand(-1, texts[0].shape[1], -1)
+    return _for_each(call, name), {**passed, name: queries}
 
-    @wraps(thing.call)
-    def call_for_each(*args: Any, **kwargs: Any) -> Tensor:
-        passed = inspect.signature(thing.call).bind(*args, **kwargs).arguments
 
-        def of_sample(b: int) -> Tensor:
-            text = {**passed, **{name: passed[name][b] for name in others}}
-            return torch.stack([thing.call(**{**text, query: row}) for row in passed[query][b]])
+def _for_each(
+    call: Callable[..., Any], name: str, alone: Collection[str] = ()
+) -> Callable[..., Any]:
+    """Return code that calls other code for each of the queries that an argument holds.
 
-        return torch.stack([of_sample(b) for b in range(len(passed[query]))])
+    Args:
+        call: the other code.
+        name: the argument of its query.
+        alone: those that hold the text of one sample; none if it takes a batch.
+    """
+    signature = signature_of(call)
 
-    return call_for_each
+    def results(one: Callable[..., Any], args: Any, kwargs: Any) -> list[Tensor]:
+        passed = signature.bind(*args, **kwargs).arguments
+        if not alone:
+            return _stacked([one(**{**passed, name: q}) for q in passed[name].unbind(1)], 1)
+        samples: list[Any] = []
+        for b, queries in enumerate(passed[name]):
+            text = {**passed, **{argument: passed[argument][b] for argument in alone}}
+            samples.append(_stacked([one(**{**text, name: q}) for q in queries], 0))
+        return _stacked(samples, 0)
+
+    if not isinstance(call, nn.Module):
+        return wraps(call)(lambda *args, **kwargs: results(call, args, kwargs))
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> list[Tensor]:
+        return results(self.one, args, kwargs)
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in signature.parameters.values()]
+    vars(forward)["__signature__"] = inspect.Signature([own, *parameters])
+    kind = type(call)
+    names = {"forward": forward, "__module__": kind.__module__}
+    module = type(kind.__name__, (nn.Module,), names)()
+    module.one = call
+    return module.eval()
+
+
+def _stacked(results: Sequence[Any], axis: int) -> list[Tensor]:
+    """Return the tensors of several results, each of them stacked."""
+    return [torch.stack(tensors, axis) for tensors in zip(*map(as_tensors, results), strict=True)]

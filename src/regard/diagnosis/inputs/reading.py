@@ -37,7 +37,7 @@ Order = Literal["btd", "td", "tbd", "bhtd", "bthd"]
 # Other than each other and than the widths that people choose, so that an axis is known by its
 # length.
 _BATCH, _TOKENS, _HEADS = 2, 7, 4
-_CONTENTS = ("x", "memory", "query", "key", "value")
+CONTENTS = ("x", "memory", "query", "key", "value")
 
 _ORDERS: dict[tuple[str, ...], Order] = {
     ("b", "t", ""): "btd",
@@ -423,7 +423,7 @@ def _content(
         ids = tuple(axis for axis in axes if isinstance(axis, str))
         return Slot(name, "ids", ids, "x", torch.int64, high=vocabulary)
     if thing.kind == "embeddings":
-        is_own = role == "x" or (argument.required and role in _CONTENTS)
+        is_own = role == "x" or (argument.required and role in CONTENTS)
     else:
         is_own = thing.kind == "qkv" and role in ("query", "key", "value")
     # Arguments apart, so that one that is never read, or read for another, shows.
