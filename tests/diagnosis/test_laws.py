@@ -112,6 +112,21 @@ class DropsItsQueries(Heads):
         return self.merge(self.weigh(self.dropout(q), k) @ v)
 
 
+class DropsMaskedScores(Heads):
+    """-inf that is dropped is NaN."""
+
+    def weigh(self, q: Tensor, k: Tensor) -> Tensor:
+        later = torch.ones(q.shape[-2], q.shape[-2]).triu(1).bool()
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
+        return self.dropout(scores).softmax(-1)
+
+
+def test_numbers_that_are_nan_in_training_alone_are_wrong() -> None:
+    report = check(DropsMaskedScores())
+    assert broken(report) == {"training"}, report
+    assert report.findings[0].code == "return self.dropout(scores).softmax(-1)"
+
+
 def test_dropout_before_a_norm_is_judged_by_what_the_norm_takes() -> None:
     report = check(DropsScoresBeforeANorm())
     assert [finding.name for finding in report.findings] == ["training"], report
@@ -271,6 +286,28 @@ def test_a_cache_gives_what_the_whole_call_gives(layer: nn.Module, outcome: str)
         assert "torch.cat([a, b]" in report.findings[0].code, report
 
 
+class TakesManyOptions(Heads):
+    calls = 0
+
+    def forward(  # as models of Hugging Face take them
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past: Tensor | None = None,
+        *,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+    ) -> Tensor:
+        TakesManyOptions.calls += 1
+        return super().forward(x)
+
+
+def test_options_that_take_no_cache_cost_few_calls() -> None:
+    check(TakesManyOptions())
+    assert TakesManyOptions.calls <= 65, TakesManyOptions.calls
+
+
 class OneAtATime(Cached):
     def forward(
         self, x: Tensor, past: tuple[Tensor, Tensor] | None = None
@@ -327,6 +364,19 @@ def without_projections(x: Tensor) -> Tensor:
 def scaled_without_projections(x: Tensor) -> Tensor:
     later = torch.ones(x.shape[-2], x.shape[-2]).triu(1) > 0
     return (x @ x.mT / x.shape[-1] ** 0.5).masked_fill(later, -torch.inf).softmax(-1) @ x
+
+
+WEIGHTS = [torch.randn(12, 8) for _ in range(3)]
+
+
+def of_weights_around_it(x: Tensor) -> Tensor:
+    q, k, v = (x @ weight for weight in WEIGHTS)
+    return torch.softmax(q @ k.T / 8**0.5, dim=-1) @ v
+
+
+def test_a_function_with_weights_of_its_file_is_right() -> None:
+    report = check(of_weights_around_it, args=(torch.randn(6, 12),))
+    assert report.verdict == "right", report
 
 
 def test_attention_without_projections_is_right() -> None:

@@ -1,6 +1,6 @@
 """The law of caches: piece by piece gives what all at once gives."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -45,27 +45,27 @@ class Cache(Law):
         if not s.has_tokens or not lab.sees_rows or s.is_fixed or s.tokens < _FEWEST:
             raise NotTried("Its tokens cannot be cut into pieces.", applies=False)
         contents = s.contents(s.batch, s.tokens, seed=8)
-        ways = [way for way in _ways(lab) if way.goes_on(contents)]
-        if not ways:
-            named = next(filter(is_cache, signature_of(s.call).parameters), None)
-            if named is not None:
-                raise NotTried(f"No call goes on with {named}: pass an example that shows one.")
-            raise NotTried("It takes no cache.", applies=False)
-        rows_at_once = lab.run(contents).rows
         breaches: list[Breach] = []
-        for way in ways:
-            breach = self._in_pieces(lab, contents, rows_at_once, way)
+        for way in _ways(lab, contents):
+            if not way.goes_on(contents):
+                continue
+            breach = self._in_pieces(lab, contents, lab.run(contents).rows, way)
             if breach is None:
                 return None
             breaches.append(breach)
-        return breaches[0]
+        if breaches:
+            return breaches[0]
+        named = next(filter(is_cache, signature_of(s.call).parameters), None)
+        if named is not None:
+            raise NotTried(f"No call goes on with {named}: pass an example that shows one.")
+        raise NotTried("It takes no cache.", applies=False)
 
     def _in_pieces(
         self, lab: Lab, contents: Contents, rows_at_once: Tensor, way: "_Way"
     ) -> Breach | None:
         """Compare the last rows with those of pieces of several sizes."""
         s, is_causal = lab.specimen, self._is_causal(lab, contents, rows_at_once)
-        splits = ((1, 1), (2,), (1,) * (s.tokens - 1)) if is_causal else ((1, 1),)
+        splits = ((1, 1), (2,)) if is_causal else ((1, 1),)
         for sizes in splits:
             try:
                 rows = way(contents, sizes)
@@ -173,6 +173,7 @@ class Cache(Law):
 
 
 _FEWEST = 4  # tokens that can be cut
+_PIECE = 2  # tokens of the first piece of a trial
 
 
 @dataclass(eq=False)
@@ -212,12 +213,33 @@ class _Way:
         s = self.lab.specimen
         changed = s.changed(s.changed(contents, token=0), token=1)
         with suppress(Exception):  # it may take no such argument
-            runs, counts = self._fed(contents, (2, 1))
-            others, _ = self._fed(changed, (2, 1))
+            runs, counts = self._fed(contents, (_PIECE, 1))
+            others, _ = self._fed(changed, (_PIECE, 1))
             return (counts[0] < counts[1] or not self.caches) and bool(
                 differs(runs[1].rows, others[1].rows).any()
             )
         return False
+
+    def gives_back(self, contents: Contents) -> bool:
+        """Return True if the first call of the way gives back more than its output."""
+        with suppress(Exception):  # it may take no such argument
+            result = self._piece(contents, self.lab.fresh(), dict(self.empty), 0, _PIECE).result
+            return isinstance(result, tuple | Mapping) and len(cast("Sized", result)) > 1
+        return False
+
+    def _piece(
+        self,
+        contents: Contents,
+        call: Callable[..., Any],
+        held: Mapping[str, Any],
+        done: int,
+        size: int,
+    ) -> Run:
+        """Return the run of the tokens behind the first ones that are done."""
+        piece = {name: t[:, done : done + size] for name, t in contents.items()}
+        extra = {**dict.fromkeys(self.flags, True), **dict.fromkeys(self.starts, done)}
+        extra |= {**_tables(self.lab, done, size), **held}
+        return self.lab.run(piece, call=call, extra=extra, keeps=True)
 
     def _fed(self, contents: Contents, sizes: Sequence[int]) -> tuple[list[Run], list[int]]:
         """Return the run of each piece, and the count of the numbers other than 0 it hands on.
@@ -230,10 +252,7 @@ class _Way:
         counts: list[int] = []
         held, done = dict(self.empty), 0
         for size in sizes:
-            piece = {name: t[:, done : done + size] for name, t in contents.items()}
-            extra = {**dict.fromkeys(self.flags, True), **dict.fromkeys(self.starts, done)}
-            extra |= {**_tables(lab, done, size), **held}
-            run = lab.run(piece, call=call, extra=extra, keeps=True)
+            run = self._piece(contents, call, held, done, size)
             done += size
             held = self._held(run, contents, done)
             counts.append(sum(int((t != 0).sum()) for t in _tensors_of([*held.values()])))
@@ -278,8 +297,11 @@ class _Way:
         return dict(zip(caches, tensors_in(rest), strict=True))
 
 
-def _ways(lab: Lab) -> Iterator[_Way]:
-    """Yield the ways in which pieces may be passed, the plainest first."""
+def _ways(lab: Lab, contents: Contents) -> Iterator[_Way]:
+    """Yield the ways in which pieces may be passed, the plainest first.
+
+    An argument can take what a call gives back only where a call gives back more than its output.
+    """
     s = lab.specimen
     slots = {slot.name: slot for slot in s.slots}
     masks = {form.argument for form, *_ in s.forms}
@@ -301,10 +323,19 @@ def _ways(lab: Lab) -> Iterator[_Way]:
     for name in open_names:
         carriers += [((name,), empty) for empty in _empty_caches(lab, name)]
     carriers += [(pair, {}) for pair in pairwise(open_names)]
+    is_given = {"key", "value"} <= set(contents)
+    gives_back: dict[tuple[Any, ...], bool] = {}
     for caches, empty in carriers:
         for own_starts in dict.fromkeys((starts, ())):
             for own_flags in ((), *((flag,) for flag in flags)):
-                yield _Way(lab, caches, own_flags, own_starts, empty)
+                way = _Way(lab, caches, own_flags, own_starts, empty)
+                if caches and not (empty or is_given or set(caches) <= slots.keys()):
+                    asked = own_starts, own_flags
+                    if asked not in gives_back:
+                        gives_back[asked] = way.gives_back(contents)
+                    if not gives_back[asked]:
+                        continue
+                yield way
 
 
 def _empty_caches(lab: Lab, name: str) -> Iterator[dict[str, Any]]:
