@@ -139,6 +139,33 @@ class OneSplit(Layer):
         return self.merged((q @ k.mT * self.scale).softmax(-1), v)
 
 
+class OtherName(Layer):
+    """Its methods call their object by another name."""
+
+    def __init__(me) -> None:
+        super().__init__()
+        me.factor = 16**-0.5  # here
+
+    def forward(me, x: Tensor) -> Tensor:
+        q, k, v = me.split(x)
+        return me.merged((q @ k.mT * me.factor).softmax(-1), v)
+
+
+class WeakFill(Layer):
+    low: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.tensor(-2.0))  # here
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        later = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+        scores = q @ k.mT * self.scale
+        scores = scores.masked_fill(later, self.low)
+        return self.merged(scores.softmax(-1), v)
+
+
 def line_of(kind: type) -> int:
     """Return the number of the marked line of a class."""
     lines, first = inspect.getsourcelines(kind)
@@ -158,6 +185,8 @@ def line_of(kind: type) -> int:
         (TurnedValue, "values", {"positions": "rotary"}),
         (Dropped, "dropout-in-eval", {}),
         (OneSplit, "heads-split-without-transpose", {}),
+        (OtherName, "scale-by-embed-dim", {}),
+        (WeakFill, "mask-fill-value", {"causal": True}),
     ],
 )
 def test_a_finding_names_the_line_where_the_mistake_is_written(

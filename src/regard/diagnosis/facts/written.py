@@ -133,7 +133,13 @@ class Written:
     def of_added_mask(self) -> str:
         """Return the line that gave the numbers of a mask that is added and hides nothing."""
         change = next((c for c in reversed(self._changes) if c.stage in ("bias", "mask")), None)
-        return "" if change is None else self._of_last(self._behind(change), change.at)
+        if change is None:
+            return ""
+        step = self._steps[change.at]
+        numbers = [t for t in step.inputs if t.numel() == 1 and t.is_floating_point()]
+        if numbers and not self._slice(numbers, change.at):  # a buffer, or a variable of the file
+            return self._of_root(numbers[0], step)
+        return self._of_last(self._behind(change), change.at)
 
     def of_scale(self, factors: Sequence[tuple[float, int]], standard: float) -> str:
         """Return the line of a factor of the scores.

@@ -169,7 +169,17 @@ def _tree(file: str) -> ast.Module | None:
 
 @cache
 def _parsed(text: str) -> ast.Module | None:
+    """Return a file whose methods all call their object ``self``; None if it does not compile."""
     try:
-        return ast.parse(text)
+        tree = ast.parse(text)
     except SyntaxError:  # a cell of a notebook may have magics
         return None
+    holders = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    for method in (node for holder in holders for node in holder.body):
+        if not isinstance(method, _Function) or not method.args.args:
+            continue
+        name, method.args.args[0].arg = method.args.args[0].arg, "self"
+        for node in ast.walk(method):
+            if isinstance(node, ast.Name) and node.id == name:
+                node.id = "self"
+    return tree

@@ -265,9 +265,12 @@ def _has_numbers(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _scope(frame: FrameType) -> dict[str, float]:
-    """Return the numbers among the variables of a frame, and among the attributes of its self."""
-    variables = frame.f_locals
-    of_self = getattr(variables.get("self"), "__dict__", {})
+    """Return the numbers among the variables of a frame, and among the attributes of its object.
+
+    That is its first argument, whatever its name is; ``self`` stands for it.
+    """
+    variables, names = frame.f_locals, frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    of_self = getattr(variables.get(names[0]), "__dict__", {}) if names else {}
     named = {**variables, **{f"self.{name}": value for name, value in of_self.items()}}
     return {name: value for name, value in named.items() if type(value) is float}
 
