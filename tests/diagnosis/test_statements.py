@@ -153,6 +153,56 @@ def test_a_numpy_mask_of_an_example_is_read() -> None:
     assert report.ok, report
 
 
+def with_numbers_added(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    scores = scores if mask is None else scores + mask
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def test_a_numpy_mask_that_is_added_is_read() -> None:
+    assert "mask is added to the scores" in str(regard.check(with_numbers_added))
+    meant = regard.spec(padding={"mask": "True keeps"})
+    names = [f.name for f in regard.check(with_numbers_added, expect=meant).faults]
+    assert names == ["mask-added-as-numbers"]
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_lengths_that_are_repeated_in_another_order_are_told(heads: int) -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        b, t, d = q.shape
+        q, k, v = (x.view(b, t, heads, -1).transpose(1, 2) for x in (q, k, v))
+        scores = (q @ k.mT / (d // heads) ** 0.5).flatten(0, 1 if heads > 1 else 2)
+        hidden = torch.arange(t) >= lengths.repeat(heads if heads > 1 else t)[:, None]
+        hidden = hidden[:, None] if heads > 1 else hidden
+        weights = scores.masked_fill(hidden, -torch.inf).view(b, heads, t, t).softmax(-1)
+        return (weights @ v).transpose(1, 2).reshape(b, t, d)
+
+    report = regard.check(attention)
+    assert [finding.name for finding in report.faults] == ["mask-of-another-sample"], report
+
+
+def test_scores_that_are_capped_behind_their_mask_hide_nothing() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        later = torch.ones(q.shape[1], q.shape[1]).triu(1).bool()
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(later, -1e9)
+        return (20 * torch.tanh(scores / 20)).softmax(-1) @ v
+
+    [finding] = regard.check(attention).faults
+    assert finding.name == "mask-fill-value"
+    assert finding.detail == "Scores of masked keys are -20; only -inf hides them."
+
+
+def test_values_of_grouped_heads_in_another_order_are_told() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = k.repeat_interleave(2, 1), v.repeat(1, 2, 1, 1)
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    example = (torch.rand(2, 4, 7, 8), *torch.rand(2, 2, 2, 7, 8))
+    names = {f.name for f in regard.check(attention, args=example).faults}
+    assert names == {"kv-heads-repeated-in-wrong-order"}
+
+
 def test_a_leak_of_code_that_is_not_read_is_told() -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.relu(q @ k.mT).softmax(-1) @ v.roll(1, 1)

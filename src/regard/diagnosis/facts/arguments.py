@@ -140,7 +140,7 @@ def _rules(visible: Tensor) -> Iterator[Pattern]:
 
 def readings_of(argument: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tensor]]:
     """Yield the readings of an argument with the keys that it keeps, right ones first."""
-    samples, _, q_len, kv_len = shape
+    samples, heads, q_len, kv_len = shape
     numbers = argument.detach()
     if numbers.is_complex() or not numbers.numel():
         return
@@ -167,6 +167,10 @@ def readings_of(argument: Tensor, shape: torch.Size) -> Iterator[tuple[str, Tens
         yield "lengths of the first sample", (places < numbers[0])[None, None, None, :]
         rows = torch.arange(q_len) < numbers[:, None]
         yield "lengths of queries", rows[:, None, :, None]
+        # Lengths that are repeated for heads or rows, where each of them should be repeated.
+        laid = (samples, heads, 1, 1) if heads > 1 else (samples, 1, q_len, 1)
+        repeated = numbers.repeat(laid[1] * laid[2]).view(laid)
+        yield "lengths of another sample", places < repeated
     starts_at_0 = (
         numbers.ndim == 1
         and len(numbers) > 1

@@ -297,13 +297,10 @@ def _formula(
     visible, empty = _visible(product, weights)
     # The logarithm of the weights is the scores less one number for each row.
     logs = torch.where(visible, weights.log(), 0.0)
-    scale, cap = fitted_scale(product, logs, visible), None
-    if scale is None and (capped := _capped(product, logs, visible)) is not None:
-        scale, cap = capped
-    if scale is None:
+    fitted = fitted_scores(product, logs, visible)
+    if fitted is None:
         raise Unread("scores", "the scores are no multiple of query · key, plus numbers")
-    scaled = product * torch.tensor(scale, dtype=torch.float64)[:, None, None]
-    plain = scaled if cap is None else cap * (scaled / cap).tanh()
+    scale, cap, plain = fitted
     remainder = _centred(logs - plain, visible)
     bias = _bias(remainder, visible)
     scores = plain if bias is None else plain + remainder
@@ -367,7 +364,20 @@ def _centred(numbers: Tensor, visible: Tensor) -> Tensor:
     return torch.where(visible, numbers - mean, 0.0)
 
 
-def fitted_scale(product: Tensor, logs: Tensor, visible: Tensor) -> tuple[float, ...] | None:
+def fitted_scores(
+    product: Tensor, logs: Tensor, visible: Tensor
+) -> tuple[tuple[float, ...], float | None, Tensor] | None:
+    """Return the scale of each head, the cap and the scores that they give; None if none fit."""
+    scale, cap = _fitted_scale(product, logs, visible), None
+    if scale is None and (capped := _capped(product, logs, visible)) is not None:
+        scale, cap = capped
+    if scale is None:
+        return None
+    scores = product * torch.tensor(scale, dtype=torch.float64)[:, None, None]
+    return scale, cap, scores if cap is None else cap * (scores / cap).tanh()
+
+
+def _fitted_scale(product: Tensor, logs: Tensor, visible: Tensor) -> tuple[float, ...] | None:
     """Return the number c of each head of scores = c · product + what all samples have alike.
 
     Args:

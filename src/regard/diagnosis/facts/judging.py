@@ -295,7 +295,9 @@ def _head_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation]
     if len(set(value_heads)) == num_kv_heads and value_heads != facts.key_heads:
         words = f"heads weigh value heads {' '.join(map(str, value_heads))}"
         text = " ".join(map(str, facts.key_heads))
-        yield Deviation("values", words, text, "values", "wrong-values", is_wrong=True)
+        is_grouped = num_kv_heads < num_heads
+        mistake = "kv-heads-repeated-in-wrong-order" if is_grouped else "wrong-values"
+        yield Deviation("values", words, text, "values", mistake, is_wrong=True)
 
 
 def _surrounding_deviations(around: Surroundings) -> Iterator[Deviation]:
@@ -365,7 +367,8 @@ def _position_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviat
         words, text = position_words(positions), position_words(wanted)
         is_of_base = kind == wanted_kind == "rotary" and "base" in (wanted or {})
         stage = "positions base" if is_of_base else "positions"
-        yield Deviation("positions", words, text, stage)
+        mistake = "no-positions" if has_no_positions(facts) else ""
+        yield Deviation("positions", words, text, stage, mistake)
 
 
 def _other_deviations(facts: Facts, expected: Spec) -> Iterator[Deviation]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.facts.arguments import readings_of
-from regard.diagnosis.facts.formula import fitted_scale, is_empty
+from regard.diagnosis.facts.formula import fitted_scores, is_empty
 from regard.diagnosis.facts.rows import Mistake, Rows, Unread
 
 _CLOSE = 1e-6
@@ -54,10 +54,10 @@ def _mistake(rows: Rows, visible: Tensor, line: str) -> tuple[float, Mistake] | 
     if int(hidden.sum()) < _FEWEST:
         return None
     product, logs = rows.query @ rows.key.mT, rows.weights.clamp(min=1e-300).log()
-    scale = fitted_scale(product, logs, fit)
-    if scale is None:
+    fitted = fitted_scores(product, logs, fit)
+    if fitted is None:
         return None
-    scores = product * torch.tensor(scale, dtype=torch.float64)[:, None, None]
+    scores = fitted[2]
     right = scores.masked_fill(~visible, -math.inf).softmax(-1).nan_to_num(0.0)
     count = fit.sum(-1, keepdim=True).clamp(min=1)
     logsumexp = torch.where(fit, scores - logs, 0.0).sum(-1, keepdim=True) / count

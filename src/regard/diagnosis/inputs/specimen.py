@@ -300,7 +300,10 @@ class Specimen:
         batch = first.shape[0]
         tokens = first.shape[1] if self.has_tokens else self.tokens
         laid: dict[str, Any] = {}
-        named = {name: _in_dtype(value, dtype) for name, value in extra.items()}
+        named: dict[str, Any] = {n: _in_dtype(value, dtype) for n, value in extra.items()}
+        if any(slot.is_array for slot in self.slots):
+            masks = {n: mask for n, mask in named.items() if isinstance(mask, Tensor)}
+            named |= {n: mask.numpy() for n, mask in masks.items()}
         for slot in self.slots:
             if slot.name in extra:
                 value = named[slot.name]

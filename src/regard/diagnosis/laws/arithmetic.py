@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.diagnosis.inputs.lab import Lab, NotTried, Run, differs, normal
 from regard.diagnosis.inputs.signature import signature_of
 from regard.diagnosis.inputs.specimen import Contents
-from regard.diagnosis.inputs.tape import Place, Step, addresses, first_place, tensors_in
+from regard.diagnosis.inputs.tape import Place, Step, Tape, addresses, first_place, tensors_in
 from regard.diagnosis.laws.law import Breach, Law
 
 
@@ -227,7 +227,8 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of a weighted sum of the output; None where there is none."""
     try:
-        found = torch.autograd.grad((run.rows * weight).sum(), wanted, allow_unused=True)
+        with Tape():  # numbers of the code itself, such as weights in its file, are no float64
+            found = torch.autograd.grad((run.rows * weight).sum(), wanted, allow_unused=True)
     except RuntimeError as error:
         raise _without_gradients(lab, error) from error
     return cast("tuple[Tensor | None, ...]", found)
@@ -367,6 +368,9 @@ class Training(Law):
             step, gives = bend
             many, still = _beside(step, one, runs, gives=gives)
             where = f"that {step.name} gives" if gives else f"that goes into {step.name}"
+        if bool((many.isnan().any(0) & still.isfinite()).any()):
+            says = f"In training mode numbers {where} are NaN, which are finite in eval mode."
+            return Breach(says, one.steps[drops[0]].place)
         error = (many.mean(0) - still).abs() - 6 * many.std(0) / self._SAMPLES**0.5
         error = error.nan_to_num(0.0)  # scores of masked keys
         most = float(error.max())
