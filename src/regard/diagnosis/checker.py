@@ -154,17 +154,13 @@ def _checked(
     unfilled = [key for key, value in {**rest, **(kwargs or {})}.items() if value is ...]
     if unfilled:
         raise ValueError(f"{unfilled[0]} is `...`; pass what the call passes there.")
-    report = None
-    if _is_one_query(args) and not kwargs:
-        width = (int(args[0].shape[-1]),) if args else ()  # code may write it down
-        report = _of_one_query(thing_of(built, name, rest, intention.means, width), intention)
-    elif args is None and kwargs is None:
+    if args is None and kwargs is None:
         _refuse_masks(name, rest)
         counted = (*class_args, *passed.values()) if inspect.isclass(thing) else ()
         numbers = tuple(number for number in counted if type(number) is int)
         code = thing_of(built, name, rest, intention.means, numbers)
         report = _report(replace(code, order=declared_order(axes)), intention)
-    if report is None:
+    else:
         report = _by_example(built, args or (), {**rest, **(kwargs or {})}, axes, intention)
     spec = None if report.computes is None else report.computes.spec
     if spec is None or intention.expected is not None or report.faults:
@@ -186,11 +182,6 @@ def _refuse_with_kernels(*given: object) -> None:
                 f"{name} is given; with run_dtype or run_device check makes query, key and value "
                 f"itself, of many lengths.\n    Leave {name} out."
             )
-
-
-def _is_one_query(args: Sequence[Any] | None) -> bool:
-    """Return True for an example of one query, (head_dim), with keys and values of one text."""
-    return [arg.ndim if isinstance(arg, Tensor) else 0 for arg in args or ()] == [1, 2, 2]
 
 
 def _of_one_query(code: Thing, intention: Intention) -> Report | None:

@@ -36,7 +36,8 @@ def of_queries(
     """Return code that takes many queries of each sample, and an example call of it.
 
     Args:
-        call: takes one query of each sample, (batch, dim), beside texts, (batch, tokens, dim).
+        call: takes one query, (dim), beside the text of one sample, (tokens, dim), or one of each
+            sample, (batch, dim), beside (batch, tokens, dim).
         args: of an example call, by position.
         kwargs: by name.
 
@@ -49,11 +50,17 @@ def of_queries(
         return None
     floats = {n: t for n, t in passed.items() if isinstance(t, Tensor) and t.is_floating_point()}
     (name, query), *others = [*floats.items()] or [("", torch.zeros(0))]
-    texts = [t for _, t in others if t.ndim == 3 and t.shape[:1] == query.shape[:1]]
-    if query.ndim != 2 or not texts or any(t.ndim == 2 for _, t in others):
+    texts = dict(others)
+    if query.ndim == 1 and len(texts) == len(passed) - 1:
+        own = {n: t[None].expand(2, *t.shape) for n, t in texts.items()}
+        query, alone = query.expand(2, -1), [*texts]
+    else:
+        own, alone = texts, list[str]()
+    read = [t for t in own.values() if t.ndim == 3 and t.shape[:1] == query.shape[:1]]
+    if query.ndim != 2 or not read or any(t.ndim == 2 for t in own.values()):
         return None
-    queries = query[:, None].expand(-1, texts[0].shape[1], -1)
-    return _for_each(call, name), {**passed, name: queries}
+    queries = query[:, None].expand(-1, read[0].shape[1], -1)
+    return _for_each(call, name, alone), {**passed, **own, name: queries}
 
 
 def _for_each(
