@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from regard.diagnosis.facts.formula import Facts, facts_of, is_empty, mask_in, table_in
+from regard.diagnosis.facts.formula import Facts, facts_of, mask_in, table_in
 from regard.diagnosis.facts.merged_heads import HeadOutputs
 from regard.diagnosis.facts.rows import Mistake, Rows, Unread
 from regard.diagnosis.facts.runs import Run, Runs
@@ -384,7 +384,7 @@ def _difference(facts: Facts, run: Run, number: int) -> float:
     # A row in which all keys are masked has no weights of its own.
     is_dead = weights.sum(-1, keepdim=True) == 0
     if mask is not None and mask.hidings:
-        is_dead = is_dead | is_empty(rows)
+        is_dead = is_dead | rows.is_empty
     gap = (weights - rows.weights.nan_to_num(0.0)) @ rows.value
     difference = float(torch.where(is_dead, 0.0, gap).abs().max())
     if not difference <= _CLOSE * max(1.0, float(rows.value.abs().max())):

@@ -14,8 +14,6 @@ from regard.diagnosis.facts.rows import Mistake, Rows, Unread
 from regard.diagnosis.facts.surroundings import Surroundings
 from regard.diagnosis.facts.visible import Table
 
-_LOW = 1e-300
-"""A weight below it is that of a masked key."""
 _CLOSE = 1e-7
 _SAME_SCALE = 1e-4
 
@@ -241,7 +239,7 @@ def facts_of(rows: Rows, arguments: Mapping[str, Tensor]) -> Facts:
     Raises:
         Unread: no formula of the grammar gives its weights.
     """
-    formula = _formula(rows.query, rows.key, rows.weights, arguments)
+    formula = _formula(rows, arguments)
     factor = factor_of(rows)
     query, key, value = (path.operations or () for path in rows.paths)
     return Facts(
@@ -282,10 +280,9 @@ class _Formula:
     sink: tuple[float, ...]
 
 
-def _formula(
-    query: Tensor, key: Tensor, weights: Tensor, arguments: Mapping[str, Tensor]
-) -> _Formula:
-    """Return the formula of weights, (samples, heads, q_len, kv_len), that is true for all rows."""
+def _formula(rows: Rows, arguments: Mapping[str, Tensor]) -> _Formula:
+    """Return the formula of the weights that is true for all rows."""
+    weights, visible, empty = rows.weights, rows.visible, rows.is_empty
     if not bool((weights >= 0).all()):
         raise Unread("softmax", "some weights are below 0, or NaN")
     sums = weights.sum(-1, keepdim=True)
@@ -293,8 +290,7 @@ def _formula(
         reason = "some rows of weights sum to more than 1"
         mistake = Mistake("weights", f"{reason.capitalize()}.", is_choice=True)
         raise Unread("softmax", reason, "", [mistake])
-    product = query @ key.mT
-    visible, empty = _visible(product, weights)
+    product = rows.query @ rows.key.mT
     # The logarithm of the weights is the scores less one number for each row.
     logs = torch.where(visible, weights.log(), 0.0)
     fitted = fitted_scores(product, logs, visible)
@@ -315,23 +311,9 @@ def _formula(
     return _Formula(scale, cap, mask_of(visible, arguments, empty), bias, sink)
 
 
-def _visible(product: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which keys have a weight, and the rows that have none."""
-    # A row that is masked as a whole with a finite number has equal weights, whatever its scores.
-    spread = weights.amax(-1, keepdim=True) - weights.amin(-1, keepdim=True)
-    is_even = (spread < 1e-12) & (product.amax(-1, keepdim=True) != product.amin(-1, keepdim=True))
-    visible = (weights > _LOW) & ~is_even
-    return visible, ~visible.any(-1, keepdim=True)
-
-
-def is_empty(rows: Rows) -> Tensor:
-    """Return which rows see no key, (samples, heads, q_len, 1): of weights 0, or all alike."""
-    return _visible(rows.query @ rows.key.mT, rows.weights)[1]
-
-
 def consistent_readings(rows: Rows, arguments: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
     """Return the readings of each argument by which it hides keys, and none that is visible."""
-    visible, _ = _visible(rows.query @ rows.key.mT, rows.weights)
+    visible = rows.visible
     consistent: dict[str, frozenset[str]] = {}
     for name, argument in arguments.items():
         readings = {
@@ -346,15 +328,13 @@ def consistent_readings(rows: Rows, arguments: Mapping[str, Tensor]) -> dict[str
 
 def mask_in(rows: Rows, arguments: Mapping[str, Tensor]) -> Mask | None:
     """Return the mask of an attention alone; None if no rule gives it."""
-    visible, empty = _visible(rows.query @ rows.key.mT, rows.weights)
-    return mask_of(visible, arguments, empty)
+    return mask_of(rows.visible, arguments, rows.is_empty)
 
 
 def table_in(rows: Rows) -> Mask | None:
     """Return the mask that lets each query see the same keys in all samples and heads; or None."""
-    visible, _ = _visible(rows.query @ rows.key.mT, rows.weights)
-    table = visible[0, 0]
-    return Mask(Table(table)) if bool((visible == table).all()) else None
+    table = rows.visible[0, 0]
+    return Mask(Table(table)) if bool((rows.visible == table).all()) else None
 
 
 def _centred(numbers: Tensor, visible: Tensor) -> Tensor:

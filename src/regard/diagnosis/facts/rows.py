@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from operator import mul
 from typing import Any, NamedTuple, cast
@@ -14,6 +15,9 @@ from torch import Tensor
 from regard.diagnosis.facts.origins import Numbers, Origin, Sizes
 from regard.diagnosis.facts.paths import Part, Path, path_to
 from regard.diagnosis.facts.trace import Attention
+
+_LOW = 1e-300
+"""A weight below it is that of a masked key."""
 
 
 class Unread(Exception):
@@ -90,6 +94,21 @@ class Rows:
     crosses: bool = False
     inputs: tuple[str, str, str] = ("", "", "")
     attentions: tuple[Attention, ...] = ()
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """The keys that have a weight, bool, (samples, heads, q_len, kv_len)."""
+        # A row that is masked as a whole with a finite number has equal weights, whatever its
+        # scores.
+        scores, weights = self.query @ self.key.mT, self.weights
+        spread = weights.amax(-1, keepdim=True) - weights.amin(-1, keepdim=True)
+        has_scores = scores.amax(-1, keepdim=True) != scores.amin(-1, keepdim=True)
+        return (weights > _LOW) & ~((spread < 1e-12) & has_scores)
+
+    @property
+    def is_empty(self) -> Tensor:
+        """The rows that see no key, (samples, heads, q_len, 1): of weights 0, or all alike."""
+        return ~self.visible.any(-1, keepdim=True)
 
     def with_samples_of(self, other: "Rows") -> "Rows":
         """Return the rows with the samples of another run of the same attention added."""

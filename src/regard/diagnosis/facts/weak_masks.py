@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.facts.arguments import readings_of
-from regard.diagnosis.facts.formula import fitted_scores, is_empty
+from regard.diagnosis.facts.formula import fitted_scores
 from regard.diagnosis.facts.rows import Mistake, Rows, Unread
 
 _CLOSE = 1e-6
@@ -48,7 +48,7 @@ def _patterns(rows: Rows, arguments: Mapping[str, Tensor]) -> Iterator[Tensor]:
 
 def _mistake(rows: Rows, visible: Tensor, line: str) -> tuple[float, Mistake] | None:
     """Return the number added to masked keys, or 0, and the mistake; None where they are hidden."""
-    seen = (rows.weights > 0) & ~is_empty(rows)
+    seen = (rows.weights > 0) & ~rows.is_empty
     fit, hidden = seen & visible, seen & ~visible
     hidden &= (fit.sum(-1, keepdim=True) > 0).expand_as(hidden)
     if int(hidden.sum()) < _FEWEST:

@@ -311,28 +311,14 @@ class Written:
             first = lines.index(border) if border in lines and not is_argument else 0
             for number in [*behind[first:], at]:
                 step = self._steps[number]
-                if step.name not in _INVERTING or not step.line:
-                    continue
-                if self._is_shared(step):
-                    reader = self._steps[behind[0]]
-                    return reader.line if is_argument else self._outside(step)
-                return step.line
+                if step.name in _INVERTING and step.line:
+                    return step.line
             is_filled = self._steps[at].name not in ("add", "add_", "sub", "sub_")
             if is_filled and "product" in self._attention.lines:
                 return self._steps[at].line
             if is_argument and "product" in self._attention.lines:
                 return self._of_last(behind, at)
         return border
-
-    def _is_shared(self, step: Step) -> bool:
-        """Return True if another call of the function that a step is in ran its line."""
-        return any(s.place == step.place and s.callers != step.callers for s in self._steps)
-
-    def _outside(self, step: Step) -> str:
-        """Return the line of the innermost caller that ran a step once."""
-        others = [s for s in self._steps if s.place == step.place and s.callers != step.callers]
-        shared = {caller for sharing in others for caller in sharing.callers}
-        return str(next((p for p in step.callers if p not in shared), step.place))
 
     def _of_root(self, tensor: Tensor, step: Step) -> str:
         """Return the line of a tensor that no operation of the run gave, as a step reads it."""

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.diagnosis.inputs.lab import as_tensors
 from regard.diagnosis.inputs.reading import CONTENTS, Thing
 from regard.diagnosis.inputs.signature import signature_of
+from regard.diagnosis.inputs.subject import independent
 
 
 def things_of_queries(thing: Thing) -> Iterator[Thing]:
@@ -73,32 +74,25 @@ def _for_each(
         name: the argument of its query.
         alone: those that hold the text of one sample; none if it takes a batch.
     """
-    signature = signature_of(call)
-
-    def results(one: Callable[..., Any], args: Any, kwargs: Any) -> list[Tensor]:
-        passed = signature.bind(*args, **kwargs).arguments
-        if not alone:
-            return _stacked([one(**{**passed, name: q}) for q in passed[name].unbind(1)], 1)
-        samples: list[Any] = []
-        for b, queries in enumerate(passed[name]):
-            text = {**passed, **{argument: passed[argument][b] for argument in alone}}
-            samples.append(_stacked([one(**{**text, name: q}) for q in queries], 0))
-        return _stacked(samples, 0)
-
     if not isinstance(call, nn.Module):
-        return wraps(call)(lambda *args, **kwargs: results(call, args, kwargs))
+        return wraps(call)(partial(_called_for_each, call, name, alone))
+    many = independent(call)
+    one = many.forward
+    vars(many)["forward"] = wraps(one)(partial(_called_for_each, one, name, alone))
+    return many
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> list[Tensor]:
-        return results(self.one, args, kwargs)
 
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    parameters = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in signature.parameters.values()]
-    vars(forward)["__signature__"] = inspect.Signature([own, *parameters])
-    kind = type(call)
-    names = {"forward": forward, "__module__": kind.__module__}
-    module = type(kind.__name__, (nn.Module,), names)()
-    module.one = call
-    return module.eval()
+def _called_for_each(
+    one: Callable[..., Any], name: str, alone: Collection[str], *args: Any, **kwargs: Any
+) -> list[Tensor]:
+    passed = inspect.signature(one).bind(*args, **kwargs).arguments
+    if not alone:
+        return _stacked([one(**{**passed, name: q}) for q in passed[name].unbind(1)], 1)
+    samples: list[Any] = []
+    for b, queries in enumerate(passed[name]):
+        text = {**passed, **{argument: passed[argument][b] for argument in alone}}
+        samples.append(_stacked([one(**{**text, name: q}) for q in queries], 0))
+    return _stacked(samples, 0)
 
 
 def _stacked(results: Sequence[Any], axis: int) -> list[Tensor]:

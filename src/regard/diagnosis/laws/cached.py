@@ -324,18 +324,12 @@ def _ways(lab: Lab, contents: Contents) -> Iterator[_Way]:
         carriers += [((name,), empty) for empty in _empty_caches(lab, name)]
     carriers += [(pair, {}) for pair in pairwise(open_names)]
     is_given = {"key", "value"} <= set(contents)
-    gives_back: dict[tuple[Any, ...], bool] = {}
-    for caches, empty in carriers:
+    for own_flags in ((), *((flag,) for flag in flags)):
         for own_starts in dict.fromkeys((starts, ())):
-            for own_flags in ((), *((flag,) for flag in flags)):
-                way = _Way(lab, caches, own_flags, own_starts, empty)
-                if caches and not (empty or is_given or set(caches) <= slots.keys()):
-                    asked = own_starts, own_flags
-                    if asked not in gives_back:
-                        gives_back[asked] = way.gives_back(contents)
-                    if not gives_back[asked]:
-                        continue
-                yield way
+            gives_back = is_given or _Way(lab, (), own_flags, own_starts).gives_back(contents)
+            for caches, empty in carriers:
+                if gives_back or empty or not caches or set(caches) <= slots.keys():
+                    yield _Way(lab, caches, own_flags, own_starts, empty)
 
 
 def _empty_caches(lab: Lab, name: str) -> Iterator[dict[str, Any]]:
