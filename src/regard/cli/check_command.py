@@ -121,7 +121,7 @@ def explanation(name: str) -> str:
     for law in LAWS:
         if law.name == name:
             return (
-                f"{law.name} (law)\n  {law.statement}\n  Formula:  {law.formula}\n"
+                f"{law.name} (law)\n  {law.__doc__}\n  Formula:  {law.formula}\n"
                 f"  Broken by:  {law.example}"
             )
     for fault in (*FAULTS, *NOTES):

@@ -236,7 +236,7 @@ def _line_of(mistake: str, formulas: Computed) -> Place | None:
 
 def _of_law(law: Law, breach: Breach) -> Finding:
     """Return a broken law as a finding."""
-    entry = Fault(law.name, f"The law {law.name!r} is broken. {law.statement}", law.formula)
+    entry = Fault(law.name, f"The law {law.name!r} is broken. {law.__doc__}", law.formula)
     says = f"{breach.says} No known mistake gives these numbers."
     return finding_of(entry, breach.place, says, breach.pair)
 

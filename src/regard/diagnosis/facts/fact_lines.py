@@ -46,8 +46,8 @@ def written_line(stage: str, facts: Facts, written: Mapping[str, Written]) -> st
             return base.of_cap()
         case "added mask":
             return base.of_added_mask()
-        case "positions" | "positions base":
-            return _of_positions(stage, facts, base)
+        case "positions":
+            return _of_positions(facts, base)
         case "norm":
             return _of_one_role({role: each.at for role, each in norms_of(facts).items()}, base)
         case "value rotation":
@@ -65,17 +65,15 @@ def _of_argument(stage: str, lines: Mapping[str, str], facts: Facts, argument: s
     return lines.get("mask of keys" if is_of_keys else "mask", "")
 
 
-def _of_positions(stage: str, facts: Facts, base: Written) -> str:
+def _of_positions(facts: Facts, base: Written) -> str:
     """Return the line of a rotation or of a bias by position."""
-    rotations = rotations_of(facts)
-    if not rotations:
+    steps = {role: each.at for role, each in rotations_of(facts).items()}
+    if not steps:
         return "" if facts.bias is None else base.of_bias(facts.bias.numbers)
-    if stage == "positions base" or len({*rotations} & {"query", "key"}) == 2:
-        rotation = rotations.get("key") or rotations["query"]
-        line = base.of_rotation(rotation.angles, rotation.at) if stage == "positions base" else ""
-        others = [each.at for each in rotations.values() if each is not rotation]
-        return line or base.of_role(rotation.at, others)
-    return _of_one_role({role: each.at for role, each in rotations.items()}, base)
+    if {"query", "key"} <= steps.keys():
+        others = [at for role, at in steps.items() if role != "key"]
+        return base.of_role(steps["key"], others)
+    return _of_one_role(steps, base)
 
 
 def _of_one_role(steps: Mapping[str, int], base: Written) -> str:

@@ -365,10 +365,8 @@ def _position_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviat
     )
     if not (is_free or is_unknown or is_same):
         words, text = position_words(positions), position_words(wanted)
-        is_of_base = kind == wanted_kind == "rotary" and "base" in (wanted or {})
-        stage = "positions base" if is_of_base else "positions"
         mistake = "no-positions" if has_no_positions(facts) else ""
-        yield Deviation("positions", words, text, stage, mistake)
+        yield Deviation("positions", words, text, "positions", mistake)
 
 
 def _other_deviations(facts: Facts, expected: Spec) -> Iterator[Deviation]:

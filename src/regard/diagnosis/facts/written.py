@@ -167,16 +167,6 @@ class Written:
         may_be = [factor, 1 / factor] if factor else [factor]
         return step.line if is_standard else number_line(step, may_be)
 
-    def of_rotation(self, angles: Sequence[float], at: int) -> str:
-        """Return the line of the angles that one token's step turns pairs by.
-
-        Args:
-            angles: of the pairs.
-            at: the number of the step that gave the turned tensor.
-        """
-        tensors = [t for t in self._steps[at].inputs if t.numel() > 1]
-        return self._of_numbers(self._slice(tensors, at), angles)
-
     def of_role(self, at: int, others: Sequence[int]) -> str:
         """Return the line of a step that steps of other roles may share: then that of its caller.
 

@@ -9,11 +9,12 @@ import torch
 from regard.diagnosis.expectation import ANY, Spec, spec
 from regard.diagnosis.facts.statement import Computes
 from regard.diagnosis.inputs.subject import quiet
+from regard.diagnosis.inputs.tape import in_words
 from regard.diagnosis.kernels.cases import FIRST, cases_of
 from regard.diagnosis.kernels.error_budget import output_error
 from regard.diagnosis.kernels.running import LAYOUTS, Kernel
 from regard.diagnosis.kernels.standard import Standard, standard_of
-from regard.diagnosis.kernels.trial import Trial, first_line
+from regard.diagnosis.kernels.trial import Trial
 from regard.diagnosis.report import Report
 from regard.masks import SlidingWindow
 
@@ -154,7 +155,7 @@ def _fitting(
     assert first is not None
     shape = tuple(kernels[0].laid(kernels[0].inputs(FIRST, *counts).query).shape)
     raise ValueError(
-        f"{name} fails on every input that was tried; the first error was {first_line(first)}.\n"
+        f"{name} fails on every input that was tried; the first error was {in_words(first)}.\n"
         f"    It was called with query, key and value alone, of {shape} and other axes; "
         "expect=regard.spec(heads=...) sets the number of heads, and lambda q, k, v: ... what else "
         "it needs."

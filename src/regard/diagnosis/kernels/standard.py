@@ -134,40 +134,31 @@ def mistaken(standard: Standard, head_dim: int, heads: int) -> Iterator[tuple[st
 
     The mistake is a name of the catalogue; empty where it has none.
     """
+
+    def masked(mask: Mask | None) -> Standard:
+        return replace(standard, mask=mask)
+
+    top_left = "a causal mask that starts at the top left", masked(Causal(align="top-left"))
+    off_by_one = "causal-off-by-one"
     match standard.mask:
         case Causal():
-            top_left = Causal(align="top-left")
-            words = "a causal mask that starts at the top left"
-            yield "causal-top-left", words, replace(standard, mask=top_left)
-            yield "not-causal", "no causal mask", replace(standard, mask=None)
+            yield "causal-top-left", *top_left
+            yield "not-causal", "no causal mask", masked(None)
             one_more = SlidingWindow(_FAR, 1)
-            yield (
-                "causal-off-by-one",
-                "a causal mask that shows the next key",
-                replace(standard, mask=one_more),
-            )
+            yield off_by_one, "a causal mask that shows the next key", masked(one_more)
             one_less = Causal() & ~SlidingWindow(0, 0)
-            yield (
-                "causal-off-by-one",
-                "a causal mask that hides the own key",
-                replace(standard, mask=one_less),
-            )
+            yield off_by_one, "a causal mask that hides the own key", masked(one_less)
         case SlidingWindow(left, right):
             if not right:
-                yield "", "no window", replace(standard, mask=Causal())
-            yield "", "no mask", replace(standard, mask=None)
-            for off in (1, -1):
-                if left + off >= 0:
-                    mask = SlidingWindow(left + off, right)
-                    yield (
-                        "",
-                        f"a window of {left + off} keys before the query's own",
-                        replace(standard, mask=mask),
-                    )
+                yield "", "no window", masked(Causal())
+            yield "", "no mask", masked(None)
+            for before in (left + 1, left - 1):
+                if before >= 0:
+                    words = f"a window of {before} keys before the query's own"
+                    yield "", words, masked(SlidingWindow(before, right))
         case _:
-            yield "", "a causal mask", replace(standard, mask=Causal())
-            top_left = Causal(align="top-left")
-            yield "", "a causal mask that starts at the top left", replace(standard, mask=top_left)
+            yield "", "a causal mask", masked(Causal())
+            yield "", *top_left
     if standard.softcap is not None:
         yield "", "no softcap", replace(standard, softcap=None)
     yield "no-scale", "the scale 1", replace(standard, scale=1.0)

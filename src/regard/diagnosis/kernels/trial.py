@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.catalogue import Fault, fault
+from regard.diagnosis.inputs.tape import in_words
 from regard.diagnosis.kernels.cases import Case, Inputs
 from regard.diagnosis.kernels.error_budget import Error, gradient_errors, judged_rows, output_error
 from regard.diagnosis.kernels.running import Kernel, Run
@@ -24,13 +25,6 @@ _ADVICE = {
         " If it is meant for as many queries as keys, let it raise an error for others."
     )
 }
-_LONGEST = 120
-
-
-def first_line(error: Exception) -> str:
-    """Return an error in a line."""
-    said = str(error).strip().partition("\n")[0].rstrip(".")
-    return f"{type(error).__name__}: {said[:_LONGEST]}"
 
 
 @dataclass(eq=False)
@@ -107,9 +101,9 @@ class Trial:
         """Note what a kernel refuses; a crash of the device is no refusal."""
         if "CUDA error" in str(error):
             entry = Fault("runs", "It ends the work of the device.", "")
-            self._add(entry, f"With {words}: {first_line(error)}.")
+            self._add(entry, f"With {words}: {in_words(error)}.")
             return
-        refused = self._refused.setdefault(first_line(error), [])
+        refused = self._refused.setdefault(in_words(error), [])
         if words not in refused:
             refused.append(words)
 

@@ -45,11 +45,6 @@ class Law(ABC):
     formula: ClassVar[str]
     example: ClassVar[str]
 
-    @property
-    def statement(self) -> str:
-        """The law in one sentence."""
-        return str(type(self).__doc__)
-
     @abstractmethod
     def breach(self, lab: Lab) -> Breach | None:
         """Return a counterexample, or None if the law holds.
