@@ -65,7 +65,7 @@ class Cache(Law):
     ) -> Breach | None:
         """Compare the last rows with those of pieces of several sizes."""
         s, is_causal = lab.specimen, self._is_causal(lab, contents, rows_at_once)
-        splits = ((1, 1), (2,)) if is_causal else ((1, 1),)
+        splits = ((1, 1), (2,), (1,) * (s.tokens - 1)) if is_causal else ((1, 1),)
         for sizes in splits:
             try:
                 rows = way(contents, sizes)
