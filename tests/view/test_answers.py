@@ -5,6 +5,7 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ import oracle
 import regard
 from cases import CASES, Case, parametrised
 from oracle import assert_close
+from regard.scores.box import Box
+from regard.scores.query_key import QueryKeyScores
 from regard.view.tiles import head_tiles
 from regard.view.tiles.head_tiles import Place, WrongQuestionError, highest_level
 from regard.view.tiles.page_answers import Answers, Gone, Which
@@ -200,6 +203,23 @@ def test_a_sample_has_every_step_of_the_scores(
     middles = torch.arange(1, 300, 2)
     assert (tile.exact, tile.sampled) == (False, 2)
     assert_close(tile.values, cells(exact[middles].repeat_interleave(2, 0), 1), 1e-6)
+
+
+def test_a_sample_multiplies_every_key_by_many_queries_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long_heads(monkeypatch)
+    sizes: list[int] = []
+    block = QueryKeyScores.block
+
+    def counted(self: QueryKeyScores, box: Box, *more: Any) -> Tensor:
+        sizes.append(box.rows.stop - box.rows.start)
+        return block(self, box, *more)
+
+    monkeypatch.setattr(QueryKeyScores, "block", counted)
+    with Answers(recording(attended(600, 600, mask=regard.Causal()))) as answers:
+        assert not answers.tile(Which(0, 0), Place(2, 0, 0)).exact
+        assert sizes[:10] == [*[16] * 9, 6]  # 150 queries
 
 
 def test_a_long_column_waits_for_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:

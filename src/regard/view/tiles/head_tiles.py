@@ -18,8 +18,10 @@ from torch.nn.functional import pad
 
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.reductions.products import WeightTile, scores_at
+from regard.reductions.products import scores_at
 from regard.reductions.sums import Segments
+from regard.scores.autocast import without_autocast
+from regard.scores.box import Box, cut_whole
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
 from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
@@ -27,10 +29,10 @@ from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
 TILE = 256
 AT_ONCE = 2**25  # scores that take a sixth of a second on one core
 STRIP_SCORES = 2**26  # of the rows between which a pass can end, or let others go first
+SAMPLED_AT_ONCE = 16  # rows
 _FIRST_BASE = 5
 _MOST_CELLS = 2**24
 _WINDOW_SCORES = 2**22
-_SAMPLED_AT_ONCE = 16
 # The product of one row or one column uses another BLAS kernel, which rounds differently. With at
 # least 32 of each, rows, columns and tiles get the same scores, on the processors that were tried.
 _LEAST = 32
@@ -240,7 +242,7 @@ class HeadTiles:
                 self.finish(pause)
             if rows.stop <= self._rows_done:
                 return Tile(self._added_up(rows, columns, place.level), True)
-        elif self._scores_in(self._unknown(rows)) <= AT_ONCE:
+        elif place.level == 0 or self._scores_in(self._unknown(rows)) <= AT_ONCE:
             self._learn(rows, pause)
             sums = [
                 _cell_sums(_cell_sums(weights, cell, -1), cell, -2)
@@ -287,18 +289,12 @@ class HeadTiles:
         """Return a tile from the query in the middle of each cell."""
         middles = [(start + stop) // 2 for start, stop in _spans(rows, cell)]
         sums: list[Tensor] = []
-        for first in range(0, len(middles), _SAMPLED_AT_ONCE):
+        for first in range(0, len(middles), SAMPLED_AT_ONCE):
             pause()
-            some = middles[first : first + _SAMPLED_AT_ONCE]
-            # Evenly spaced, but for the last one of the text.
-            is_even = len(set(map(int.__sub__, some[1:], some))) < 2
-            for part in [some] if is_even else [some[:-1], some[-1:]]:
-                step = part[1] - part[0] if len(part) > 1 else 1
-                window = WeightTile(range(part[0], part[-1] + 1, step), columns)
-                weights = cast(Tensor, self.matrix.reduce(window))
-                sums.append(_cell_sums(weights, cell, -1))
+            weights = weights_of_rows(self.matrix, middles[first : first + SAMPLED_AT_ONCE])
+            sums.append(_cell_sums(weights[:, columns.start : columns.stop], cell, -1))
         values = torch.cat(sums).float() / _sizes(_spans(columns, cell)).to(sums[0].device)
-        return Tile(values, True) if cell == 1 else Tile(values, False, cell)
+        return Tile(values, False, cell)
 
     def _windows(self, rows: range, columns: range, cell: int, pause: Pause) -> list[Tensor]:
         """Return the weights in strips of rows whose normalizers are known, whole cells each."""
@@ -376,6 +372,33 @@ class HeadTiles:
     def _cell_count(self) -> int:
         q_len, kv_len = self.shape
         return -(-q_len >> self.base) * -(-kv_len >> self.base)
+
+
+def weights_of_rows(matrix: AttentionMatrix, rows: Sequence[int]) -> Tensor:
+    """Return the weights of some queries of a head, far apart and in rising order, (rows, kv_len).
+
+    A reduction would multiply every key by one query at a time: a block holds neighbours.
+    """
+    source, mask, shape = matrix.source, matrix.mask, matrix.shape
+    keys, count = slice(0, shape[1]), slice(0, len(rows))
+    if mask is not None:
+        keys = mask.key_bounds((), slice(rows[0], rows[-1] + 1), shape).any
+    boxes = [Box((), slice(row, row + 1), keys) for row in rows]
+    with without_autocast(matrix.device):
+        match source:
+            case QueryKeyScores(position_bias=None, score_mod=None, bias=bias):
+                bias = bias if bias is None or bias.shape[0] == 1 else bias[rows]
+                few = replace(source, query=source.query[rows], bias=bias)
+                scores = few.block(Box((), count, keys), cut_whole)
+            case _:  # a score depends on its place
+                scores = torch.cat([source.block(box, cut_whole) for box in boxes])
+    if mask is not None:
+        allowed = [mask.block(box, shape, matrix.device) for box in boxes]
+        scores = scores.masked_fill_(~torch.cat(allowed), -torch.inf)
+    sink = source.sink(boxes[0], cut_whole)
+    every = scores if sink is None else torch.cat((scores, sink.expand(len(rows), 1)), -1)
+    weights = every.softmax(-1)[:, : scores.shape[1]].masked_fill_(scores == -torch.inf, 0)
+    return pad(weights, (keys.start, shape[1] - keys.stop))
 
 
 def _spans(tokens: range, cell: int) -> list[tuple[int, int]]:

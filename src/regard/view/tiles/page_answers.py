@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from math import isnan
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from regard.recording.layers import Layer
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
 from regard.view.tiles.head_tiles import (
+    SAMPLED_AT_ONCE,
     HeadTiles,
     Pause,
     Place,
@@ -29,6 +30,7 @@ from regard.view.tiles.head_tiles import (
     WrongQuestionError,
     check_place,
     checked,
+    weights_of_rows,
 )
 from regard.view.tiles.layer_survey import layer_kinds, reduced
 from regard.view.tiles.manifest import (
@@ -47,7 +49,6 @@ MIB = 2**20
 _LOOK_AGAIN = 0.25  # seconds
 _MOST_CELLS = 2**24  # of a head whose small map is exact: some 50 ms each
 _SAMPLED_ROWS = 256
-_ROWS_AT_ONCE = 32
 
 Wanted = Callable[[], bool]
 """Returns False once nobody waits for the answer any more."""
@@ -384,12 +385,12 @@ class Answers:
 
 def _sampled(head: AttentionMatrix, rows: range, pause: Pause) -> Tensor:
     """Return the small map of some rows of a head."""
-    weights: list[Tensor] = []
-    for first in range(0, len(rows), _ROWS_AT_ONCE):
+    cells: list[Tensor] = []
+    for first in range(0, len(rows), SAMPLED_AT_ONCE):
         pause()
-        few = rows[first : first + _ROWS_AT_ONCE]
-        weights.append(cast(Tensor, head[few.start : few.stop : few.step]).float())
-    return _means(_means(torch.cat(weights), -1), -2)
+        weights = weights_of_rows(head, rows[first : first + SAMPLED_AT_ONCE])
+        cells.append(_means(weights.float(), -1))
+    return _means(torch.cat(cells), -2)
 
 
 def _means(numbers: Tensor, axis: int) -> Tensor:
