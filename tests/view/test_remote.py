@@ -164,6 +164,15 @@ def test_the_page_shows_the_numbers_of_its_server_and_that_it_is_lost(
         page.locator(".map").first.press("ArrowUp")
         page.wait_for_selector("#damage", state="hidden")
         page.wait_for_selector('.map[data-ready^="0 2 1,"]', timeout=5000)
+    with pages.step("where the map is whole again the cell is read again, too"):
+        serving.changed = True
+        page.evaluate("location.hash = 'layer=0&head=0&query=5&key=2'")
+        page.wait_for_selector("#damage:not([hidden])")
+        page.wait_for_selector('.map[data-ready="damaged"]', timeout=20000)
+        serving.changed = False
+        page.locator(".map").first.press("+")
+        page.wait_for_selector("#damage", state="hidden", timeout=20000)
+        assert "gives" in pages.sentence(page)
     with pages.step("the steps of a head are gone when another one cannot be asked for"):
         page.evaluate("location.hash = 'view=steps&layer=0&head=1&query=5'")
         page.wait_for_selector("#view-steps [data-row]")

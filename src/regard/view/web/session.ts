@@ -65,7 +65,9 @@ export class Session implements Maps {
       const { view, layer } = this.store.drawn;
       if (view && layer >= 0) this.troubles.value = new Map();
     });
-    effect(() => this.reader.read(this.store.drawn));
+    effect(() => {
+      if (this.again.value >= 0) this.reader.read(this.store.drawn);
+    });
   }
 
   private fresh(partsOf: (axes: TwoAxes) => State["parts"]): State {
@@ -146,7 +148,7 @@ export class Session implements Maps {
   private onReading(reading: Reading) {
     // In the next frame another one is asked for; this one must not fill in the new cell.
     if (this.store.isPending([...CAUSES])) return;
-    if (reading.column && this.mended(this.reader)) this.again.value++;
+    if (reading.column) this.mended(this.reader);
     this.read.value = inBlocks(reading, this.layers);
     const { hover, query, key } = this.store.state;
     if (!hover && (query === null || key === null)) this.store.set({ query: reading.query, key: reading.key });
@@ -191,15 +193,12 @@ export class Session implements Maps {
     if (asker === this.reader) this.read.value = null;
   }
 
-  /**
-   * @param asker who has its answer
-   * @returns had it none before?
-   */
-  mended(asker: object): boolean {
+  /** @param asker who has its answer; where it had none before, all others try again, too */
+  mended(asker: object) {
     const troubles = new Map(this.troubles.peek());
-    const had = troubles.delete(asker);
-    if (had) this.troubles.value = troubles;
-    return had;
+    if (!troubles.delete(asker)) return;
+    this.troubles.value = troubles;
+    this.again.value++;
   }
 
   /** @returns why something on the stage is not whole, and what stands there instead */
