@@ -255,6 +255,7 @@ def test_the_version_of_what_is_not_installed_is_unknown(
         pytest.param(["see", " \n"], "text is empty; attention needs", id="blank"),
         pytest.param(["see"], "text is empty; attention needs", id="nothing piped"),
         pytest.param(["see", "f.safetensors"], "No such file or directory.", id="no such file"),
+        pytest.param(["see", "notes.txt"], "notes.txt: No such file", id="no such text file"),
         pytest.param(["see", "."], ". is a folder; it must be a text", id="a folder for a file"),
         pytest.param(["see", sys.executable], "is not UTF-8: byte", id="a program"),
         pytest.param(["see", "/dev/zero"], "has more than 64 MiB", id="an endless file"),

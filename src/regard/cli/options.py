@@ -32,6 +32,7 @@ Trials: TypeAlias = "Callable[[Pretrained], list[Trial]]"
 _MOST_BYTES = 64 * 2**20
 _PLACES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _FILE = ".safetensors"
+_TEXT_FILE = re.compile(r"\S+\.(txt|md)")
 
 Input = Annotated[
     str | None,
@@ -333,7 +334,8 @@ def read_input(given: str | None) -> str | Path:
     if given.endswith(_FILE) and "\n" not in given:
         return path
     try:
-        is_folder, is_text = path.is_dir(), not path.exists()
+        is_folder = path.is_dir()
+        is_text = not path.exists() and not _TEXT_FILE.fullmatch(given)  # then it is missing
     except (OSError, ValueError):  # no path can be as long, or has a zero
         is_folder, is_text = False, True
     if is_folder:
