@@ -23,7 +23,7 @@ from pages import (
     visit,
 )
 from regard.recording.layers import Refusal
-from regard.view.export.page_file import page_text, write_page
+from regard.view.export.page_file import write_page
 
 pytestmark = pytest.mark.browser
 
@@ -181,7 +181,7 @@ def test_the_theme_follows_the_system_until_one_is_chosen(show: Open) -> None:
 def test_one_head_and_one_token_are_enough(show: Open, tmp_path: Path) -> None:
     recording = recorded(heads=1, kv_heads=1, mask=regard.Causal()).part(["layer.0"])
     path = tmp_path / "small.html"
-    path.write_text(page_text(recording, title="One head"))
+    write_page(recording, path, title="One head")
     page = show(path, "#query=6&key=5")
     ready(page)
     row = recording[0][0, 0, 6]

@@ -165,18 +165,6 @@ def read_layers(path: Path) -> list[PageLayer]:
 
 
 @torch.no_grad()
-def page_text(recording: Recording, *, title: str) -> str:
-    """Return a recording as the text of a page."""
-    recording = recording.apart()
-    counted = RowCount([recording], None, None)
-    kinds = _kinds(recording, None, counted)
-    opened, notable = openings(recording, kinds)
-    layers, blocks = _blocks(recording, range(len(recording)), None, kinds, LIMIT, counted)
-    first = manifest(recording, layers, title=title, opened=opened, notable=notable)
-    return "".join(_page(first, blocks))
-
-
-@torch.no_grad()
 def means_page(recording: Recording, *, title: str) -> tuple[str, list[PageLayer]]:
     """Return the text of a page that holds block means alone, and what it has of each layer."""
     counted = RowCount([recording], (), None)

@@ -11,6 +11,7 @@ from html import escape
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ from regard.matrix.notebook_hook import register_notebook_view
 from regard.recording.file_reader import load
 from regard.recording.recording import Recording
 from regard.text.tokens import Token
-from regard.view.export.page_file import page_text, write_page
+from regard.view.export.page_file import write_page
 from regard.view.notebook.page_frame import framed
 from regard.view.tiles.manifest import title_of
 
@@ -124,7 +125,9 @@ def _drawn(seen: Recording) -> dict[str, Any]:
     title = title_of(seen)
     text = {"text/plain": repr(seen)}
     if _is_small(seen):
-        return text | {"text/html": framed(page_text(seen, title=title), title)}
+        with TemporaryDirectory(prefix="regard-") as folder:
+            page = write_page(seen, Path(folder, "page.html"), title=title).read_text("ascii")
+        return text | {"text/html": framed(page, title)}
     if find_spec("anywidget") is None:
         return text | {"text/html": f"<p>{_WITHOUT_ANYWIDGET}</p><pre>{escape(repr(seen))}</pre>"}
     from regard.view.notebook import widget  # needs anywidget, which is optional
