@@ -55,15 +55,12 @@ def serve(
 ) -> None:
     """Show a recording of any length, or a text that can be edited, as a page until Ctrl-C."""
     from regard.cli.progress import progress
-    from regard.errors import RegardError
+    from regard.errors import optional_module
 
-    try:
-        from regard.view.server import http_server
-    except ModuleNotFoundError as missing:
-        name = str(missing.name).partition(".")[0]
-        raise RegardError(
-            f"serve needs {name}, which is not installed.\n    Run: pip install 'regard[cli]'"
-        ) from missing
+    for package in ("msgspec", "starlette", "uvicorn"):
+        optional_module(package, f"serve needs {package}", "'regard[cli]'")
+    from regard.view.server import http_server
+
     words = read_input(text) if server is None else text_of(text)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, with its clean-up
     here = partial(http_server.serve, port=port, open_browser=not no_browser, tell=_write_address)
