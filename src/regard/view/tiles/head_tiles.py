@@ -7,7 +7,7 @@ computed from query and key. Until the pass is through it may be answered from a
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import cast
@@ -29,10 +29,10 @@ from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
 TILE = 256
 AT_ONCE = 2**25  # scores that take a sixth of a second on one core
 STRIP_SCORES = 2**26  # of the rows between which a pass can end, or let others go first
-SAMPLED_AT_ONCE = 16  # rows
 _FIRST_BASE = 5
 _MOST_CELLS = 2**24
 _WINDOW_SCORES = 2**22
+_SAMPLED_AT_ONCE = 16  # rows
 # The product of one row or one column uses another BLAS kernel, which rounds differently. With at
 # least 32 of each, rows, columns and tiles get the same scores, on the processors that were tried.
 _LEAST = 32
@@ -233,7 +233,7 @@ class HeadTiles:
         """
         rows, columns = place.rows(self.shape[0]), place.columns(self.shape[1])
         cell = 1 << place.level
-        keys = self._keys_of(rows)
+        keys = _keys_of(self.matrix, rows)
         if max(keys.start, columns.start) >= min(keys.stop, columns.stop):
             cells = (len(_spans(part, cell)) for part in (rows, columns))
             return Tile(torch.zeros(*cells, device="cpu"), True)
@@ -288,11 +288,10 @@ class HeadTiles:
     def _sample(self, rows: range, columns: range, cell: int, pause: Pause) -> Tile:
         """Return a tile from the query in the middle of each cell."""
         middles = [(start + stop) // 2 for start, stop in _spans(rows, cell)]
-        sums: list[Tensor] = []
-        for first in range(0, len(middles), SAMPLED_AT_ONCE):
-            pause()
-            weights = weights_of_rows(self.matrix, middles[first : first + SAMPLED_AT_ONCE])
-            sums.append(_cell_sums(weights[:, columns.start : columns.stop], cell, -1))
+        sums = [
+            _cell_sums(weights[:, columns.start : columns.stop], cell, -1)
+            for weights in weights_of_rows(self.matrix, middles, pause)
+        ]
         values = torch.cat(sums).float() / _sizes(_spans(columns, cell)).to(sums[0].device)
         return Tile(values, False, cell)
 
@@ -355,16 +354,10 @@ class HeadTiles:
         self._normalizers[rows.start : rows.stop] = normalizers
         self._known[rows.start : rows.stop] = True
 
-    def _keys_of(self, rows: range) -> slice:
-        """Return a range of keys that holds all keys of these rows."""
-        if self.matrix.mask is None:
-            return slice(0, self.shape[1])
-        return self.matrix.mask.key_bounds((), slice(rows.start, rows.stop), self.shape).any
-
     def _scores_in(self, rows: range) -> int:
         """Return how many scores complete rows need."""
         parts = [range(start, stop) for start, stop in _spans(rows, TILE)]
-        keys = [self._keys_of(part) for part in parts]
+        keys = [_keys_of(self.matrix, part) for part in parts]
         return sum(
             len(part) * (each.stop - each.start) for part, each in zip(parts, keys, strict=True)
         )
@@ -374,15 +367,19 @@ class HeadTiles:
         return -(-q_len >> self.base) * -(-kv_len >> self.base)
 
 
-def weights_of_rows(matrix: AttentionMatrix, rows: Sequence[int]) -> Tensor:
-    """Return the weights of some queries of a head, far apart and in rising order, (rows, kv_len).
+def weights_of_rows(matrix: AttentionMatrix, rows: Sequence[int], pause: Pause) -> Iterator[Tensor]:
+    """Yield the weights of queries of a head that are far apart, 16 at a time, (rows, kv_len).
 
     A reduction would multiply every key by one query at a time: a block holds neighbours.
     """
+    for first in range(0, len(rows), _SAMPLED_AT_ONCE):
+        pause()
+        yield _weights_of_rows(matrix, rows[first : first + _SAMPLED_AT_ONCE])
+
+
+def _weights_of_rows(matrix: AttentionMatrix, rows: Sequence[int]) -> Tensor:
     source, mask, shape = matrix.source, matrix.mask, matrix.shape
-    keys, count = slice(0, shape[1]), slice(0, len(rows))
-    if mask is not None:
-        keys = mask.key_bounds((), slice(rows[0], rows[-1] + 1), shape).any
+    keys, count = _keys_of(matrix, range(rows[0], rows[-1] + 1)), slice(0, len(rows))
     boxes = [Box((), slice(row, row + 1), keys) for row in rows]
     with without_autocast(matrix.device):
         match source:
@@ -399,6 +396,13 @@ def weights_of_rows(matrix: AttentionMatrix, rows: Sequence[int]) -> Tensor:
     every = scores if sink is None else torch.cat((scores, sink.expand(len(rows), 1)), -1)
     weights = every.softmax(-1)[:, : scores.shape[1]].masked_fill_(scores == -torch.inf, 0)
     return pad(weights, (keys.start, shape[1] - keys.stop))
+
+
+def _keys_of(matrix: AttentionMatrix, rows: range) -> slice:
+    """Return a range of keys that holds all keys of these rows."""
+    if matrix.mask is None:
+        return slice(0, matrix.shape[1])
+    return matrix.mask.key_bounds((), slice(rows.start, rows.stop), matrix.shape).any
 
 
 def _spans(tokens: range, cell: int) -> list[tuple[int, int]]:

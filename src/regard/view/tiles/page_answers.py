@@ -21,7 +21,6 @@ from regard.recording.layers import Layer
 from regard.recording.recording import Recording
 from regard.reductions.sums import Pool
 from regard.view.tiles.head_tiles import (
-    SAMPLED_AT_ONCE,
     HeadTiles,
     Pause,
     Place,
@@ -244,8 +243,11 @@ class Answers:
             return small_numbers(reduced(matrix, [Pool(SMALL, SMALL)], lambda _: pause())[0])
         step = max(1, q_len // _SAMPLED_ROWS)
         rows = range(step // 2, q_len, step)
-        maps = [_sampled(matrix[head], rows, pause) for head in range(heads)]
-        return small_numbers(torch.stack(maps)) | {"sampled": step}
+        maps = [
+            torch.cat([_means(few, -1) for few in weights_of_rows(matrix[head], rows, pause)])
+            for head in range(heads)
+        ]
+        return small_numbers(_means(torch.stack(maps), -2)) | {"sampled": step}
 
     def heads(self, *, wanted: Wanted = is_wanted) -> KindsOfHeads:
         """Return every head with its kind, layer by layer; see ``regard.heads``.
@@ -381,16 +383,6 @@ class Answers:
                 self._changed.wait_for(lambda: not self._in_front or self._closed, _LOOK_AGAIN)
         if self._closed:
             raise Gone
-
-
-def _sampled(head: AttentionMatrix, rows: range, pause: Pause) -> Tensor:
-    """Return the small map of some rows of a head."""
-    cells: list[Tensor] = []
-    for first in range(0, len(rows), SAMPLED_AT_ONCE):
-        pause()
-        weights = weights_of_rows(head, rows[first : first + SAMPLED_AT_ONCE])
-        cells.append(_means(weights.float(), -1))
-    return _means(torch.cat(cells), -2)
 
 
 def _means(numbers: Tensor, axis: int) -> Tensor:
