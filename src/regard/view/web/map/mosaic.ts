@@ -1,6 +1,6 @@
 /**
  * The map's picture, put together from tiles: what is there at the level that is shown, and while
- * finer tiles are on their way coarser ones, finer ones, or the small map in their place.
+ * finer tiles are on their way coarser ones or the small map in their place.
  */
 
 import { context2d, element, pixelated, resize } from "../dom";
@@ -124,7 +124,7 @@ export class Mosaic {
     window.drawImage(small, left * across, top * down, width * across, height * down, 0, 0, width, height);
   }
 
-  /** The next coarser tile that is there, then the finer ones. */
+  /** The next coarser tile that is there. */
   private drawStandIn(window: Pen, part: Part, place: Place) {
     const [x, y] = [place.column * TILE - part.left, place.row * TILE - part.top];
     for (let up = 1; up <= COARSER; up++) {
@@ -136,15 +136,6 @@ export class Mosaic {
       const [fromX, fromY] = [(place.column % times) * side, (place.row % times) * side];
       window.drawImage(canvas, fromX, fromY, side, side, x, y, TILE, TILE);
       break;
-    }
-    if (place.level === 0) return;
-    for (let child = 0; child < 4; child++) {
-      const [down, right] = [child >> 1, child & 1];
-      const finer = { level: place.level - 1, row: 2 * place.row + down, column: 2 * place.column + right };
-      const canvas = this.painted(finer);
-      if (!canvas) continue;
-      const [toX, toY] = [x + (right * TILE) / 2, y + (down * TILE) / 2];
-      window.drawImage(canvas, toX, toY, canvas.width / 2, canvas.height / 2);
     }
   }
 
