@@ -133,7 +133,7 @@ export class Axes {
   }
 
   /** All labels that have room, quiet. */
-  draw(frame: Frame, queries: Token[], keys: Token[], ink: Ink) {
+  draw(frame: Frame, { queries, keys }: TwoAxes, ink: Ink) {
     this.context.font = `11px ${this.family}`;
     this.context.letterSpacing = "0px";
     this.context.textAlign = "right";

@@ -1,6 +1,7 @@
 /** The large map: exact weights in tiles, coarse first, with a crosshair over it. */
 
 import { signal } from "@preact/signals-core";
+import type { TwoAxes } from "../data/axes";
 import { coarsest, isDifference, shownName } from "../data/compare";
 import type { Which } from "../data/source";
 import { context2d, resize } from "../dom";
@@ -8,7 +9,7 @@ import { paletteOf, type Palette } from "../look";
 import { TILE, type Place } from "../maths/blocks";
 import { tintOf } from "../maths/colours";
 import { lasting } from "../maths/numbers";
-import type { LayerInfo, Token } from "../protocol/recording";
+import type { LayerInfo } from "../protocol/recording";
 import type { Session } from "../session";
 import type { State } from "../state";
 import type { Pen } from "../view";
@@ -48,8 +49,6 @@ export class HeadMap {
   private since = 0;
   private isLost = false; // some of what is wanted cannot be had
   private onStage = 0; // of the tiles that are wanted, the first so many
-  private queries: Token[] | undefined;
-  private keys: Token[] | undefined;
 
   readonly draws = [() => this.arrange(), () => this.draw(), () => this.point()];
 
@@ -81,8 +80,6 @@ export class HeadMap {
     const { drawn } = this.session.store;
     const { zoom, row, column } = drawn;
     this.which = this.pick(drawn);
-    const { queries, keys } = this.session.axes(this.which.layer);
-    [this.queries, this.keys] = [queries, keys];
     const asks = [this.size.value, this.session.again.value, this.session.maps];
     const { clientWidth, clientHeight } = this.holder;
     if (clientWidth === 0 || asks.length === 0) return;
@@ -106,11 +103,15 @@ export class HeadMap {
   framed(at: { zoom: number; row: number; column: number }): Frame {
     const size = { width: this.holder.clientWidth, height: this.holder.clientHeight };
     const all = this.stage(this.session.store.drawn).map(({ layer }) => this.session.axes(layer));
-    return this.axes.frame(size, this.session.axes(this.which.layer), at, all);
+    return this.axes.frame(size, this.texts, at, all);
   }
 
   private tileName(place: Place): string {
     return `${owner(this.which)} ${placeName(place)}`;
+  }
+
+  private get texts(): TwoAxes {
+    return this.session.axes(this.which.layer);
   }
 
   info(): LayerInfo {
@@ -191,7 +192,7 @@ export class HeadMap {
     context.strokeStyle = look.ink.line;
     context.lineWidth = 1;
     context.strokeRect(frame.left - 0.5, frame.top - 0.5, frame.width + 1, frame.height + 1);
-    axes.draw(frame, this.queries as Token[], this.keys as Token[], look.ink);
+    axes.draw(frame, this.texts, look.ink);
     return isWhole;
   }
 
@@ -248,7 +249,7 @@ export class HeadMap {
     const { size, top, bottom, left, right } = this.part as Part;
     return {
       name: shownName(which, session.layers),
-      ...session.axes(which.layer),
+      ...this.texts,
       rows: rangesOf(top, bottom, (at) => Math.min(q_len, at * size)),
       columns: rangesOf(left, right, (at) => Math.min(kv_len, at * size)),
       at: (row, column) => this.cellAt(top + row, left + column),
@@ -304,8 +305,8 @@ export class HeadMap {
       context.strokeRect(x - grown, y - grown, cellWidth + 2 * grown, cellHeight + 2 * grown);
       context.restore();
     }
-    if (onMap.row) axes.name(frame, "query", (this.queries as Token[])[query], query, ink);
-    if (onMap.column) axes.name(frame, "key", (this.keys as Token[])[key], key, ink);
+    if (onMap.row) axes.name(frame, "query", this.texts.queries[query], query, ink);
+    if (onMap.column) axes.name(frame, "key", this.texts.keys[key], key, ink);
   }
 
   at({ offsetX, offsetY }: { offsetX: number; offsetY: number }): { query: number; key: number } | null {

@@ -3,7 +3,7 @@
  * for each step. Every number shows the sum that made it, when pointed at or reached by the arrows.
  */
 
-import { signal, untracked } from "@preact/signals-core";
+import { computed, signal, untracked } from "@preact/signals-core";
 import { Latest } from "../data/waiting";
 import { ARROWS, byId, choice, element, moreColumns, moving, pixelated } from "../dom";
 import type { Ramp } from "../maths/colours";
@@ -66,7 +66,7 @@ export class StepsView implements View {
   private meanings = element("dl");
   private latest = new Latest();
   private found = signal<{ steps: Steps; query: number; layer: number; asked: string } | null>(null);
-  private asked = "";
+  private chosen = computed(() => this.session.cell(this.session.store.drawn).query);
   private highest: Highest = { vector: 0, value: 0, share: 0, product: 0 };
   private active = [0, 0]; // row and column of the number that the arrows are on
 
@@ -99,21 +99,19 @@ export class StepsView implements View {
   private ask() {
     const { layers, store, again, source } = this.session;
     const { layer, head, hidden, order, steps: count } = store.drawn;
-    const { query } = this.session.cell(store.drawn);
-    const asked = [layer, head, hidden, order, count, query];
-    if (asked.join() + again.value === this.asked) return;
-    this.asked = asked.join() + again.value;
+    const query = this.chosen.value;
     this.latest.drop();
+    if (again.value < 0) return;
     if (!isWhole(layers[layer])) return this.clear(missing(layer, "a row step by step"));
     void this.latest.ask(
       (signal) => source.steps({ layer, head, hidden }, query, { by: order, start: 0, count }, signal),
       (steps) => {
         this.session.mended(this);
-        this.found.value = { steps, query, layer, asked: asked.join() };
+        const asked = [layer, head, hidden, order, count, query].join();
+        this.found.value = { steps, query, layer, asked };
       },
       (error) => {
         this.clear("");
-        this.asked = "";
         this.session.damaged(error, this);
       },
     );
