@@ -565,6 +565,17 @@ def test_page_says_what_is_exact_and_what_makes_more_of_it_exact(run: Run, recor
     assert (code, err) == (2, "regard: layer is 7; this recording has layers 0 to 1.\n")
 
 
+def test_a_limit_in_which_no_layer_fits_gets_a_larger_one(run: Run) -> None:
+    x = torch.randn(2, 1, 8, 600, 64, generator=torch.Generator().manual_seed(0))
+    regard.Recording({"layer": regard.attend(*x)}).save("wide.safetensors")
+    for more in ([], ["--layers", "0"]):
+        _, out, _ = run("page", "wide.safetensors", "--limit", "1", *more)
+        assert out.splitlines()[1::2] == [
+            "    no layer is exact",
+            "    to have layers exact: a larger --limit; or regard serve",
+        ]
+
+
 def test_page_says_which_layers_have_16_bits_and_what_gives_them_more(run: Run) -> None:
     x = torch.randn(2, 1, 1, 150, 1024, generator=torch.Generator().manual_seed(0))
     regard.Recording({"layer": regard.attend(*x, scale=0.05)}).save("large.safetensors")

@@ -109,8 +109,10 @@ def _page_lines(
         some = [layer for layer in means if layer.block == block]
         words = f"means of {block} x {block} tokens" if block > 1 else "weights in one byte each"
         lines.append(f"    {words}: {_layers_text(some)}")
-    if means:
-        more = f"--limit {math.ceil(size / len(exact) * len(held) / _MIB)}" if exact else "--limit"
+    if means and not exact:  # one alone would not fit either
+        lines.append("    to have layers exact: a larger --limit; or regard serve")
+    elif means:
+        more = f"--limit {math.ceil(size / len(exact) * len(held) / _MIB)}"
         if chosen is not None:  # no limit makes a layer exact that --layers leaves out
             more = "leave out --layers" if len(exact) >= len(chosen) else f"{more} without --layers"
         lines.append(
