@@ -26,8 +26,7 @@ SOURCE = """
   const {{ fetch }} = globalThis;
   globalThis.fetch = (path, {{ headers, ...how }}) =>
     fetch(`{address}/${{path}}`, {{ ...how, headers: {{ ...headers, Cookie: "{cookie}" }} }});
-  const layers = [{{ q_len: 9, kv_len: 9 }}];
-  const remote = new Source(layers, new Remote(layers));
+  const remote = new Source([], new Remote());
 """
 
 

@@ -130,9 +130,9 @@ function remember({ store }: Session) {
 }
 
 /** What answers for the heads of a recording that is not in the file. */
-function liveHost({ layers, run }: Recording): Host {
+function liveHost({ run }: Recording): Host {
   // A notebook's frame has no address of its own.
-  return location.protocol === "about:" ? new Framed() : new Remote(layers, run);
+  return location.protocol === "about:" ? new Framed() : new Remote(run);
 }
 
 /** Asks a live host for the small maps and the kinds of all heads, those of the open layer first. */

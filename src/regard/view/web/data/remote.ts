@@ -4,7 +4,6 @@
  */
 
 import type { Answers, Question } from "../protocol/questions";
-import type { LayerInfo } from "../protocol/recording";
 import type { Host } from "./source";
 
 const GONE = "The server does not answer any more. Start regard serve again, and open the address that it prints.";
@@ -13,10 +12,7 @@ export class Remote implements Host {
   private headers: Record<string, string> = this.run === undefined ? {} : { "X-Run": String(this.run) };
 
   /** @param run of the model, where the text can be edited: no other run may answer */
-  constructor(
-    private readonly layers: LayerInfo[],
-    private readonly run?: number,
-  ) {}
+  constructor(private readonly run?: number) {}
 
   async ask<Q extends Question>(question: Q, signal: AbortSignal): Promise<Answers[Q["kind"]]> {
     return (await this.answer(question, signal)) as Answers[Q["kind"]];
@@ -32,9 +28,9 @@ export class Remote implements Host {
     if (answer.headers.get("Content-Type")?.startsWith("application/json")) return answer.json();
     const bytes = await answer.arrayBuffer();
     const header = (name: string) => Number(answer.headers.get(name) ?? 0);
-    if (question.kind === "row") {
-      const { kv_len } = this.layers[question.layer];
-      return { values: new Float32Array(bytes, 0, kv_len), mask: new Uint8Array(bytes, 4 * kv_len) };
+    if (kind === "row") {
+      const keys = bytes.byteLength / 5; // four bytes of a weight, one of the mask
+      return { values: new Float32Array(bytes, 0, keys), mask: new Uint8Array(bytes, 4 * keys) };
     }
     const values = new Float32Array(bytes);
     if (kind !== "tile") return { values };
