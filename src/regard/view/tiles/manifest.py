@@ -11,7 +11,6 @@ from torch import Tensor
 
 from regard.analysis.head_kinds import Head
 from regard.images import Grid, Picture, keep
-from regard.masks import Mask
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.recording import Recording
 from regard.text.escaping import visible
@@ -250,11 +249,7 @@ def first_sequence(matrix: AttentionMatrix) -> AttentionMatrix:
     matrix = matrix.detach()
     while matrix.ndim > 3:
         matrix = matrix[0]
-    if matrix.ndim == 2:
-        source = matrix.source.map(lambda tensor: tensor[None])
-        mask = matrix.mask
-        return AttentionMatrix(source, None if mask is None else _with_head_axis(mask, matrix))
-    return matrix
+    return matrix[None] if matrix.ndim == 2 else matrix
 
 
 def first_value(value: Tensor) -> Tensor:
@@ -287,11 +282,6 @@ def patch_keys(recording: Recording, layer: int) -> set[int]:
     """Return the keys of a layer that stand for parts of a picture."""
     grids = recording.layer_grids(layer)
     return {key for grid in grids if grid.entry == 0 for key in grid.tokens}
-
-
-def _with_head_axis(mask: Mask, matrix: AttentionMatrix) -> Mask:
-    shape = torch.Size((1, *matrix.shape))
-    return mask.map(lambda tensor: tensor[None]).bind(shape, matrix.device)
 
 
 def _token_lists(tokens: Sequence[Token] | None) -> dict[str, Any] | None:
