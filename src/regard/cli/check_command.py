@@ -92,13 +92,9 @@ def check(
         code = found.exit_code
         write_json({"reports": reports, "troubles": found.troubles, "exit_code": code})
     else:
-        _write_text([*(str(report["text"]) for report in found.reports), *found.troubles])
+        texts = [*(str(report["text"]) for report in found.reports), *found.troubles]
+        sys.stdout.writelines(f"{visible(line)}\n" for line in "\n\n".join(texts).splitlines())
     raise typer.Exit(found.exit_code)
-
-
-def _write_text(parts: Sequence[str]) -> None:
-    lines = "\n\n".join(parts).splitlines()
-    sys.stdout.write("\n".join(map(visible, lines)) + "\n")
 
 
 def explanation(name: str) -> str:
