@@ -528,21 +528,34 @@ class LeadingSum(DerivedMatrix):
         return LeadingSum(self.of._select(summed), axis, self.divisor)
 
     def _part(self, rows: range, columns: range) -> Tensor:
-        wide, count = accumulation_dtype(self.dtype), self.of.shape[self.axis]
-        step = max(1, AT_ONCE // (self.shape[:-2].numel() * len(rows) * len(columns)))
-        leading = [slice(0, n, 1) for n in self.of.shape[:-2]]
-        total = torch.zeros((), dtype=wide, device=self.device)
-        for start in range(0, count, step):
-            leading[self.axis] = slice(start, min(start + step, count), 1)
-            part = self.of._select(tuple(leading))._part(rows, columns)
-            total = total + part.sum(self.axis, dtype=wide)
-        return (total / self.divisor).to(self.dtype)
+        size = self.shape[:-2].numel() * len(rows) * len(columns)
+        return self._total(size, lambda matrix: matrix._part(rows, columns))
 
     def _through(self, x: Tensor, *, transposed: bool) -> Tensor:
         axis = self.axis - self.of.ndim
         x = x.unsqueeze(axis) if x.ndim + 1 >= -axis else x
-        products = self.of._transposed_times(x) if transposed else self.of._times(x)
-        total = products.sum(axis, dtype=accumulation_dtype(self.dtype))
+
+        def product(matrix: LinearMap) -> Tensor:
+            return matrix._transposed_times(x) if transposed else matrix._times(x)
+
+        leading = self.shape[:-2].numel()
+        return self._total(leading * self.shape[-1 if transposed else -2] * x.shape[-1], product)
+
+    def _total(self, size: int, numbers: Callable[[LinearMap], Tensor]) -> Tensor:
+        """Return the sum of the numbers of each index of the axis.
+
+        Args:
+            size: how many numbers one index has; those of several exist at once.
+            numbers: returns the numbers of a part of the matrix, with the axis.
+        """
+        count, axis = self.of.shape[self.axis], self.axis - self.of.ndim
+        step = max(1, AT_ONCE // size)
+        leading = [slice(0, n, 1) for n in self.of.shape[:-2]]
+        total = torch.zeros((), dtype=accumulation_dtype(self.dtype), device=self.device)
+        for start in range(0, count, step):
+            leading[self.axis] = slice(start, min(start + step, count), 1)
+            part = numbers(self.of._select(tuple(leading)))
+            total = total + part.sum(axis, dtype=total.dtype)
         return (total / self.divisor).to(self.dtype)
 
     def __repr__(self) -> str:

@@ -1,8 +1,7 @@
 """Attention rollout: the product of the attention of all layers."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +15,6 @@ from regard.errors import (
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.indexing import LeadingIndex
 from regard.matrix.linear_map import DerivedMatrix, times_batches
-from regard.reductions.block import Block
-from regard.reductions.masked_product import masked_product
-from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.score_source import accumulation_dtype
 
 
@@ -124,55 +120,11 @@ class Rollout(DerivedMatrix):
         while operand.ndim < self.ndim:
             operand = operand[None]
         for layer in reversed(self.layers) if transposed else self.layers:
-            mixed = cast(Tensor, layer.reduce(_MeanOfHeads(operand, transposed)))
+            layer = layer.to(operand.dtype)
+            mean = layer.mean(-3) if layer.ndim > 2 else layer
+            mixed = (mean.T if transposed else mean)._times(operand)
             operand = self.residual * operand + (1 - self.residual) * mixed
         return operand.to(self.dtype)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _MeanOfHeads(Reduction):
-    """The mean over the heads of weights @ operand, or of the transposed weights @ operand.
-
-    The answer has shape (..., tokens, dim). The products of single heads are not stored.
-
-    Attributes:
-        operand: (..., tokens, dim), with all batch axes of the matrix, each of full length or 1.
-        transposed: True for the transposed weights.
-    """
-
-    thread_safe = True
-
-    operand: Tensor
-    transposed: bool
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.operand,)
-
-    def start(
-        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
-        size = (*shape[:-3], shape[-2], self.operand.shape[-1])
-        return (torch.zeros(size, dtype=dtype, device=device),)
-
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        batch, rows, columns = block.box.leading[:-1], block.box.rows, block.box.columns
-        weights = block.weights
-        if block.box.leading:
-            weights = weights.squeeze(-3) if weights.shape[-3] == 1 else weights.sum(-3)
-        if self.transposed:
-            weights, rows, columns = weights.mT, columns, rows
-        operand = block.part(self.operand, (*batch, columns))
-
-        def allowed() -> Tensor:
-            by_any_head = block.allowed.any(-3) if block.box.leading else block.allowed
-            return by_any_head.mT if self.transposed else by_any_head
-
-        return (Contribution((*batch, rows), masked_product(weights, operand, allowed)),)
-
-    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
-        return buffers[0] / (shape[-3] if len(shape) > 2 else 1)
 
 
 def _checked_layers(layers: object) -> tuple[AttentionMatrix, ...]:
