@@ -16,7 +16,7 @@ as in the cross-attention of a decoder. Otherwise they are heads in a loop or un
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -185,6 +185,9 @@ class Runs:
         """
         self._clock += 1
         runs, stop = self._runs.setdefault(name, []), visible_stop(source, mask)
+        for run in runs:
+            if _is_one_key(run, source, stop) and run.digests.equal(0, _digests(value, 0, 1)):
+                run.traits, run.keys = _traits(source), columns(source.key[..., :1, :])
         continued = self._continued(name, runs, source, value, stop)
         if continued is None:
             kept = columns(source.key), columns(_digests(value))
@@ -268,6 +271,17 @@ class Runs:
         if q_len == kv_len and _asks_again(run, source):
             return None  # the same text ran twice
         return Join(0, kv_len, kv_len) if run.keys.equal(0, source.key) else None
+
+
+def _is_one_key(run: Run, source: Call, stop: int) -> bool:
+    """Return True if a run had one key, and a call with weights may continue it.
+
+    Any scores give one key the weight 1, so query and key explain such a call of every layer.
+    """
+    is_one = run.parts == run.kv_len == run.keys.length == 1 and run.sink_bias is None
+    follows = isinstance(source, WeightCall) and stop - source.query.shape[-2] == 1
+    traits = cast("tuple[object, ...] | None", run.traits)
+    return is_one and follows and traits is not None and traits[0] == source.query.shape[:-2]
 
 
 def visible_stop(source: Call, mask: Mask | None) -> int:

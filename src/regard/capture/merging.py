@@ -162,7 +162,7 @@ class CallGroup:
         self._copies = copies
         self._origin = origin
         asks = selection.reductions
-        self._answers = CallAnswers(asks) if asks else None
+        self._answers = CallAnswers(asks, selection.queries) if asks else None
         self._calls = None if asks else Calls(run.keys, copies.copy_once, copies.device)
         self._noted_keys = 0
 
@@ -188,7 +188,9 @@ class CallGroup:
         there = self._selection.rows(first, matrix.shape[-2], all_there=all_there)
         part, first = some_queries(matrix, there) if there else None, first + there.start
         if self._answers is not None:
-            if part is not None:
+            if part is None:
+                self._answers.skip()
+            else:
                 answers = asked_of(part, self._selection.reductions)
                 answers = [_at(each, self._copies.device) for each in answers]
                 self._answers.add(answers, range(first, first + len(there)), base)

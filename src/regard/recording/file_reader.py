@@ -407,7 +407,7 @@ class _StoredCalls:
         last, count = notes[-1]
         extent = Extent(*(count_of(last[key]) for key in ("kv_len", "start", "ran")))
         if last["kind"] == "answers":
-            answers, leading = self._answers([note for note, _ in notes])
+            answers, leading = self._answers([note for note, _ in notes], queries)
             layer = answers.layer(self.module, extent, leading)
         elif extent.kv_len <= self._keys.length:
             layer = self._calls.layer(self.module, extent, range(extent.ran)[queries], count)
@@ -441,11 +441,11 @@ class _StoredCalls:
 
         return Lazy(lambda: self._recent.get((self, name), read))
 
-    def _answers(self, notes: list[Any]) -> tuple[CallAnswers, torch.Size]:
+    def _answers(self, notes: list[Any], queries: slice) -> tuple[CallAnswers, torch.Size]:
         """Return the answers of the calls, and the shape of a matrix without rows and columns."""
         reductions = [reduction_of(plain) for plain in notes[0]["answers"]]
         totals = [index for index, each in enumerate(reductions) if each == Sum(-2)]
-        answers, leading = CallAnswers(reductions), shape_of(notes[0]["shape"])[:-2]
+        answers, leading = CallAnswers(reductions, queries), shape_of(notes[0]["shape"])[:-2]
         for note in notes:
             shape = shape_of(note["shape"])
             first, base = count_of(note["first"]), count_of(note["base"])

@@ -163,14 +163,14 @@ class Extent(NamedTuple):
         self,
         name: str,
         leading: torch.Size,
-        rows: range | None,
+        rows: range,
         q_len: int,
         matrix: Callable[[], AttentionMatrix] | None,
         answers: Answers,
     ) -> Layer:
-        """Return a layer of the recorded rows; ``rows`` is None if they are no neighbours."""
+        """Return a layer of the recorded rows, which are neighbours."""
         queries = None
-        if rows is not None and (rows != range(self.ran) or self.start):
+        if rows != range(self.ran) or self.start:
             queries = Queries(self.start + rows.start, self.start + self.ran)
         shape = torch.Size((*leading, q_len, self.kv_len))
         return Layer(name, shape, matrix, answers, queries=queries)
@@ -212,8 +212,8 @@ class _Call:
     def only(self, selected: range) -> "_Call":
         """Return the part of the call with the queries at the given positions."""
         rows = self.rows
-        start = min(max(selected.start, rows.start), rows.stop) - rows.start
-        stop = max(min(selected.stop, rows.stop) - rows.start, start)
+        kept = _overlap(rows, selected)
+        start, stop = kept.start - rows.start, kept.stop - rows.start
         if (start, stop) == (0, len(rows)):
             return self
         bias, mask = self.bias, self.mask
@@ -224,6 +224,14 @@ class _Call:
         shape = torch.Size((*self.shape[:-2], stop - start, self.kv_len))
         first, skipped = rows.start + start, self.skipped + start
         return replace(self, first=first, shape=shape, mask=mask, bias=bias, skipped=skipped)
+
+    def as_weights(self, dtype: torch.dtype) -> "_Call":
+        """Return the call of one key with its weights, 1 and 0 where masked, as the query."""
+        visible = allowed_rows(self.mask, slice(0, self.shape[-2]), self.shape, self.device)
+        if self.bias is not None:
+            visible = visible & (self.bias > -torch.inf)
+        weights = visible.expand(self.shape).to(dtype)
+        return replace(self, query=lambda: weights, mask=None, bias=None)
 
     def rows_of_query(self) -> Tensor:
         query = self.query()
@@ -268,6 +276,8 @@ class Calls:
         mask = None if part.mask is None else part.mask.map(self._once)
         bias = None
         if isinstance(source, GivenScores):
+            if isinstance(self._source, QueryKeyScores):  # of one key, which has the weight 1
+                self._calls = [call.as_weights(source.values.dtype) for call in self._calls]
             self._source = replace(source, values=source.values.new_empty(0))
         else:
             source = cast(QueryKeyScores, source)
@@ -411,12 +421,15 @@ class CallAnswers:
 
     Args:
         reductions: the reductions.
+        queries: the selected queries. A call has answered for those that are selected if no other
+            call follows.
     """
 
-    def __init__(self, reductions: Sequence[Reduction]) -> None:
+    def __init__(self, reductions: Sequence[Reduction], queries: slice) -> None:
         self.reductions = reductions
         self.totals: dict[int, Tensor] = {}
         self.calls = 0
+        self._queries = queries
         self._parts: list[list[Any]] = [[] for _ in reductions]
         self._rows: list[range] = []
 
@@ -426,10 +439,7 @@ class CallAnswers:
         ``rows`` are the positions of its queries among the queries of all calls.
         """
         self.calls += 1
-        if self._rows and self._rows[-1].stop == rows.start:
-            self._rows[-1] = range(self._rows[-1].start, rows.stop)
-        else:
-            self._rows.append(rows)
+        self._rows.append(rows)
         for index, (reduction, answer) in enumerate(zip(self.reductions, answers, strict=True)):
             if answer is None:
                 continue  # a total that is added later
@@ -441,6 +451,10 @@ class CallAnswers:
             else:
                 self._parts[index].append(answer)
 
+    def skip(self) -> None:
+        """Count a call of which no query is selected."""
+        self.calls += 1
+
     def put_total(self, index: int, total: Tensor) -> None:
         """Set the sum over all calls of the ``Sum(-2)`` at an index of the reductions."""
         self.totals[index] = total
@@ -448,35 +462,63 @@ class CallAnswers:
     @property
     def unmerged(self) -> list[Reduction]:
         """The reductions whose answers of several calls cannot be merged."""
-        asked = self.reductions if self.calls > 1 else ()
-        return [each for each in asked if not isinstance(each, RowStatistic | TopK | Sum)]
+        if self.calls < 2:
+            return []
+        start, stop = self._queries.start or 0, self._queries.stop or 0
+        if stop < 0:  # each call has left out its own last queries
+            return list(self.reductions)
+        return [each for each in self.reductions if not _can_merge(each, from_end=start < 0)]
 
     def layer(self, name: str, extent: Extent, leading: torch.Size) -> Layer | None:
         """Return the layer of the merged answers, without those of ``unmerged``.
 
         ``leading`` are the sizes of the batch and of the heads. The result is None without answers.
         """
-        if not self.calls:
+        if not self._rows:
             return None
+        selected = range(extent.ran)[self._queries]
+        rows = [_overlap(each, selected) for each in self._rows]
         unmerged = self.unmerged
         answers = Answers(
-            (each, self._merged(index, extent.kv_len))
+            (each, self._merged(index, extent.kv_len, rows))
             for index, each in enumerate(self.reductions)
             if each not in unmerged
         )
-        rows = self._rows[0] if len(self._rows) == 1 else None  # else there is a gap
-        return extent.layer(name, leading, rows, sum(map(len, self._rows)), None, answers)
+        return extent.layer(name, leading, selected, sum(map(len, rows)), None, answers)
 
-    def _merged(self, index: int, kv_len: int) -> Any:
+    def _merged(self, index: int, kv_len: int, rows: Sequence[range]) -> Any:
+        """Return the merged answer of a reduction about some rows of each call."""
         if (total := self.totals.get(index)) is not None:
             # pad() also cuts: of the static cache, the slots that no call has filled.
             return torch.nn.functional.pad(total, (0, kv_len - total.shape[-1]))
         parts = self._parts[index]
         if len(parts) == 1:
             return parts[0]
+        cuts = [
+            slice(kept.start - every.start, kept.stop - every.start)
+            for kept, every in zip(rows, self._rows, strict=True)
+        ]
+        both = list(zip(parts, cuts, strict=True))
         if isinstance(self.reductions[index], TopK):
-            return Top(*(torch.cat(tensors, -2) for tensors in zip(*parts, strict=True)))
-        return torch.cat(parts, -1)
+            values = torch.cat([part.values[..., cut, :] for part, cut in both], -2)
+            return Top(values, torch.cat([part.indices[..., cut, :] for part, cut in both], -2))
+        return torch.cat([part[..., cut] for part, cut in both], -1)
+
+
+def _can_merge(reduction: Reduction, *, from_end: bool) -> bool:
+    """Return True if the answers of several calls to a reduction give that of all of them.
+
+    With ``from_end``, each call has answered for the last queries of the text so far.
+    """
+    if reduction == Sum(-2):
+        return not from_end
+    return isinstance(reduction, RowStatistic | TopK | Sum)
+
+
+def _overlap(rows: range, selected: range) -> range:
+    """Return the part of some rows that is selected."""
+    start = min(max(rows.start, selected.start), rows.stop)
+    return range(start, max(start, min(rows.stop, selected.stop)))
 
 
 def _added(total: Tensor | None, answer: Tensor, base: int) -> Tensor:
