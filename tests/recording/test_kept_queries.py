@@ -101,14 +101,11 @@ def test_the_text_of_an_encoder_is_not_that_of_its_decoder() -> None:
 @pytest.mark.parametrize("keep", ["qk", [regard.Entropy(), regard.TopK(2)]], ids=["qk", "answers"])
 def test_of_prompt_and_answer_the_queries_are_known(keep: Any, queries: slice) -> None:
     seen = written(keep=keep, queries=queries)
-    # As the model runs no end is known: from the end on answers are those of each step.
-    start = 3 if keep != "qk" and queries == slice(-4, None) else range(9)[queries].start
-    q_len = seen.layers[0].shape[-2]
-    assert {layer.positions for layer in seen.layers} == {range(start, start + q_len)}
-    assert {layer.queries for layer in seen.layers} == {Queries(start, 9)}
+    assert {layer.positions for layer in seen.layers} == {range(9)[queries]}
+    assert {layer.queries for layer in seen.layers} == {Queries(range(9)[queries].start, 9)}
 
 
-def test_queries_that_are_no_neighbours_have_no_positions() -> None:
+def test_the_last_query_is_that_of_all_calls() -> None:
     class Reads(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             for stop in (3, 6):
@@ -129,9 +126,7 @@ def test_queries_that_are_no_neighbours_have_no_positions() -> None:
     with regard.observe(model, **options) as seen:
         model(torch.randn(1, 2, 6, 4))
     [layer] = seen.layers
-    assert layer.shape[-2] == 2
-    assert layer.queries is None
-    assert not layer.reads_itself
+    assert layer.positions == range(5, 6)
 
 
 # Parts of a text

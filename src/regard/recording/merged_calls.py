@@ -462,11 +462,11 @@ class CallAnswers:
     @property
     def unmerged(self) -> list[Reduction]:
         """The reductions whose answers of several calls cannot be merged."""
-        if self.calls < 2:
-            return []
         start, stop = self._queries.start or 0, self._queries.stop or 0
-        if stop < 0:  # each call has left out its own last queries
+        if stop < 0 and self.calls > 1:  # each call has left out its own last queries
             return list(self.reductions)
+        if len(self._rows) < 2:
+            return []
         return [each for each in self.reductions if not _can_merge(each, from_end=start < 0)]
 
     def layer(self, name: str, extent: Extent, leading: torch.Size) -> Layer | None:
