@@ -252,17 +252,26 @@ def _check_uncompiled(model: nn.Module, modules: Mapping[str, nn.Module]) -> Non
 
 def _compiled_beside(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     """Return the compiled function that each module calls by a global name or keeps in a list."""
+    by_class = {kind: _compiled_outside(kind) for kind in {type(each) for each in modules.values()}}
     names: dict[str, str] = {}
     for name, module in modules.items():
-        called: dict[str, object] = {}
-        for function in vars(type(module)).values():
-            if isinstance(function, FunctionType):
-                variables = getclosurevars(function)
-                called |= {**variables.globals, **variables.nonlocals}
+        called = [*by_class[type(module)]]
         for attribute, value in vars(module).items():
             items = cast("list[object]", value) if isinstance(value, list | tuple) else []
-            called |= {f"{attribute}[{index}]": item for index, item in enumerate(items)}
-        names.update((name, each) for each, value in called.items() if is_compiled(value))
+            called += [f"{attribute}[{at}]" for at, item in enumerate(items) if is_compiled(item)]
+        if called:
+            names[name] = called[-1]
+    return names
+
+
+def _compiled_outside(kind: type[nn.Module]) -> list[str]:
+    """Return the compiled functions that a class calls by a global name or from a closure."""
+    names: list[str] = []
+    for function in vars(kind).values():
+        if isinstance(function, FunctionType):
+            variables = getclosurevars(function)
+            outside = {**variables.globals, **variables.nonlocals}
+            names += [name for name, value in outside.items() if is_compiled(value)]
     return names
 
 
