@@ -14,7 +14,7 @@ from regard.errors import (
 )
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.indexing import LeadingIndex
-from regard.matrix.linear_map import DerivedMatrix, times_batches
+from regard.matrix.linear_map import DerivedMatrix, LinearMap, times_batches
 from regard.scores.score_source import accumulation_dtype
 
 
@@ -120,11 +120,14 @@ class Rollout(DerivedMatrix):
         while operand.ndim < self.ndim:
             operand = operand[None]
         for layer in reversed(self.layers) if transposed else self.layers:
-            layer = layer.to(operand.dtype)
-            mean = layer.mean(-3) if layer.ndim > 2 else layer
+            mean = _mean_of_heads(layer.to(operand.dtype))
             mixed = (mean.T if transposed else mean)._times(operand)
             operand = self.residual * operand + (1 - self.residual) * mixed
         return operand.to(self.dtype)
+
+
+def _mean_of_heads(layer: AttentionMatrix) -> LinearMap:
+    return layer.mean(-3) if layer.ndim > 2 else layer
 
 
 def _checked_layers(layers: object) -> tuple[AttentionMatrix, ...]:
