@@ -295,8 +295,8 @@ def _head_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation]
     if len(set(value_heads)) == num_kv_heads and value_heads != facts.key_heads:
         words = f"heads weigh value heads {' '.join(map(str, value_heads))}"
         text = " ".join(map(str, facts.key_heads))
-        is_grouped = num_kv_heads < num_heads
-        mistake = "kv-heads-repeated-in-wrong-order" if is_grouped else "wrong-values"
+        is_repeated = 1 < num_kv_heads < num_heads and value_heads != in_order
+        mistake = "kv-heads-repeated-in-wrong-order" if is_repeated else "wrong-values"
         yield Deviation("values", words, text, "values", mistake, is_wrong=True)
 
 
