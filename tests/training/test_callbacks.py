@@ -91,7 +91,8 @@ def test_a_trainer_that_compiles_is_observed(tmp_path: Path) -> None:
     assert read_history(tmp_path / "run", "entropy").steps == [0, 2, 4]
     assert hooks(with_monitor) == 0
     expected, _ = trained(tmp_path / "without", with_monitor=False, **options)
-    assert losses == pytest.approx(expected, rel=1e-5)
+    # Observed steps run uncompiled, and the steps after them amplify other last bits.
+    assert losses == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_forward_that_fails_in_the_trainer_leaves_nothing_behind(tmp_path: Path) -> None:
