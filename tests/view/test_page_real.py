@@ -95,7 +95,7 @@ def test_131_072_tokens(
     long: tuple[regard.AttentionMatrix, pages.Serving], browser: Browser
 ) -> None:
     matrix, serving = long
-    for view in DRAWN:
+    for view in sorted({*DRAWN} - {"overview"}):  # one head has no overview
         with (
             pages.step(view),
             visited(browser, serving, opened(view, 0, 0, 100_003, 99_999)) as page,

@@ -103,7 +103,7 @@ def test_names_of_parts_have_room_and_more_columns_are_announced(show: Open) -> 
         assert name.evaluate("one => one.scrollWidth - one.clientWidth") == 0
     with step("more columns than fit are announced"):
         words = [word for part in range(14) for word in (f"Part {part}", " ends", ".")]
-        x = torch.randn(1, len(words), 8, generator=torch.Generator().manual_seed(7))
+        x = torch.randn(2, len(words), 8, generator=torch.Generator().manual_seed(7))
         recording = regard.Recording({"a": regard.attend(x, x)}, query_tokens=words)
         page = show(recording, "#view=segments", viewport={"width": 850, "height": 800})
         page.wait_for_selector("#view-segments .overflow:not([hidden])")
