@@ -866,7 +866,7 @@ class MetValue:
             if name is not None and self._tracks.of(source) is None and any(chosen):
                 how = f"an index of the scores chooses a value ({operation.line()})"
                 self._absence.note_missing(name, how)
-        # What an index of the weights chose is no weights.
+        # Rows that an index of the weights chose are no weights.
         self.follow(operation._replace(args=operation.args[:1], kwargs={}))
 
     def _is_stored(self, tensor: Tensor) -> bool:

@@ -53,15 +53,15 @@ def of_queries(
     (name, query), *others = [*floats.items()] or [("", torch.zeros(0))]
     texts = dict(others)
     if query.ndim == 1 and len(texts) == len(passed) - 1:
-        own = {n: t[None].expand(2, *t.shape) for n, t in texts.items()}
+        batched = {n: t[None].expand(2, *t.shape) for n, t in texts.items()}
         query, alone = query.expand(2, -1), [*texts]
     else:
-        own, alone = texts, list[str]()
-    read = [t for t in own.values() if t.ndim == 3 and t.shape[:1] == query.shape[:1]]
-    if query.ndim != 2 or not read or any(t.ndim == 2 for t in own.values()):
+        batched, alone = texts, list[str]()
+    read = [t for t in batched.values() if t.ndim == 3 and t.shape[:1] == query.shape[:1]]
+    if query.ndim != 2 or not read or any(t.ndim == 2 for t in batched.values()):
         return None
     queries = query[:, None].expand(-1, read[0].shape[1], -1)
-    return _for_each(call, name, alone), {**passed, **own, name: queries}
+    return _for_each(call, name, alone), {**passed, **batched, name: queries}
 
 
 def _for_each(

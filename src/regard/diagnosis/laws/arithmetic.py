@@ -228,10 +228,11 @@ def _gradients(
     """Return the gradients of a weighted sum of the output; None where there is none."""
     try:
         with Tape():  # numbers of the code itself, such as weights in its file, are no float64
-            found = torch.autograd.grad((run.rows * weight).sum(), wanted, allow_unused=True)
+            total = (run.rows * weight).sum()
+            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
     except RuntimeError as error:
         raise _without_gradients(lab, error) from error
-    return cast("tuple[Tensor | None, ...]", found)
+    return cast("tuple[Tensor | None, ...]", gradients)
 
 
 def _without_gradients(lab: Lab, error: Exception) -> NotTried:
