@@ -237,6 +237,16 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "align is 'left'; it must be 'bottom-right' or 'top-left'.\n"
         "    PyTorch's is_causal=True is 'top-left'; a KV cache needs 'bottom-right'.",
     ),
+    "rows-of-fewer-queries": (
+        lambda: regard.attend(
+            torch.zeros(2, 3, 1),
+            torch.zeros(2, 5, 1),
+            mask=regard.masks.RowSlice(regard.Causal(), 2, 4),
+        ),
+        ValueError,
+        "mask has rows 2 to 3; a matrix of shape (2, 3, 5) has 3 queries.\n"
+        "    Give as many queries as rows, or fewer.",
+    ),
     "window-below-0": (
         lambda: regard.SlidingWindow(3, -1),
         ValueError,
