@@ -135,6 +135,10 @@ class LinearMap(ABC):
     def _transposed_times(self, operand: Tensor) -> Tensor:
         """Return self.T @ operand."""
 
+    def _either_times(self, x: Tensor, *, transposed: bool) -> Tensor:
+        """Return self @ x, or self.T @ x."""
+        return self._transposed_times(x) if transposed else self._times(x)
+
     @abstractmethod
     def _select(self, index: LeadingIndex) -> "LinearMap":
         """Return the matrix of a part of the leading axes."""
@@ -534,12 +538,9 @@ class LeadingSum(DerivedMatrix):
     def _through(self, x: Tensor, *, transposed: bool) -> Tensor:
         axis = self.axis - self.of.ndim
         x = x.unsqueeze(axis) if x.ndim + 1 >= -axis else x
-
-        def product(matrix: LinearMap) -> Tensor:
-            return matrix._transposed_times(x) if transposed else matrix._times(x)
-
-        leading = self.shape[:-2].numel()
-        return self._total(leading * self.shape[-1 if transposed else -2] * x.shape[-1], product)
+        tokens = self.shape[-1 if transposed else -2]
+        size = self.shape[:-2].numel() * tokens * x.shape[-1]
+        return self._total(size, lambda matrix: matrix._either_times(x, transposed=transposed))
 
     def _total(self, size: int, numbers: Callable[[LinearMap], Tensor]) -> Tensor:
         """Return the sum of the numbers of each index of the axis.
@@ -600,10 +601,7 @@ class LinearCombination(DerivedMatrix):
         return self._total(lambda matrix: matrix._part(rows, columns))
 
     def _through(self, x: Tensor, *, transposed: bool) -> Tensor:
-        def product(matrix: LinearMap) -> Tensor:
-            return matrix._transposed_times(x) if transposed else matrix._times(x)
-
-        return self._total(product)
+        return self._total(lambda matrix: matrix._either_times(x, transposed=transposed))
 
     def _total(self, numbers: Callable[[LinearMap], Tensor]) -> Tensor:
         wide = accumulation_dtype(self.dtype)

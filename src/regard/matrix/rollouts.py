@@ -121,7 +121,7 @@ class Rollout(DerivedMatrix):
             operand = operand[None]
         for layer in reversed(self.layers) if transposed else self.layers:
             mean = _mean_of_heads(layer.to(operand.dtype))
-            mixed = (mean.T if transposed else mean)._times(operand)
+            mixed = mean._either_times(operand, transposed=transposed)
             operand = self.residual * operand + (1 - self.residual) * mixed
         return operand.to(self.dtype)
 

@@ -50,7 +50,9 @@ def of_queries(
     except TypeError:
         return None
     floats = {n: t for n, t in passed.items() if isinstance(t, Tensor) and t.is_floating_point()}
-    (name, query), *others = [*floats.items()] or [("", torch.zeros(0))]
+    if not floats:
+        return None
+    (name, query), *others = floats.items()
     texts = dict(others)
     if query.ndim == 1 and len(texts) == len(passed) - 1:
         batched = {n: t[None].expand(2, *t.shape) for n, t in texts.items()}
