@@ -24,13 +24,14 @@ from regard.backends.choose import BACKENDS
 from regard.backends.cpu import cpu_backend
 from regard.backends.cpu.cpu_backend import has_gradients
 
-# How large blocks are made: (numbers in a block, fewest rows, most rows).
+# How large blocks are made: (numbers in a block, fewest rows, most rows). Where one row is enough,
+# each row is a block of its own, however many numbers a block may have.
 BLOCKS = {
     "one-row": (1, 1, 1),
     "uneven-rows": (1, 3, 3),
-    "two-heads": (2 * 13 * 13, 1, 13),
-    "four-heads": (4 * 7 * 7, 1, 13),
-    "four-of-a-group": (4 * 3 * 3, 1, 13),
+    "two-heads": (2 * 13 * 13, 2, 13),
+    "four-heads": (4 * 7 * 7, 2, 13),
+    "four-of-a-group": (4 * 3 * 3, 2, 13),
 }
 BLOCKED = [case for case in (*SHAPES, *MASKED, *SCORES) if "square" not in case.name]
 ASKED = tuple(QUESTIONS)

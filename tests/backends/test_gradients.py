@@ -37,7 +37,7 @@ ASKED = [name for name in QUESTIONS if name != "top-1"]
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows of one sequence, so that blocks cut the batch and the rows."""
     monkeypatch.setattr(blocks, "BLOCK_SIZE", 40)
-    monkeypatch.setattr(blocks, "MIN_ROWS", 1)
+    monkeypatch.setattr(blocks, "MIN_ROWS", 2)
     monkeypatch.setattr(blocks, "MAX_ROWS", 2)
 
 

@@ -57,7 +57,7 @@ def test_a_mask_mod_means_what_it_means_in_flex_attention(
 
 def test_a_mask_mod_runs_on_many_threads_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK_SIZE", 64)
-    monkeypatch.setattr(blocks, "MIN_ROWS", 1)
+    monkeypatch.setattr(blocks, "MIN_ROWS", 2)
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
     try:

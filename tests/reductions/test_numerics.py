@@ -39,7 +39,7 @@ def dtype_and_backend(kind: str, mask: str) -> tuple[torch.dtype, str]:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three rows of one sequence or less, which divide no axis."""
     monkeypatch.setattr(blocks, "BLOCK_SIZE", 100)
-    monkeypatch.setattr(blocks, "MIN_ROWS", 1)
+    monkeypatch.setattr(blocks, "MIN_ROWS", 2)
     monkeypatch.setattr(blocks, "MAX_ROWS", 3)
 
 
