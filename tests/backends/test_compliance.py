@@ -24,8 +24,7 @@ from regard.backends.choose import BACKENDS
 from regard.backends.cpu import cpu_backend
 from regard.backends.cpu.cpu_backend import has_gradients
 
-# How large blocks are made: (numbers in a block, fewest rows, most rows). Where one row is enough,
-# each row is a block of its own, however many numbers a block may have.
+# How large blocks are made: (numbers in a block, fewest rows, most rows).
 BLOCKS = {
     "one-row": (1, 1, 1),
     "uneven-rows": (1, 3, 3),
@@ -72,6 +71,13 @@ def test_all_answers_from_small_blocks_equal_the_oracle(
 ) -> None:
     make_blocks_small(size, monkeypatch)
     assert_answers(case, ASKED, "sweep")
+
+
+def test_answers_about_one_text_whose_blocks_cut_groups_of_values_equal_the_oracle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_blocks_small(BLOCKS["four-of-a-group"], monkeypatch)
+    assert_answers(Case("", "", (1, 10, 3, 2), (1, 10, 3, 2), value=(1, 2)), ASKED, "sweep")
 
 
 # Reductions that share a block share what it computes, so each is asked alone as well.
