@@ -229,6 +229,32 @@ def test_steps_over_many_rows_and_columns_equal_the_dense_ones(
     oracle.assert_close(matrix[..., at_rows, at_columns], right, TIGHT)
 
 
+@pytest.mark.parametrize("step", [2, 3, 50])
+def test_rows_with_a_step_are_computed_together_and_no_others(step: int) -> None:
+    rows: list[list[int]] = []
+
+    class Noting(regard.Mask):
+        """Allows everything, and notes the queries that are computed together."""
+
+        text = "Noting()"
+
+        def bind(self, shape: torch.Size, device: torch.device) -> regard.Mask:
+            return self
+
+        def allows(self, points: regard.masks.mask.Points) -> Tensor:
+            rows.append(points.q_idx.flatten().tolist())
+            return torch.ones(len(rows[-1]), 1, dtype=torch.bool)
+
+        def key_bounds(
+            self, leading: tuple[slice, ...], rows: slice, shape: torch.Size
+        ) -> regard.masks.KeyBounds:
+            return regard.masks.KeyBounds(slice(0, shape[-1]), slice(0, 0))
+
+    matrix = regard.attend(normal(100, 3), normal(2000, 3, seed=1), mask=Noting())
+    assert matrix[1::step].shape == (*matrix.scores[1::step, 5:900].shape[:1], 2000)
+    assert rows == [list(range(1, 100, step))] * 2
+
+
 def test_a_part_too_large_is_refused_before_any_work() -> None:
     x = torch.zeros(1, 1).expand(2**17, 1)
     with pytest.raises(MemoryError, match=r"^this part would make \(131072, 60000\) float32"):

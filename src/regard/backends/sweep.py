@@ -24,7 +24,7 @@ from regard.masks import Mask
 from regard.reductions.block import Block, RowStatistics
 from regard.reductions.reduction import Contribution, Reduction, contributions, rounded
 from regard.scores.autocast import without_autocast
-from regard.scores.box import Box, Cut, Index, broadcast_index, cut_whole
+from regard.scores.box import Box, Cut, Index, as_slice, broadcast_index, cut_whole, length
 from regard.scores.score_source import Scores, accumulation_dtype
 
 # A block and its few temporaries should stay in the cache, and have enough rows for a fast matrix
@@ -124,11 +124,10 @@ def boxes(
         return columns if columns.start < columns.stop else slice(0, 1)
 
     def width(rows: slice) -> int:
-        columns = some(everywhere, rows)
-        return columns.stop - columns.start
+        return length(some(everywhere, rows))
 
     def parts(rows: slice) -> list[tuple[slice, ...]]:
-        room = max(1, size.together // ((rows.stop - rows.start) * width(rows)))
+        room = max(1, size.together // (length(rows) * width(rows)))
         return list(_leading_parts(tuple(leading), room, groups))
 
     # All blocks of one head follow each other, so that its keys stay in the cache.
@@ -141,19 +140,14 @@ def boxes(
 
 def _heights(rows: range, width: Callable[[slice], int], size: BlockSize) -> Iterator[slice]:
     """Yield the rows of each block; blocks with fewer columns have more rows."""
-    if rows.step >= MIN_ROWS:
-        # Even the smallest block would hold only one of these rows.
-        yield from (slice(row, row + 1) for row in rows)
+    if len(rows) * width(as_slice(rows)) <= size.together:
+        yield as_slice(rows)
         return
-    start, end = rows[0], rows[-1] + 1
-    if (end - start) * width(slice(start, end)) <= size.together:
-        yield slice(start, end)
-        return
-    while start < end:
-        tallest = slice(start, min(start + size.rows, end))
-        stop = min(start + max(MIN_ROWS, size.scores // width(tallest)), tallest.stop)
-        yield slice(start, stop)
-        start = stop
+    while rows:
+        tallest = rows[: size.rows]
+        part = tallest[: max(MIN_ROWS, size.scores // width(as_slice(tallest)))]
+        yield as_slice(part)
+        rows = rows[len(part) :]
 
 
 def _leading_parts(
@@ -286,7 +280,7 @@ class SweepTask:
     @property
     def blocks_text(self) -> str:
         """The number of blocks and their height, in words."""
-        rows = max((box.rows.stop - box.rows.start for box in self.boxes), default=0)
+        rows = max((length(box.rows) for box in self.boxes), default=0)
         return f"{count_text(len(self.boxes), 'block')} of at most {rows} rows"
 
     def memory(self, of_thread: int) -> int:

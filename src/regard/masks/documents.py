@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.errors import shape_text
 from regard.masks.lengths import per_sequence, whole_numbers
-from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, PositionLimits, length
-from regard.scores.box import broadcast_index
+from regard.masks.mask import NO_KEYS, KeyBounds, Mask, Points, PositionLimits
+from regard.scores.box import broadcast_index, length
 
 
 @final

@@ -26,7 +26,7 @@ from regard.errors import (
     shape_text,
     with_article,
 )
-from regard.scores.box import Box, broadcast_index
+from regard.scores.box import Box, broadcast_index, length, positions
 from regard.scores.flex_callable import FlexCallable
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ class Points(NamedTuple):
     """The pairs of a query and a key at which a mask is evaluated: a box of a matrix, or one pair.
 
     Attributes:
-        places: one index for each axis of the matrix: slices for a box, scalar tensors for a pair.
+        places: one index for each axis of the matrix: slices for a box, of which only that of the
+            queries may have a step; scalar tensors for a pair.
         shape: the shape of the matrix, (..., num_heads, q_len, kv_len).
         device: the device of the indices.
     """
@@ -155,7 +156,7 @@ class Points(NamedTuple):
 
     def _indices(self, axis: int) -> Tensor:
         at = self.places[axis]
-        return at if isinstance(at, Tensor) else torch.arange(at.start, at.stop, device=self.device)
+        return at if isinstance(at, Tensor) else positions(at, self.device)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -548,11 +549,6 @@ def fits(tensor: Tensor, axes: Sequence[int]) -> bool:
 def without_repeats(tensor: Tensor) -> Tensor:
     """Return the tensor with an axis of 1 in place of each axis that was expanded."""
     return tensor[tuple(slice(None) if stride else slice(0, 1) for stride in tensor.stride())]
-
-
-def length(keys: slice) -> int:
-    """Return the number of keys in a range."""
-    return keys.stop - keys.start
 
 
 def overlap(first: slice, second: slice) -> slice:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.errors import check_count, check_whole, shape_text
 from regard.masks.mask import KeyBounds, Mask, Points, PositionLimits
+from regard.scores.box import moved
 
 
 @final
@@ -60,12 +61,12 @@ class RowSlice(Mask):
 
     def allows(self, points: Points) -> Tensor:
         *leading, rows, columns = points.places
-        rows = self._moved(rows) if isinstance(rows, slice) else rows + self.start
+        rows = moved(rows, self.start) if isinstance(rows, slice) else rows + self.start
         whole = self._whole(points.shape)
         return self.mask.allows(Points((*leading, rows, columns), whole, points.device))
 
     def key_bounds(self, leading: tuple[slice, ...], rows: slice, shape: torch.Size) -> KeyBounds:
-        return self.mask.key_bounds(leading, self._moved(rows), self._whole(shape))
+        return self.mask.key_bounds(leading, moved(rows, self.start), self._whole(shape))
 
     def limits(self, shape: torch.Size) -> PositionLimits | None:
         limits = self.mask.limits(self._whole(shape))
@@ -82,9 +83,6 @@ class RowSlice(Mask):
     @property
     def text(self) -> str:
         return f"RowSlice({self.mask.text}, {self.start}, {self.q_len})"
-
-    def _moved(self, rows: slice) -> slice:
-        return slice(rows.start + self.start, rows.stop + self.start)
 
     def _whole(self, shape: torch.Size) -> torch.Size:
         return torch.Size((*shape[:-2], self.q_len, shape[-1]))

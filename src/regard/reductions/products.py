@@ -17,12 +17,10 @@ from regard.reductions.needs import Needs
 from regard.reductions.reduction import Contribution, Reduction
 from regard.reductions.template import split
 from regard.scores.autocast import without_autocast
-from regard.scores.box import Box, cut_whole
+from regard.scores.box import Box, as_slice, cut_whole, length
 from regard.scores.score_source import Scores
 
 _SCORES_AT_ONCE = 2**21
-# If the step between rows is at least this, rows are computed one at a time, not as a range.
-_FAR_APART = 64
 _NO_GRAPH = "regard computes scores again for their gradients"
 
 
@@ -168,19 +166,24 @@ class WeightTile(Reduction):
 
 
 def intersect(entries: range, part: slice) -> tuple[slice, slice]:
-    """Return the positions, in the range and in the part, of the entries that lie in both."""
+    """Return the positions, in the range and in the part, of the entries that lie in both.
+
+    If the part has a step, it is that of the entries.
+    """
     first = max(0, -(-(part.start - entries.start) // entries.step))
     stop = min(len(entries), max(0, -(-(part.stop - entries.start) // entries.step)))
     if first >= stop:
         return slice(0, 0), slice(0, 0)
-    start = entries[first] - part.start
-    return slice(first, stop), slice(start, entries[stop - 1] - part.start + 1, entries.step)
+    step = part.step or 1
+    start, last = ((entries[n] - part.start) // step for n in (first, stop - 1))
+    return slice(first, stop), slice(start, last + 1, entries.step // step)
 
 
 def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: range) -> Tensor:
     """Return the scores at some rows and columns, in the dtype of the inputs; -inf if masked.
 
-    The scores are computed a few rows at a time. Scores between the steps of a range are discarded.
+    The scores are computed a few rows at a time. Those between the steps of a range of columns are
+    discarded.
     """
     shape = source.shape
     if not (at_rows and at_columns):
@@ -188,18 +191,17 @@ def scores_at(source: Scores, mask: Mask | None, at_rows: range, at_columns: ran
         return torch.zeros(size, dtype=source.dtype, device=source.device)
     leading = tuple(slice(0, n) for n in shape[:-2])
     columns = slice(at_columns[0], at_columns[-1] + 1)
-    row_size = prod(shape[:-2]) * (columns.stop - columns.start) * at_rows.step
-    height = max(1, _SCORES_AT_ONCE // row_size) if at_rows.step < _FAR_APART else 1
+    height = max(1, _SCORES_AT_ONCE // (prod(shape[:-2]) * length(columns)))
 
     def part(rows: range, masked: tuple[Scores, Mask | None]) -> Tensor:
         source, mask = masked
-        box = Box(leading, slice(rows[0], rows[-1] + 1), columns)
+        box = Box(leading, as_slice(rows), columns)
         with without_autocast(source.device):
             scores = source.block(box, cut_whole)
         if mask is not None:
             allowed = mask.block(box, shape, source.device)
             scores = scores.masked_fill(~allowed, -torch.inf)
-        return scores[..., :: rows.step, :: at_columns.step].to(source.dtype)
+        return scores[..., :: at_columns.step].to(source.dtype)
 
     parts = [at_rows[first : first + height] for first in range(0, len(at_rows), height)]
     masked = (source, mask)

@@ -13,7 +13,11 @@ Cut = Callable[[Tensor, Index], Tensor]
 
 
 class Box(NamedTuple):
-    """A part of the matrix: one slice for every axis, each with a start and a stop, no step."""
+    """A part of the matrix: one slice for every axis, each with a start and a stop.
+
+    Only ``rows`` may have a step: the box of a reduction that reads every n-th row, such as
+    ``A[..., ::n, :]``.
+    """
 
     leading: tuple[slice, ...]
     rows: slice
@@ -36,12 +40,38 @@ class Box(NamedTuple):
 
     def moved(self, count: int) -> "Box":
         """Return the box that lies this many rows further down."""
-        return self._replace(rows=slice(self.rows.start + count, self.rows.stop + count))
+        return self._replace(rows=moved(self.rows, count))
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The shape of the box, (..., rows, columns)."""
+        return tuple(length(part) for part in self.at_both)
 
     @property
     def numel(self) -> int:
         """The number of entries of the matrix in the box."""
-        return prod(part.stop - part.start for part in self.at_both)
+        return prod(self.size)
+
+
+def length(part: slice) -> int:
+    """Return the number of positions in a slice with a start and a stop."""
+    return len(range(part.start, part.stop, part.step or 1))
+
+
+def as_slice(positions: range) -> slice:
+    """Return a range that is not empty as a slice; its step is None if they are neighbours."""
+    step = None if positions.step == 1 or len(positions) == 1 else positions.step
+    return slice(positions[0], positions[-1] + 1, step)
+
+
+def moved(part: slice, count: int) -> slice:
+    """Return the slice that lies this many positions further on."""
+    return slice(part.start + count, part.stop + count, part.step)
+
+
+def positions(part: slice, device: torch.device) -> Tensor:
+    """Return the positions in a slice with a start and a stop, as a tensor."""
+    return torch.arange(part.start, part.stop, part.step or 1, device=device)
 
 
 def broadcast_index(tensor: Tensor, index: Sequence[int | slice | Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.errors import dtype_text, kind_text, shape_text
-from regard.scores.box import Box, broadcast_index
+from regard.scores.box import Box, broadcast_index, positions
 
 
 class Kind(NamedTuple):
@@ -124,8 +124,7 @@ class FlexCallable:
         """Apply the callable to every score of a box, (..., rows, columns)."""
         batch = broadcast_index(self.batch, box.leading).flatten()
         head = broadcast_index(self.head, box.leading).flatten()
-        q_idx = torch.arange(box.rows.start, box.rows.stop, device=batch.device)
-        kv_idx = torch.arange(box.columns.start, box.columns.stop, device=batch.device)
+        q_idx, kv_idx = (positions(part, batch.device) for part in (box.rows, box.columns))
         # Each level of vmap takes the CPU some time, so indices of one entry go without.
         batch, head = (each if len(each) > 1 else each[0] for each in (batch, head))
         indices = (batch, head, q_idx, kv_idx)
@@ -133,8 +132,7 @@ class FlexCallable:
         values = _over(self.function, *indices, scores=len(scores))(
             *(each.reshape(lengths) for each in scores), *indices
         )
-        leading = [part.stop - part.start for part in box.leading]
-        return values.reshape(*leading, len(q_idx), len(kv_idx))
+        return values.reshape(box.size)
 
     def __repr__(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)

@@ -95,27 +95,28 @@ class Bias(ABC):
 
         ``shape`` is the shape of the whole matrix.
         """
-        rows, columns = box.rows.stop - box.rows.start, box.columns.stop - box.columns.start
-        least = box.columns.start - (box.rows.stop - 1) - (shape[-1] - shape[-2])
-        distance = torch.arange(least, least + rows + columns, device=device)
-        return _skewed(self.along(distance, part), rows)
+        (rows, columns), step = box.size[-2:], box.rows.step or 1
+        last = range(box.rows.start, box.rows.stop, step)[-1]
+        least = box.columns.start - last - (shape[-1] - shape[-2])
+        distance = torch.arange(least, least + rows * step + columns, device=device)
+        return _skewed(self.along(distance, part), rows, step)
 
 
-def _skewed(along: Tensor, rows: int) -> Tensor:
-    """Copy numbers along diagonals: (..., 1, rows + columns) to (..., rows, columns).
+def _skewed(along: Tensor, rows: int, step: int) -> Tensor:
+    """Copy numbers along diagonals: (..., 1, rows * step + columns) to (..., rows, columns).
 
-    Entry [i, j] is ``along[rows - 1 - i + j]``; the last number is not used. The numbers are
-    repeated once for each row. A reshape to rows that are one number shorter then shifts each row
-    by one.
+    Entry [i, j] is ``along[(rows - 1 - i) * step + j]``; the last numbers are not used. The numbers
+    are repeated once for each row. A reshape to rows that are ``step`` shorter then shifts each row
+    by ``step``.
 
     Source:
         Huang et al. 2018, "Music Transformer", section 3.4.1: skewing, in the opposite direction.
     """
     period = along.shape[-1]
     repeated = along.expand(*along.shape[:-2], rows, period).flatten(-2)
-    stepped = repeated[..., rows - 1 : rows * period - 1]
-    by_row = stepped.reshape(*stepped.shape[:-1], rows, period - 1)
-    return by_row[..., : period - rows]
+    stepped = repeated[..., (rows - 1) * step : rows * period - step]
+    by_row = stepped.reshape(*stepped.shape[:-1], rows, period - step)
+    return by_row[..., : period - rows * step]
 
 
 @final

@@ -182,7 +182,7 @@ class QueryKeyScores(Scores):
         if self.sink_bias is None:
             return None
         sink = cut(self.sink_bias, box.leading).to(accumulation_dtype(self.query.dtype))
-        return sink.expand(*(part.stop - part.start for part in box.at_rows), 1)
+        return sink.expand(*box.size[:-1], 1)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "QueryKeyScores":
         query = function(self.query)

@@ -43,8 +43,7 @@ def scratch_scores(scratch: Scratch | None, box: Box, scores: "Scores") -> Tenso
     """Return the scratch memory for the scores of a box; None without scratch."""
     if scratch is None:
         return None
-    size = tuple(part.stop - part.start for part in box.at_both)
-    return scratch.take("scores", size, accumulation_dtype(scores.dtype), scores.device)
+    return scratch.take("scores", box.size, accumulation_dtype(scores.dtype), scores.device)
 
 
 class Scores(ABC):

@@ -97,7 +97,7 @@ class _FusedBlocks(Blocks):
         rows = SavedRows(saved) if saved else None
 
         def block(box: Box, cut: Cut) -> RowStatistics:
-            if torch.is_grad_enabled() and rows is None:
+            if box.rows.step or (torch.is_grad_enabled() and rows is None):
                 return Block(of.source, of.mask, box, cut)
             try:
                 return FusedBlock(of.source, of.mask, box, cut, needs, workspace, rows)

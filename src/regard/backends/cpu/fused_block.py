@@ -150,7 +150,7 @@ class FusedBlock(RowStatistics):
         self.shape, self.box, self._cut = source.shape, box, cut
         self._source, self._mask = source, mask
         self._needs, self._workspace = needs, workspace
-        self._size = tuple(part.stop - part.start for part in box.at_rows)
+        self._size = box.size[:-1]
         self._heads = prod(self._size[:-1])
         self._start(self._heads * self._size[-1])
         sink = source.sink(box, cut)

@@ -18,10 +18,8 @@ from torch.nn.functional import pad
 
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
-from regard.reductions.products import scores_at
+from regard.reductions.products import WeightTile, scores_at
 from regard.reductions.sums import Segments
-from regard.scores.autocast import without_autocast
-from regard.scores.box import Box, cut_whole
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
 from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
@@ -287,10 +285,13 @@ class HeadTiles:
 
     def _sample(self, rows: range, columns: range, cell: int, pause: Pause) -> Tile:
         """Return a tile from the query in the middle of each cell."""
-        middles = [(start + stop) // 2 for start, stop in _spans(rows, cell)]
+        *starts, last = range(rows.start, rows.stop, cell)
+        middles = [range(start + cell // 2, last, cell) for start in starts[:1]]
+        middle = (last + min(last + cell, rows.stop)) // 2  # of a cell that may be shorter
         sums = [
             _cell_sums(weights[:, columns.start : columns.stop], cell, -1)
-            for weights in weights_of_rows(self.matrix, middles, pause)
+            for queries in (*middles, range(middle, middle + 1))
+            for weights in weights_of_rows(self.matrix, queries, pause)
         ]
         values = torch.cat(sums).float() / _sizes(_spans(columns, cell)).to(sums[0].device)
         return Tile(values, False, cell)
@@ -367,35 +368,13 @@ class HeadTiles:
         return -(-q_len >> self.base) * -(-kv_len >> self.base)
 
 
-def weights_of_rows(matrix: AttentionMatrix, rows: Sequence[int], pause: Pause) -> Iterator[Tensor]:
-    """Yield the weights of queries of a head that are far apart, 16 at a time, (rows, kv_len).
-
-    A reduction would multiply every key by one query at a time: a block holds neighbours.
-    """
+def weights_of_rows(matrix: AttentionMatrix, rows: range, pause: Pause) -> Iterator[Tensor]:
+    """Yield the weights of queries of a head that are far apart, 16 at a time, (rows, kv_len)."""
     for first in range(0, len(rows), _SAMPLED_AT_ONCE):
         pause()
-        yield _weights_of_rows(matrix, rows[first : first + _SAMPLED_AT_ONCE])
-
-
-def _weights_of_rows(matrix: AttentionMatrix, rows: Sequence[int]) -> Tensor:
-    source, mask, shape = matrix.source, matrix.mask, matrix.shape
-    keys, count = _keys_of(matrix, range(rows[0], rows[-1] + 1)), slice(0, len(rows))
-    boxes = [Box((), slice(row, row + 1), keys) for row in rows]
-    with without_autocast(matrix.device):
-        match source:
-            case QueryKeyScores(position_bias=None, score_mod=None, bias=bias):
-                bias = bias if bias is None or bias.shape[0] == 1 else bias[rows]
-                few = replace(source, query=source.query[rows], bias=bias)
-                scores = few.block(Box((), count, keys), cut_whole)
-            case _:  # a score depends on its place
-                scores = torch.cat([source.block(box, cut_whole) for box in boxes])
-    if mask is not None:
-        allowed = [mask.block(box, shape, matrix.device) for box in boxes]
-        scores = scores.masked_fill_(~torch.cat(allowed), -torch.inf)
-    sink = source.sink(boxes[0], cut_whole)
-    every = scores if sink is None else torch.cat((scores, sink.expand(len(rows), 1)), -1)
-    weights = every.softmax(-1)[:, : scores.shape[1]].masked_fill_(scores == -torch.inf, 0)
-    return pad(weights, (keys.start, shape[1] - keys.stop))
+        few = rows[first : first + _SAMPLED_AT_ONCE]
+        # Starting the compiled kernels takes longer than these rows.
+        yield matrix.reduce(WeightTile(few, range(matrix.shape[1])), backend="sweep")
 
 
 def _keys_of(matrix: AttentionMatrix, rows: range) -> slice:
