@@ -380,9 +380,34 @@ def test_a_mask_or_bias_changed_in_place_before_backward_is_noticed(what: str, t
         output.sum().backward()
 
 
-def test_a_second_derivative_of_many_calls_is_an_error(tiny: None) -> None:
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(torch.ones(9, 9).tril().bool(), id="many-calls"),
+        pytest.param(regard.Causal(), id="one-causal-call"),
+        pytest.param(None, id="one-call"),
+    ],
+)
+def test_a_second_derivative_is_an_error(mask: Mask | Tensor | None, tiny: None) -> None:
     query = made(9)
-    output = regard.attend(query, query, mask=torch.ones(9, 9).tril().bool()) @ query
+    output = regard.attend(query, query, mask=mask) @ query
     (gradient,) = torch.autograd.grad(output.square().sum(), query, create_graph=True)
     with pytest.raises(RuntimeError, match="was differentiated twice; it has first derivatives"):
         gradient.square().sum().backward()
+
+
+def test_the_first_derivatives_of_torch_func_and_of_batched_gradients_remain(tiny: None) -> None:
+    query = made(9)
+
+    def total(query: Tensor) -> Tensor:
+        return (regard.attend(query, query, mask=Causal()) @ query).square().sum((0, 1))
+
+    outputs = total(query)
+    rows = torch.stack([torch.autograd.grad(x, query, retain_graph=True)[0] for x in outputs])
+    (batched,) = torch.autograd.grad(outputs, query, torch.eye(4), is_grads_batched=True)
+    torch.testing.assert_close(batched, rows)
+
+    def loss(query: Tensor) -> Tensor:
+        return total(query).sum()
+
+    torch.testing.assert_close(torch.func.grad(loss)(query), rows.sum(0))

@@ -44,9 +44,15 @@ def refuse_vmap(tensors: Iterable[Tensor]) -> None:
 
 
 class _Once(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(_ctx: Any, gradient: Tensor, *_: Tensor) -> Tensor:
+    def forward(gradient: Tensor, *_: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
 
     @staticmethod
     def backward(*_: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.backends.autograd_limits import only_backward
+from regard.backends.autograd_limits import first_only, only_backward
 from regard.backends.backend import Between, nothing
 from regard.backends.recomputed import recomputed
 from regard.masks import Mask
@@ -173,8 +173,17 @@ def fused_attention(
             if "forward AD" in str(error):
                 only_backward()
             raise
+    if not torch.compiler.is_compiling() and output.grad_fn is not None:
+        output.grad_fn.register_hook(_once)
     output = output.reshape(*leading, output.shape[-1])
     return output if output.shape[-1] == value_dim else output[..., :value_dim]
+
+
+def _once(gradients: Sequence[Tensor | None], _: Sequence[Tensor | None]) -> Any:
+    """Let a second derivative of a fused kernel raise regard's error instead of PyTorch's."""
+    if torch.is_grad_enabled():
+        gradients = tuple(g if g is None else first_only(g, ()) for g in gradients)
+    return gradients
 
 
 def widened(parts: Parts) -> Parts:
