@@ -1,6 +1,7 @@
 """No tensor of the size of the matrix is ever made, forwards or backwards."""
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_the_sweep_takes_larger_blocks_on_a_gpu(monkeypatch: pytest.MonkeyPatch)
 
     def boxes() -> list[int]:
         task = SweepTask(A.source, None, (regard.Entropy(),), PlainBlocks())
-        return [box.numel for box in task.boxes]
+        return [prod(box.size) for box in task.boxes]
 
     on_cpu = boxes()
     monkeypatch.setattr(QueryKeyScores, "device", property(lambda _: torch.device("cuda")))

@@ -109,7 +109,7 @@ class Form:
         calls = [call for call in self.calls if call.hides == "some"]
         if not calls:
             return 0
-        mask = product.extra(max(calls, key=lambda call: call.box.numel))
+        mask = product.extra(max(calls, key=lambda call: prod(call.box.size)))
         return 0 if mask is None else mask.numel() * (1 + product.value.itemsize)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, islice
+from math import prod
 from typing import Any, NamedTuple, final
 
 import torch
@@ -275,7 +276,7 @@ class SweepTask:
     @cached_property
     def block_size(self) -> int:
         """The number of scores in the largest block."""
-        return max((box.numel for box in self.boxes), default=0)
+        return max((prod(box.size) for box in self.boxes), default=0)
 
     @property
     def blocks_text(self) -> str:

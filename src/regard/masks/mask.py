@@ -124,8 +124,7 @@ class Points(NamedTuple):
     """The pairs of a query and a key at which a mask is evaluated: a box of a matrix, or one pair.
 
     Attributes:
-        places: one index for each axis of the matrix: slices for a box, of which only that of the
-            queries may have a step; scalar tensors for a pair.
+        places: one index for each axis of the matrix: slices for a box, scalar tensors for a pair.
         shape: the shape of the matrix, (..., num_heads, q_len, kv_len).
         device: the device of the indices.
     """

@@ -120,14 +120,11 @@ class Rollout(DerivedMatrix):
         while operand.ndim < self.ndim:
             operand = operand[None]
         for layer in reversed(self.layers) if transposed else self.layers:
-            mean = _mean_of_heads(layer.to(operand.dtype))
+            layer = layer.to(operand.dtype)
+            mean: LinearMap = layer.mean(-3) if layer.ndim > 2 else layer
             mixed = mean._either_times(operand, transposed=transposed)
             operand = self.residual * operand + (1 - self.residual) * mixed
         return operand.to(self.dtype)
-
-
-def _mean_of_heads(layer: AttentionMatrix) -> LinearMap:
-    return layer.mean(-3) if layer.ndim > 2 else layer
 
 
 def _checked_layers(layers: object) -> tuple[AttentionMatrix, ...]:

@@ -133,11 +133,7 @@ class Reduction(ABC):
         return 1
 
     def rows(self, q_len: int) -> range:
-        """Return the rows that the answer depends on.
-
-        Every n-th row is a range with a step; blocks hold these rows alone if no other reduction
-        is computed in the same pass, and ``box.rows`` has the step.
-        """
+        """Return the rows that the answer depends on; a step is one of ``box.rows``, too."""
         return range(q_len)
 
 

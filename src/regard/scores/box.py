@@ -1,7 +1,6 @@
 """Boxes of rows and columns, and the parts of tensors that they need."""
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -13,11 +12,7 @@ Cut = Callable[[Tensor, Index], Tensor]
 
 
 class Box(NamedTuple):
-    """A part of the matrix: one slice for every axis, each with a start and a stop.
-
-    Only ``rows`` may have a step: the box of a reduction that reads every n-th row, such as
-    ``A[..., ::n, :]``.
-    """
+    """A part of the matrix: slices with a start and a stop; ``rows`` alone may have a step."""
 
     leading: tuple[slice, ...]
     rows: slice
@@ -46,11 +41,6 @@ class Box(NamedTuple):
     def size(self) -> tuple[int, ...]:
         """The shape of the box, (..., rows, columns)."""
         return tuple(length(part) for part in self.at_both)
-
-    @property
-    def numel(self) -> int:
-        """The number of entries of the matrix in the box."""
-        return prod(self.size)
 
 
 def length(part: slice) -> int:
