@@ -3,8 +3,9 @@
 ``render.py`` draws them, and writes the fingerprints into ``shown.json``. A test compares these with
 today's code: if the page or a figure has changed, its pictures are drawn again.
 
-A fingerprint covers the drawing code, the recipe below, the function in ``render.py`` that makes the
-recording, and the picture itself. It does not cover comments and docstrings, nor the models.
+A fingerprint covers the drawing code, the recipe below, the functions in ``render.py`` that make the
+recording and draw the picture, and the picture itself. It does not cover comments and docstrings, nor the
+models. A test writes the two sample pages again, and so sees a change of what a page holds.
 """
 
 import ast
@@ -85,7 +86,7 @@ def _drawing_code(name: str) -> Iterator[str]:
 
 
 def _recipe(name: str) -> str:
-    """Return the function that makes a recording, or a document's Python code above the picture."""
+    """Return the functions that make and draw a recording, or the code of a document above a picture."""
     source = PICTURES[name].source
     if source.endswith(".md"):
         above, _, _ = (HERE.parent / source).read_text().partition(f"](images/{name})")
@@ -93,10 +94,18 @@ def _recipe(name: str) -> str:
         return "".join(block.partition("```")[0] for block in blocks)
     statements = ast.parse((HERE / "render.py").read_text()).body
     texts = [each for each in statements if isinstance(each, ast.Assign) and _is_text(each.value)]
-    [function] = (
-        each for each in statements if isinstance(each, ast.FunctionDef) and each.name == source
-    )
-    return "\n".join(map(_code, [*texts, function]))
+    functions = {each.name: each for each in statements if isinstance(each, ast.FunctionDef)}
+    return "\n".join(map(_code, [*texts, functions[source], functions[_draws(name)]]))
+
+
+def _draws(name: str) -> str:
+    """Return the name of the function in ``render.py`` that draws a picture."""
+    picture = PICTURES[name]
+    if picture.drawn_by != "page":
+        return {"figures": "figure", "terminal": "terminal"}[picture.drawn_by]
+    if name.endswith(".html"):
+        return "write_page"
+    return "moving" if picture.source == "copied_name" else "screenshot"
 
 
 def _is_text(value: ast.expr) -> bool:

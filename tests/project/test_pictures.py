@@ -1,5 +1,6 @@
 """The pictures of README and docs are those of this commit, and each is shown somewhere."""
 
+import importlib
 import importlib.util
 import re
 import shutil
@@ -77,6 +78,13 @@ def test_every_picture_is_shown_and_every_shown_picture_has_its_script() -> None
         pytest.param(
             "docs/images/render.py", "[:1400]", "[:1401]", {"page", "figures"}, id="recording"
         ),
+        pytest.param(
+            "docs/images/render.py",
+            "seen[2][0, 3]",
+            "seen[2][0, 4]",
+            {"figures"},
+            id="what is drawn",
+        ),
         pytest.param("docs/images/terminal.svg", "MiniLM", "miniLM", {"terminal"}, id="by hand"),
         pytest.param(
             "src/regard/view/figures/plot.py", "\nimport", "\n# x\nimport", set(), id="comment"
@@ -91,3 +99,22 @@ def test_a_change_of_what_is_shown_is_seen(
     assert before in text
     file.write_text(text.replace(before, after))
     assert {copy.PICTURES[name].drawn_by for name in outdated(copy)} == changed
+
+
+# Last digits of a page's numbers differ between machines, and with the number of threads.
+DATA = re.compile(
+    r'<script type="text/plain".*?</script>|"levels":"[^"]*"|\d+\.\d+(e-\d+)?', re.DOTALL
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in shown.PICTURES if name.endswith(".html")])
+def test_a_sample_page_is_what_its_script_writes_today(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(IMAGES)
+    render: Any = importlib.import_module("render")
+    written = render.write_page(name, tmp_path / "page.html").read_text()
+    sample = IMAGES / name
+    assert sample.stat().st_size < 600_000
+    assert DATA.sub("", written) == DATA.sub("", sample.read_text())
