@@ -131,6 +131,13 @@ def test_two_or_three_exercises_are_judged_and_their_folded_solutions_are_right(
         assert "right" in solved[-1]
 
 
+def test_no_mistake_is_an_exercise_twice() -> None:
+    exercises = "".join(each.page.partition("## Exercises\n")[2] for each in all_lessons())
+    mistakes = re.findall(r"^\['([a-z-]+)'\]$", exercises, re.MULTILINE)
+    assert len(mistakes) > 12
+    assert sorted(mistakes) == sorted(set(mistakes))
+
+
 @every_lesson
 def test_the_pieces_of_a_lesson_are_all_of_it(lesson: Lesson) -> None:
     fences = {"code": "```python\n{}```\n", "output": "```text\n{}```\n"}
