@@ -226,7 +226,8 @@ test("a page without pictures has no key for them", () => {
   const views = STATES.view.filter((name) => name !== "image");
   const keys = bindingsOf({ views }).flatMap((binding) => binding.keys);
   assert.deepEqual(
-    ["1", "5", "6", "?"].filter((key) => keys.includes(key)),
-    ["1", "5", "?"],
+    keys.filter((key) => key >= "1" && key <= "9"),
+    views.map((_, index) => `${index + 1}`),
   );
+  assert.ok(keys.includes("?"));
 });

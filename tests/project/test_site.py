@@ -1,6 +1,7 @@
 """The documentation as a site: complete, with links that hold, and without the network."""
 
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -68,20 +69,26 @@ def test_a_lesson_is_a_page_with_its_outputs_and_answers(lesson: Lesson, site: P
     assert "```" not in page
 
 
-@pytest.mark.full
-def test_every_public_name_is_in_the_reference_once(site: Path) -> None:
+def described() -> list[str]:
+    """The names in the reference, ``docs/api``."""
     pages = "".join(page.read_text() for page in REFERENCE.glob("*.md"))
-    described = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+    return re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
     again = {
         f"regard.masks.{name}" for name in regard.__all__
     }  # regard.masks.Causal is regard.Causal
     modules = (regard, regard.testing, regard.transformers, regard.vllm)
     names = {name for module in modules for name in public_names(module)} - again
-    assert sorted(described) == sorted(names)
-    html = "".join(
-        (site / "api" / f"{page.stem}.html").read_text() for page in REFERENCE.glob("*.md")
-    )
-    assert [name for name in names if f'id="{name}"' not in html] == []
+    assert sorted(described()) == sorted(names)
+
+
+@pytest.mark.full
+def test_the_search_of_the_site_finds_every_public_name(site: Path) -> None:
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    anchors = {entry["location"].partition("#")[2] for entry in entries}
+    assert [name for name in described() if name not in anchors] == []
 
 
 @pytest.mark.full
