@@ -140,6 +140,11 @@ def test_the_readme_is_short() -> None:
     assert len(text.split()) <= 1100
 
 
+def test_the_changelog_of_the_first_release_is_short() -> None:
+    release, _, _ = (ROOT / "CHANGELOG.md").read_text().partition("### Gone before the release")
+    assert len(release.split()) <= 150
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["README.md", "docs/memory.md"])
 def test_the_error_of_eager_attention_is_the_one_that_the_script_prints(name: str) -> None:
