@@ -180,7 +180,7 @@ def regard(
         bool, typer.Option("--debug", help="Show the trace of an internal error.")
     ] = False,
 ) -> None:
-    """Look at the self-attention of real models: exact, at any length."""
+    """Look at the self-attention of real models."""
     if show_version:
         try:
             number = installed_version("regard")

@@ -72,6 +72,7 @@ def _record_served(
 
 def _write_summary(seen: "Recording", output: Path, *, as_json: bool) -> None:
     """Write what a file holds to standard output."""
+    from regard.errors import bytes_text
     from regard.view.export.page_file import LIMIT, count_exact
 
     tokens, size = len(seen.key_tokens or ()), output.stat().st_size
@@ -100,7 +101,6 @@ def _write_summary(seen: "Recording", output: Path, *, as_json: bool) -> None:
         hint = f"   about {exact} of {len(seen.layers)} layers exact; more with --limit"
     sys.stdout.write(
         f"{visible(seen.model)}   {tokens:,} tokens · {len(seen.layers)} layers, {kept}\n"
-        f"{name}   {size / 1e6:,.1f} MB, every weight exact; open it with "
-        f"regard.load({str(output)!r})\n"
+        f"{name}   {bytes_text(size)}, all exact; open it with regard.load({str(output)!r})\n"
         f"    regard page {name}{hint}\n    regard segments {name} --by sentence\n"
     )
