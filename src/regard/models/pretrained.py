@@ -1,6 +1,6 @@
 """Pretrained models and their tokenizers, from a folder or the Hugging Face hub.
 
-Weights are read as safetensors, so nothing is unpickled, and no code of a model's repository runs.
+Weights are safetensors or GGUF, so nothing is unpickled, and no code of a model's repository runs.
 transformers is imported only when a model is loaded.
 """
 
