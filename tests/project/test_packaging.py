@@ -210,6 +210,7 @@ verdict: str = regard.check(torch.nn.Linear(2, 2)).verdict
     [
         pytest.param("", "0 errors", id="right"),
         pytest.param("A.entropi()", "reportAttributeAccessIssue", id="wrong name"),
+        pytest.param("(A @ entropy).T.entropi()", "reportAttributeAccessIssue", id="product"),
         pytest.param("regard.attend(A, mask=1)", "reportCallIssue", id="wrong call"),
     ],
 )

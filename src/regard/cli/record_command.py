@@ -96,11 +96,10 @@ def _write_summary(seen: "Recording", output: Path, *, as_json: bool) -> None:
     if seen.pictures:
         with_data = any(picture.data is not None for picture in seen.pictures)
         kept += ", with the picture" if with_data else ", without the picture"
-    exact, hint = count_exact(seen, LIMIT), ""
-    if exact < len(seen.layers):
-        hint = f"   about {exact} of {len(seen.layers)} layers exact; more with --limit"
+    exact, layers = count_exact(seen, LIMIT), len(seen.layers)
+    hint = f"   about {exact} of {layers} layers exact; more with --limit" if exact < layers else ""
     sys.stdout.write(
-        f"{visible(seen.model)}   {tokens:,} tokens · {len(seen.layers)} layers, {kept}\n"
+        f"{visible(seen.model)}   {tokens:,} tokens · {layers} layers, {kept}\n"
         f"{name}   {bytes_text(size)}, all exact; open it with regard.load({str(output)!r})\n"
         f"    regard page {name}{hint}\n    regard segments {name} --by sentence\n"
     )

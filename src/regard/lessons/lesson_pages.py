@@ -94,13 +94,12 @@ def all_lessons() -> tuple[Lesson, ...]:
         >>> [lesson.number for lesson in all_lessons()]
         [1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
-    files = _folder().iterdir()
-    found = [
+    lessons = [
         Lesson(int(named[1]), named[2], file.read_text(encoding="utf-8"))
-        for file in files
+        for file in _folder().iterdir()
         if (named := _NAME.fullmatch(file.name))
     ]
-    return tuple(sorted(found, key=lambda lesson: lesson.number))
+    return tuple(sorted(lessons, key=lambda lesson: lesson.number))
 
 
 def _folder() -> Path:

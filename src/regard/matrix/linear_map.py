@@ -12,7 +12,7 @@ from functools import partial, reduce
 from math import inf
 from numbers import Real
 from operator import add
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
@@ -161,10 +161,7 @@ class LinearMap(ABC):
         """The transposed matrix, its last two axes exchanged, for ``A.T @ x``."""
         return self.of if isinstance(self, TransposedMatrix) else TransposedMatrix(self)
 
-    @property
-    def mT(self) -> "LinearMap":
-        """The same as ``T``, under the name that tensors with leading axes use."""
-        return self.T
+    mT = T  # the name that tensors with leading axes use
 
     def sum_leading(self, axis: int, divisor: int) -> "LinearMap":
         """Return the lazy sum over a leading axis, counted from the first, over a divisor."""
@@ -196,6 +193,10 @@ class LinearMap(ABC):
                 return object.__getattribute__(self, name)
             return tensor_attribute(self, name)
 
+    @overload
+    def __matmul__(self, value: Tensor) -> Tensor: ...
+    @overload
+    def __matmul__(self, value: "LinearMap") -> "LinearMap": ...
     def __matmul__(self, value: Any) -> Any:
         """Return self @ value, an ordinary tensor; leading axes broadcast as in ``torch.matmul``.
 
@@ -281,7 +282,7 @@ class LinearMap(ABC):
         if func in (torch.matmul, Tensor.matmul) and len(args) == 2 and not kwargs:
             left, right = args
             if isinstance(left, LinearMap):
-                return left.__matmul__(right)  # Dynamo hands `left @ right` to this method
+                return args[0].__matmul__(right)  # Dynamo hands `left @ right` to this method
             if isinstance(right, LinearMap):
                 # Dynamo may also swap the operands of A @ x. A graph break avoids both cases.
                 if torch.compiler.is_compiling():
