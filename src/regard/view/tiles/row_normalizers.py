@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.masks import Keep
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.block import RowStatistics
+from regard.reductions.needs import Needs
 from regard.reductions.products import intersect
 from regard.reductions.reduction import Contribution, Reduction
 from regard.scores.query_key import QueryKeyScores
@@ -38,9 +39,13 @@ class RowNormalizers(Reduction):
     """
 
     thread_safe = True
-    reads_statistics = True
 
     at_rows: range | None = None
+
+    @property
+    def needs(self) -> Needs:
+        # ``reads_statistics`` would also have the keys of each row counted.
+        return Needs(mean_shifted=True)
 
     def rows(self, q_len: int) -> range:
         return range(q_len) if self.at_rows is None else self.at_rows
