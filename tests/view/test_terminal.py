@@ -1,6 +1,7 @@
 """The terminal view: true, aligned, readable without colour, and nothing in a text is obeyed."""
 
 import io
+import json
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import regard
+from pages import evaluated
 from regard.analysis.head_kinds import Head
 from regard.recording.layers import Origin
 from regard.text.escaping import visible
@@ -73,6 +75,18 @@ def printed(
 )
 def test_what_cannot_be_seen_has_a_symbol(text: str, shown: str) -> None:
     assert visible(text) == shown
+
+
+def test_the_page_names_what_cannot_be_seen_as_the_terminal_does() -> None:
+    characters = [
+        *map(chr, range(32)),
+        *"\x7f\x9f\xad\u061c\u200b\u202e\u2069\ufeff\u3164\U000e0001",
+    ]
+    shown = evaluated(
+        'import { visible } from "./text/tokens";',
+        f"{json.dumps(characters)}.map((c) => visible(c))",
+    )
+    assert shown == [*map(visible, characters)]
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,6 @@ import { sinksOf } from "../data/axes";
 import type { Token } from "../protocol/recording";
 
 const LONG = 120; // characters of one token that flow with the prose
-const MARKS = new Map(
-  (
-    "061c:ALM 200b:ZWSP 200e:LRM 200f:RLM 202a:LRE 202b:RLE 202c:PDF 202d:LRO 202e:RLO 2060:WJ " +
-    "2066:LRI 2067:RLI 2068:FSI 2069:PDI feff:BOM 2028:LSEP 2029:PSEP fff9:IAA fffa:IAS fffb:IAT"
-  )
-    .split(" ")
-    .map((mark) => [Number.parseInt(mark, 16), mark.slice(5)]),
-);
-const CONTROLS = (
-  "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI " +
-  "DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
-).split(" ");
 const HIDDEN = new RegExp(
   "[\\u0000-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u115f\\u1160\\u180e\\u3164\\uffa0\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f" +
     "\\ufeff\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}]|[\\ud800-\\udbff](?![\\udc00-\\udfff])" +
@@ -29,11 +17,14 @@ const HIDDEN = new RegExp(
 /** Spelling beside letters, and nothing to see alone; escaping.py has the same. */
 const SPELLING = /^(?:[\u200c\u200d]|\u034f|\u2800|[\u180b-\u180d]|[\ufe00-\ufe0f])+$/u;
 
+/** One name for a character on the page and in a terminal: escaping.py has the same. */
 function symbol(character: string): string {
   const code = character.codePointAt(0) as number;
-  if (code < 0x20) return `‹${CONTROLS[code]}›`;
-  if (code === 0x7f) return "‹DEL›";
-  return `‹${MARKS.get(code) ?? `U+${code.toString(16).toUpperCase().padStart(4, "0")}`}›`;
+  if (character === "\n") return "↵";
+  if (character === "\t") return "⇥";
+  if (code < 0x20) return String.fromCharCode(0x2400 + code);
+  if (code === 0x7f) return "␡";
+  return `‹U+${code.toString(16).toUpperCase().padStart(4, "0")}›`;
 }
 
 /**
@@ -60,7 +51,7 @@ export function inProse(token: Token): string {
 export function named(token: Token, length: number = 28): string {
   const trimmed = token.text.trim();
   if (trimmed === "") return blank(token.text);
-  const text = visible(trimmed.replace(/\r\n|\n/g, "↵").replace(/\t/g, "⇥"));
+  const text = visible(trimmed.replace(/\r\n/g, "\n"));
   return text.length > length ? `${cut(text, length - 1)}…` : text;
 }
 
@@ -76,13 +67,7 @@ export function isolated(name: string): string {
 
 /** @returns a name for a token without a visible character */
 function blank(text: string): string {
-  if (text === "") return "∅";
-  const signs = new Map([
-    ["\n", "↵"],
-    ["\t", "⇥"],
-    ["\r", "‹CR›"],
-  ]);
-  return [...text.slice(0, 8)].map((character) => signs.get(character) ?? "␣").join("");
+  return text === "" ? "∅" : visible(text.slice(0, 8)).replace(/\s/g, "␣");
 }
 
 /** @returns never half a surrogate pair */
