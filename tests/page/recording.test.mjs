@@ -125,10 +125,12 @@ test("the strongest blocks are told with their tokens", () => {
 });
 
 test("what is missing says how to get it", () => {
-  assert.equal(
-    missing(3, "a row step by step"),
-    "Only block means of this layer are in this file; a row step by step needs query and key: see it with regard serve, or write the file with layers=[3] or a larger limit.",
-  );
+  const layers = [layer(), layer({ place: 7 }), layer({ of: "first" })];
+  const said = (at) => missing(layers, at, "a row step by step").split("see it with ")[1];
+  const start = "regard serve, or write the file with";
+  assert.equal(said(0), `${start} --layers 0 or a larger --limit (in Python: layers and limit of regard.page).`);
+  assert.match(said(1), /--layers 7 or/);
+  assert.equal(said(2), `${start} a larger --limit (in Python: limit of regard.page).`);
 });
 
 test("notes say what is rounded, left out or shown of a recording", () => {
@@ -145,7 +147,20 @@ test("notes say what is rounded, left out or shown of a recording", () => {
   const another = "this is the first. Show another with recording.entry(1).";
   assert.deepEqual(said({}, { batch: 2 }), [`The recording holds 2 sequences; ${another}`]);
   assert.match(said({ place: 3, part: 1 })[0], /^Layer 3\.1 is one window or tile of the picture/);
-  assert.match(said({ kind: "pyramid", block: 2, octaves: 24 })[1], /layers=\[0\] or a larger limit/);
+  const [means, more] = said({ kind: "pyramid", block: 2, octaves: 24 });
+  assert.match(means, /: it has means of blocks of 2 × 2 tokens, ± 3\.34\u202f% of each\.$/);
+  assert.match(more, /--layers 0 or a larger --limit/);
+});
+
+test("notes are of both layers on the stage, and name the larger rounding", () => {
+  const small = { dtype: "float16", deviation: 1e-6 };
+  const said = (...layers) => notes(recording(layers.map(layer), { batch: 1 }), 0, 1);
+  assert.match(said(small, { ...small, deviation: 0.012 })[0], / within 1\.20 percentage points/);
+  assert.equal(said(small, { ...small, deviation: 0.012 }).length, 1);
+  const [means, more, rounded] = said(small, { kind: "pyramid", block: 8, octaves: 24 });
+  assert.match(means, /blocks of 8 × 8/);
+  assert.match(more, /--layers 1 /);
+  assert.match(rounded, /^Queries and keys are stored in 16 bits/);
 });
 
 const REFUSED = { module: "attn.1", line: "model.py:7", reason: "the weights\n    Remedy." };
@@ -158,7 +173,7 @@ test("notes say which layers were refused, and why", () => {
   const compiled = { module: "b\u202e", line: null, reason: "it is compiled at model.py:7." };
   assert.deepEqual(said([REFUSED, compiled, { ...REFUSED, module: "attn.2" }, REFUSED]), [
     "2 layers were refused and are missing: attn.1, attn.2. Reason (model.py:7): the weights Remedy.",
-    "1 layer was refused and is missing: b‹RLO›. Reason: it is compiled at model.py:7.",
+    "1 layer was refused and is missing: b‹U+202E›. Reason: it is compiled at model.py:7.",
   ]);
 });
 

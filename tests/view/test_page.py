@@ -232,7 +232,7 @@ def test_a_layer_that_is_not_in_the_file_says_so(show: Open, tmp_path: Path) -> 
         notes = page.inner_text("#notes")
         assert notes.startswith("This file has not all of query and key of this layer: it has ")
         assert "means of blocks of 2 × 2 tokens" in notes
-        assert "layers=[1] or a larger limit" in notes
+        assert "--layers 1 or a larger --limit" in notes
     with step("the text has the means"):
         visit(page, "#view=text&layer=1&query=20")
         page.wait_for_selector('#view-text [data-at][style*="background"]')

@@ -443,7 +443,7 @@ def test_block_means_are_drawn_and_called_so(show: Open, tmp_path: Path) -> None
     page.wait_for_selector("#view-image[data-ready]:not([data-ready=''])")
     rows = weights[0, 1, 300:302].mean(0)
     means = rows[:576].unflatten(0, (288, 2)).mean(1)
-    assert " These are means of blocks of 2 × 2 tokens, ± " in words(page, 0)
+    assert " These are means of blocks of 2 × 2 tokens." in words(page, 0)
     said = words(page, 0).split(" to patch ")[0].rsplit(" ", 2)[-2]
     assert float(said) == pytest.approx(100 * float(means.max()), rel=0.03)
 

@@ -146,12 +146,13 @@ def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
     ready(page)
     notes = page.inner_text("#notes").replace("\u202f", " ")
     assert "it has means of blocks of 2 × 2 tokens, ± " in notes
-    assert "regard serve, or write the file with layers=[1] or a larger limit" in notes
+    assert "regard serve, or write the file with --layers 1 or a larger --limit" in notes
+    assert page.inner_text("body").count("±") == 1
     said, _, rest = sentence(page).partition("about ")
     assert said == "Of tokens 400 to 401, "
     mean = float(recording[1][1, 400:402, 300:302].mean())
     assert float(rest.split()[0]) / 100 == pytest.approx(2 * mean, rel=0.05)
-    assert "goes to tokens 300 to 301 (means of blocks of 2 × 2 tokens, ± " in rest
+    assert "goes to tokens 300 to 301 (means of blocks of 2 × 2 tokens), " in rest
     go(page, 1, 1, 400, 401)
     assert sentence(page) == "“400” may not attend to “401”, layer 1 head 1."
     go(page, 1, 1, 400, 300, zoom="20", row="390", column="290")
@@ -160,7 +161,7 @@ def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
         go(page, 1, 1, 400, 300, view=view)
         said = page.locator(f"#view-{view} .note, #view-{view} .line").first.inner_text()
         assert said.startswith("Only block means of this layer are in this file")
-        assert said.endswith("or write the file with layers=[1] or a larger limit.")
+        assert "or write the file with --layers 1 or a larger --limit" in said
     # A block is 2 x 2 tokens here too.
     query, key = torch.randn(2, 2, 600, 128, generator=torch.Generator().manual_seed(7))
     query[0, 400, 5] = torch.nan
@@ -175,7 +176,7 @@ def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
     with step("the line below, at a mean that is not a number and at one that is"):
         go(page, 0, 0, 401, 17)
         assert sentence(page).startswith(
-            "“401”: its weights are not numbers (NaN) (means of blocks of 2 × 2 tokens, ± "
+            "“401”: its weights are not numbers (NaN) (means of blocks of 2 × 2 tokens), "
         )
         assert page.inner_text("#looks-table tbody").strip() == "not numbers (NaN)"
         go(page, 0, 0, 403, 17)

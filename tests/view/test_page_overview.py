@@ -107,3 +107,15 @@ def test_many_heads_are_on_one_screen_and_their_kinds_are_not_cut(show: Open) ->
             kind = page.locator("#view-overview button .kind").first
             assert kind.is_visible()
             assert kind.inner_text() in labels(page)[0]
+
+
+@pytest.mark.parametrize("layers", [1, 6, 30])
+def test_nine_heads_fill_a_large_screen(show: Open, layers: int) -> None:
+    matrix = regard.attend(torch.randn(9, 7, 4), torch.randn(9, 7, 4))
+    recording = regard.Recording({f"layer.{i}": matrix for i in range(layers)})
+    page = show(recording, "#view=overview", viewport={"width": 2560, "height": 1440})
+    assert heads(page)[9:10] == ["layer 1 head 0"][: layers - 1]
+    ends = page.eval_on_selector_all(
+        "#view-overview button", "all => all.map((one) => one.getBoundingClientRect().right)"
+    )
+    assert 0.9 * 2560 < max(ends) <= 2560

@@ -105,7 +105,7 @@ def test_names_of_parts_have_room_and_more_columns_are_announced(show: Open) -> 
         words = [word for part in range(14) for word in (f"Part {part}", " ends", ".")]
         x = torch.randn(2, len(words), 8, generator=torch.Generator().manual_seed(7))
         recording = regard.Recording({"a": regard.attend(x, x)}, query_tokens=words)
-        page = show(recording, "#view=segments", viewport={"width": 850, "height": 800})
+        page = show(recording, "#view=segments", viewport={"width": 700, "height": 800})
         page.wait_for_selector("#view-segments .overflow:not([hidden])")
         page.evaluate("document.querySelector('#view-segments .scroller').scrollLeft = 1e6")
         page.wait_for_selector("#view-segments .overflow", state="hidden")

@@ -1,6 +1,7 @@
 /** The page: makes the views and keeps them in step. */
 
 import { effect, untracked } from "@preact/signals-core";
+import { beside } from "./data/compare";
 import { Framed } from "./data/framed";
 import { Remote } from "./data/remote";
 import type { Host } from "./data/source";
@@ -91,13 +92,16 @@ export function openPage(recording: Recording) {
 
 /** What is said around the view: the cell, the text, the notes, the legend, what is missing. */
 function drawBeside(session: Session) {
+  const { store } = session;
   const [prose, pane] = [new Prose(session), new ReadingPane(session)];
   effect(() => {
     byId("damage").hidden = session.trouble === "";
     byId("damage").textContent = session.trouble;
   });
   effect(() => {
-    const said = session.maps && notes(session.recording, session.store.drawn.layer);
+    const { drawn } = store;
+    const other = drawn.compare === "alone" ? drawn.layer : beside(drawn).layer;
+    const said = session.maps && notes(session.recording, drawn.layer, other);
     byId("notes").replaceChildren(...said.map((text) => element("li", {}, text)));
   });
   effect(() => {

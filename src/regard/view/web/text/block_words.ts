@@ -5,16 +5,10 @@ import { errorOf } from "../maths/block_means";
 import { digits, grouped, share } from "../maths/numbers";
 import type { LayerInfo } from "../protocol/recording";
 
-/** What the stored means are, and how exact. */
-export function meansName(info: LayerInfo): string {
-  const size = grouped(info.block);
-  const what = info.block > 1 ? `means of blocks of ${size} × ${size} tokens` : "weights in one byte each";
-  return `${what}, ${errorName(info)}`;
-}
-
-/** @returns a part of each number, not points */
-export function errorName(info: LayerInfo): string {
-  return `± ${digits(errorOf(info) * 100)}\u202f% of each`;
+/** What the stored means are. */
+export function meansName({ block }: LayerInfo): string {
+  const size = grouped(block);
+  return block > 1 ? `means of blocks of ${size} × ${size} tokens` : "weights in one byte each";
 }
 
 /**
@@ -55,14 +49,23 @@ export function blockAt(at: number, block: number, length: number) {
 }
 
 /** Why a view has nothing to show, and how to get it. */
-export function missing(layer: number, what: string): string {
-  return `Only block means of this layer are in this file; ${what} needs query and key: see it with regard serve, or write the file with layers=[${layer}] or a larger limit.`;
+export function missing(layers: LayerInfo[], layer: number, what: string): string {
+  return `Only block means of this layer are in this file; ${what} needs query and key: see it with ${remedy(layers, layer)}`;
 }
 
-/** What is quantised, what is missing, and how to get it. */
-export function meansNotes(info: LayerInfo, layer: number): string[] {
+/** What is quantised, and how exactly; what is missing, and how to get it. */
+export function meansNotes(layers: LayerInfo[], layer: number): string[] {
+  const info = layers[layer];
+  const error = `± ${digits(errorOf(info) * 100)}\u202f% of each`; // a part of each number, not points
   return [
-    `This file has not all of query and key of this layer: it has ${meansName(info)}.`,
-    `Every weight: regard serve, or write the file with layers=[${layer}] or a larger limit.`,
+    `This file has not all of query and key of this layer: it has ${meansName(info)}, ${error}.`,
+    `Every weight: ${remedy(layers, layer)}`,
   ];
+}
+
+/** For who wrote the file in a shell, and for who did in Python. A page of two recordings takes no layers. */
+function remedy(layers: LayerInfo[], layer: number): string {
+  const { of, place = layer } = layers[layer];
+  const [shell, python] = of === undefined ? [`--layers ${place} or `, "layers and "] : ["", ""];
+  return `regard serve, or write the file with ${shell}a larger --limit (in Python: ${python}limit of regard.page).`;
 }

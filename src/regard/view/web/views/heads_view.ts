@@ -21,7 +21,8 @@ export interface Tile {
 const ORDERS = { place: "Place", kind: "Kind", score: "Score", entropy: "Entropy" };
 const NO_KIND = "no kind: not numbers (NaN)";
 const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
-const LARGEST = 190; // pixels of a tile
+const SORTED = 108; // pixels of a tile that is in no layer; its kind takes one line
+const UNDER = 60; // pixels of the words under a tile
 const NUMBERS = 24; // the same beside the stage, for the number alone
 
 export class HeadsView implements View {
@@ -93,21 +94,30 @@ export class HeadsView implements View {
     this.tiles = known ? sorted(all, sort) : all;
     this.count.textContent = counted(all.length, "head");
     this.inLayers = sort === "place" || !known;
-    const room = this.grid.clientWidth - (this.inLayers ? LABELS : 0) - 12;
+    const width = this.grid.clientWidth - 12;
     const step = this.stepBeside();
-    this.side = !this.isLarge
-      ? step - (step >= 18 ? 4 : 3)
-      : this.inLayers
-        ? Math.max(26, Math.min(LARGEST, Math.floor(room / this.most) - 8))
-        : 108;
-    this.columns = this.inLayers ? this.most : Math.max(1, Math.floor(room / (this.side + 12)));
+    const [side, abreast] = this.isLarge && this.inLayers ? this.fitted(width) : [SORTED, 1];
+    this.side = this.isLarge ? side : step - (step >= 18 ? 4 : 3);
+    this.columns = this.inLayers ? this.most : Math.max(1, Math.floor(width / (this.side + 12)));
     this.grid.style.setProperty("--side", `${this.side}px`);
     this.grid.style.setProperty("--gap", `${step - this.side}px`);
     this.grid.className = ["heads", this.isLarge ? "" : "beside", this.side < 64 ? "small" : ""].join(" ");
     this.tileOf.clear();
     const rows = this.isLarge && !this.inLayers ? [this.row(this.tiles)] : this.rows();
+    this.grid.style.setProperty("--lines", String(Math.ceil(rows.length / abreast)));
     this.grid.replaceChildren(...(this.isLarge ? [] : [this.numbers()]), ...rows);
     this.arranged.value = [...this.tileOf.keys()];
+  }
+
+  /** @returns the pixels of a tile that fills the width, and how many layers stand abreast where one each is far to scroll */
+  private fitted(width: number): [number, number] {
+    const side = (abreast: number) =>
+      Math.max(26, Math.min(Math.floor((width / abreast - LABELS) / this.most) - 8, Math.floor(0.6 * innerHeight)));
+    const isFar = (abreast: number) =>
+      Math.ceil(this.layers.length / abreast) * (side(abreast) + UNDER) > 1.5 * innerHeight;
+    let abreast = 1;
+    while (abreast < this.layers.length && isFar(abreast) && side(abreast + 1) >= SORTED) abreast++;
+    return [side(abreast), abreast];
   }
 
   /** @returns from one tile to the next, as far as the pane allows: what stands under the tiles is seen too */

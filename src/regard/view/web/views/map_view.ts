@@ -10,7 +10,6 @@ import { cellTable } from "../map/cells";
 import { legendOf } from "../map/legend";
 import { HeadMap } from "../map/map";
 import { followPointer } from "../map/travel";
-import { errorName } from "../text/block_words";
 import type { Legend, Table, View } from "../view";
 
 export class MapView implements View {
@@ -79,8 +78,7 @@ export class MapView implements View {
     const which = shown(store.drawn, layers);
     const size = this.first.part?.size ?? 1;
     const what = isDifference(which) ? "points more or less" : "share of attention";
-    const means = coarsest(which, layers);
-    const fine = !means ? "" : size < means.block ? ", not finer in this file" : `, means ${errorName(means)}`;
+    const fine = size < (coarsest(which, layers)?.block ?? 0) ? ", not finer in this file" : "";
     return `${what}${size > 1 ? ` per ${size} keys` : ""}${fine}`;
   }
 

@@ -10,25 +10,30 @@ const MOST = 5; // names and reasons that are written out
 
 export const NO_KINDS = "The kinds of its heads are not known: some weights of this layer are not numbers (NaN).";
 
-export function notes(recording: Recording, layer: number): string[] {
-  const info = recording.layers[layer];
-  const { refused, other } = recording;
+/** @param beside the layer of what stands beside the open one, or is taken away from it */
+export function notes(recording: Recording, layer: number, beside: number = layer): string[] {
+  const { layers, refused, other } = recording;
+  const stage = [...new Set([layer, beside])];
   const found = refusedNotes([...refused, ...(other?.refused ?? [])]);
   if (other) found.push(bothNote(recording, other));
   found.push(...pictureNotes(recording));
-  if (info.kind === "pyramid") {
-    found.push(...meansNotes(info, layer));
-  } else if (info.dtype && info.dtype !== "float32" && info.deviation > 0) {
-    const stored = info.kind === "weights" ? "Weights are" : "Queries and keys are";
-    const { spacing = 1 } = info;
+  for (const at of stage) if (layers[at].kind === "pyramid") found.push(...meansNotes(layers, at));
+  const rounded = stage
+    .map((at) => layers[at])
+    .filter(({ kind, dtype, deviation }) => kind !== "pyramid" && dtype === "float16" && deviation > 0)
+    .sort((one, two) => two.deviation - one.deviation)[0];
+  if (rounded) {
+    const stored = rounded.kind === "weights" ? "Weights are" : "Queries and keys are";
+    const { spacing = 1, deviation } = rounded;
     const measured = spacing > 1 ? `, measured in 1 row of ${spacing}` : "";
     found.push(
-      `${stored} stored in 16 bits: weights are within ${digits(info.deviation * 100)} percentage points of the recording${measured}.`,
+      `${stored} stored in 16 bits: weights are within ${digits(deviation * 100)} percentage points of the recording${measured}.`,
     );
   }
+  const info = layers[layer];
   if ((info.part ?? null) !== null)
     found.push(
-      `Layer ${layerName(recording.layers, layer)} is one window or tile of the picture; the others have a number after the point, too.`,
+      `Layer ${layerName(layers, layer)} is one window or tile of the picture; the others have a number after the point, too.`,
     );
   if (info.heads?.includes(null)) found.push(NO_KINDS);
   if (recording.batch > 1) {

@@ -69,7 +69,7 @@ export class SegmentsView implements View {
     if (again.value >= 0) this.session.mended(this);
     this.found.value = null;
     if (queries.length === 0 || keys.length === 0) return this.fail(NO_PARTS);
-    if (partial) return this.fail(missing(partial.layer, "what parts give to each other"));
+    if (partial) return this.fail(missing(layers, partial.layer, "what parts give to each other"));
     const asking = `Asking ${counted(terms.length, "head")} …`;
     this.write(asking);
     const spans = { queries: queries.map(({ span }) => span), keys: keys.map(({ span }) => span) };

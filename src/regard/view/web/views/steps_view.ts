@@ -102,7 +102,7 @@ export class StepsView implements View {
     const query = this.chosen.value;
     this.latest.drop();
     if (again.value < 0) return;
-    if (!isWhole(layers[layer])) return this.clear(missing(layer, "a row step by step"));
+    if (!isWhole(layers[layer])) return this.clear(missing(layers, layer, "a row step by step"));
     void this.latest.ask(
       (signal) => source.steps({ layer, head, hidden }, query, { by: order, start: 0, count }, signal),
       (steps) => {
