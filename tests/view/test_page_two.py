@@ -42,7 +42,7 @@ def test_two_recordings_stand_side_by_side_with_their_difference(
         page.wait_for_selector('body[data-compare="beside"]')
         titles = page.locator(".map-title").all_inner_texts()
         assert titles == ["Layer 1 head 2 (short)", "Layer 1 head 2 (long)"]
-        note = "Beside each head stands the same one of “long”."
+        note = "Each head’s map stands beside that of “long”."
         assert note in page.inner_text("#notes")
         assert page.locator("#layer option").all_inner_texts() == ["0", "1"]
         go(page, 1, 1, 5, 4)
@@ -61,6 +61,10 @@ def test_two_recordings_stand_side_by_side_with_their_difference(
         page.wait_for_selector('body[data-compare="beside"]')
         note = "They have 6 tokens and 9 tokens, so their cells have no difference"
         assert note in page.inner_text("#notes")
+        assert page.is_disabled("button[data-set='compare=difference']")
+        for compare in ("alone", "beside"):
+            page.keyboard.press("c")
+            page.wait_for_selector(f'body[data-compare="{compare}"]')
         page.wait_for_selector(".pane:nth-child(2) .map[data-ready]:not([data-ready=''])")
         box = page.locator(".pane:nth-child(2) .map").bounding_box()
         assert box is not None

@@ -116,6 +116,12 @@ export class Store {
     requestAnimationFrame(() => this.draw());
   }
 
+  /** Does the recording have what is asked for? */
+  takes(patch: Partial<State>): boolean {
+    const fitted = this.fitted({ ...this.state, ...patch });
+    return Object.entries(patch).every(([name, value]) => fitted[name as keyof State] === value);
+  }
+
   /** What was asked for becomes what is drawn. */
   draw() {
     this.isWaiting = false;

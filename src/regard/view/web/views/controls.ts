@@ -101,8 +101,9 @@ export class Controls {
     this.layer.value = String(state.layer);
     this.head.value = String(state.head);
     byId("layer-name").textContent = visible(info.name);
-    for (const button of document.querySelectorAll("button[data-set]") as NodeListOf<HTMLElement>) {
+    for (const button of document.querySelectorAll("button[data-set]") as NodeListOf<HTMLButtonElement>) {
       const [name, value] = (button.dataset.set ?? "").split("=");
+      button.disabled = !store.takes({ [name]: value });
       button.setAttribute("aria-pressed", String(String(state[name as "scale"]) === value));
     }
     byId("theme").textContent = look.name === "dark" ? "Light" : "Dark";

@@ -71,10 +71,10 @@ function step({ session: { store } }: Hands, what: "layer" | "head", by: number)
   store.set({ [what]: store.state[what] + by });
 }
 
-/** The next word that a part of the state may be. */
+/** The next word that a part of the state may be here. */
 function turn({ session: { store } }: Hands, part: "scale" | "compare" | "side") {
-  const words: readonly string[] = WORDS[part];
-  store.set({ [part]: words[(words.indexOf(store.state[part]) + 1) % words.length] });
+  const words = WORDS[part].filter((word) => store.takes({ [part]: word }));
+  store.set({ [part]: words[(words.findIndex((word) => word === store.state[part]) + 1) % words.length] });
 }
 
 function moveCell({ session, map }: Hands, key: string, event: { shiftKey: boolean }) {
