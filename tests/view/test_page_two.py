@@ -42,7 +42,7 @@ def test_two_recordings_stand_side_by_side_with_their_difference(
         page.wait_for_selector('body[data-compare="beside"]')
         titles = page.locator(".map-title").all_inner_texts()
         assert titles == ["Layer 1 head 2 (short)", "Layer 1 head 2 (long)"]
-        note = "Each head’s map stands beside that of “long”."
+        note = "Each map stands beside that of the same head in “long”."
         assert note in page.inner_text("#notes")
         assert page.locator("#layer option").all_inner_texts() == ["0", "1"]
         go(page, 1, 1, 5, 4)

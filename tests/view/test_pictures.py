@@ -126,13 +126,11 @@ def test_patches_are_no_sinks_and_no_title() -> None:
     assert sink_keys(seen, 0) == (0,)
     assert title_of(seen) == "What is the dog doing?"
     opened = blind_opening(seen)
-    untitled = manifest(seen, live_layers(seen), title="Attention", opened=opened)
+    untitled = manifest(seen, live_layers(seen), opened=opened)
     assert untitled["title"] == "What is the dog doing?"
     assert told(seen)["title"] == "a title"
     nameless = regard.Recording({"a": seen[0]}, model="a model")
-    assert title_of(nameless) == "a model"
-    untitled = manifest(nameless, live_layers(nameless), title="Attention", opened=opened)
-    assert untitled["title"] == "Attention"  # the name of the model stands beside it
+    assert title_of(nameless) == "Attention"  # the name of the model stands beside it
     plain = regard.Recording({"a": seen[0]}, query_tokens=seen.query_tokens)
     assert sink_keys(plain, 0) == tuple(range(1 + pictured.PATCHES))
 

@@ -52,7 +52,6 @@ def page(
     """Write a recording as a page: one file for any browser."""
     from regard.cli.progress import progress
     from regard.recording.layers import recorded_indices
-    from regard.view.tiles.manifest import title_of
 
     check_output(output)
     chosen = parse_positions("layers", layers)
@@ -63,7 +62,6 @@ def page(
             seen,
             output,
             report,
-            title=title_of(seen),
             opened=recorded_indices(seen.layers, layer, head),
             layers=None if chosen is None else places,
             limit=limit,

@@ -52,9 +52,7 @@ def write_page(
     page: Path,
     report: Callable[..., None],
     *,
-    title: str,
     limit: int,
-    other_title: str = "",
     **options: Any,
 ) -> str:
     """Write a recording as a page, and return the lines about it for the terminal.
@@ -63,9 +61,7 @@ def write_page(
         seen: the recording.
         page: the file.
         report: reports progress.
-        title: what stands at the top.
         limit: the size of the page at most, in MiB.
-        other_title: what stands over the maps of a second recording.
         options: more of those of ``regard.page``.
     """
     from regard.view.export import page_file
@@ -73,9 +69,7 @@ def write_page(
     page_file.write_page(
         seen,
         page,
-        title=visible(title),
         limit=limit * _MIB * 63 // 64,  # a 64th is for the page's own code
-        other_title=visible(other_title),
         progress=partial(report, f"writing {page}"),
         **options,
     )

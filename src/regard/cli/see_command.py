@@ -70,7 +70,6 @@ def see(
     from regard.recording.layers import recorded_indices
     from regard.view.terminal.summary import Selection, summarise
     from regard.view.terminal.terminal_view import TerminalView
-    from regard.view.tiles.manifest import title_of
 
     selection = Selection(layer, head)
     if no_page and (output is not None or open_page):
@@ -85,7 +84,7 @@ def see(
         seen = options.observe(words, report)
         summary = summarise(seen, selection, top, partial(report, "asking every head"))
         if page is not None:
-            title = title_of(seen)
+            title = None
             if options.max_tokens is None and not isinstance(words, Path):
                 title = shorten(words or str(options.image), 60, placeholder=" …")
             lines = "\n" + write_page(

@@ -58,7 +58,7 @@ def write_page(
     recording: Recording,
     path: str | Path,
     *,
-    title: str = "Attention",
+    title: str | None = None,
     opened: tuple[int | None, int | None] = (None, None),
     layers: Iterable[str | int] | None = None,
     heads: Sequence[Head] | None = None,
@@ -89,7 +89,7 @@ def write_page(
     Args:
         recording: what was seen.
         path: the file to write; one that exists is replaced only once the new one is complete.
-        title: what stands at the top.
+        title: what stands at the top; the beginning of the text when left out.
         opened: indices in the recording of the layer and the head to show first. Those that are
             None are chosen: the head that says most about the words, or else one that stands out.
         layers: names or places of the layers to hold, all of them when left out. Of the others the

@@ -72,7 +72,7 @@ def show(
     if is_notebook():
         import_module("IPython.display").display(_drawn(seen), raw=True)
         return
-    page = write_page(seen, "attention.html", title=title_of(seen))
+    page = write_page(seen, "attention.html")
     sys.stdout.write(f"The page is in {page.resolve().as_uri()}\n")
 
 
@@ -126,7 +126,7 @@ def _drawn(seen: Recording) -> dict[str, Any]:
     text = {"text/plain": repr(seen)}
     if _is_small(seen):
         with TemporaryDirectory(prefix="regard-") as folder:
-            page = write_page(seen, Path(folder, "page.html"), title=title).read_text("ascii")
+            page = write_page(seen, Path(folder, "page.html")).read_text("ascii")
         return text | {"text/html": framed(page, title)}
     if find_spec("anywidget") is None:
         return text | {"text/html": f"<p>{_WITHOUT_ANYWIDGET}</p><pre>{escape(repr(seen))}</pre>"}

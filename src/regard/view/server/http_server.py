@@ -50,7 +50,7 @@ from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.export.page_template import filled_template
 from regard.view.tiles.head_tiles import WrongQuestionError
-from regard.view.tiles.manifest import head_records, live_layers, manifest, title_of
+from regard.view.tiles.manifest import head_records, live_layers, manifest
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
 from regard.view.tiles.page_opening import blind_opening
@@ -85,7 +85,7 @@ def application(
     recording: Recording,
     token: str,
     *,
-    title: str = "Attention",
+    title: str | None = None,
     changed: Callable[[], bool] = lambda: False,
     text: str = "",
     read: "Read | None" = None,
@@ -192,7 +192,7 @@ class _Served:
     def __init__(
         self,
         recording: Recording,
-        title: str,
+        title: str | None,
         changed: Callable[[], bool],
         text: str,
         read: Read | None,
@@ -307,7 +307,7 @@ async def _posted_text(request: Request) -> str:
         raise WrongQuestionError(str(error)) from error
 
 
-def _known_at_once(recording: Recording, answers: Answers, title: str) -> dict[str, Any]:
+def _known_at_once(recording: Recording, answers: Answers, title: str | None) -> dict[str, Any]:
     """Return what the page reads first; of a short recording with the kinds of its heads."""
     layers = live_layers(recording)
     if sum(layer.num_heads * layer.q_len * layer.kv_len for layer in layers) > _AT_ONCE:
@@ -353,7 +353,7 @@ def serve(
                 "    Record query and key, or ask it with regard heads."
             )
         name = visible(recording.model) or path.name
-        title = title_of(recording) if recording.key_tokens else name
+        title = None if recording.key_tokens else name
         changed = partial(_is_another, path, _identity(path))
         made = partial(application, shown, title=title, changed=changed)
     _serve(made, port, open_browser, tell)

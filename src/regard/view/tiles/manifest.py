@@ -18,7 +18,6 @@ from regard.text.tokens import Token
 from regard.view.tiles.packing import base64_text, memory
 
 SMALL = 32
-_UNTITLED = "Attention"
 _SINKS = ("first-token sink", "separator sink")
 
 
@@ -116,7 +115,7 @@ def manifest(
     recording: Recording,
     layers: Sequence[PageLayer],
     *,
-    title: str,
+    title: str | None = None,
     opened: Opening,
     notable: Sequence[Opening] = (),
 ) -> dict[str, Any]:
@@ -125,13 +124,13 @@ def manifest(
     Args:
         recording: what was seen.
         layers: what the page has of each layer.
-        title: what stands at the top; "Attention", which nobody chose, gives way to the text.
+        title: what stands at the top; see ``title_of`` when left out.
         opened: where the page opens.
         notable: the heads that stand out.
     """
     return {
         "version": 1,
-        "title": (_beginning(recording) or title) if title == _UNTITLED else title,
+        "title": title_of(recording) if title is None else title,
         "opened": asdict(opened),
         "notable": [asdict(one) for one in notable],
         "model": recording.model,
@@ -197,7 +196,7 @@ def _grid_record(grid: Grid, number: int, picture: Picture) -> dict[str, Any]:
 
 
 def title_of(recording: Recording) -> str:
-    """Return the beginning of the text as a title, or the name of the model.
+    """Return the beginning of the text as a title; the name of the model stands beside it.
 
     Tokens that stand for parts of a picture are no text.
 
@@ -208,15 +207,10 @@ def title_of(recording: Recording) -> str:
         >>> title_of(regard.Recording({"layer": A}, query_tokens=["Life", " is"]))
         'Life is'
     """
-    return _beginning(recording) or visible(recording.model) or _UNTITLED
-
-
-def _beginning(recording: Recording) -> str:
-    """Return the first words of the text; nothing without one."""
     patches = patch_keys(recording, 0) if recording.layers else set[int]()
     tokens = [token for key, token in enumerate(recording.key_tokens or ()) if key not in patches]
     text = "".join(token.text for token in tokens[:200] if not token.special)
-    return visible(shorten(text, 60, placeholder=" …"))
+    return visible(shorten(text, 60, placeholder=" …")) or "Attention"
 
 
 def add_other(first: dict[str, Any], second: dict[str, Any]) -> None:

@@ -92,14 +92,13 @@ export function openPage(recording: Recording) {
 
 /** What is said around the view: the cell, the text, the notes, the legend, what is missing. */
 function drawBeside(session: Session) {
-  const { store } = session;
   const [prose, pane] = [new Prose(session), new ReadingPane(session)];
   effect(() => {
     byId("damage").hidden = session.trouble === "";
     byId("damage").textContent = session.trouble;
   });
   effect(() => {
-    const { drawn } = store;
+    const { drawn } = session.store;
     const other = drawn.compare === "alone" ? drawn.layer : beside(drawn).layer;
     const said = session.maps && notes(session.recording, drawn.layer, other);
     byId("notes").replaceChildren(...said.map((text) => element("li", {}, text)));

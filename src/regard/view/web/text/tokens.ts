@@ -50,7 +50,7 @@ export function inProse(token: Token): string {
  */
 export function named(token: Token, length: number = 28): string {
   const trimmed = token.text.trim();
-  if (trimmed === "") return blank(token.text);
+  if (trimmed === "") return visible(token.text.slice(0, 8)).replace(/\s/g, "␣") || "∅"; // nothing to see
   const text = visible(trimmed.replace(/\r\n/g, "\n"));
   return text.length > length ? `${cut(text, length - 1)}…` : text;
 }
@@ -63,11 +63,6 @@ const FROM_THE_RIGHT = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{S
  */
 export function isolated(name: string): string {
   return FROM_THE_RIGHT.test(name) ? `\u2068${name}\u2069` : name;
-}
-
-/** @returns a name for a token without a visible character */
-function blank(text: string): string {
-  return text === "" ? "∅" : visible(text.slice(0, 8)).replace(/\s/g, "␣");
 }
 
 /** @returns never half a surrogate pair */

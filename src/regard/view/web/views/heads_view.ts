@@ -136,7 +136,7 @@ export class HeadsView implements View {
     const every = this.side >= 13 ? 1 : this.side >= 10 ? 2 : 4;
     const texts = Array.from({ length: this.most }, (_, head) => {
       const there = this.layers.flatMap(({ num_heads }, layer) =>
-        head < num_heads ? [this.numberOf({ layer, head })] : [],
+        head < num_heads ? [headNumber(this.layers, { layer, head })] : [],
       );
       return head % every === 0 && there.every((number) => number === there[0]) ? String(there[0]) : "";
     });
@@ -150,7 +150,11 @@ export class HeadsView implements View {
       const tiles = this.tiles.filter((tile) => tile.layer === layer);
       if (tiles.length === 0) return [];
       const row = this.row(tiles);
-      const label = element("p", { className: "layer" }, `${this.isLarge ? "Layer " : ""}${this.nameOf(layer)}`);
+      const label = element(
+        "p",
+        { className: "layer" },
+        `${this.isLarge ? "Layer " : ""}${layerName(this.layers, layer)}`,
+      );
       row.prepend(label);
       if (!this.isLarge) return [row];
       const known = heads?.filter((kind) => kind !== null) ?? [];
@@ -246,7 +250,7 @@ export class HeadsView implements View {
     const { kind } = this.layers[at.layer];
     const missing = kind === "pyramid" ? ", block means only" : "";
     const fitted = drawn.scale === "fit" ? `\n${darkest(this.session.gridCeilings.value)}` : "";
-    const head = `layer ${this.nameOf(at.layer)}, head ${this.numberOf(at)}`;
+    const head = `layer ${layerName(this.layers, at.layer)}, head ${headNumber(this.layers, at)}`;
     this.about.textContent = `${tile ? "Open" : "Open now:"} ${head}${missing}${fitted}`;
   }
 
@@ -269,23 +273,15 @@ export class HeadsView implements View {
     return legendOf(store.drawn.scale, kv_len, "share of attention", look.ramp, gridCeilings.value);
   }
 
-  private nameOf(layer: number): string {
-    return layerName(this.layers, layer);
-  }
-
-  private numberOf(tile: Pick<Tile, "layer" | "head">): number {
-    return headNumber(this.layers, tile);
-  }
-
   private headName(tile: Tile): string {
-    return `layer ${this.nameOf(tile.layer)} head ${this.numberOf(tile)}`;
+    return `layer ${layerName(this.layers, tile.layer)} head ${headNumber(this.layers, tile)}`;
   }
 
   table(): Table {
     const { layers } = this.session;
     const rows = this.tiles.map(({ layer, head, kind }) => [
       layers[layer].place ?? layer,
-      this.numberOf({ layer, head }),
+      headNumber(this.layers, { layer, head }),
       ...(kind ? [kind.kind, kind.score, kind.entropy, kind.sink] : kind === null ? [NO_KIND] : []),
     ]);
     return [["layer", "head", "kind", "score", "entropy", "sink"], ...rows];

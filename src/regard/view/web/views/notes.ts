@@ -74,7 +74,7 @@ function namesOf(refused: Refusal[]): string[] {
 /** What stands beside it, and why two texts of different lengths have no difference. */
 function bothNote({ layers }: Recording, { first, title }: Other): string {
   const [one, two] = [layers[0], layers[first]];
-  const which = `Each head’s map stands beside that of “${visible(title)}”.`;
+  const which = `Each map stands beside that of the same head in “${visible(title)}”.`;
   if (one.q_len === two.q_len && one.kv_len === two.kv_len) return which;
   return `${which} They have ${counted(one.kv_len, "token")} and ${counted(two.kv_len, "token")}, so their cells have no difference.`;
 }
