@@ -156,7 +156,11 @@ def test_the_page_says_what_is_quantised_what_is_missing_and_how_to_get_it(
     go(page, 1, 1, 400, 401)
     assert sentence(page) == "“400” may not attend to “401”, layer 1 head 1."
     go(page, 1, 1, 400, 300, zoom="20", row="390", column="290")
-    page.wait_for_selector('#legend .unit:text("not finer in this file")')
+    page.set_viewport_size({"width": 1440, "height": 900})
+    legend, name = page.locator("#legend").bounding_box(), page.locator("#layer").bounding_box()
+    assert legend
+    assert name
+    assert legend["x"] > name["x"] + name["width"]  # beside the name, not under it
     for view in ("steps", "segments"):
         go(page, 1, 1, 400, 300, view=view)
         said = page.locator(f"#view-{view} .note, #view-{view} .line").first.inner_text()

@@ -1,6 +1,6 @@
 /** The map view: one map, or two side by side, and what chooses their heads. */
 
-import { beside, coarsest, headline, isDifference, shown } from "../data/compare";
+import { beside, headline, isDifference, shown } from "../data/compare";
 import { ceilingOf } from "../data/small";
 import { byId, offerNumbers } from "../dom";
 import { headNumber, layerName } from "../protocol/recording";
@@ -78,8 +78,7 @@ export class MapView implements View {
     const which = shown(store.drawn, layers);
     const size = this.first.part?.size ?? 1;
     const what = isDifference(which) ? "points more or less" : "share of attention";
-    const fine = size < (coarsest(which, layers)?.block ?? 0) ? ", not finer in this file" : "";
-    return `${what}${size > 1 ? ` per ${size} keys` : ""}${fine}`;
+    return `${what}${size > 1 ? ` per ${size} keys` : ""}`;
   }
 
   table(): Table {
