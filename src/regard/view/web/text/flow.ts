@@ -85,7 +85,7 @@ export class Flow {
       return box ? (edge - box.top + RISE) % line : 0;
     };
     const [above, below] = [cutAt(top), cutAt(bottom)];
-    scroller.style.clipPath = `inset(${above > 1 ? line - above : 0}px 0 ${below}px)`;
+    scroller.style.clipPath = `inset(${above > 1 ? line - above : 0}px 0 ${below > 1 ? below : 0}px)`;
   }
 
   /** Blocks come and go as they are scrolled. */
