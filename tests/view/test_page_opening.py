@@ -10,10 +10,11 @@ from pages import Open, Serve, address, ready, recorded, step, visit
 pytestmark = pytest.mark.browser
 
 TEXT = ["[CLS]", "The", " baker", " sold", " bread", " to", " the", " sailor", ".", "[SEP]"]
-LINES = """button => {
+LINES = """item => {
     const range = document.createRange();
-    range.selectNodeContents(button.lastChild);
-    return [...range.getClientRects()].filter(({ width }) => width > 5).map(({ left }) => left);
+    range.selectNodeContents(item.firstChild.lastChild);
+    const [first, second] = [...range.getClientRects()].filter(({ width }) => width > 5);
+    return Math.abs(first.left - second.left);
 }"""
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
@@ -61,12 +62,10 @@ def then_served_and_longer_texts(serve: Serve, show: Open) -> None:
     with step("what a head does in a trial only is not said of this text"):
         recording = story()
         recording.trials = [{"layer": {"induction": [0.9, 0.1]}}]
-        page = show(recording, "#", viewport={"width": 850, "height": 800})
-        listed = page.locator("#notable button").all_inner_texts()
-        assert listed[0].replace("\u202f", " ") == "L0H0 induction 90 % in a trial"
-        assert not listed[1].endswith("in a trial")
-        first, second = page.locator("#notable button").first.evaluate(LINES)
-        assert abs(first - second) < 5  # the second line stands under the kind, not under the name
+        listed = show(recording, "#", viewport={"width": 850, "height": 800}).locator("#notable li")
+        assert listed.first.inner_text().replace("\u202f", " ") == "L0H0 induction 90 % in a trial"
+        assert not listed.nth(1).inner_text().endswith("in a trial")
+        assert listed.first.evaluate(LINES) < 5  # the second line stands under the kind
     with step("the scale fits the weights and says its darkest value"):
         count = 40
         faint = torch.full((count, count), 0.5 / count)
