@@ -65,11 +65,6 @@ class Multihead(nn.Module):
         pytest.param(nn.Linear(22, 2), noise(3, 22), id="no attention in it"),
         pytest.param(ImportedByName(), noise(3, 0, 22), id="no tokens"),
         pytest.param(ImportedByName(), noise(0, 3, 22), id="no texts"),
-        *(
-            pytest.param(Multihead(fast), given, id=f"{kind}, multi-head, fast={fast}")
-            for fast in (False, True)
-            for kind, given in (("no tokens", noise(3, 0, 22)), ("no texts", noise(0, 3, 22)))
-        ),
     ],
 )
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
@@ -84,6 +79,21 @@ def test_a_model_without_attention_over_tokens_says_so(
         "    observe sees softmax attention that PyTorch or flash-attn runs on this thread, and no "
         "other kernels or compiled functions."
     )
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("given", [noise(3, 0, 22), noise(0, 3, 22)], ids=["tokens", "texts"])
+def test_a_layer_without_tokens_is_named_beside_a_recorded_one(
+    given: Tensor, *, fast: bool
+) -> None:
+    model = nn.ModuleList([Multihead(fast), regard.nn.SelfAttention(22)])
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        with regard.observe(model) as seen:
+            model[0](given)
+            model[1](noise(1, 3, 22))
+    assert re.search(r"'0.attention' .* (of no|without) tokens", str(caught[0].message))
+    assert list(seen) == ["1"]
 
 
 def sigmoid(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """A refused layer is nowhere in the recording, and its module, line and reason are."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -317,3 +318,46 @@ def test_a_matrix_of_given_scores_is_recorded() -> None:
     with torch.no_grad(), regard.observe(model) as seen:
         model(x)
     assert torch.equal(seen[0].to_dense(), (x @ x.mT).softmax(-1))
+
+
+class OfItself(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+
+def nested(model: nn.Module) -> object:
+    parts = [torch.randn(5, 8), torch.randn(3, 8)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
+        return model(torch.nested.nested_tensor(parts))
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        pytest.param(nested, "query is a nested tensor", id="nested"),
+        pytest.param(
+            lambda model: torch.func.jacfwd(lambda x: model(x).sum())(torch.randn(2, 5, 8)),
+            "it ran in forward-mode differentiation",
+            id="jacfwd",
+        ),
+        pytest.param(
+            lambda model: torch.func.jvp(model, (torch.randn(2, 5, 8),), (torch.ones(2, 5, 8),)),
+            "it ran in forward-mode differentiation",
+            id="jvp",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_layers_by_hand_are_refused_by_the_way_they_ran(
+    run: Callable[[nn.Module], object], reason: str
+) -> None:
+    model = nn.ModuleList([OfItself(), regard.nn.SelfAttention(8)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", regard.RefusedWarning)
+        with regard.observe(model) as seen:
+            run(model[0])
+            model[1](torch.randn(1, 3, 8))
+    assert list(seen) == ["1"]
+    assert reason in seen.refused[0].reason
+    assert [refusal.module for refusal in seen.refused] == ["0"]

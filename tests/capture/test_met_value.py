@@ -1112,3 +1112,40 @@ def test_gradients_are_those_of_the_model(start: Tensor, weigh: Weigh) -> None:
     last.clear()
     gc.collect()
     assert all(each.expired() for each in layer.storages)
+
+
+class Shifted(nn.Module):
+    """Two steps of mean shift: scores of distances, and an attention to its own output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            self.weights.append((-torch.cdist(x, x)).softmax(-1))
+            x = self.weights[-1] @ x
+        return x
+
+
+class Hierarchical(Shifted):
+    """Words make sentences, and sentences a text, each by a learned score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Parameter(torch.linspace(-1, 1, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = x.unflatten(1, (2, -1))
+        for _ in range(2):
+            self.weights.append((words.tanh() @ self.score).softmax(-1)[..., None, :])
+            words = (self.weights[-1] @ words).squeeze(-2)
+        return words
+
+
+@pytest.mark.parametrize("layer", [Shifted, Hierarchical])
+def test_an_attention_to_the_output_of_another_is_recorded(layer: type[Shifted]) -> None:
+    with torch.no_grad(), regard.observe(model := layer(), strict=True) as seen:
+        model(torch.randn(B, T, D))
+    for matrix, weights in zip(map(seen.__getitem__, seen), model.weights, strict=True):
+        torch.testing.assert_close(matrix.to_dense(), weights)

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -311,3 +312,51 @@ def test_many_recordings_leave_nothing(with_gradients: bool) -> None:
     for _ in range(500):
         once()
     assert resident() - before < 5e6
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+def hooked(x: Tensor) -> Tensor:
+    x.register_hook(lambda gradient: 2 * gradient)
+    return x
+
+
+def of_copy(x: Tensor) -> Tensor:
+    return Reversed.apply(x)
+
+
+@pytest.mark.parametrize("moment", ["scores", "scaled", "weights"])
+@pytest.mark.parametrize("change", [of_copy, hooked], ids=["function", "hook"])
+def test_gradients_that_a_model_changes_flow_through_the_recording(
+    change: Callable[[Tensor], Tensor], moment: str
+) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.query(x) @ self.key(x).mT
+            scores = change(scores) if moment == "scores" else scores
+            scores = change(scores / 2) if moment == "scaled" else scores
+            self.weights = scores.softmax(-1)
+            self.weights = change(self.weights) if moment == "weights" else self.weights
+            return self.weights @ x
+
+    with regard.observe(model := Model()) as seen:
+        model(torch.randn(2, 5, 8))
+    factor = torch.linspace(0, 1, 5)
+    expected, given = (
+        torch.autograd.grad((each * factor).sum(), list(model.parameters()), retain_graph=True)
+        for each in (model.weights, seen[0].to_dense())
+    )
+    torch.testing.assert_close(given, expected)

@@ -7,6 +7,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from regard.capture.storages import storage_key, tensors_in
 from regard.matrix.attention_matrix import AttentionMatrix
@@ -47,6 +48,11 @@ class GraphTensors:
         if own.grad_fn is None and root is not None and root is not own and root.dtype == own.dtype:
             own = root.as_strided(own.shape, own.stride(), own.storage_offset())
         return cast(Tensor, _Linked.apply(own, copied)) if own.requires_grad else copied
+
+
+def alters_gradient(tensor: Tensor) -> bool:
+    """Return True if a hook, or a backward function of the user's own, gets the gradient first."""
+    return bool(tensor._backward_hooks) or isinstance(tensor.grad_fn, BackwardCFunction)
 
 
 class _Linked(torch.autograd.Function):

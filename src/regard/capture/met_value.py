@@ -29,6 +29,8 @@ from regard.capture.contractions import (
 from regard.capture.dropout import Dropout, before_dropout
 from regard.capture.element_axes import Axes, contiguous
 from regard.capture.evidence import Evidence, explained
+from regard.capture.fused_calls import NESTED
+from regard.capture.gradients import alters_gradient
 from regard.capture.refusals import Absence
 from regard.capture.score_steps import Steps
 from regard.capture.storages import Parameters, Storages, storage_key, tensors_in, written_by
@@ -40,6 +42,7 @@ from regard.capture.weight_tracks import (
     axes_of_copy,
     evidence_of,
     geometry,
+    grouped,
     has_one_key,
     is_like,
     is_of_scores,
@@ -152,7 +155,8 @@ class MetValue:
         self._tracks: Storages[Track] = Storages()
         self._dropout = Dropout(self._tracks)
         self._gathered: Storages[int] = Storages()  # the axes of an index that chose rows
-        self._outputs: Storages[str] = Storages()
+        self._outputs: Storages[tuple[str, int]] = Storages()  # a module, and its softmaxes so far
+        self._softmaxes = 0
         self._multiplied: Storages[bool] = Storages()  # products of two activations, by element
         self._factors: Storages[_Factors] = Storages()
         self._powers: Storages[bool] = Storages()
@@ -161,6 +165,7 @@ class MetValue:
         self._with_softmax: Storages[bool] = Storages()
         self._in_blocks: dict[str, Tensor] = {}  # the last query of scores with both
         self._sampled: set[str | None] = set()
+        self._empty: set[str | None] = set()  # modules with a product of no elements
         self._open: list[Softmax] = []
         self._met: WeakSet[Softmax] = WeakSet()
         self.listeners: Mapping[Callable[..., Any], Listener] = {
@@ -217,12 +222,15 @@ class MetValue:
 
     def _multiply_matrices(self, operation: Operation) -> None:
         self._forget()
+        self._note_gradients(operation)
         self._absence.note_product(operation)
         factors = list(tensors_in(operation.args))
         projects = any(map(self._parameters.projects, factors))
         output = cast(Tensor, operation.output)
         if projects and output.ndim:
             self._projected.put(output, output.numel() // max(output.shape[-1], 1))
+        if not (output.is_nested or output.numel() or projects):
+            self._empty.add(operation.module())
         if (projects and not self._tracks) or output.is_nested or not output.numel():
             return
         with apart():
@@ -341,13 +349,15 @@ class MetValue:
                 if fault is not None or not self._attends(operation, softmax, value, rows):
                     return False
             weights = shaped if before is side else before.reshape(shaped.shape)
-            met_value = shaped_value(value, shaped.shape[:-2])
+            in_groups = grouped(track, shaped)
+            met_value = shaped_value(value, in_groups.shape[:-2])
             if turned is not None:
                 is_in_batch = math.prod(shaped.shape[:turned]) < side.shape[0]
                 shaped, weights = shaped.movedim(turned, -2), weights.movedim(turned, -2)
+                in_groups = shaped
                 met_value = shaped_value(value, shaped.shape[:-2])
                 met_value = None if is_in_batch else met_value
-            evidence = evidence_of(track, shaped, weights)
+            evidence = evidence_of(track, in_groups, weights.reshape(in_groups.shape))
             if fault is not None and evidence is not None and evidence.sink is not None:
                 # Weights beside a sink sum to less than 1.
                 fault = None if explained(evidence, gradients=False) is not None else fault
@@ -363,7 +373,7 @@ class MetValue:
         flows = _has_gradient(operation, side)
         met = Met(name, weights, met_value, evidence, flows, lines)
         self._meet(operation, track, met, shaped, value)
-        self._outputs.put(cast(Tensor, operation.output), name)
+        self._outputs.put(cast(Tensor, operation.output), (name, self._softmaxes))
         return True
 
     def _meet(
@@ -387,7 +397,9 @@ class MetValue:
         if not met.name:
             return
         line = met.lines.get("softmax", met.lines["value"])
-        if self._outputs.of(value) == met.name and not _attends_to(product, value):
+        module, before = self._outputs.of(value) or ("", 0)
+        # A softmax that ran after this output may attend to it, as in an attention to sentences.
+        if module == met.name and (softmax is None or softmax.index <= before):
             self._refuse(met.name, _COMPOSITE.format(line), line)
         elif (product is not None and product.gathered) or self._gathered.of(value):
             self._refuse(met.name, _GATHERED.format(line), line)
@@ -441,8 +453,8 @@ class MetValue:
         mixes outputs of each token. What may be attention and is not recorded is noted.
         """
         is_sampled, is_stored = operation.module() in self._sampled, self._is_stored(value)
-        if self._outputs.of(value) == operation.module():
-            return True  # and refused as a product of several softmaxes
+        if (self._outputs.of(value) or ("",))[0] == operation.module():
+            return True
         is_product = self._tracks.of(value) is not None  # as in linear attention
         is_unknown = softmax.is_over_features is None and rows == 1
         if not (is_sampled or is_stored or is_product or softmax.is_over_features or is_unknown):
@@ -478,21 +490,30 @@ class MetValue:
         """Track the output of a softmax."""
         source, dim = operation.args[:2]
         output = cast(Tensor, operation.output)
-        if output.is_nested or not output.ndim or not output.numel():
+        name = operation.module()
+        if output.is_nested and name is not None:
+            self._refuse(name, NESTED, operation.line())
+        if output.is_nested or not output.ndim:
             return
-        if output.is_sparse and (name := operation.module()) is not None:
-            self._absence.note_missing(name, f"a softmax ({operation.line()}) of sparse scores")
+        kind = "sparse scores" * output.is_sparse
+        kind = kind or "no tokens" * (name in self._empty and not output.numel())
+        if kind and name is not None:
+            how = f"a softmax ({operation.line()}) of {kind}"
+            self._absence.note_missing(name, how, is_certain=output.is_sparse)
+        if not output.numel():
+            return
         dim %= source.ndim
+        self._note_gradients(operation)
         self._absence.note_product(operation)
         track = self._tracks.of(source)
         for earlier in self._met:
             earlier.free()
         self._met.clear()
         self._note_block(operation, self._with_softmax, self._with_norm)
+        self._softmaxes += 1
         axes = None if track is None or track.axes is None else track.axes.of_view(source)
         steps = track.steps if track is not None else Steps(torch.finfo(output.dtype).eps)
         product = track.product if track is not None else None
-        name = operation.module()
         if product is not None:
             name = self._owner(operation, cast(Track, track))
         over_features = is_over_rows_of_parameter(product, axes, dim)
@@ -510,6 +531,7 @@ class MetValue:
             is_over_features=over_features,
             is_choice=bool(product is None and over_features)
             and source.numel() == (self._projected.of(source) or 0) * source.shape[dim],
+            index=self._softmaxes,
         )
         if softmax.is_of_scores:
             self._open.append(softmax)
@@ -518,6 +540,7 @@ class MetValue:
         moved = None if axes is None else axes.moved(output)
         if moved is None:
             moved, product = Axes.of(output, contiguous(output.shape)), None
+            softmax.axes = moved if dim == output.ndim - 1 else None
         followed = Track(product, moved, steps, softmax, rounding_of(output))
         self._tracks.put(output, followed.into(output))
 
@@ -623,6 +646,7 @@ class MetValue:
         """Track what an operation makes of scores or weights."""
         if not self._tracks:
             return
+        self._note_gradients(operation)
         inputs = [
             (track, tensor)
             for tensor in tensors_in((operation.args, *operation.kwargs.values()))
@@ -695,6 +719,19 @@ class MetValue:
             sizes, first = tuple(source.shape), int(output.storage_offset())
             followed.shapes.insert(0, (sizes, contiguous(sizes), first))
         self._tracks.put(output, followed)
+
+    def _note_gradients(self, operation: Operation) -> None:
+        """Note scores and weights whose gradient is another one than that of query and key."""
+        for tensor in tensors_in(operation.args if torch.is_grad_enabled() else ()):
+            base = tensor._base  # pyright: ignore[reportPrivateUsage]
+            track, is_altered = self._tracks.of(tensor), alters_gradient(tensor)
+            if track is None or not (is_altered or (base is not None and alters_gradient(base))):
+                continue
+            steps = replace(track.steps, is_learned=True)
+            self._tracks.put(tensor, replace(track, steps=steps))
+            is_behind = is_altered and base is not None and track.softmax is not None
+            if is_behind and (name := operation.module()) is not None:
+                self._refuse(name, _BEHIND_VIEW, operation.line())
 
     def _has_learned(self, operation: Operation) -> bool:
         """Return True if a tensor that does not descend from the scores needs a gradient."""
@@ -846,6 +883,7 @@ class MetValue:
         """Return True if one factor, and not both, holds weights over a single key."""
         tracks = [self._tracks.of(each) for each in (first, second)]
         tracked = [track for track in tracks if track is not None]
+        tracked = [track for track in tracked if track.softmax is not None] or tracked
         is_product = first.ndim == second.ndim and first.is_floating_point()
         return is_product and len(tracked) == 1 and has_one_key(tracked[0])
 
@@ -955,13 +993,6 @@ def _may_be_weights(track: Track, side: Tensor) -> bool:
         return not bool((side < 0).any())  # NaN is none
 
 
-def _attends_to(product: Product | None, value: Tensor) -> bool:
-    """Return True if a value is also the query or the key of its attention."""
-    if product is None:
-        return False
-    return storage_key(value) in (storage_key(product.left), storage_key(product.right))
-
-
 def _has_gradient(operation: Operation, side: Tensor) -> bool:
     """Return True if gradients flow to a factor of a product, of which a view is given."""
     return any(
@@ -1017,6 +1048,10 @@ _LEARNED_SINK = (
 _COMPOSITE = (
     "its output is a product of several softmaxes ({}), as in Nyström attention; none of them "
     "alone is its attention.\n    Record the layers that multiply one softmax with a value."
+)
+_BEHIND_VIEW = (
+    "a function or a hook of its own changes the gradient of a view of its weights.\n"
+    "    Let the function return a copy, x.clone(), or observe under torch.no_grad()."
 )
 _GATHERED = (
     "an index chose the rows of its query, key or value ({}), so they are not the tokens in their "

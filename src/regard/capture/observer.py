@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any, Literal, cast
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._ops import OpOverload
@@ -25,7 +26,6 @@ from regard.capture.distribution import (
 )
 from regard.capture.fused_calls import (
     FLEX_ATTENTION,
-    NESTED,
     FusedCall,
     Read,
     batching,
@@ -39,6 +39,7 @@ from regard.capture.refusals import UNSEEN, Absence, compiled_error, is_compiled
 from regard.capture.selection import Selection
 from regard.capture.storages import storage_key, tensors_in
 from regard.capture.uncompiled import check_compiled, uncompiled_if
+from regard.capture.weight_tracks import has_packed_heads
 from regard.errors import RegardError, is_sharded
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
@@ -308,7 +309,6 @@ class _Watch:
         listeners: dict[Callable[..., Any], Listener] = {
             **self._handwritten.listeners,
             FLEX_ATTENTION: self._flexible,
-            _SOFTMAX_OF_NESTED: self._nested,
             _NESTED_FROM_MASK: self._without_padding,
         }
         if (operation := batching()) is not None:
@@ -391,7 +391,14 @@ class _Watch:
             added = query.ndim - self._unbatched.get(storage_key(query), query.ndim)
 
         def read() -> Read:
-            one_query = _has_packed_heads(operation.innermost(), operation.args)
+            query, key = operation.args[:2]
+            module = operation.innermost()
+            is_shared = getattr(module, "num_key_value_groups", 1) > 1 and query.ndim == 4
+            one_query = (
+                is_shared
+                and query.shape[1] == key.shape[1]
+                and has_packed_heads(cast(nn.Module, module), query.shape[1:3])
+            )
             padded_to, kwargs = self._padded_to, operation.kwargs
             matrix, value = call.read(
                 operation.args, kwargs, one_query=one_query, padded_to=padded_to
@@ -423,11 +430,6 @@ class _Watch:
         with apart():
             self._padded_to[tuple(mask.sum(-1).tolist())] = mask.shape[-1]
 
-    def _nested(self, operation: Operation) -> None:
-        self._handwritten.on_softmax(operation)
-        if operation.args[0].is_nested and (name := operation.module()) is not None:
-            self._refuse(name, NESTED, operation.line())
-
     def product(self, matrix: LinearMap, value: Tensor, multiply: Callable[[], Tensor]) -> Tensor:
         """Record regard's own ``A @ value``, and return its output."""
         outer, self._multiplying = self._multiplying, True
@@ -448,7 +450,7 @@ class _Watch:
             return
         if _is_empty(operation.output):
             self.absence.note_product(operation)
-            self.absence.note_attention(name)
+            self.absence.note_missing(name, "it ran without tokens", is_certain=False)
             return
         if inside:
             name = inside if name == self._root else f"{name}.{inside}"
@@ -468,6 +470,9 @@ class _Watch:
         if self._multiplying or self.absence.is_compiled:
             return
         self.absence.note_attention(met.name)
+        if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
+            self._refuse(met.name, _TANGENTS, met.lines["value"])
+            return
         gradients = torch.is_grad_enabled() and met.has_gradient
         try:
             with apart(), torch.set_grad_enabled(gradients):
@@ -477,7 +482,7 @@ class _Watch:
                 if matrix.mask is not None and bool(met.weights.isnan().any()):
                     self.absence.note_nan(met.name)
                 value = met.value
-                if value is not None and matrix.ndim < met.weights.ndim:
+                if value is not None and matrix.ndim < value.ndim:
                     value = value.flatten(-4, -3)  # heads in two axes, which the matrix has in one
                 read_value = None if value is None else lambda: value
                 self._recorder.record(met.name, matrix, read_value, gradients=gradients)
@@ -509,28 +514,14 @@ class _Watch:
         self, name: str, reason: str, line: str | None, cause: Exception | None = None
     ) -> None:
         if not self._multiplying:
+            reason = _TANGENTS if forward_ad._current_level >= 0 else reason  # pyright: ignore[reportPrivateUsage]
             self._recorder.refuse(name, reason, line, cause)
 
 
-def _has_packed_heads(module: nn.Module | None, args: tuple[Any, ...]) -> bool:
-    """Return True if the token axis of the query holds the heads that share a key.
-
-    transformers packs heads in this way for a single query token (``pack_gqa``).
-    """
-    group = getattr(module, "num_key_value_groups", 1)
-    query, key = args[:2]
-    if group == 1 or query.ndim != 4 or query.shape[1:3] != (key.shape[1], group):
-        return False
-    num_heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
-    if num_heads is None:
-        raise ValueError(
-            f"query has {group} tokens or heads in one axis, and its module has no "
-            "config.num_attention_heads that says which.\n"
-            "    Observe it with attn_implementation='eager'."
-        )
-    return query.shape[1] * group == num_heads
-
-
+_TANGENTS = (
+    "it ran in forward-mode differentiation (jvp, jacfwd), in which weights also meet tangents of "
+    "the value.\n    Observe a run of the model beside it."
+)
 _EAGER = 'observe(..., compiled="eager")'
 _UNREAD = (
     "{} computes attention, and observe does not read this operation.\n"
@@ -567,4 +558,3 @@ def _waited(value: object) -> object:
 
 
 _NESTED_FROM_MASK = torch.ops.aten._nested_tensor_from_mask.default
-_SOFTMAX_OF_NESTED = torch.ops.aten._safe_softmax.default

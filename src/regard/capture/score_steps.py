@@ -29,7 +29,7 @@ class Steps:
     Attributes:
         eps: the largest relative rounding error of a step, that of the least precise dtype.
         is_learned: True if a tensor beside the scores that needs a gradient had another part than
-            a sum.
+            a sum, or if a hook or a function of the user's own changes the gradient.
         sink: a column that was put beside the scores, with the axes of one column; None without.
     """
 

@@ -5,7 +5,7 @@ functions read from it the shape that a model gave to weights, and the query and
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -47,6 +47,7 @@ class Softmax:
             does; None if that is unknown.
         is_choice: True if it runs over all features of ``nn.Linear``, once for each row.
         is_met: True if its weights met a value, or are a part of other weights.
+        index: its number among the softmaxes that ran; 0 for one that is written out.
         parts: the parts of its weights that were recorded, each with the module's name.
     """
 
@@ -62,6 +63,7 @@ class Softmax:
     is_over_features: bool | None = False
     is_choice: bool = False
     is_met: bool = False
+    index: int = 0
     parts: list[tuple[str, Part]] = field(default_factory=list[tuple[str, Part]])
 
     def meet(self) -> None:
@@ -238,7 +240,27 @@ def shaped_weights(operation: Operation, track: Track, side: Tensor) -> Tensor:
         is_merged = best.ndim == operation.local("query").ndim == 3
         if is_merged and type(module).forward is nn.MultiheadAttention.forward:
             return cast(Tensor, best.unflatten(0, (-1, cast(int, module.num_heads))))
-    return best
+    if module is None or best.ndim != 4 or not hasattr(module, "config"):
+        return best
+    return best.flatten(1, 2)[:, :, None] if has_packed_heads(module, best.shape[1:3]) else best
+
+
+def has_packed_heads(module: nn.Module, sizes: Sequence[int]) -> bool:
+    """Return True if both axes between batch and features have the heads of one query.
+
+    transformers packs heads that share a key in this way (``pack_gqa``).
+    """
+    group = getattr(module, "num_key_value_groups", 1)
+    if group == 1 or sizes[1] != group:
+        return False
+    num_heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
+    if num_heads is None:
+        raise ValueError(
+            f"query has {group} tokens or heads in one axis, and its module has no "
+            "config.num_attention_heads that says which.\n"
+            "    Observe it with attn_implementation='eager'."
+        )
+    return sizes[0] * group == num_heads
 
 
 def query_axis(track: Track, shaped: Tensor) -> int | None:
@@ -247,35 +269,66 @@ def query_axis(track: Track, shaped: Tensor) -> int | None:
     Einsum makes a batch of the queries where each of them has a value of its own, and puts the
     queries before heads that share a value.
     """
-    product = track.product
     axes = None if track.axes is None else track.axes.of_view(shaped)
-    if product is None or axes is None or shaped.shape[-1] == 1:
-        return None
-    if axes.sizes[-2] > 1 and not axes.steps[-2]:
+    if axes is None or (axes.sizes[-2] > 1 and not axes.steps[-2]):
         return None  # rows that are repeated
-    (_, row, column), (_, rows, columns) = product.steps, product.sizes
-    queries = (row, rows) if axes.steps[-1] < row else (column, columns)
     pairs = [*zip(axes.steps, axes.sizes, strict=True)]
     given = None if track.softmax is None else track.softmax.axes
-    if given is not None and given.sizes[-1:] == axes.sizes[-1:]:
-        size = max(given.sizes[-2:-1], default=1)
-        if size == 1 < len(given.sizes) - 2:
-            return None  # one query, of heads that share a key
-        if 1 < size < queries[1] and queries not in pairs:
-            queries = (given.steps[-2], size)  # heads are rows of the product, too
+    if track.product is None:
+        # Of other scores, the axis before the last one of the softmax has the queries.
+        if given is None or len(given.sizes) < 3 or axes.sizes[-2] == 1:
+            return None
+        queries = given.steps[-2], given.sizes[-2]
+    else:
+        queries = _rows_of(track.product, axes)
+        if given is not None and given.sizes[-1:] == axes.sizes[-1:]:
+            size = max(given.sizes[-2:-1], default=1)
+            if size == 1 < len(given.sizes) - 2:
+                return None  # one query, of heads that share a key
+            if 1 < size < queries[1] and queries not in pairs:
+                queries = (given.steps[-2], size)  # heads are rows of the product, too
     return pairs.index(queries) if queries in pairs[:-2] and pairs[-2] != queries else None
+
+
+def grouped(track: Track, shaped: Tensor) -> Tensor:
+    """Split an axis of heads into groups that share a key, whose heads are rows of the product."""
+    axes = None if track.axes is None else track.axes.of_view(shaped)
+    if track.product is None or axes is None or axes.sizes[-2] > 1:
+        return shaped
+    row, rows = _rows_of(track.product, axes)
+    for axis, (size, step) in enumerate(zip(axes.sizes[:-2], axes.steps, strict=False)):
+        count = rows * row // max(step, 1)
+        if 1 < count < size and size % count == 0:
+            return cast(Tensor, shaped.unflatten(axis, (size // count, count)))
+    return shaped
+
+
+def _keys_are_columns(product: Product, axes: Axes) -> bool:
+    """Return True if the keys of weights (..., keys) are the columns of their product."""
+    return axes.steps[-1] < product.steps[1] if axes.sizes[-1] > 1 else product.sizes[2] == 1
+
+
+def _rows_of(product: Product, axes: Axes) -> tuple[int, int]:
+    """Return the step and the number of queries of a product, of which weights (..., keys) are."""
+    axis = 1 if _keys_are_columns(product, axes) else 2
+    return product.steps[axis], product.sizes[axis]
 
 
 def _views(track: Track, side: Tensor) -> Iterator[Tensor]:
     """Yield the views of an operand (batch, rows, keys) that the model took, with keys last.
 
-    Axes of size 1 are left out of views with more axes than the model computed, as einsum makes.
+    Views with more axes than the model computed, as einsum makes, have as many axes of size 1.
     """
     ndim = len(track.shape)
     for sizes, strides, offset in track.shapes:
         axes = [*zip(sizes, strides, strict=False)]
         if len(sizes) > ndim:
             axes = [axis for axis in axes if axis[0] > 1]
+            for axis in range(1, ndim + 1):  # keys, queries, and those before them
+                if track.shape[-axis] == 1 and (axis < 3 or axis > len(axes)):
+                    axes.insert(len(axes) + 1 - axis, (1, 1))
+            if track.shape[0] == 1 < axes[0][0] and track.shape[-1] == side.shape[-1]:
+                axes.insert(0, (1, 1))
         sizes = tuple(size for size, _ in axes)
         if len(sizes) < 2 or sizes[-1] != side.shape[-1] or math.prod(sizes) != side.numel():
             continue
@@ -350,8 +403,7 @@ def evidence_of(track: Track, shaped: Tensor, weights: Tensor) -> Evidence | Non
 
 def query_and_key(product: Product, axes: Axes) -> tuple[Tensor, Tensor] | None:
     """Return query (..., q_len, head_dim) and key (..., kv_len, head_dim) on the weights' axes."""
-    _, row, _ = product.steps
-    is_column = axes.steps[-1] < row or (axes.sizes[-1] == 1 and axes.steps[-2] >= row)
+    is_column = _keys_are_columns(product, axes)
     query, key = (product.left, product.right) if is_column else (product.right, product.left)
     query, key = (
         _operand(product, axes, query, omitted=-1),
