@@ -491,16 +491,7 @@ class MetValue:
         source, dim = operation.args[:2]
         output = cast(Tensor, operation.output)
         name = operation.module()
-        if output.is_nested and name is not None:
-            self._refuse(name, NESTED, operation.line())
-        if output.is_nested or not output.ndim:
-            return
-        kind = "sparse scores" * output.is_sparse
-        kind = kind or "no tokens" * (name in self._empty and not output.numel())
-        if kind and name is not None:
-            how = f"a softmax ({operation.line()}) of {kind}"
-            self._absence.note_missing(name, how, is_certain=output.is_sparse)
-        if not output.numel():
+        if self._is_without_rows(operation, output):
             return
         dim %= source.ndim
         self._note_gradients(operation)
@@ -543,6 +534,22 @@ class MetValue:
             softmax.axes = moved if dim == output.ndim - 1 else None
         followed = Track(product, moved, steps, softmax, rounding_of(output))
         self._tracks.put(output, followed.into(output))
+
+    def _is_without_rows(self, operation: Operation, output: Tensor) -> bool:
+        """Return True if a softmax has no rows to record, and refuse or name what it is of."""
+        name = operation.module()
+        if output.is_nested:
+            if name is not None:
+                self._refuse(name, NESTED, operation.line())
+            return True
+        is_empty = not output.numel()
+        kind = "sparse scores" * output.is_sparse or "no tokens" * (
+            is_empty and name in self._empty
+        )
+        if kind and name is not None:
+            how = f"a softmax ({operation.line()}) of {kind}"
+            self._absence.note_missing(name, how, is_certain=output.is_sparse)
+        return is_empty or not output.ndim
 
     def _on_norm(self, operation: Operation) -> None:
         self._note_block(operation, self._with_norm, self._with_softmax)

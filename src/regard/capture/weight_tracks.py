@@ -305,7 +305,11 @@ def grouped(track: Track, shaped: Tensor) -> Tensor:
 
 def _keys_are_columns(product: Product, axes: Axes) -> bool:
     """Return True if the keys of weights (..., keys) are the columns of their product."""
-    return axes.steps[-1] < product.steps[1] if axes.sizes[-1] > 1 else product.sizes[2] == 1
+    if axes.sizes[-1] > 1:
+        return axes.steps[-1] < product.steps[1]
+    _, rows, columns = product.sizes
+    # One key may be a slice of several.
+    return rows > 1 or columns == 1 or axes.sizes[-2] != columns
 
 
 def _rows_of(product: Product, axes: Axes) -> tuple[int, int]:
