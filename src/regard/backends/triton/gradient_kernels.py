@@ -21,7 +21,7 @@ read for each token of the other side and about four operations for each score. 
 together cost the products of two forwards; a fused backward of an output costs those of 2.5.
 
 Source: the derivative of the softmax, recomputed as in FlashAttention-2 (Dao 2023, Algorithm 2).
-The terms of G are ours; docs/engine.md derives them, and the tests compare them with float64.
+The terms of G are ours; the tests compare them with float64.
 """
 
 # Inside a kernel everything is Triton's, which has no types of its own there.
