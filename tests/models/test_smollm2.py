@@ -197,7 +197,7 @@ def test_what_induction_heads_copy_in_random_tokens_they_find_in_a_text(guide: G
     assert float(torch.corrcoef(scores)[0, 1]) > 0.9
 
 
-def test_the_first_token_takes_a_quarter_of_all_attention(guide: Guide) -> None:
+def test_the_first_token_takes_a_third_of_all_attention(guide: Guide) -> None:
     table = guide.names["table"]
     assert 0.2 < sum(table["first-token sink"]) / len(table) < 0.5
     assert Counter(table["kind"]).most_common(2)[1][0] == "first-token sink"
