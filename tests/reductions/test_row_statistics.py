@@ -35,3 +35,15 @@ def test_beside_a_sink_one_key_is_not_spread_and_more_are_at_most_fully() -> Non
     assert (A.entropy()[1] / math.log(2)).item() > 1  # of two weights of a third
     expected = torch.tensor([0.0, 1.0, math.log(4) * 3 / 4 / math.log(3)])
     torch.testing.assert_close(A.reduce(NormalizedEntropy()), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_largest_weights_of_a_gpu_are_those_of_a_cpu(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a GPU, comparing equal scores would wait for the device, so they are ranked otherwise.
+    monkeypatch.setattr("regard.reductions.largest.reads_without_sync", lambda _scores: False)
+    numbers = [-1.0, 0.0, 2.0, -0.0, -torch.inf, 2.0, -3.0, -1.0, 0.0, -2.5]
+    scores = torch.tensor(numbers, dtype=dtype)[None]
+    top = regard.AttentionMatrix.from_scores(scores).reduce(regard.TopK(9), backend="sweep")
+    assert top.indices.tolist() == [[2, 5, 1, 3, 8, 0, 7, 9, 6]]
