@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -15,8 +17,9 @@ from benchmarks.case import Case, Effort, Measured, middle, need
 from benchmarks.meter import added
 from benchmarks.tensors import random_inputs
 from benchmarks.turns import seconds
-from regard.view.tiles.head_tiles import Place, Tile, highest_level
-from regard.view.tiles.page_answers import Answers, Which
+from regard.view.tiles.head_tiles import Place, highest_level
+from regard.view.tiles.page_answers import Answers, Gone, Which
+from regard.view.tiles.protocol import TileAnswer
 
 __all__ = ["CASES"]
 
@@ -37,7 +40,7 @@ def opened(tokens: int) -> Answers:
     return Answers(recording(tokens))
 
 
-def tile(answers: Answers, tokens: int, level: int, at: float = 0.75) -> Tile:
+def tile(answers: Answers, tokens: int, level: int, at: float = 0.75) -> TileAnswer:
     """The tile of a level on the diagonal, at this share of the text."""
     level = min(level, highest_level((tokens, tokens)))
     place = int(at * tokens) // (256 << level)
@@ -89,8 +92,12 @@ def unknown(level: int) -> Callable[[Effort], Measured]:
     """A tile near the end of a head that nothing is known of, beside the pass that others need."""
 
     def measure(effort: Effort) -> Measured:
+        def look_on() -> None:
+            with suppress(Gone):
+                answers.column(HEAD, 0)
+
         with opened(effort.tokens) as answers:
-            answers.progress(HEAD)
+            Thread(target=look_on).start()
             places = [0.9 + 0.01 * i for i in range(min(ROUNDS, effort.repetitions))]
             return middle(
                 [seconds(lambda at=at: tile(answers, effort.tokens, level, at)) for at in places]

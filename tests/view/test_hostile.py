@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 import pages
 import regard
 from regard.view.server import http_server as server
-from regard.view.tiles.page_questions import QUESTIONS
+from regard.view.tiles.protocol import QUESTIONS
 
 BASE = "http://127.0.0.1:8000"
 GOOD = (
@@ -69,7 +69,7 @@ texts = st.one_of(
 def test_every_question_has_numbers_or_one_sentence(
     name: str, wrong: dict[str, str], left_out: set[str], client: TestClient
 ) -> None:
-    fields = QUESTIONS[name].asked.__struct_fields__
+    fields = QUESTIONS[name][0].__struct_fields__
     known = {each: text for each, text in GOOD.items() if each in fields}
     asked = {each: text for each, text in {**known, **wrong}.items() if each not in left_out}
     answer = client.get(f"/api/{name}", params=asked)
@@ -147,7 +147,7 @@ def test_200_who_send_half_a_request_hold_up_nobody(serving: pages.Serving) -> N
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_200_who_leave_before_the_answer_hold_up_nobody(name: str, serving: pages.Serving) -> None:
-    fields = QUESTIONS[name].asked.__struct_fields__
+    fields = QUESTIONS[name][0].__struct_fields__
     known = {each: text for each, text in GOOD.items() if each in fields}
     address = f"GET /api/{name}?{urlencode(known)} HTTP/1.1\r\n".encode()
     for _ in range(200):

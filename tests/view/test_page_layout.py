@@ -43,11 +43,13 @@ def test_what_the_page_is_of_is_not_cut(show: Open, tmp_path: Path) -> None:
     recording.model = "a model with a name of many words"
     title = "The keys to the cabinet are on the table of the kitchen"
     page = show(write_page(recording, tmp_path / "page.html", title=title))
-    for width in (700, 1110, 1240, 1440):
+    for width in (700, 1110, 1240, 1300, 1440):
         with step(f"at {width} pixels"):
             page.set_viewport_size({"width": width, "height": 780})
             for name in ("#title", "#about"):
                 assert page.eval_on_selector(name, "e => e.scrollWidth - e.clientWidth") <= 0
+            lines = "parts => parts.map((part) => part.getClientRects().length)"
+            assert page.eval_on_selector_all("#about span", lines) == [1, 1]
 
 
 def test_the_whole_map_stands_above_the_line(show: Open) -> None:

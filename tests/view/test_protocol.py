@@ -6,7 +6,6 @@ import pytest
 
 from regard import view
 from regard.view.tiles import protocol
-from regard.view.tiles.page_questions import QUESTIONS
 
 WRITTEN = Path(view.__file__).parent / "web" / "protocol" / "questions.ts"
 
@@ -20,9 +19,3 @@ def test_the_typescript_is_that_of_the_table() -> None:
 def test_a_change_of_the_table_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(protocol.QUESTIONS, "more", (protocol.Heads, protocol.Values))
     assert WRITTEN.read_text(encoding="utf-8") != protocol.typescript()
-
-
-def test_the_server_answers_no_other_questions() -> None:
-    assert {name: question.asked for name, question in QUESTIONS.items()} == {
-        name: asked for name, (asked, _) in protocol.QUESTIONS.items()
-    }

@@ -111,7 +111,7 @@ def test_heads_have_kinds(client: TestClient) -> None:
 
 
 def test_the_small_maps_of_a_layer_are_those_of_a_file(client: TestClient) -> None:
-    told = client.get("/api/overview", params={"layer": 1}).json()["overview"]
+    told = client.get("/api/overview", params={"layer": 1}).json()
     assert told == small_numbers(first_sequence(recorded()[1]).pool(SMALL, SMALL))
 
 
@@ -120,7 +120,7 @@ def test_the_small_map_of_a_long_text_is_a_sample_and_says_so(
 ) -> None:
     monkeypatch.setattr("regard.view.tiles.page_answers._MOST_CELLS", 10)
     monkeypatch.setattr("regard.view.tiles.page_answers._SAMPLED_ROWS", 3)
-    told = client.get("/api/overview", params={"layer": 0}).json()["overview"]
+    told = client.get("/api/overview", params={"layer": 0}).json()
     assert (told["sampled"], told["rows"]) == (3, 3)
 
 

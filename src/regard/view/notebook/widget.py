@@ -22,7 +22,8 @@ from regard.view.tiles.manifest import live_layers, manifest
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone, Wanted
 from regard.view.tiles.page_opening import blind_opening
-from regard.view.tiles.page_questions import QUESTIONS, Threads
+from regard.view.tiles.page_questions import Threads, answered
+from regard.view.tiles.protocol import QUESTIONS
 
 _MIB = 2**20
 _MOST_WAITING = 1000
@@ -62,8 +63,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
             self._waiting.discard(name)
         elif len(self._waiting) < _MOST_WAITING:
             self._waiting.add(name)
-            asked = QUESTIONS.get(str(question.get("kind")), QUESTIONS["row"])
-            self._threads.submit(asked, partial(self._answer, question, name))
+            self._threads.submit(str(question.get("kind")), partial(self._answer, question, name))
         else:
             self.send({"id": question.get("id"), "error": "too much is asked at once."})
 
@@ -101,7 +101,7 @@ def reply(
         if key not in ("id", "kind")
     }
     try:
-        answer = QUESTIONS[kind].answer(answers, parameters, wanted)
+        answer = answered(kind, parameters, answers, wanted)
     except Gone:
         return None
     except RegardError as error:

@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from errno import EADDRINUSE
 from functools import partial
 from hmac import compare_digest
+from itertools import islice
 from pathlib import Path
 from secrets import token_urlsafe
 from tempfile import TemporaryDirectory
@@ -50,11 +51,12 @@ from regard.recording.recording import Recording
 from regard.text.escaping import visible
 from regard.view.export.page_template import filled_template
 from regard.view.tiles.head_tiles import WrongQuestionError
-from regard.view.tiles.manifest import head_records, live_layers, manifest
+from regard.view.tiles.manifest import live_layers, manifest
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
 from regard.view.tiles.page_opening import blind_opening
-from regard.view.tiles.page_questions import QUESTIONS, Answer, Question, Threads
+from regard.view.tiles.page_questions import Answer, Threads, answered
+from regard.view.tiles.protocol import QUESTIONS
 
 _AT_ONCE = 2**24  # weights whose kinds of heads take a moment
 _LEFT = 499  # what nginx calls a client that has closed its request
@@ -207,8 +209,7 @@ class _Served:
         self._show(recording, text)
         self.routes = [Route("/", self._index, methods=["GET"])]
         self.routes += [
-            Route(f"/api/{name}", partial(self._ask, question), methods=["GET"])
-            for name, question in QUESTIONS.items()
+            Route(f"/api/{kind}", partial(self._ask, kind), methods=["GET"]) for kind in QUESTIONS
         ]
         if read is not None:
             self.routes += [
@@ -228,19 +229,19 @@ class _Served:
     async def close(self) -> None:
         self._closed = True
         self._threads.close()
-        await asyncio.to_thread(self._answers.close)
+        self._answers.close()
 
     async def _index(self, _: Request) -> Response:
         return self._refusal() or HTMLResponse(self._page)
 
-    async def _ask(self, question: Question, request: Request) -> Response:
+    async def _ask(self, kind: str, request: Request) -> Response:
         run = request.headers.get("x-run")
         if self._read is not None and run != str(self._runs):
             return PlainTextResponse(
                 "the text was edited in another window; reload this page.", 409
             )
         # The answers of this run: the text may be edited before a thread is free.
-        return self._refusal() or await _answer(question, self._answers, self._threads, request)
+        return self._refusal() or await _answer(kind, self._answers, self._threads, request)
 
     def _refusal(self) -> Response | None:
         if not self._is_changed():
@@ -312,11 +313,14 @@ def _known_at_once(recording: Recording, answers: Answers, title: str | None) ->
     layers = live_layers(recording)
     if sum(layer.num_heads * layer.q_len * layer.kv_len for layer in layers) > _AT_ONCE:
         return manifest(recording, layers, title=title, opened=blind_opening(recording))
-    heads = answers.heads()
+    known = answers.heads()
+    records = iter(known["heads"])
     for place, layer in enumerate(layers):
         layer.overview = answers.overview(place)
-        layer.heads = head_records(heads.kinds[place])
-    return manifest(recording, layers, title=title, opened=heads.opened, notable=heads.notable)
+        layer.heads = [*islice(records, layer.num_heads)]
+    return manifest(
+        recording, layers, title=title, opened=known["opened"], notable=known["notable"]
+    )
 
 
 def serve(
@@ -449,15 +453,13 @@ def _sent(answer: Answer) -> Response:
     return Response(content, headers=headers, media_type="application/octet-stream")
 
 
-async def _answer(
-    question: Question, answers: Answers, threads: Threads, request: Request
-) -> Response:
+async def _answer(kind: str, answers: Answers, threads: Threads, request: Request) -> Response:
     gone = threading.Event()
 
     def work() -> Response:
-        return _sent(question.answer(answers, request.query_params, lambda: not gone.is_set()))
+        return _sent(answered(kind, request.query_params, answers, lambda: not gone.is_set()))
 
-    answering = asyncio.wrap_future(threads.submit(question, work))
+    answering = asyncio.wrap_future(threads.submit(kind, work))
     leaving = asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -22,6 +22,7 @@ from regard.reductions.products import WeightTile, scores_at
 from regard.reductions.sums import Segments
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
+from regard.view.tiles.protocol import TileAnswer
 from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
 
 TILE = 256
@@ -69,21 +70,6 @@ class Place:
     def _tokens(self, tile: int, tokens: int) -> range:
         side = TILE << self.level
         return range(min(tokens, tile * side), min(tokens, (tile + 1) * side))
-
-
-@dataclass(frozen=True, eq=False)
-class Tile:
-    """A part of a head as a picture.
-
-    Attributes:
-        values: the mean weight of each cell, (rows, columns), float32.
-        exact: whether they are; else they come from a sample, and it pays to ask again.
-        sampled: where it is a sample: one query in so many was looked at.
-    """
-
-    values: Tensor
-    exact: bool
-    sampled: int | None = None
 
 
 def highest_level(shape: Sequence[int]) -> int:
@@ -222,7 +208,7 @@ class HeadTiles:
         """To which keys a query may attend, (kv_len,); to none that is set aside."""
         return self._scores_at(range(query, query + 1), range(self.shape[1]))[0] != -torch.inf
 
-    def tile(self, place: Place, pause: Pause) -> Tile:
+    def tile(self, place: Place, pause: Pause) -> TileAnswer:
         """Return a tile: exact if that is fast, or else from a sample.
 
         Args:
@@ -234,19 +220,19 @@ class HeadTiles:
         keys = _keys_of(self.matrix, rows)
         if max(keys.start, columns.start) >= min(keys.stop, columns.stop):
             cells = (len(_spans(part, cell)) for part in (rows, columns))
-            return Tile(torch.zeros(*cells, device="cpu"), True)
+            return _tile(torch.zeros(*cells, device="cpu"))
         if place.level >= self.base:
             if self.is_small:
                 self.finish(pause)
             if rows.stop <= self._rows_done:
-                return Tile(self._added_up(rows, columns, place.level), True)
+                return _tile(self._added_up(rows, columns, place.level))
         elif place.level == 0 or self._scores_in(self._unknown(rows)) <= AT_ONCE:
             self._learn(rows, pause)
             sums = [
                 _cell_sums(_cell_sums(weights, cell, -1), cell, -2)
                 for weights in self._windows(rows, columns, cell, pause)
             ]
-            return Tile(_means(torch.cat(sums), rows, columns, cell), True)
+            return _tile(_means(torch.cat(sums), rows, columns, cell))
         return self._sample(rows, columns, cell, pause)
 
     def shares(self, queries: Spans, keys: Spans, pause: Pause) -> Tensor:
@@ -283,7 +269,7 @@ class HeadTiles:
         sums = _cell_sums(_cell_sums(self._cells[down, across], more, -1), more, -2)
         return _means(sums, rows, columns, 1 << level)
 
-    def _sample(self, rows: range, columns: range, cell: int, pause: Pause) -> Tile:
+    def _sample(self, rows: range, columns: range, cell: int, pause: Pause) -> TileAnswer:
         """Return a tile from the query in the middle of each cell."""
         *starts, last = range(rows.start, rows.stop, cell)
         middles = [range(start + cell // 2, last, cell) for start in starts[:1]]
@@ -294,7 +280,7 @@ class HeadTiles:
             for weights in weights_of_rows(self.matrix, queries, pause)
         ]
         values = torch.cat(sums).float() / _sizes(_spans(columns, cell)).to(sums[0].device)
-        return Tile(values, False, cell)
+        return _tile(values, cell)
 
     def _windows(self, rows: range, columns: range, cell: int, pause: Pause) -> list[Tensor]:
         """Return the weights in strips of rows whose normalizers are known, whole cells each."""
@@ -366,6 +352,12 @@ class HeadTiles:
     def _cell_count(self) -> int:
         q_len, kv_len = self.shape
         return -(-q_len >> self.base) * -(-kv_len >> self.base)
+
+
+def _tile(values: Tensor, sampled: int | None = None) -> TileAnswer:
+    height, width = values.shape
+    exact = sampled is None
+    return TileAnswer(values=values, height=height, width=width, exact=exact, sampled=sampled)
 
 
 def weights_of_rows(matrix: AttentionMatrix, rows: range, pause: Pause) -> Iterator[Tensor]:

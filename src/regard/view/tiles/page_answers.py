@@ -1,13 +1,14 @@
 """The exact numbers that the page asks for, from a server or a notebook.
 
-Nothing here knows of a browser. A long head is summed up in the background, the one that was asked
-for last first; tiles go before it.
+Nothing here knows of a browser. A long head is summed up as long as somebody asks for its progress
+or waits for one of its columns. What is quick goes first.
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from itertools import chain
 from math import isnan
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +26,6 @@ from regard.view.tiles.head_tiles import (
     Pause,
     Place,
     Spans,
-    Tile,
     WrongQuestionError,
     check_place,
     checked,
@@ -34,18 +34,20 @@ from regard.view.tiles.head_tiles import (
 from regard.view.tiles.layer_survey import layer_kinds, reduced
 from regard.view.tiles.manifest import (
     SMALL,
-    Opening,
     first_sequence,
     first_value,
+    head_records,
     sink_keys,
     small_numbers,
 )
 from regard.view.tiles.page_opening import openings
-from regard.view.tiles.protocol import ProgressAnswer
+from regard.view.tiles.protocol import ProgressAnswer, RowAnswer, TileAnswer
 from regard.view.tiles.query_steps import query_steps
 
 MIB = 2**20
 _LOOK_AGAIN = 0.25  # seconds
+# A question waits, at each of its pauses, while one of a lower rank is answered.
+_QUICK, _LONG, _KINDS = range(3)
 _MOST_CELLS = 2**24  # of a head whose small map is exact: some 50 ms each
 _SAMPLED_ROWS = 256
 
@@ -72,32 +74,6 @@ class Which(NamedTuple):
     hidden: bool = False
 
 
-class RowOfWeights(NamedTuple):
-    """The weights of one query.
-
-    Attributes:
-        values: the weight of each key, (kv_len,), float32.
-        mask: True where it may attend, (kv_len,); a key that is set aside is none of these.
-    """
-
-    values: Tensor
-    mask: Tensor
-
-
-class KindsOfHeads(NamedTuple):
-    """The kinds of all heads, and the head on which the page opens.
-
-    Attributes:
-        kinds: the heads of each layer; None for each of a layer whose weights are not all numbers.
-        opened: the head that the page opens, and its cell.
-        notable: the heads that stand out.
-    """
-
-    kinds: Sequence[Sequence[Head | None]]
-    opened: Opening
-    notable: Sequence[Opening]
-
-
 def is_wanted() -> bool:
     """Return True: the answer is never cancelled."""
     return True
@@ -106,8 +82,8 @@ def is_wanted() -> bool:
 class Answers:
     """The numbers of a recording, as the page asks for them. Of a batch the first sequence.
 
-    Every method may be called on any thread. ``close`` ends what runs in the background; as a
-    context manager it closes itself. A method raises a WrongQuestionError for a layer, head or
+    Every method may be called on any thread. ``close`` ends what others wait for; as a context
+    manager it closes itself. A method raises a WrongQuestionError for a layer, head or
     token that there is not, a RegardError for a layer that has answers only, and ``Gone`` once
     ``wanted``, which is called now and then, returns False.
 
@@ -120,11 +96,8 @@ class Answers:
         self._recording = recording
         self._limit = limit
         self._tiles: OrderedDict[Which, HeadTiles] = OrderedDict()
-        self._unfinished: OrderedDict[Which, HeadTiles] = OrderedDict()
         self._changed = threading.Condition()
-        self._working: threading.Thread | None = None
-        self._failures: dict[Which, Exception] = {}
-        self._in_front = 0
+        self._running: list[int] = []  # the ranks of what is answered
         self._closed = False
         self._heads: dict[int, list[Head | None]] = {}
 
@@ -140,57 +113,57 @@ class Answers:
         return sum(tiles.nbytes for tiles in self._tiles.values())
 
     def close(self) -> None:
-        """Stop the background work."""
+        """End every answer at its next pause."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._working is not None:
-            self._working.join()
 
-    def row(self, which: Which, query: int, *, wanted: Wanted = is_wanted) -> RowOfWeights:
+    def row(self, which: Which, query: int, *, wanted: Wanted = is_wanted) -> RowAnswer:
         """Return the weights of one query."""
         tiles = self._head(which)
         place = checked("query", query, tiles.shape[0])
-        with self._first(wanted) as pause:
-            return RowOfWeights(tiles.row(place, pause), tiles.allowed(place))
+        with self._turn(_QUICK, wanted) as pause:
+            return RowAnswer(values=tiles.row(place, pause), mask=tiles.allowed(place))
 
     def column(self, which: Which, key: int, *, wanted: Wanted = is_wanted) -> Tensor:
-        """Return the weights on one key, (q_len,); for a long head, wait for its pass."""
+        """Return the weights on one key, (q_len,); of a long head, after its pass."""
         tiles = self._head(which)
         place = checked("key", key, tiles.shape[1])
-        self._wait_for(which, tiles, wanted)
-        with self._first(wanted) as pause:
+        if not tiles.is_small:
+            with self._turn(_LONG, wanted) as pause:
+                tiles.finish(pause)
+        with self._turn(_QUICK, wanted) as pause:
             return tiles.column(place, pause)
 
-    def tile(self, which: Which, place: Place, *, wanted: Wanted = is_wanted) -> Tile:
+    def tile(self, which: Which, place: Place, *, wanted: Wanted = is_wanted) -> TileAnswer:
         """Return a part of the head as a picture, from a sample if exact numbers take longer."""
         tiles = self._head(which)
         check_place(place, tiles.shape)
-        with self._first(wanted) as pause:
-            tile = tiles.tile(place, pause)
-        if not tile.exact:
-            self._ask_for(which, tiles)
-        return tile
+        with self._turn(_QUICK, wanted) as pause:
+            return tiles.tile(place, pause)
 
-    def progress(self, which: Which) -> ProgressAnswer:
-        """Return the progress of the exact picture of a head, and start it if necessary.
-
-        Raises:
-            Exception: what ended the work on it. The next call tries again.
-        """
+    def progress(self, which: Which, *, wanted: Wanted = is_wanted) -> ProgressAnswer:
+        """Go on with the pass over a long head for a moment, and return its progress."""
         tiles = self._head(which)
-        failure = self._failures.pop(which, None)
-        if failure is not None:
-            raise failure
         if tiles.is_small or tiles.is_done:
             return ProgressAnswer(done=1.0, seconds=0.0)
-        self._ask_for(which, tiles)
+        with self._turn(_LONG, wanted) as pause:
+            tiles.advance(pause)
         done = tiles.done
-        seconds = tiles.seconds * (1 - done) / done if done else None
-        return ProgressAnswer(done=done, seconds=seconds)
+        # Rows that may attend to nothing are no part of it.
+        return ProgressAnswer(
+            done=done, seconds=tiles.seconds * (1 - done) / done if done else None
+        )
 
     def steps(
-        self, which: Which, query: int, by: Literal["weight", "position"], start: int, count: int
+        self,
+        which: Which,
+        query: int,
+        by: Literal["weight", "position"],
+        start: int,
+        count: int,
+        *,
+        wanted: Wanted = is_wanted,
     ) -> dict[str, Any]:
         """Return the steps of one query, for some of its keys; see ``query_steps``.
 
@@ -227,8 +200,8 @@ class Answers:
             key_parts = checked_parts("keys", _named(keys), "kv_len", kv_len)
         except ValueError as error:
             raise WrongQuestionError(str(error)) from error
-        pause = self._polite(wanted)
-        return tiles.shares([*query_parts.values()], [*key_parts.values()], pause)
+        with self._turn(_LONG, wanted) as pause:
+            return tiles.shares([*query_parts.values()], [*key_parts.values()], pause)
 
     def overview(self, layer: int, *, wanted: Wanted = is_wanted) -> dict[str, Any]:
         """Return a small map of each head of a layer, as ``manifest.small_numbers`` gives it.
@@ -238,34 +211,32 @@ class Answers:
         """
         matrix = self._matrix(layer)
         heads, q_len, kv_len = matrix.shape
-        pause = self._until_gone(wanted)
-        if q_len * kv_len <= _MOST_CELLS:
-            return small_numbers(reduced(matrix, [Pool(SMALL, SMALL)], lambda _: pause())[0])
-        step = max(1, q_len // _SAMPLED_ROWS)
-        rows = range(step // 2, q_len, step)
-        maps = [
-            torch.cat([_means(few, -1) for few in weights_of_rows(matrix[head], rows, pause)])
-            for head in range(heads)
-        ]
+        with self._turn(_LONG, wanted) as pause:
+            if q_len * kv_len <= _MOST_CELLS:
+                return small_numbers(reduced(matrix, [Pool(SMALL, SMALL)], lambda _: pause())[0])
+            step = max(1, q_len // _SAMPLED_ROWS)
+            rows = range(step // 2, q_len, step)
+            maps = [
+                torch.cat([_means(few, -1) for few in weights_of_rows(matrix[head], rows, pause)])
+                for head in range(heads)
+            ]
         return small_numbers(_means(torch.stack(maps), -2)) | {"sampled": step}
 
-    def heads(self, *, wanted: Wanted = is_wanted) -> KindsOfHeads:
-        """Return every head with its kind, layer by layer; see ``regard.heads``.
+    def heads(self, *, wanted: Wanted = is_wanted) -> dict[str, Any]:
+        """Return the kind of every head, layer by layer, and where the page opens.
 
-        It takes as long as a pass over each layer, and lets those that somebody waits for go first.
-        What is known of a layer is kept, also when the answer is not wanted any more.
+        It takes as long as a pass over each layer. What is known of a layer is kept, also when the
+        answer is not wanted any more.
         """
-        gone, pause = self._until_gone(wanted), self._polite(wanted)
-        with self._changed:
-            while self._unfinished:
-                gone()
-                self._changed.wait(_LOOK_AGAIN)
         places = range(len(self._recording.layers))
-        for place in places:
-            if place not in self._heads:
-                self._heads[place] = layer_kinds(self._recording, place, lambda _: pause())
+        with self._turn(_KINDS, wanted) as pause:
+            for place in places:
+                if place not in self._heads:
+                    self._heads[place] = layer_kinds(self._recording, place, lambda _: pause())
         kinds = [self._heads[place] for place in places]
-        return KindsOfHeads(kinds, *openings(self._recording, kinds))
+        opened, notable = openings(self._recording, kinds)
+        records = head_records(chain.from_iterable(kinds))
+        return {"heads": records, "notable": notable, "opened": opened}
 
     def _layer(self, layer: int) -> Layer:
         layers = self._recording.layers
@@ -296,93 +267,29 @@ class Answers:
         with self._changed:
             tiles = self._tiles.setdefault(which, made)
             while self.nbytes > self._limit and len(self._tiles) > 1:
-                oldest, _ = self._tiles.popitem(last=False)
-                self._unfinished.pop(oldest, None)
+                self._tiles.popitem(last=False)
             return tiles
 
-    # Who works when
-
-    def _until_gone(self, wanted: Wanted) -> Pause:
-        """Return a pause that raises once the request was cancelled."""
-
-        def pause() -> None:
-            if self._closed or not wanted():
-                raise Gone
-
-        return pause
-
-    def _polite(self, wanted: Wanted) -> Pause:
-        """Return a pause that also lets quicker requests go first."""
-        gone = self._until_gone(wanted)
-
-        def pause() -> None:
-            gone()
-            self._give_way()
-
-        return pause
-
     @contextmanager
-    def _first(self, wanted: Wanted) -> Generator[Pause]:
-        """Run the body before the work in the background, and yield its pause."""
+    def _turn(self, rank: int, wanted: Wanted) -> Generator[Pause]:
+        """Yield the pause of an answer: it lets lower ranks go first, and raises ``Gone``."""
+
+        def pause() -> None:
+            with self._changed:
+                while not self._closed and wanted():
+                    if min(self._running) >= rank:
+                        return
+                    self._changed.wait(_LOOK_AGAIN)
+            raise Gone
+
         with self._changed:
-            self._in_front += 1
+            self._running.append(rank)
         try:
-            yield self._until_gone(wanted)
+            yield pause
         finally:
             with self._changed:
-                self._in_front -= 1
+                self._running.remove(rank)
                 self._changed.notify_all()
-
-    def _ask_for(self, which: Which, tiles: HeadTiles) -> None:
-        with self._changed:
-            if self._closed or tiles.is_done:
-                return
-            self._unfinished[which] = tiles
-            self._unfinished.move_to_end(which)
-            if self._working is None:
-                self._working = threading.Thread(target=self._work, name="regard", daemon=True)
-                self._working.start()
-            self._changed.notify_all()
-
-    def _wait_for(self, which: Which, tiles: HeadTiles, wanted: Wanted) -> None:
-        """Wait until the pass over a long head is finished."""
-        if tiles.is_small:
-            return
-        with self._changed:
-            self._failures.pop(which, None)  # what failed before is tried again
-            while not tiles.is_done:
-                if self._closed or not wanted():
-                    raise Gone
-                if which in self._failures:
-                    raise self._failures[which]
-                if which not in self._unfinished:  # not yet, or dropped for others
-                    self._ask_for(which, tiles)
-                self._changed.wait(_LOOK_AGAIN)
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._unfinished)
-                if self._closed:
-                    return
-                which, tiles = next(reversed(self._unfinished.items()))
-            try:
-                tiles.advance(self._give_way)
-            except Gone:
-                return
-            except Exception as error:  # noqa: BLE001 - it is told to whoever waits
-                self._failures[which] = error
-            with self._changed:
-                if tiles.is_done or which in self._failures:
-                    self._unfinished.pop(which, None)
-                self._changed.notify_all()
-
-    def _give_way(self) -> None:
-        if self._in_front or self._closed:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._in_front or self._closed, _LOOK_AGAIN)
-        if self._closed:
-            raise Gone
 
 
 def _means(numbers: Tensor, axis: int) -> Tensor:

@@ -4,16 +4,15 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import torch
+from msgspec.structs import asdict
 from torch import Tensor
 
 from regard.view.tiles import protocol
 from regard.view.tiles.head_tiles import Place, WrongQuestionError
-from regard.view.tiles.manifest import head_records
 from regard.view.tiles.page_answers import Answers, Wanted, Which
 
 # Threads of each kind: a long answer never holds up a quick one, and some only wait for a pass.
@@ -35,66 +34,34 @@ class Answer:
     arrays: tuple[Tensor, ...] = ()
 
 
-@dataclass(frozen=True)
-class Question:
-    """A kind of question.
+def answered(kind: str, parameters: Mapping[str, Any], answers: Answers, wanted: Wanted) -> Answer:
+    """Return the answer to a question of some kind.
 
-    Attributes:
-        asked: the type of its requests, as the protocol has it.
-        threads: which threads compute its answers.
+    Raises:
+        RegardError: it asks for what is not there, which its first line says.
+        Gone: it is not wanted any more.
     """
-
-    asked: Any
-    threads: Literal["quick", "long", "waiting"]
-
-    def answer(self, answers: Answers, parameters: Mapping[str, Any], wanted: Wanted) -> Answer:
-        """Return the answer to one request.
-
-        Raises:
-            RegardError: it asks for what is not there, which its first line says.
-            Gone: it is not wanted any more.
-        """
-        given = {name: _value(name, each) for name, each in parameters.items()}
-        try:
-            request = msgspec.convert(given, self.asked, strict=False)
-        except msgspec.ValidationError as error:
-            raise WrongQuestionError(_said(error)) from error
-        return _answered(request, answers, wanted)
-
-
-def _answered(asked: Any, answers: Answers, wanted: Wanted) -> Answer:
-    match asked:
-        case protocol.Overview():
-            return Answer({"overview": answers.overview(asked.layer, wanted=wanted)})
-        case protocol.Heads():
-            heads = answers.heads(wanted=wanted)
-            opening = msgspec.to_builtins({"notable": heads.notable, "opened": heads.opened})
-            return Answer({"heads": head_records(chain.from_iterable(heads.kinds))} | opening)
-        case _:
-            return _of_head(asked, Which(asked.layer, asked.head, asked.hidden), answers, wanted)
+    given = {name: _value(name, each) for name, each in parameters.items()}
+    try:
+        asked: Any = msgspec.convert(given, cast(Any, protocol.QUESTIONS[kind][0]), strict=False)
+    except msgspec.ValidationError as error:
+        raise WrongQuestionError(_said(error)) from error
+    how = asdict(asked)
+    if isinstance(asked, protocol.OfHead):
+        how["which"] = Which(how.pop("layer"), how.pop("head"), how.pop("hidden"))
+    if isinstance(asked, protocol.Tile):
+        how["place"] = Place(how.pop("level"), how.pop("row"), how.pop("column"))
+    found: Any = getattr(answers, kind)(**how, wanted=wanted)
+    parts: Any = asdict(found) if isinstance(found, msgspec.Struct) else found
+    if isinstance(parts, Tensor):
+        parts = {"values": parts}
+    arrays = {name: each for name, each in parts.items() if isinstance(each, Tensor)}
+    content = {name: each for name, each in parts.items() if name not in arrays}
+    return Answer(msgspec.to_builtins(content), tuple(map(_as_sent, arrays.values())))
 
 
-def _of_head(asked: Any, which: Which, answers: Answers, wanted: Wanted) -> Answer:
-    match asked:
-        case protocol.Row():
-            row = answers.row(which, asked.query, wanted=wanted)
-            return Answer(arrays=(row.values.float(), row.mask.to(torch.uint8)))
-        case protocol.Column():
-            return Answer(arrays=(answers.column(which, asked.key, wanted=wanted).float(),))
-        case protocol.Tile():
-            place = Place(asked.level, asked.row, asked.column)
-            tile = answers.tile(which, place, wanted=wanted)
-            size = dict(zip(("height", "width"), tile.values.shape, strict=True))
-            content = size | {"exact": tile.exact, "sampled": tile.sampled}
-            return Answer(content, (tile.values.float(),))
-        case protocol.Progress():
-            return Answer(msgspec.to_builtins(answers.progress(which)))
-        case protocol.Steps():
-            part = asked.by, asked.start, asked.count
-            return Answer(answers.steps(which, asked.query, *part))
-        case _:
-            shares = answers.segments(which, asked.queries, asked.keys, wanted=wanted)
-            return Answer(arrays=(shares.float(),))
+def _as_sent(numbers: Tensor) -> Tensor:
+    return numbers.to(torch.uint8) if numbers.dtype == torch.bool else numbers.float()
 
 
 def _value(name: str, given: Any) -> Any:
@@ -113,17 +80,13 @@ def _said(error: msgspec.ValidationError) -> str:
     return f"the question cannot be read: {ascii(text)[1:-1][:200]}."
 
 
-_SLOW: dict[str, Literal["long", "waiting"]] = {
+_SLOW = {
     "column": "waiting",
     "segments": "waiting",
+    "progress": "waiting",
     "overview": "long",
     "heads": "long",
 }
-QUESTIONS = {
-    kind: Question(asked, _SLOW.get(kind, "quick"))
-    for kind, (asked, _) in protocol.QUESTIONS.items()
-}
-"""Every question by its name."""
 
 
 class Threads:
@@ -134,9 +97,9 @@ class Threads:
             name: ThreadPoolExecutor(count, "regard") for name, count in _THREADS.items()
         }
 
-    def submit(self, question: Question, work: Callable[[], Result]) -> "Future[Result]":
-        """Run the work that answers a question."""
-        return self._pools[question.threads].submit(work)
+    def submit(self, kind: str, work: Callable[[], Result]) -> "Future[Result]":
+        """Run the work that answers a question of some kind."""
+        return self._pools[_SLOW.get(kind, "quick")].submit(work)
 
     def close(self) -> None:
         """Drop the work that has not begun; the rest ends by itself."""

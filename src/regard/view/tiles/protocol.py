@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from msgspec import Meta, Struct
 from msgspec.structs import fields
+from torch import Tensor
 
 from regard.view.tiles.manifest import Opening
 
@@ -17,16 +18,10 @@ Whole = Annotated[int, Meta(ge=0, le=999_999_999)]
 Spans = Annotated[list[tuple[Whole, Whole]], Meta(min_length=1, max_length=200)]
 
 
-class Floats:
-    """Many numbers in single precision, sent as bytes."""
-
-
-class Bytes:
-    """Many small whole numbers, sent as bytes."""
-
-
-class Vector:
-    """A few numbers, sent as JSON."""
+# An answer of the library has tensors; they are sent as bytes, all else as JSON.
+Floats = Annotated[Tensor, "Float32Array"]
+Bytes = Annotated[Tensor, "Uint8Array"]
+Vector = Annotated[list[float], "ArrayLike<number>"]
 
 
 class OfHead(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,12 +154,6 @@ class SmallNumbers(Struct, frozen=True, kw_only=True):
     sampled: int | None = None
 
 
-class OverviewAnswer(Struct, frozen=True, kw_only=True):
-    """The small maps of a layer."""
-
-    overview: SmallNumbers
-
-
 class Heads(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The kinds of all heads, of a live host."""
 
@@ -204,7 +193,7 @@ QUESTIONS: dict[str, tuple[type, type]] = {
     "progress": (Progress, ProgressAnswer),
     "steps": (Steps, StepsAnswer),
     "segments": (Segments, Values),
-    "overview": (Overview, OverviewAnswer),
+    "overview": (Overview, SmallNumbers),
     "heads": (Heads, HeadsAnswer),
 }
 """Every question by its name, with its answer."""
@@ -217,9 +206,6 @@ _WORDS = {
     str: "string",
     bool: "boolean",
     NoneType: "null",
-    Floats: "Float32Array",
-    Bytes: "Uint8Array",
-    Vector: "ArrayLike<number>",
 }
 
 
@@ -260,7 +246,7 @@ def _declare(structure: type, members: list[str], structures: dict[type, str]) -
     """Add a type, after those that it uses."""
     if structure in structures:
         return
-    hints = get_type_hints(structure)
+    hints = get_type_hints(structure, include_extras=True)
     for hint in hints.values():
         for used in _structures_in(hint):
             _declare(used, [], structures)
@@ -288,6 +274,8 @@ def _structures_in(hint: Any) -> list[type]:
 def _word(hint: Any) -> str:
     """Return a type in TypeScript."""
     parts = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return parts[1] if isinstance(parts[1], str) else _word(parts[0])
     if get_origin(hint) in (UnionType, Union):
         return " | ".join(_word(part) for part in parts)
     if get_origin(hint) is Literal:

@@ -77,9 +77,11 @@ export class Source {
     return { ...tiles[0], values: added(which.terms, tiles), exact, sampled };
   }
 
-  /** How far the exact numbers of large heads are. */
-  async progress(which: Which, signal: AbortSignal = NEVER): Promise<ProgressAnswer> {
-    const all = await this.each<Question & { kind: "progress" }>(which, { kind: "progress" }, signal);
+  /** How far the exact numbers of large heads are; a live host goes on with them meanwhile. */
+  async progress({ terms, ...which }: Which): Promise<ProgressAnswer> {
+    const all = [];
+    for (const { layer, head } of terms ?? [which])
+      all.push(await this.host.ask({ kind: "progress", layer, head, hidden: which.hidden }, NEVER));
     const done = all.reduce((sum, one) => sum + one.done / all.length, 0);
     const isKnown = all.every(({ seconds }) => seconds !== null);
     return { done, seconds: isKnown ? all.reduce((sum, one) => sum + Number(one.seconds), 0) : null };
@@ -104,8 +106,8 @@ export class Source {
   }
 
   /** Of a live host. */
-  async overview(layer: number): Promise<SmallNumbers> {
-    return (await this.host.ask({ kind: "overview", layer }, NEVER)).overview;
+  overview(layer: number): Promise<SmallNumbers> {
+    return this.host.ask({ kind: "overview", layer }, NEVER);
   }
 
   /** Of a live host. */

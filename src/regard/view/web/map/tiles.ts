@@ -17,7 +17,7 @@ export type Tile = TileAnswer & { place: Place; stale: boolean };
 
 const ROOM = 96 * 2 ** 20; // bytes
 const AT_ONCE = 4;
-const AGAIN = 500; // milliseconds between two looks at whether exact numbers are there
+const AGAIN = 200; // milliseconds between two questions for how far the exact numbers are
 
 /** @returns whose tiles they are */
 export function owner({ layer, head, hidden, terms }: Which): string {
@@ -35,6 +35,8 @@ export class Tiles {
   wanted: Wanted[] = [];
   progress: ProgressAnswer | null = null;
   private looking = 0;
+  private isFollowing = false;
+  private took = 0; // milliseconds, the last answer about progress
 
   /** @param onNews a tile came, or how far the exact numbers are */
   constructor(
@@ -109,26 +111,29 @@ export class Tiles {
   /** Asks for samples again once the exact numbers are there. */
   private look() {
     clearTimeout(this.looking);
-    if (!this.sample()) {
-      this.progress = null;
-      return;
+    const sample = this.sample();
+    if (!sample) this.progress = null;
+    else if (!this.isFollowing) this.looking = setTimeout(() => void this.follow(sample.which), AGAIN - this.took);
+  }
+
+  /** Asks how far the exact numbers are; a live host works on them meanwhile. */
+  private async follow(which: Which) {
+    this.isFollowing = true;
+    const start = performance.now();
+    try {
+      this.progress = await this.source.progress(which);
+    } catch (error) {
+      return this.onTrouble(error as Error);
+    } finally {
+      this.isFollowing = false;
     }
-    this.looking = setTimeout(async () => {
-      const sample = this.sample();
-      if (!sample) return;
-      try {
-        this.progress = await this.source.progress(sample.which, new AbortController().signal);
-      } catch (error) {
-        return this.onTrouble(error as Error);
+    this.took = performance.now() - start;
+    if (this.progress.done >= 1)
+      for (const { name } of this.wanted) {
+        const tile = this.kept.get(name);
+        if (tile) tile.stale = !tile.exact;
       }
-      if (this.progress.done >= 1) {
-        for (const { name } of this.wanted) {
-          const tile = this.kept.get(name);
-          if (tile) tile.stale = !tile.exact;
-        }
-      }
-      this.ask();
-      this.onNews();
-    }, AGAIN);
+    this.ask();
+    this.onNews();
   }
 }

@@ -80,8 +80,6 @@ export type SegmentsQuestion = {
 };
 /** The small maps of a layer: a byte for each block, in base64; sampled as in a tile. */
 export type SmallNumbers = { rows: number; columns: number; maximum: number; levels: string; sampled?: number | null };
-/** The small maps of a layer. */
-export type OverviewAnswer = { overview: SmallNumbers };
 /** The small maps of a layer, of a live host. */
 export type OverviewQuestion = { kind: "overview"; layer: number };
 /** The kind of a head in this text, where a trial gave its name. */
@@ -102,7 +100,7 @@ export type Answers = {
   progress: ProgressAnswer;
   steps: StepsAnswer;
   segments: Values;
-  overview: OverviewAnswer;
+  overview: SmallNumbers;
   heads: HeadsAnswer;
 };
 

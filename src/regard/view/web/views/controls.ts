@@ -1,7 +1,7 @@
 /** The bar and the stage's head: words to press, each showing the state it changes. */
 
 import { isOfBlocks } from "../data/bounds";
-import { byId, offerNumbers } from "../dom";
+import { byId, element, offerNumbers } from "../dom";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";
 import { headNumber, layerName, ownLayers, type Token } from "../protocol/recording";
@@ -42,8 +42,9 @@ export class Controls {
     const { q_len, kv_len } = layers[0];
     const tokens = q_len === kv_len ? counted(q_len, "token") : `${grouped(q_len)} × ${counted(kv_len, "token")}`;
     const size = `${counted(layers.filter(({ part }) => !part).length, "layer")} × ${counted(heads, "head")}`;
-    const about = [model, tokens, size, refused && `${counted(refused, "layer")} refused`];
-    byId("about").textContent = about.filter(Boolean).join(" · ");
+    const numbers = [tokens, size, ...(refused ? [`${counted(refused, "layer")} refused`] : [])];
+    const parts = [...(model ? [model] : []), ...numbers.map((text) => element("span", {}, text))];
+    byId("about").replaceChildren(...parts.flatMap((part, i) => (i > 0 ? [" · ", part] : [part])));
   }
 
   /** @param event any button with data-set="name=value" or data-key="a key" */

@@ -9,7 +9,7 @@ import { byId, choice, element, moreColumns, moving } from "../dom";
 import { inCell } from "../map/map";
 import { legendOf } from "../map/legend";
 import { level, tintOf } from "../maths/colours";
-import { counted, lasting, share } from "../maths/numbers";
+import { counted, share } from "../maths/numbers";
 import { isWhole } from "../protocol/recording";
 import type { Session } from "../session";
 import { WORDS, type State } from "../state";
@@ -21,7 +21,6 @@ import type { Legend, Table, View } from "../view";
 /** Shares: (queries, keys). */
 type Found = { queries: Part[]; keys: Part[]; shares: Float32Array };
 
-const AGAIN = 500; // milliseconds
 const NUMBERED = 14; // columns that have room for their numbers
 const FIFTH = 5;
 const LEAST = 0.001; // of the attention, that goes to no part, to be worth a sentence
@@ -70,32 +69,16 @@ export class SegmentsView implements View {
     this.found.value = null;
     if (queries.length === 0 || keys.length === 0) return this.fail(NO_PARTS);
     if (partial) return this.fail(missing(layers, partial.layer, "what parts give to each other"));
-    const asking = `Asking ${counted(terms.length, "head")} …`;
-    this.write(asking);
+    this.write(`Asking ${counted(terms.length, "head")} …`);
     const spans = { queries: queries.map(({ span }) => span), keys: keys.map(({ span }) => span) };
     void this.latest.ask(
-      (signal) => {
-        const looking = setInterval(() => void this.look(asking, which, signal), AGAIN);
-        return this.session.source.segments(which, spans, signal).finally(() => clearInterval(looking));
-      },
+      (signal) => this.session.source.segments(which, spans, signal),
       (shares) => (this.found.value = { queries, keys, shares }),
       (error) => {
         this.fail("");
         this.session.damaged(error, this);
       },
     );
-  }
-
-  /** How far the pass over a long head is, which the sums wait for. */
-  private async look(asking: string, which: Which, signal: AbortSignal) {
-    try {
-      const { done, seconds } = await this.session.source.progress(which, signal);
-      if (done >= 1 || signal.aborted || this.found.peek()) return;
-      const left = seconds === null ? "" : `, ${lasting(seconds)}`;
-      this.write(`${asking} Looking at the whole head: ${Math.floor(100 * done)} %${left}`);
-    } catch {
-      // What is wrong, the sums themselves say.
-    }
   }
 
   private fail(text: string) {
