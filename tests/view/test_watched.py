@@ -80,17 +80,16 @@ def test_a_sample_of_a_long_layer_ends_between_its_rows(monkeypatch: pytest.Monk
     assert leaves.asked == 3
 
 
-def test_parts_at_the_ends_of_cells_end_between_blocks_of_rows(
+def test_segments_end_between_blocks_of_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(head_tiles, "AT_ONCE", 0)
-    monkeypatch.setattr(head_tiles, "STRIP_SCORES", 10)
+    in_blocks_of(10, monkeypatch)
     with Answers(seen("a")) as answers:
-        answers.column(Which(0, 0), 0)  # waits for the pass
         counts = Leaves(10**6)
         answers.segments(Which(0, 0), PARTS, PARTS, wanted=counts)
         with pytest.raises(Gone):
             answers.segments(Which(0, 0), PARTS, PARTS, wanted=Leaves(counts.asked - 20))
+    assert counts.asked == 30
 
 
 def test_the_layers_whose_heads_are_known_are_not_asked_again(

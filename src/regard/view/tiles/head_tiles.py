@@ -22,6 +22,7 @@ from regard.reductions.products import WeightTile, scores_at
 from regard.reductions.sums import Segments
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
+from regard.view.tiles.layer_survey import reduced
 from regard.view.tiles.protocol import TileAnswer
 from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
 
@@ -243,21 +244,18 @@ class HeadTiles:
             keys: the same.
             pause: as in ``advance``.
         """
-        shares: list[Tensor] = []
-        height = max(1, STRIP_SCORES // self.shape[1])
-        for start, stop in queries:
-            total, count = torch.zeros(len(keys), dtype=torch.float64, device="cpu"), 0
-            for first in range(start, stop, height):
-                pause()
-                rows = range(first, min(first + height, stop))
-                question = Segments([(rows.start, rows.stop)], keys)
-                means, normalizers = self.matrix.reduce(question, RowNormalizers(rows))
-                total += means[0].cpu().double() * len(rows)
-                # If keys are set aside, the mean is over the queries that have others.
-                has_keys = int((normalizers[:, 0] != -torch.inf).sum())
-                count += has_keys if self._has_aside else len(rows)
-            shares.append(total / max(1, count))
-        return torch.stack(shares).float()
+        question = Segments(queries, keys)
+        if not self._has_aside:
+            return reduced(self.matrix, [question], lambda _: pause())[0].float().cpu()
+        # The mean is over the queries that have other keys than those that are set aside.
+        rows = question.rows(self.shape[0])
+        means, normalizers = reduced(
+            self.matrix, [question, RowNormalizers(rows)], lambda _: pause()
+        )
+        has_keys = (normalizers[:, 0] != -torch.inf).to(means)
+        parts = [slice(start - rows.start, stop - rows.start) for start, stop in queries]
+        with_keys = torch.stack([has_keys[part].mean() for part in parts])
+        return (means / with_keys.masked_fill(with_keys == 0, 1)[:, None]).float().cpu()
 
     def _added_up(self, rows: range, columns: range, level: int) -> Tensor:
         """Return the means of cells, from the sums at the base."""
