@@ -80,23 +80,20 @@ test("a newer question takes the place of an older, whose answer and error nobod
 
 test("an answer finds who asked, and nobody waits for what was given up", async () => {
   const posted = [];
-  const waiting = new Waiting(
-    (message) => posted.push(message),
-    (id) => ({ kind: "drop", id }),
-  );
+  const waiting = new Waiting((message) => posted.push(message));
   const stop = new AbortController();
   const [one, two] = [
-    waiting.ask((id) => ({ kind: "row", id }), new AbortController().signal),
-    waiting.ask((id) => ({ kind: "row", id }), stop.signal),
+    waiting.ask({ kind: "row" }, new AbortController().signal),
+    waiting.ask({ kind: "row" }, stop.signal),
   ];
   stop.abort();
   await assert.rejects(two, { name: "AbortError" });
-  waiting.settle(1, "an answer");
-  assert.equal(await one, "an answer");
+  waiting.settle({ id: 1, values: "an answer" });
+  assert.deepEqual(await one, { values: "an answer" });
   assert.deepEqual(posted, [
     { kind: "row", id: 1 },
     { kind: "row", id: 2 },
-    { kind: "drop", id: 2 },
+    { kind: "forget", id: 2 },
   ]);
 });
 

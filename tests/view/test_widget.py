@@ -278,9 +278,9 @@ def framed(
 ) -> Iterator[Any]:
     """A page of nothing but the source, in a frame, beside a model that the widget answers."""
     source = """
-      import { Framed } from "./data/framed";
+      import { framed } from "./data/framed";
       import { Source } from "./data/source";
-      globalThis.source = new Source([], new Framed());
+      globalThis.source = new Source([], framed());
     """
     inner = f"<!doctype html><script>{pages.script_of(source)}</script>"
     page, frame = embedded(browser, widget, sent, tmp_path, inner)

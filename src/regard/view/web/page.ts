@@ -2,7 +2,7 @@
 
 import { effect, untracked } from "@preact/signals-core";
 import { beside } from "./data/compare";
-import { Framed } from "./data/framed";
+import { framed } from "./data/framed";
 import { Remote } from "./data/remote";
 import type { Host } from "./data/source";
 import { byId, element } from "./dom";
@@ -135,7 +135,7 @@ function remember({ store }: Session) {
 /** What answers for the heads of a recording that is not in the file. */
 function liveHost({ run }: Recording): Host {
   // A notebook's frame has no address of its own.
-  return location.protocol === "about:" ? new Framed() : new Remote(run);
+  return location.protocol === "about:" ? framed() : new Remote(run);
 }
 
 /** Asks a live host for the small maps and the kinds of all heads, those of the open layer first. */

@@ -5,28 +5,24 @@
 
 import type { Answers, Question } from "../protocol/questions";
 import { layerName, type LayerInfo } from "../protocol/recording";
-import { engine, type Message, type Reply } from "./engine";
+import { engine, type Message } from "./engine";
 import type { Host } from "./source";
 import { Damaged } from "./unpack";
-import { Waiting } from "./waiting";
+import { Waiting, type Reply } from "./waiting";
 
 export class Client implements Host {
   private loaded = new Set<number>();
   private taken = new Set<number>(); // layers whose numbers a page took out before it was saved
-  private post: (message: Message) => void;
-  private waiting: Waiting<Message, Reply>;
+  private post = connect((reply) => this.waiting.settle(reply));
+  private waiting = new Waiting(this.post);
 
   constructor(
     private readonly layers: LayerInfo[],
     private readonly sinksOf: (layer: number) => number[],
-  ) {
-    this.post = connect((answer) => this.waiting.settle(answer.id, answer));
-    this.waiting = new Waiting<Message, Reply>(this.post, (id) => ({ kind: "drop", id }));
-  }
+  ) {}
 
   async ask<Q extends Question>(question: Q, signal: AbortSignal): Promise<Answers[Q["kind"]]> {
-    if (question.kind === "overview" || question.kind === "heads")
-      throw new Error("a file knows these from the start.");
+    if (!("layer" in question)) throw new Error("a file knows all heads from the start.");
     const { layer } = question;
     const name = layerName(this.layers, layer);
     this.load(layer);
@@ -34,9 +30,11 @@ export class Client implements Host {
       throw new Damaged(
         `Layer ${name} is not in this copy: a browser saved it from an open page. Open the file itself to see the whole.`,
       );
-    const answer = await this.waiting.ask((id) => ({ ...question, id }), signal);
-    if (!("damage" in answer)) return answer as object as Answers[Q["kind"]];
-    throw new Damaged(`Layer ${name} of this file is damaged: ${answer.damage} Write the file again to see the whole.`);
+    return this.waiting.ask(question, signal).catch((error) => {
+      if (signal.aborted) throw error;
+      const said = `Layer ${name} of this file is damaged: ${error.message} Write the file again to see the whole.`;
+      throw new Damaged(said);
+    });
   }
 
   /** Hands over a layer the first time it is needed. */

@@ -7,10 +7,7 @@ import { addRow, extent, middle, type Extent } from "../maths/blocks";
 import { rowSteps } from "../maths/row_steps";
 import { allowed, maskOf, rowWeights, weightsOf, type Layer, type Which } from "../maths/softmax";
 import type {
-  Answers,
   ColumnQuestion,
-  HeadsQuestion,
-  OverviewQuestion,
   Question,
   RowQuestion,
   SegmentsQuestion,
@@ -20,17 +17,11 @@ import type {
 import type { LayerInfo } from "../protocol/recording";
 import { readLayer } from "./layer";
 import { blockSize, isStored, Pass } from "./pass";
+import type { Message as Asked, Reply } from "./waiting";
 
-/** What a host answers about one head. */
-type HeadQuestion = Exclude<Question, OverviewQuestion | HeadsQuestion>;
+type Load = { kind: "load"; layer: number; info: LayerInfo; raw: Record<string, Uint8Array>; sinks: number[] };
 
-export type Message =
-  | ({ id: number } & HeadQuestion)
-  | { id: number; kind: "drop" } // nobody waits for that answer any more
-  | { id: number; kind: "load"; layer: number; info: LayerInfo; raw: Record<string, Uint8Array>; sinks: number[] };
-
-/** An answer, or why there is none. */
-export type Reply = { id: number } & (Answers[HeadQuestion["kind"]] | { damage: string });
+export type Message = Asked | ({ id: number } & Load);
 
 const SLICE = 8; // milliseconds of work between two looks at what else was asked
 const PASSES = 12; // that are kept, 16 MB each
@@ -61,7 +52,7 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
   }
 
   /** @returns null: nobody waits */
-  async function answerTo(question: { id: number } & HeadQuestion, layer: Layer) {
+  async function answerTo(question: { id: number } & Question, layer: Layer) {
     const still = () => goesOn(question);
     switch (question.kind) {
       case "row":
@@ -78,6 +69,8 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
         return shares(layer, question, question, still);
       case "progress":
         return passes.get(passName(question))?.progress() ?? { done: 1, seconds: 0 };
+      default:
+        throw new Error("a file knows this from the start.");
     }
   }
 
@@ -120,7 +113,7 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
 
   return async (message) => {
     const { id } = message;
-    if (message.kind === "drop") return void wanted.delete(id);
+    if (message.kind === "forget") return void wanted.delete(id);
     if (message.kind === "load") {
       const reading = readLayer(message.info, message.raw, message.sinks);
       reading.catch(() => {}); // whoever asks about the layer is told
@@ -129,12 +122,12 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
     wanted.add(id);
     if (message.kind !== "segments") urgent.add(id);
     try {
-      const layer = await layers.get(message.layer);
+      const layer = "layer" in message && (await layers.get(message.layer));
       if (!layer || !wanted.has(id)) return;
       const found = await answerTo(message, layer);
       if (found && wanted.has(id)) answer({ id, ...found });
     } catch (error) {
-      answer({ id, damage: error instanceof Error ? error.message : String(error) });
+      answer({ id, error: error instanceof Error ? error.message : String(error) });
     } finally {
       wanted.delete(id);
       urgent.delete(id);

@@ -1,39 +1,41 @@
 /** Who waits for which answer. */
 
-/** Questions are sent away with a number, and answers come back with it. */
-export class Waiting<Sent, Got> {
-  private waiting = new Map<number, (answer: Got) => void>();
+import type { Answers, Question } from "../protocol/questions";
+import type { Host } from "./source";
+
+export type Message = { id: number } & (Question | { kind: "forget" }); // nobody waits for that answer any more
+
+/** An answer, or one sentence that says why there is none. */
+export type Reply = { id: number } & (Answers[Question["kind"]] | { error: string });
+
+/** A host behind messages, a worker or who frames the page: each answer has the number of its question. */
+export class Waiting implements Host {
+  private waiting = new Map<number, (reply: Reply) => void>();
   private id = 0;
 
-  /**
-   * @param post sends a question to the other side
-   * @param forget what is sent when nobody waits for an answer any more
-   */
-  constructor(
-    private readonly post: (message: Sent) => void,
-    private readonly forget: (id: number) => Sent,
-  ) {}
+  constructor(private readonly post: (message: Message) => void) {}
 
-  ask(question: (id: number) => Sent, signal: AbortSignal): Promise<Got> {
+  ask<Q extends Question>(question: Q, signal: AbortSignal): Promise<Answers[Q["kind"]]> {
     const id = ++this.id;
     return new Promise((resolve, reject) => {
       if (signal.aborted) return reject(signal.reason);
       const abort = () => {
-        if (this.waiting.delete(id)) this.post(this.forget(id));
+        if (this.waiting.delete(id)) this.post({ id, kind: "forget" });
         reject(signal.reason);
       };
       signal.addEventListener("abort", abort, { once: true });
-      this.waiting.set(id, (answer) => {
+      this.waiting.set(id, ({ id: _, ...answer }) => {
         this.waiting.delete(id);
         signal.removeEventListener("abort", abort);
-        resolve(answer);
+        if ("error" in answer) reject(new Error(answer.error));
+        else resolve(answer as Answers[Q["kind"]]);
       });
-      this.post(question(id));
+      this.post({ ...question, id });
     });
   }
 
-  settle(id: number, answer: Got) {
-    this.waiting.get(id)?.(answer);
+  settle(reply: Reply) {
+    this.waiting.get(reply?.id)?.(reply);
   }
 }
 

@@ -3,10 +3,10 @@
  * and whose answers come back from there. anywidget runs this module; nothing else imports it.
  */
 
-import type { Message, Reply } from "./framed";
+import type { Message, Reply } from "./waiting";
 
 /** What the kernel sends: the id of a question has the view that asked in front. */
-type Content = Omit<Reply, "id"> & { id: [view: string, id: number] };
+type Content = { id: [view: string, id: number] };
 type Listener = (content: Content | null, buffers: DataView<ArrayBuffer>[]) => void;
 
 export interface Model {
@@ -58,7 +58,7 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     try {
       model.send({ ...question, id: [view, question.id] });
     } catch {
-      for (const id of waiting) answer({ id, error: GONE, buffers: [] });
+      for (const id of waiting) answer({ id, error: GONE });
     }
   }
 
@@ -67,7 +67,9 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     heard = Date.now();
     look();
     const copies = buffers.map((bytes) => bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
-    answer({ ...content, id: content.id[1], buffers: copies });
+    const [values, mask] = copies;
+    const numbers = values && { values: new Float32Array(values), ...(mask && { mask: new Uint8Array(mask) }) };
+    answer({ ...content, ...numbers, id: content.id[1] } as Reply);
   }
 
   function answer(content: Reply) {
