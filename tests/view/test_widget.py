@@ -180,6 +180,14 @@ def test_a_wrong_question_is_answered_with_one_sentence(
     assert content == {"error": error}
 
 
+def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the page would wait for ever: nobody looks at a thread's error."""
+    monkeypatch.setattr(Answers, "row", lambda *_, **__: 1 / 0)
+    content, _ = asked({"kind": "row", **HEAD, "query": 0})
+    error = "regard could not answer: ZeroDivisionError: division by zero"
+    assert content == {"error": error}
+
+
 # The widget
 
 

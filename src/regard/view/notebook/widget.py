@@ -106,6 +106,9 @@ def reply(
         return None
     except RegardError as error:
         return {**name, "error": str(error).partition("\n")[0]}, []
+    except Exception as error:  # noqa: BLE001 - as of a server: the page waits for it
+        said = f"regard could not answer: {type(error).__name__}: {error}"
+        return {**name, "error": said}, []
     return {**name, **answer.content}, [memory(array) for array in answer.arrays]
 
 
