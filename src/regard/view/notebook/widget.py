@@ -19,7 +19,6 @@ from regard.view.export.page_file import means_page
 from regard.view.export.page_template import bundled, filled_template
 from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed
 from regard.view.tiles.manifest import live_layers, manifest
-from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone, Wanted
 from regard.view.tiles.page_opening import blind_opening
 from regard.view.tiles.page_questions import Threads, answered
@@ -95,13 +94,9 @@ def reply(
     name, kind = {"id": question.get("id")}, question.get("kind")
     if not isinstance(kind, str) or kind not in QUESTIONS:
         return {**name, "error": f"kind is {kind!r}; nothing of that kind is known."}, []
-    parameters = {
-        str(key): int(value) if isinstance(value, bool) else value
-        for key, value in question.items()
-        if key not in ("id", "kind")
-    }
+    parameters = {str(key): question[key] for key in question.keys() - {"id", "kind"}}
     try:
-        answer = answered(kind, parameters, answers, wanted)
+        content, arrays = answered(kind, parameters, answers, wanted)
     except Gone:
         return None
     except RegardError as error:
@@ -109,7 +104,7 @@ def reply(
     except Exception as error:  # noqa: BLE001 - as of a server: the page waits for it
         said = f"regard could not answer: {type(error).__name__}: {error}"
         return {**name, "error": said}, []
-    return {**name, **answer.content}, [memory(array) for array in answer.arrays]
+    return {**name, **content}, arrays
 
 
 def _pages(seen: Recording, title: str) -> tuple[str, str | None]:

@@ -52,10 +52,9 @@ from regard.text.escaping import visible
 from regard.view.export.page_template import filled_template
 from regard.view.tiles.head_tiles import WrongQuestionError
 from regard.view.tiles.manifest import live_layers, manifest
-from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Gone
 from regard.view.tiles.page_opening import blind_opening
-from regard.view.tiles.page_questions import Answer, Threads, answered
+from regard.view.tiles.page_questions import Threads, answered
 from regard.view.tiles.protocol import QUESTIONS
 
 _AT_ONCE = 2**24  # weights whose kinds of heads take a moment
@@ -442,22 +441,21 @@ def _is_another(path: Path, found: tuple[int, ...]) -> bool:
         return True
 
 
-def _sent(answer: Answer) -> Response:
+def _sent(content: dict[str, Any], arrays: list[bytes]) -> Response:
     """Arrays one after the other, with what they are in headers; what has none as JSON."""
-    if not answer.arrays:
-        text = json.dumps(answer.content, allow_nan=False, separators=(",", ":"))
+    if not arrays:
+        text = json.dumps(content, allow_nan=False, separators=(",", ":"))
         return Response(text, media_type="application/json")
-    known = {name: value for name, value in answer.content.items() if value is not None}
+    known = {name: value for name, value in content.items() if value is not None}
     headers = {f"X-{name.title()}": str(int(value)) for name, value in known.items()}
-    content = b"".join(memory(array) for array in answer.arrays)
-    return Response(content, headers=headers, media_type="application/octet-stream")
+    return Response(b"".join(arrays), headers=headers, media_type="application/octet-stream")
 
 
 async def _answer(kind: str, answers: Answers, threads: Threads, request: Request) -> Response:
     gone = threading.Event()
 
     def work() -> Response:
-        return _sent(answered(kind, request.query_params, answers, lambda: not gone.is_set()))
+        return _sent(*answered(kind, request.query_params, answers, lambda: not gone.is_set()))
 
     answering = asyncio.wrap_future(threads.submit(kind, work))
     leaving = asyncio.ensure_future(_left(request))

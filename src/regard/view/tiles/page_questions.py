@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from regard.view.tiles import protocol
 from regard.view.tiles.head_tiles import Place, WrongQuestionError
+from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Wanted, Which
 
 # Threads of each kind: a long answer never holds up a quick one, and some only wait for a pass.
@@ -21,21 +21,10 @@ _THREADS = {"quick": 2, "long": 2, "waiting": 32}
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """An answer.
-
-    Attributes:
-        content: what has a structure, as JSON can hold it; beside arrays, what they are.
-        arrays: numbers, float32 or uint8.
-    """
-
-    content: dict[str, Any] = field(default_factory=dict[str, Any])
-    arrays: tuple[Tensor, ...] = ()
-
-
-def answered(kind: str, parameters: Mapping[str, Any], answers: Answers, wanted: Wanted) -> Answer:
-    """Return the answer to a question of some kind.
+def answered(
+    kind: str, parameters: Mapping[str, Any], answers: Answers, wanted: Wanted
+) -> tuple[dict[str, Any], list[bytes]]:
+    """Return the answer to a question of some kind: what JSON can hold, and numbers as bytes.
 
     Raises:
         RegardError: it asks for what is not there, which its first line says.
@@ -57,11 +46,12 @@ def answered(kind: str, parameters: Mapping[str, Any], answers: Answers, wanted:
         parts = {"values": parts}
     arrays = {name: each for name, each in parts.items() if isinstance(each, Tensor)}
     content = {name: each for name, each in parts.items() if name not in arrays}
-    return Answer(msgspec.to_builtins(content), tuple(map(_as_sent, arrays.values())))
+    return msgspec.to_builtins(content), [_as_sent(each) for each in arrays.values()]
 
 
-def _as_sent(numbers: Tensor) -> Tensor:
-    return numbers.to(torch.uint8) if numbers.dtype == torch.bool else numbers.float()
+def _as_sent(numbers: Tensor) -> bytes:
+    """Return little-endian float32; of a mask, a byte each."""
+    return memory(numbers.to(torch.uint8) if numbers.dtype == torch.bool else numbers.float())
 
 
 def _value(name: str, given: Any) -> Any:

@@ -20,10 +20,8 @@ export class Remote implements Host {
 
   private async answer(question: Question, signal: AbortSignal): Promise<Answers[Question["kind"]]> {
     const { kind, ...parameters } = question;
-    const texts = Object.entries(parameters).map(([name, value]) => [
-      name,
-      JSON.stringify(typeof value === "boolean" ? Number(value) : value).replace(/^"(.*)"$/, "$1"),
-    ]);
+    const text = (value: unknown) => (typeof value === "string" ? value : JSON.stringify(value));
+    const texts = Object.entries(parameters).map(([name, value]) => [name, text(value)]);
     const answer = await fetched(`api/${kind}?${new URLSearchParams(texts)}`, { signal, headers: this.headers });
     if (answer.headers.get("Content-Type")?.startsWith("application/json")) return answer.json();
     const bytes = await answer.arrayBuffer();
