@@ -92,7 +92,7 @@ def test_a_column_is_the_means_of_its_blocks_where_a_query_may_attend(tmp_path: 
 @pytest.mark.parametrize("kind", ["steps", "segments"])
 def test_what_needs_every_weight_is_refused(kind: str, tmp_path: Path) -> None:
     (answer,) = asked(recorded(), [{"kind": kind, "query": 0}], tmp_path)
-    assert answer["damage"] == "not every weight of this layer is in this file."
+    assert answer["error"] == "not every weight of this layer is in this file."
 
 
 # The page
