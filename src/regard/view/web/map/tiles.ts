@@ -113,7 +113,12 @@ export class Tiles {
     clearTimeout(this.looking);
     const sample = this.sample();
     if (!sample) this.progress = null;
-    else if (!this.isFollowing) this.looking = setTimeout(() => void this.follow(sample.which), AGAIN - this.took);
+    else if (!this.isFollowing) {
+      const follow = () => void this.follow(sample.which);
+      // Browsers hold back the timers of hidden tabs, and the work is done while the page asks.
+      if (this.took < AGAIN) this.looking = setTimeout(follow, AGAIN - this.took);
+      else follow();
+    }
   }
 
   /** Asks how far the exact numbers are; a live host works on them meanwhile. */
