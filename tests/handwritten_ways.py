@@ -999,7 +999,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("scaled before", "by bools", "chosen by chance", "noise drawn before"), SUMS),
     **dict.fromkeys(("pooled keys, mean", "pooled keys, largest", "gpt-oss, product"), SUMS),
     **dict.fromkeys(("softmax one, stacked", "exponentials, heads by einsum"), SUMS),
-    **dict.fromkeys(("complex numbers",), UNMET),
+    "complex numbers": r"the weights of the softmax \(.*\) became sparse or complex numbers",
     "written out, squared": SUMS,
     **{name: UNMET for name in WHOLE if name.startswith("cell by cell")},
     **dict.fromkeys(("heads by einsum", "heads by linear"), "(a row sums|the least of them is)"),

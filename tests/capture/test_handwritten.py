@@ -201,8 +201,12 @@ def test_a_mask_for_each_head_is_no_batch() -> None:
 
 LINEAR: list[tuple[str, Callable[[Tensor], Tensor], str]] = [
     ("linear attention", lambda k: k.softmax(-2).mT, "product of several softmaxes"),
-    ("linear attention of exponentials", lambda k: k.exp().mT, "of no product of query and key"),
-    ("linear attention of features", lambda k: k.mT, "of no product of query and key"),
+    (
+        "linear attention of exponentials",
+        lambda k: k.exp().mT,
+        "of no matrix product of query and key",
+    ),
+    ("linear attention of features", lambda k: k.mT, "of no matrix product of query and key"),
 ]
 
 

@@ -70,6 +70,23 @@ def test_chosen_heads_have_the_weights_that_they_have_in_the_whole(
         close(part[name].to_dense(), matrix.to_dense()[..., heads, :, :])
 
 
+class ByHand(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        scores = x @ x.mT
+        return scores.softmax(-1) @ x
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 4), (6, 5, 4)], ids=["no heads", "heads in the batch"])
+def test_heads_are_not_chosen_from_an_axis_that_may_be_the_batch(shape: tuple[int, ...]) -> None:
+    with pytest.raises(regard.RegardError) as caught, regard.observe(model := ByHand(), heads=[1]):
+        model(torch.randn(shape))
+    assert str(caught.value).partition(": ")[2] == (
+        f"its weights have the shape ({shape[0]}, 5, 5), whose first axis may be heads, texts or "
+        "both, so heads= cannot choose among them.\n"
+        "    Observe it without heads=, and choose with seen[layer][index]."
+    )
+
+
 MASKED = {
     "causal": {"mask": regard.Causal()},
     "top left": {"mask": regard.Causal(align="top-left")},

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as torch_map
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
@@ -633,6 +634,15 @@ def halves(m: Tokens, x: Tensor, heads: int = 1) -> Tensor:
     return (torch.stack(norms, -1).softmax(-1)[..., None, :] * torch.stack(outputs, -1)).sum(-1)
 
 
+def learned_edges(m: Tokens, x: Tensor, least: float = 0.0) -> Tensor:
+    """Graph attention: a learned score of each edge, normalised over the edges of each node."""
+    to, of = torch.ones(T, T).tril().nonzero().T
+    scores = m.score(x[0])[:, 0]
+    powers = torch.nn.functional.leaky_relu(scores[to] + scores[of]).exp()
+    weights = powers / (torch.zeros(T).index_add(0, to, powers)[to] + least)
+    return torch.zeros(1, T, D).index_add(1, to, (weights[:, None] * x[0][of])[None])
+
+
 def edges(m: Tokens, x: Tensor) -> Tensor:
     """The past of each token as a list of pairs, as in a graph."""
     to, of = torch.ones(T, T).tril().nonzero().T
@@ -704,6 +714,14 @@ SILENT: dict[str, Callable[[Any, Tensor], Tensor]] = {
     ),
 }
 NAMED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "edges of a learned score": learned_edges,
+    "edges of a learned score, bounded": partial(learned_edges, least=1e-16),
+    "in a function of another operation": lambda m, x: torch_map(
+        lambda y: (m.query(y) @ y.mT).softmax(-1) @ y, x
+    ),
+    "one query of one feature": lambda m, x: torch.einsum(
+        "bqk,bkd->bqd", torch.einsum("bqd,bkd->bqk", m.score(x[:, :1]), m.score(x)).softmax(-1), x
+    ),
     "sigmoid": lambda m, x: (m.query(x) @ x.mT).sigmoid() @ x,
     "linear": lambda m, x: m.query(x).exp() @ (x.exp().mT @ x),
     "hard": lambda m, x: x.gather(1, (m.query(x) @ x.mT).argmax(-1)[..., None].expand(-1, -1, D)),
@@ -752,6 +770,51 @@ def test_no_attention_is_ignored(run: Callable[[Any, Tensor], Tensor]) -> None:
 )
 def test_other_attention_is_named(run: Callable[[Any, Tensor], Tensor]) -> None:
     assert observed(Tokens(run))[1]
+
+
+FATES: dict[str, tuple[Change, str]] = {
+    "csr": (lambda w: w.to_sparse_csr() @ w, "became sparse or complex numbers"),
+    "bsr": (lambda w: w.to_sparse_bsr((2, 2)) @ w, "became sparse or complex numbers"),
+    "coo": (lambda w: torch.sparse.mm(w.to_sparse(), w), "became sparse or complex numbers"),
+    "sparse value": (lambda w: w @ torch.eye(T).to_sparse_csr(), "meet sparse or complex numbers"),
+    "complex": (
+        lambda w: (w.to(torch.complex64) @ (torch.eye(T) * 1j)).imag,
+        "became sparse or complex numbers",
+    ),
+    "covariance": (
+        lambda w: torch.cov(torch.eye(T).cos(), aweights=w[0]),
+        "a value has multiplied them element by element before, and the least of them is",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(("meet", "fate"), FATES.values(), ids=FATES)
+def test_a_refusal_says_what_was_done_to_the_weights(meet: Change, fate: str) -> None:
+    _, messages = observed(Tokens(lambda m, x: meet((m.query(x[0]) @ x[0].mT).softmax(-1))))
+    assert fate in messages[0]
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_attention_in_a_branch_of_torch_cond_is_recorded(learns: bool) -> None:
+    def attend(x: Tensor) -> Tensor:
+        return (model.query(x) @ model.query(x).mT).softmax(-1) @ x
+
+    model = Tokens(lambda _, x: torch.cond(x.sum() > x.sum() - 1, attend, torch.sin, (x,)))
+    x = torch.randn(2, T, D)
+    with torch.set_grad_enabled(learns):
+        expected, weights = model(x), (model.query(x) @ model.query(x).mT).softmax(-1)
+        with regard.observe(model, strict=True) as seen:
+            output = model(x)
+    assert torch.equal(output, expected)
+    assert error(seen[0].to_dense().detach(), weights.detach()) <= 1e-6
+
+
+def test_parameters_that_pytorch_computes_are_no_scores() -> None:
+    model = Tokens(lambda m, x: (m.query(x) @ x.mT).softmax(-1) @ x)
+    model.query = nn.utils.parametrizations.orthogonal(model.query)
+    seen, messages = observed(model)
+    assert (list(seen), messages) == (["layer", "plain"], [])
 
 
 def chosen_queries(m: Tokens, x: Tensor) -> Tensor:

@@ -226,6 +226,26 @@ def test_each_of_several_weights_finds_its_own_value_after_other_products() -> N
     assert torch.equal(seen.value(1), model.value(x))
 
 
+class TwoValues(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (x @ x.mT).softmax(-1)
+        return weights @ x + (weights @ x.sin()).tanh()
+
+
+@torch.no_grad()
+def test_weights_that_meet_two_values_are_recorded_with_each_of_them() -> None:
+    x = torch.randn(2, 3, 5, 6)
+    with regard.observe(model := TwoValues(), keep="qkv", strict=True) as seen:
+        model(x)
+    assert list(seen) == ["TwoValues", "TwoValues#2"]
+    assert torch.equal(seen[0].to_dense(), seen[1].to_dense())
+    assert torch.equal(seen.value(0), x)
+    assert torch.equal(seen.value(1), x.sin())
+    with regard.observe(model) as seen:
+        model(x)
+    assert list(seen) == ["TwoValues"]
+
+
 @torch.no_grad()
 def test_keys_that_no_query_attends_to_keep_their_value() -> None:
     class First(nn.Module):

@@ -20,6 +20,7 @@ class Product:
         right: (batch, columns, depth).
         modules: the names of the modules that were running when the product was computed.
         line: its ``file:line``.
+        call: the Python instruction that ran it.
         gathered: True if an index chose the rows of a factor.
         parameter: the factor that is a parameter; None if both are activations.
         sources: the model's own tensors, if they have a graph; a checkpoint does not hold them.
@@ -29,6 +30,7 @@ class Product:
     right: Tensor
     modules: tuple[str, ...]
     line: str
+    call: tuple[int, int]
     gathered: bool
     parameter: Tensor | None = None
     sources: tuple[Tensor, ...] = ()

@@ -11,7 +11,7 @@ all of it. Dropout is the one step that is looked through.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 from weakref import WeakSet
@@ -39,6 +39,7 @@ from regard.capture.weight_tracks import (
     Softmax,
     Track,
     apart_from_heads,
+    are_dense_reals,
     axes_of_copy,
     evidence_of,
     geometry,
@@ -96,6 +97,8 @@ class Met:
         has_gradient: True if gradients flow to the weights.
         lines: the ``file:line`` of its product, its softmax and its product with the value, by
             "product", "softmax" and "value".
+        is_one_call: True if one function ran both products, as ``scaled_dot_product_attention``.
+        is_again: True if the module has multiplied the same weights with another value before.
     """
 
     name: str
@@ -104,6 +107,8 @@ class Met:
     evidence: Evidence | None
     has_gradient: bool
     lines: Mapping[str, str]
+    is_one_call: bool = False
+    is_again: bool = False
 
     def matrix(self, *, gradients: bool = False) -> AttentionMatrix:
         """Return the matrix of query and key if they give all the weights, else of the weights.
@@ -160,6 +165,8 @@ class MetValue:
         self._multiplied: Storages[bool] = Storages()  # products of two activations, by element
         self._factors: Storages[_Factors] = Storages()
         self._powers: Storages[bool] = Storages()
+        self._chosen: Storages[bool] = Storages()  # numbers that an index chose
+        self._of_groups: Storages[str] = Storages()  # powers over their sum in a group: the line
         self._projected: Storages[int] = Storages()  # features of a linear layer: their rows
         self._with_norm: Storages[bool] = Storages()  # scores whose logsumexp was taken
         self._with_softmax: Storages[bool] = Storages()
@@ -212,10 +219,14 @@ class MetValue:
 
     def _give_up(self, softmax: Softmax) -> None:
         if not softmax.is_met and softmax.name is not None and softmax.is_written_out:
-            how = f"exponentials of scores ({softmax.line}) meet no value in a product of matrices"
+            fate = softmax.fate or "meet no value in a product of matrices"
+            how = f"exponentials of scores ({softmax.line}) {fate}"
             self._absence.note_missing(softmax.name, how, is_certain=False)
         elif not softmax.is_met and softmax.name is not None:
-            self._leave(softmax.name, _UNMET.format(softmax.line), softmax.line)
+            reason = _UNMET.format(softmax.line)
+            if softmax.fate:
+                reason = _UNREAD.format(softmax.line, softmax.fate)
+            self._leave(softmax.name, reason, softmax.line)
         softmax.meet()
 
     # Products
@@ -225,6 +236,10 @@ class MetValue:
         self._note_gradients(operation)
         self._absence.note_product(operation)
         factors = list(tensors_in(operation.args))
+        if not all(map(are_dense_reals, factors)):
+            self._note_fate(operation, factors, "meet sparse or complex numbers")
+            if not all(each.layout == torch.strided for each in factors):
+                return
         projects = any(map(self._parameters.projects, factors))
         output = cast(Tensor, operation.output)
         if projects and output.ndim:
@@ -236,6 +251,16 @@ class MetValue:
         with apart():
             product = written(operation.func, operation.args, operation.kwargs)
         self._combine(operation, product, projects=projects)
+
+    def _note_fate(self, operation: Operation, inputs: Iterable[Tensor], fate: str) -> None:
+        """Note what was done to weights, in case that they meet no value."""
+        for track in map(self._tracks.of, inputs):
+            if track is not None and track.softmax is not None:
+                fate = (
+                    track.softmax.fate
+                    or f"{fate} ({operation.line()}), whose products are not read"
+                )
+                track.softmax.fate = fate
 
     def _combine(self, operation: Operation, product: Written, *, projects: bool) -> None:
         """Handle a product: one of weights and a value, of a parameter, or a new one of scores."""
@@ -277,13 +302,16 @@ class MetValue:
         left, right = written_.left, written_.right.mT
         gathered = any(self._gathered.of(factor) for factor in (left, right))
         owned = [factor for factor in (left, right) if self._parameters.has(factor)]
-        if len(owned) == 2:
+        running = operation.running()
+        # PyTorch's parametrizations compute a parameter from others.
+        if len(owned) == 2 or any(".parametrizations." in f".{name}." for name in running):
             return
         product = Product(
             left,
             right,
-            operation.running(),
+            running,
             operation.line(),
+            operation.instruction(),
             gathered=gathered,
             parameter=owned[0] if owned else None,
             sources=tuple(each for each in tensors_in(operation.args) if each.requires_grad),
@@ -363,6 +391,8 @@ class MetValue:
                 fault = None if explained(evidence, gradients=False) is not None else fault
         if fault is None and product.alpha != 1:
             fault = "their product with the value is scaled"
+        if fault is not None and self._factors.of(side) is not None:
+            fault = f"a value has multiplied them element by element before, and {fault}"
         if fault is not None:
             self._tell_changed(operation, track, side, value)
             if softmax is not None and not softmax.is_written_out:
@@ -370,8 +400,9 @@ class MetValue:
             self._suspect(operation, track, fault)
             return False
         name, lines = self._owner(operation, track) or "", lines_of(operation, track)
-        flows = _has_gradient(operation, side)
-        met = Met(name, weights, met_value, evidence, flows, lines)
+        flows, product_of = _has_gradient(operation, side), track.product
+        is_one_call = product_of is not None and product_of.call == operation.instruction()
+        met = Met(name, weights, met_value, evidence, flows, lines, is_one_call)
         self._meet(operation, track, met, shaped, value)
         self._outputs.put(cast(Tensor, operation.output), (name, self._softmaxes))
         return True
@@ -392,7 +423,8 @@ class MetValue:
             users = [name for name, used in softmax.parts if used == part]
             if users and evidence is not None and evidence.is_exact:
                 if met.name in users:
-                    return  # the weights of the softmax are used again, unchanged
+                    self._record(replace(met, is_again=True))
+                    return
                 met = replace(met, name=operation.module() or "")  # by another layer
         if not met.name:
             return
@@ -468,7 +500,7 @@ class MetValue:
         self, operation: Operation, softmax: Softmax, value: Tensor, *, is_certain: bool = True
     ) -> None:
         """Note the softmax of anything but a product of activations, which multiplies a value."""
-        how = f"a softmax ({softmax.line}) of no product of query and key multiplies a value"
+        how = f"a softmax ({softmax.line}) of no matrix product of query and key multiplies a value"
         if self._is_stored(value):
             how = f"a softmax ({softmax.line}) multiplies a parameter, so its values are learned"
         if (name := operation.module()) is not None:
@@ -685,6 +717,8 @@ class MetValue:
             size = sum(tensor.numel() for _, tensor in inputs if tensor.shape == source.shape)
         outputs += [each for each in changed if not any(each is output for output in outputs)]
         for output in outputs:
+            if not are_dense_reals(output):
+                self._note_fate(operation, [source], "became sparse or complex numbers")
             earlier = self._tracks.of(output)
             if earlier is not None and not any(output is each for each in changed):
                 earlier.note_view(output)
@@ -790,6 +824,10 @@ class MetValue:
                 return True
         self._note_factors(output, first, second)
         for weights, value in pairs:
+            line, name = self._of_groups.of(weights), operation.module()
+            if line is not None and name is not None and output.numel() > weights.numel():
+                how = f"a softmax over the edges of a graph ({line}) multiplies a value"
+                self._absence.note_missing(name, how)
             track = self._tracks.of(weights)
             softmax = None if track is None else track.softmax
             if softmax is None or softmax.is_of_scores or output.numel() <= 2 * weights.numel():
@@ -830,6 +868,8 @@ class MetValue:
         rows = self._projected.of(source)
         if rows is not None and isinstance(bias, Tensor) and self._parameters.has(bias):
             self._projected.put(operation.output, rows)
+        if self._chosen.of(source):
+            self._chosen.put(operation.output, True)
         self.follow(operation)
 
     def _divide(self, operation: Operation) -> None:
@@ -842,6 +882,8 @@ class MetValue:
             if self._powers.of(dividend) and self._tracks.of(output) is None:
                 self._normalise(operation)
         else:
+            if self._powers.of(dividend) and self._chosen.of(divisor):
+                self._of_groups.put(output, operation.line())
             self.follow(operation)
 
     def _sum(self, operation: Operation) -> None:
@@ -897,6 +939,8 @@ class MetValue:
     def _gather(self, operation: Operation) -> None:
         """Note tensors whose rows an index chose, so that they are no tokens in order."""
         source, output = operation.args[0], operation.output
+        if not self._parameters.has(source):
+            self._chosen.put(output, True)
         # A table, such as one of positions, has no axis for a batch, and rows that are no tokens.
         is_source = source.ndim > 2 or (source.ndim == 2 and not self._is_stored(source))
         if is_source and source.is_floating_point() and (axes := _axes_of_rows(operation)):
@@ -1047,6 +1091,10 @@ _UNMET = (
     "the weights of the softmax ({}) met no value in a product that observe reads.\n"
     "    Multiply them with the value as weights @ value, not element by element. If they are the "
     "likeness of two inputs, as in CLIP, there is no value, and nothing is missing."
+)
+_UNREAD = (
+    "the weights of the softmax ({}) {}.\n"
+    "    Multiply them with the value as a dense tensor of real numbers."
 )
 _LEARNED_SINK = (
     "its weights beside a sink sum to less than 1, and gradients flow to more than its query, key, "

@@ -13,7 +13,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_map
 
 from regard.capture.distribution import (
@@ -40,7 +40,7 @@ from regard.capture.selection import Selection
 from regard.capture.storages import storage_key, tensors_in
 from regard.capture.uncompiled import check_compiled, uncompiled_if
 from regard.capture.weight_tracks import has_packed_heads
-from regard.errors import RegardError, is_sharded
+from regard.errors import RegardError, is_sharded, shape_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.linear_map import LinearMap, watched_products
 from regard.recording.recording import Recording
@@ -99,7 +99,9 @@ def observe(
         model: any module: Hugging Face with any ``attn_implementation``, timm, your own.
         layers: the layers to record: names of modules, or positions in the order they run. The
             default is all layers.
-        heads: the heads to record: indices or a slice. The default is all heads.
+        heads: the heads to record: indices or a slice, on the axis before the queries. The default
+            is all heads. A layer that is written by hand with three axes, which may merge texts
+            and heads, is refused.
         queries: the queries to record, a slice of positions such as ``slice(-64, None)``. The
             default is all queries.
         keep: "qk" records query and key; "qkv" also records the value, for ``seen.value(name)``.
@@ -321,6 +323,8 @@ class _Watch:
             return self._safe(self._fused)
         if unread_attention(func) is not None:
             return self._safe(self._unread)
+        if isinstance(func, HigherOrderOperator):
+            return self._safe(self._note_function)
         listener = self._handwritten.listener_of(func)
         if listener is None and (self._has_processes or torch.is_grad_enabled()):
             listener = self._handwritten.follow
@@ -417,6 +421,11 @@ class _Watch:
             reason = _UNREAD.format(unread_attention(operation.func))
             self._refuse(name, reason, operation.line())
 
+    def _note_function(self, operation: Operation) -> None:
+        if (name := operation.module()) is not None:
+            how = f"it may be in a function that {operation.func} runs ({operation.line()})"
+            self.absence.note_missing(name, how, is_certain=False)
+
     def _flexible(self, operation: Operation) -> None:
         self._keep(operation, lambda: read_flex(operation))
 
@@ -467,7 +476,8 @@ class _Watch:
 
     def _record_met(self, met: Met) -> None:
         """Record an attention that is written by hand."""
-        if self._multiplying or self.absence.is_compiled:
+        is_in_vain = met.is_again and not self._recorder.selection.values
+        if self._multiplying or self.absence.is_compiled or is_in_vain:
             return
         self.absence.note_attention(met.name)
         if forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage]
@@ -478,6 +488,9 @@ class _Watch:
             with apart(), torch.set_grad_enabled(gradients):
                 if self._recorder.skips(met.name):
                     return
+                is_merged = met.weights.ndim == 3 and not met.is_one_call
+                if is_merged and self._recorder.selection.heads is not None:
+                    raise ValueError(_NO_HEADS.format(shape_text(met.weights.shape)))
                 matrix = met.matrix(gradients=gradients)
                 if matrix.mask is not None and bool(met.weights.isnan().any()):
                     self.absence.note_nan(met.name)
@@ -519,8 +532,12 @@ class _Watch:
 
 
 _TANGENTS = (
-    "it ran in forward-mode differentiation (jvp, jacfwd), in which weights also meet tangents of "
-    "the value.\n    Observe a run of the model beside it."
+    "it ran in forward-mode differentiation (jvp, jacfwd, linearize), in which weights also meet "
+    "tangents of the value.\n    Observe a run of the model beside it."
+)
+_NO_HEADS = (
+    "its weights have the shape {}, whose first axis may be heads, texts or both, so heads= cannot "
+    "choose among them.\n    Observe it without heads=, and choose with seen[layer][index]."
 )
 _EAGER = 'observe(..., compiled="eager")'
 _UNREAD = (

@@ -95,6 +95,7 @@ class Recorder:
     """A recorder of the selected part of each attention.
 
     Attributes:
+        selection: the selected part.
         without: the layers in which this process has none of the selected heads.
         problems: the reasons why parts of the selection are missing; complete after ``close``.
         graph: the tensors of the model that gradients flow to.
@@ -123,14 +124,14 @@ class Recorder:
         self.problems = Problems()
         self.graph = GraphTensors()
         self._seen = seen
-        self._selection = selection or Selection()
+        self.selection = selection or Selection()
         self._path = None if path is None else check_path(path)
         if self._path is not None and seen.shard is not None:
             self._path = seen.shard.file(self._path)
         self._distribution = distribution
         self.without: dict[str, None] = {}
         self._spool = None if self._path is None else self._begun(self._path)
-        self._tensor_copies = TensorCopies(self._selection.device, self._spool)
+        self._tensor_copies = TensorCopies(self.selection.device, self._spool)
         self._indices: dict[str, int] = {}
         self._origins: dict[str, Origin] = {}
         self._names: dict[str, list[str]] = {}  # the names of the layers of each module
@@ -145,9 +146,9 @@ class Recorder:
 
     def _begun(self, path: Path) -> Spool:
         """Begin the spool of a file, after all checks."""
-        for reduction in self._selection.reductions:
+        for reduction in self.selection.reductions:
             plain_reduction(reduction)
-        queries = self._selection.queries
+        queries = self.selection.queries
         part = spool_of(check_target(path))
         check_replaceable(part)
         try:
@@ -191,7 +192,7 @@ class Recorder:
     def skips(self, name: str) -> bool:
         """Return True if an attention that a module has just run is not selected, and count it."""
         index = self._indices.setdefault(name, len(self._indices))
-        if name not in self._refused and self._selection.has_layer(name, index):
+        if name not in self._refused and self.selection.has_layer(name, index):
             return False
         self._count += 1
         self._report_progress()
@@ -218,7 +219,7 @@ class Recorder:
         index = self._indices.setdefault(name, len(self._indices))
         if "meta tensor" in reason:  # a message of PyTorch
             reason = WITHOUT_NUMBERS
-        if cause is not None or self._selection.has_layer(name, index):
+        if cause is not None or self.selection.has_layer(name, index):
             self.problems.add(_REFUSED, name, reason, cause)
             if name not in self._refused:
                 self._seen.refused.append(Refusal(name, line, reason))
@@ -248,7 +249,7 @@ class Recorder:
         if any(map(is_sharded, matrix.source.tensors)):
             self.refuse(name, GATHERED)
             return
-        if name in self._refused or not self._selection.has_layer(name, index):
+        if name in self._refused or not self.selection.has_layer(name, index):
             with torch.no_grad():
                 value = None if read_value is None else read_value()
                 self._runs.follow(name, _call_of(matrix, value), matrix.mask, value)
@@ -257,7 +258,7 @@ class Recorder:
             self.refuse(name, WITHOUT_NUMBERS)
             return
         # Files, copies on another device and answers hold no graph.
-        numbers = self._path or self._selection.device or self._selection.reductions
+        numbers = self._path or self.selection.device or self.selection.reductions
         gradients = gradients and not numbers
         if not (gradients or numbers) and is_checkpointed_without_graph():
             self.refuse(name, _CHECKPOINTED)
@@ -278,7 +279,7 @@ class Recorder:
 
         some_value = None if read_value is None else value_of_part
         with torch.inference_mode(False), torch.no_grad():
-            if self._selection.names is not None or heads.numbers is not None:
+            if self.selection.names is not None or heads.numbers is not None:
                 self._origins[name] = Origin(index, heads.numbers)
             if (reason := self._too_large(name, part)) is not None:
                 self.refuse(name, reason)
@@ -292,9 +293,9 @@ class Recorder:
 
     def _too_large(self, name: str, part: AttentionMatrix) -> str | None:
         """Return why the weights of a call cannot be kept in memory; None if they can."""
-        if self._path or self._selection.reductions or not isinstance(part.source, GivenScores):
+        if self._path or self.selection.reductions or not isinstance(part.source, GivenScores):
             return None
-        rows = self._selection.rows(0, part.shape[-2], all_there=True)
+        rows = self.selection.rows(0, part.shape[-2], all_there=True)
         size = part.source.values.nbytes * len(rows) // max(part.shape[-2], 1)
         kept = sum(self._kept.values())
         if kept + size > self._max_weights * 2**30:
@@ -312,7 +313,7 @@ class Recorder:
         heads = HeadRange(0, num_heads, num_heads)
         if self._distribution is not None:
             heads = self._distribution.heads(name, matrix)
-        selected = self._selection.head_indices(heads.total)
+        selected = self.selection.head_indices(heads.total)
         numbers = [head for head in selected if heads.first <= head < heads.first + heads.size]
         here = [head - heads.first for head in numbers]
         is_whole = numbers == list(range(heads.total))
@@ -323,7 +324,7 @@ class Recorder:
     def _show_graph(self, layer: str, part: AttentionMatrix) -> None:
         """Connect a layer, whose first call has just been added, to the model's graph."""
         with torch.enable_grad():
-            rows = self._selection.rows(0, part.shape[-2], all_there=True)
+            rows = self.selection.rows(0, part.shape[-2], all_there=True)
             recorded = layer_at(self._seen.layers, layer)
             matrix = self.graph.matrix(recorded.whole(), some_queries(part, rows))
             self._seen.put(replace(recorded, matrix=InMemory(matrix)))
@@ -431,7 +432,7 @@ class Recorder:
         gradients: bool,
     ) -> None:
         # If keys are not recorded, the keys of one head suffice to group calls.
-        if self._selection.reductions or isinstance(call, WeightCall):
+        if self.selection.reductions or isinstance(call, WeightCall):
             call = replace(call, key=call.key[..., :1, :, :] if call.key.ndim > 2 else call.key)
         run, join = self._runs.add(name, call, part.mask, value, self._tensor_copies.columns)
         if join is None:
@@ -439,7 +440,7 @@ class Recorder:
                 len(self._call_groups),
                 name,
                 run,
-                self._selection,
+                self.selection,
                 part.shape[:-2],
                 self._tensor_copies,
                 self._origins.get(name),
@@ -461,7 +462,7 @@ class Recorder:
 
     def _has_selection(self) -> bool:
         """Return True if all selected layers and queries ran; otherwise add a problem."""
-        text = self._selection.missing(
+        text = self.selection.missing(
             list(self._indices), any_kept=bool(self._seen.layers or self.problems or self.without)
         )
         if text is not None:

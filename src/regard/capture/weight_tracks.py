@@ -49,6 +49,7 @@ class Softmax:
         is_met: True if its weights met a value, or are a part of other weights.
         index: its number among the softmaxes that ran; 0 for one that is written out.
         parts: the parts of its weights that were recorded, each with the module's name.
+        fate: what was done to its weights that observe does not follow, and where; else "".
     """
 
     name: str | None
@@ -65,6 +66,7 @@ class Softmax:
     is_met: bool = False
     index: int = 0
     parts: list[tuple[str, Part]] = field(default_factory=list[tuple[str, Part]])
+    fate: str = ""
 
     def meet(self) -> None:
         """Note that its weights met a value, or are a part of other weights."""
@@ -136,7 +138,7 @@ def is_like(track: Track, source: Tensor, size: int, output: Tensor) -> bool:
 
     ``size`` is the number of elements that were read.
     """
-    if output.is_nested or not output.ndim or output.is_complex():
+    if output.is_nested or not output.ndim or not are_dense_reals(output):
         return False
     count, row = output.numel(), max(source.shape[-1:], default=1)
     if not source.is_floating_point():
@@ -146,6 +148,11 @@ def is_like(track: Track, source: Tensor, size: int, output: Tensor) -> bool:
     if output.shape[-2:] == source.shape[-2:] and output.ndim > 1:
         return True
     return size <= 2 * count and (count <= 2 * size or output.shape[-1] == row)
+
+
+def are_dense_reals(tensor: Tensor) -> bool:
+    """Return True for a tensor whose products are read: neither sparse nor complex."""
+    return tensor.layout == torch.strided and not tensor.is_complex()
 
 
 def is_over_heads(track: Track, side: Tensor) -> bool:

@@ -98,8 +98,10 @@ class Operation(NamedTuple):
         The parts of one call of a function that is written in C++ share it. Call this only while
         the listener runs.
         """
-        frame = next(frame for frame in _frames() if frame.f_code is not _HANDLER)
-        return id(frame), frame.f_lasti
+        for frame in _frames():  # a generator expression would keep the frames alive
+            if frame.f_code is not _HANDLER:
+                return id(frame), frame.f_lasti
+        return 0, 0
 
     def is_compiled(self) -> bool:
         """Return True if a compiled function runs it in place of the model's modules.
@@ -255,7 +257,7 @@ class Tracer(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        is_composite = torch.is_inference_mode_enabled() and _is_composite(func)
+        is_composite = _is_composite(func)
         if is_composite or func in _FAST_PATHS:
             with _state_of_the_call():
                 if is_composite and not _has_own_kernel(func, args):
@@ -264,6 +266,10 @@ class Tracer(TorchDispatchMode):
                     with self:
                         return cast(Any, func)._op_dk(_COMPOSITE, *args, **kwargs or {})
                 output = func(*args, **kwargs or {})
+        elif func is torch.ops.higher_order.cond:
+            is_true, then, otherwise, operands = args
+            with self:
+                output = (then if is_true else otherwise)(*operands)
         else:
             output = func(*args, **kwargs) if kwargs else func(*args)
         listener = self._listeners.get(func)
@@ -294,7 +300,7 @@ def _leave_uncompiled() -> None:
 
 @cache
 def _is_composite(func: Any) -> bool:
-    """Return True if inference mode dispatches an operation without decomposing it.
+    """Return True for an operation that inference mode and torch.cond do not decompose.
 
     The result is False for an operation that returns a view, because PyTorch must still connect
     the view with its base.

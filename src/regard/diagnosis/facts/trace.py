@@ -134,7 +134,7 @@ class _Log:
         self.left: list[tuple[str, str]] = []
         self.met = MetValue(
             model,
-            lambda met: self.attentions.append(self._attention(met)),
+            self._record,
             lambda _, reason, line: self.refused.append((reason, line)),
             lambda _, reason, line: self.left.append((reason, line)),
             Absence(model),
@@ -174,6 +174,10 @@ class _Log:
                     len(self._steps),
                 )
             )
+
+    def _record(self, met: Met) -> None:
+        if not met.is_again:
+            self.attentions.append(self._attention(met))
 
     def _note_changed(self, met: Met) -> None:
         if not self.changed or self.changed[-1].at < len(self._steps):  # one product, one note
