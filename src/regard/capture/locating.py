@@ -252,69 +252,46 @@ class _Measure:
             owner = torch.where(ones | zeros, owner + (ones.long() << bit), -1)
             if is_shared:
                 break
-        if not is_shared:
-            return *self._owned(owner, entries, length), False
-        if entries * length > _MOST_FIELDS:
-            return [], torch.zeros(_PROBES, entries, length, device="cpu"), True
-        spots, hits = list[Spot](), torch.zeros(_PROBES, entries * length, device="cpu")
-        for number in range(entries * length):
-            field = depends(numbers == number)
-            size = field.sum().clamp(min=1)
-            hits[:, number] = torch.stack([(field & part).sum() / size for part in self._probes])
-            spot = self._field(field, *divmod(number, length))
-            spots += [] if spot is None else [spot]
-        return spots, hits.view(_PROBES, entries, length), True
-
-    def _owned(self, owner: Tensor, entries: int, length: int) -> tuple[list[Spot], Tensor]:
-        """Return the places of tokens of which each number has one at most, -1 for none."""
         count = entries * length
-        hits = torch.stack(
-            [torch.bincount(owner[part & (owner >= 0)], minlength=count) for part in self._probes]
-        )
-        inside = (owner >= 0) & (self._at.picture >= 0)
-        at, tokens = Places(*(each[inside] for each in self._at)), owner[inside]
-        num_pixels = torch.bincount(tokens, minlength=count)
-        num_owned = torch.bincount(owner[owner >= 0], minlength=count)
-        picture = torch.full((count,), len(self._sizes), device="cpu").scatter_reduce(
-            0, tokens, at.picture, "amin"
-        )
-        centres, widths = list[Tensor](), list[Tensor]()
-        for axis in (at.x, at.y):
-            total = torch.zeros(count, dtype=torch.float64, device="cpu").index_add(0, tokens, axis)
-            centre = total / num_pixels
-            square = (axis - centre[tokens]).square()
-            variance = torch.zeros(count, dtype=torch.float64, device="cpu").index_add(
-                0, tokens, square
-            )
-            centres.append(centre)
-            # The standard deviation of an even distribution is its width / sqrt(12).
-            widths.append((12 * variance / num_pixels).sqrt())
-        spots: list[Spot] = []
-        for number in cast("list[int]", num_pixels.nonzero().flatten().tolist()):
-            (x, y), (width, height) = (
-                [float(axis[number]) for axis in axes] for axes in (centres, widths)
-            )
-            across, down = self._sizes[int(picture[number])]
-            full = bool(num_pixels[number] == num_owned[number])
-            geometry = (x * across, y * down, width * across, height * down)
-            entry, token = divmod(number, length)
-            spots.append(Spot(token, entry, int(picture[number]), *geometry, full, full))
-        return spots, (hits / num_owned.clamp(min=1)).view(_PROBES, entries, length)
+        if not is_shared:
+            sizes = torch.bincount(owner + 1, minlength=count + 1)
+            fields = owner.argsort().split(sizes.tolist())[1:]
+        elif count <= _MOST_FIELDS:
+            fields = [depends(numbers == number).nonzero()[:, 0] for number in range(count)]
+        else:
+            return [], torch.zeros(_PROBES, entries, length, device="cpu"), True
+        spots, hits = list[Spot](), torch.zeros(_PROBES, count, device="cpu")
+        for number, field in enumerate(fields):
+            if len(field):
+                hits[:, number] = torch.stack([part[field].float().mean() for part in self._probes])
+            spot = self._spot(field, *divmod(number, length), overlapping=is_shared)
+            spots += [] if spot is None else [spot]
+        return spots, hits.view(_PROBES, entries, length), is_shared
 
-    def _field(self, field: Tensor, entry: int, token: int) -> Spot | None:
-        """Return the place of a token in the middle of its field; None if it has none."""
-        field = field & (self._at.picture >= 0)
-        if not bool(field.any()):
+    def _spot(self, field: Tensor, entry: int, token: int, *, overlapping: bool) -> Spot | None:
+        """Return the place of a token from the numbers it depends on; None if it has none.
+
+        The place of a token whose field overlaps others is the middle of the field.
+        """
+        inside = field[self._at.picture[field] >= 0]
+        if not len(inside):
             return None
-        picture = int(self._at.picture[field].amin())
-        in_picture = self._at.picture == picture
+        picture = int(self._at.picture[inside].amin())
+        here, in_picture = self._at.picture[inside] == picture, self._at.picture == picture
         middles, widths, full = list[float](), list[float](), list[bool]()
         for axis, length in zip((self._at.x, self._at.y), self._sizes[picture], strict=True):
-            first, last = (float(each) * length for each in axis[field & in_picture].aminmax())
-            least, most = (float(each) * length for each in axis[in_picture].aminmax())
-            middles.append((first + last) / 2)
-            widths.append(last - first)
-            full.append(first > least + 0.5 and last < most - 0.5)
+            at = axis[inside[here]] * length
+            if overlapping:
+                first, last = map(float, at.aminmax())
+                least, most = (float(each) * length for each in axis[in_picture].aminmax())
+                middles.append((first + last) / 2)
+                widths.append(last - first)
+                full.append(first > least + 0.5 and last < most - 0.5)
+            else:
+                middles.append(float(at.mean()))
+                # The standard deviation of an even distribution is its width / sqrt(12).
+                widths.append(float((12 * at.var(correction=0)).sqrt()))
+                full.append(len(inside) == len(field))
         (x, y), (width, height) = middles, widths
         return Spot(token, entry, picture, x, y, width, height, *full)
 
