@@ -254,8 +254,8 @@ class _Measure:
                 break
         count = entries * length
         if not is_shared:
-            sizes = torch.bincount(owner + 1, minlength=count + 1)
-            fields = owner.argsort().split(sizes.tolist())[1:]
+            sizes = cast("list[int]", torch.bincount(owner + 1, minlength=count + 1).tolist())
+            fields = cast("Sequence[Tensor]", owner.argsort().split(sizes))[1:]
         elif count <= _MOST_FIELDS:
             fields = [depends(numbers == number).nonzero()[:, 0] for number in range(count)]
         else:

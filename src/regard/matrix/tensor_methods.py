@@ -323,14 +323,19 @@ def _divide(matrix: "LinearMap", other: Any) -> Any:
 
 
 def _requires_grad(matrix: "LinearMap") -> bool:
+    return any(tensor.requires_grad for tensor in mapped_tensors(matrix))
+
+
+def mapped_tensors(whole: Any) -> list[Tensor]:
+    """Return the tensors of a matrix, a source of scores or a mask, in the order of ``map``."""
     tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
         tensors.append(tensor)
         return tensor
 
-    matrix.map(note)
-    return any(tensor.requires_grad for tensor in tensors)
+    whole.map(note)
+    return tensors
 
 
 def _in_dtype(dtype: torch.dtype) -> Callable[[Any], Any]:

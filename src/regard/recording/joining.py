@@ -13,6 +13,7 @@ from regard.errors import RegardError, dtype_text, shape_text
 from regard.masks import Mask
 from regard.masks.recognise import allowed_rows, recognised_rows
 from regard.matrix.attention_matrix import AttentionMatrix
+from regard.matrix.tensor_methods import mapped_tensors
 from regard.recording.layers import InMemory, Layer, Origin, Refusal
 from regard.recording.shard import Shard, part_text
 from regard.reductions.top_k import Top
@@ -222,7 +223,7 @@ class _Join:
         ``lengths`` has the length of the axis in each matrix.
         """
         tensors: list[Tensor] = []
-        for index, parts in enumerate(zip(*map(_tensors, wholes), strict=True)):
+        for index, parts in enumerate(zip(*map(mapped_tensors, wholes), strict=True)):
             if index < num_full:
                 tensors.append(torch.cat(parts, self.axis))
             elif all(x.shape[self.axis] == 1 and torch.equal(x, parts[0]) for x in parts):
@@ -291,18 +292,6 @@ def _lazily(
 def _repeated(tensor: Tensor, group: int) -> Tensor:
     """Return keys or values with one head for each query head."""
     return tensor.repeat_interleave(group, _HEADS)
-
-
-def _tensors(whole: Any) -> list[Tensor]:
-    """Return the tensors of a source or a mask, in the order of ``map``."""
-    tensors: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    whole.map(note)
-    return tensors
 
 
 def _structure(whole: object) -> object:
