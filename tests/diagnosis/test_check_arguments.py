@@ -361,3 +361,64 @@ def test_what_cannot_be_called_as_it_is_is_refused(
 ) -> None:
     with pytest.raises(error, match=match):
         regard.check(thing, **options)
+
+
+class _Decoder(nn.Module):
+    def __init__(self, *, attends_to_itself: bool) -> None:
+        super().__init__()
+        self.attends_to_itself = attends_to_itself
+        self.to_itself, self.to_text = (
+            nn.MultiheadAttention(16, 2, batch_first=True) for _ in "12"
+        )
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        x = x + self.to_itself(x, x, x)[0]
+        text = x if self.attends_to_itself else memory
+        return x + self.to_text(x, text, text)[0]
+
+
+@pytest.mark.parametrize(("attends_to_itself", "verdict"), [(False, "right"), (True, "wrong")])
+def test_another_text_that_moves_no_output_is_wrong(attends_to_itself: bool, verdict: str) -> None:
+    report = regard.check(_Decoder, attends_to_itself=attends_to_itself)
+    assert report.verdict == verdict
+    assert ("Other numbers in memory move no output." in str(report)) == attends_to_itself
+
+
+class _Translator(nn.Module):
+    def __init__(self, *, first: int) -> None:
+        super().__init__()
+        self.first = first
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor, memory: Tensor, memory_lengths: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(memory).mT / 4
+        hidden = torch.arange(memory.shape[1]) >= memory_lengths[:, None] + self.first
+        scores = scores.masked_fill(hidden[:, None], float("-inf"))
+        return scores.softmax(-1) @ self.value(memory)
+
+
+@pytest.mark.parametrize(("first", "verdict"), [(0, "right"), (1, "wrong")])
+def test_lengths_of_another_text_are_those_of_its_tokens(first: int, verdict: str) -> None:
+    expected = regard.spec(causal=False, padding={"memory_lengths": "lengths"})
+    report = regard.check(_Translator, first=first, expect=expected)
+    assert report.verdict == verdict
+    assert [finding.name for finding in report.faults] == ["memory_lengths"] * first
+
+
+class _BiasByDistance(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.table = nn.Parameter(torch.randn(2, 127))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        query, key, value = self.qkv(x).view(b, t, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        distance = torch.arange(t) - torch.arange(t)[:, None]
+        scores = query @ key.mT / 8**0.5 + self.table[:, distance + 63]
+        return (scores.softmax(-1) @ value).transpose(1, 2).reshape(b, t, 16)
+
+
+def test_a_table_may_be_looked_up_along_any_of_its_axes() -> None:
+    expected = regard.spec(causal=False, heads=2, positions="table")
+    assert regard.check(_BiasByDistance, expect=expected).verdict == "right"

@@ -111,3 +111,14 @@ def test_a_module_of_one_query_is_read_with_its_mask(keeps: bool, verdict: str) 
     report = regard.check(Luong(keeps=keeps), expect=expected)
     assert report.verdict == verdict, report
     assert keeps or [finding.name for finding in report.faults] == ["mask-inverted"]
+
+
+def test_code_of_one_query_is_called_with_many_before_square_inputs_are_tried() -> None:
+    lengths: list[tuple[int, ...]] = []
+
+    def context(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        lengths.append(tuple(query.shape))
+        return (keys @ query / len(query) ** 0.5).softmax(0) @ values
+
+    assert regard.check(context, expect=regard.spec()).verdict == "right"
+    assert not [shape for shape in lengths if shape[-2:-1] == shape[-1:]]

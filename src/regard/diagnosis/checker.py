@@ -189,7 +189,8 @@ def _of_one_query(code: Thing, intention: Intention) -> Report | None:
     for thing in things_of_queries(code):
         with suppress(ValueError):  # it fails on every input
             readings = specimens(thing, intention.causal)
-            formulas = computed([replace(each, most_tokens=_MOST_QUERIES) for each in readings])
+            shorter = (replace(each, tokens=_QUERIES, most_tokens=_MOST) for each in readings)
+            formulas = computed(shorter)
             if formulas.unread is None or formulas.unread.mistakes:
                 report = stated(formulas, intention)
                 return replace(report, notes=(*report.notes, _ONE_QUERY))
@@ -228,7 +229,7 @@ def _by_example(
     return report_on(orders, intention)
 
 
-_MOST_QUERIES = 11  # each of them is a call
+_QUERIES, _MOST = 5, 11  # each of them is a call
 _ONE_QUERY = "It takes one query at a time."
 _ONE_TOKEN = "The example has one token, whose only weight is 1: pass one with several tokens."
 
@@ -267,19 +268,12 @@ def _report(code: Thing, intention: Intention) -> Report:
     if code.kind == "scores":
         return _of_scores(code, intention)
     try:
-        readings = list(specimens(code, intention.causal))
+        formulas = computed(specimens(code, intention.causal))
     except ValueError:
-        report = _of_one_query(code, intention)
-        if report is None:
-            raise
-        return report
-    first = readings[0]
-    if first.tokens in next(iter(first.sources.values())).axes:
-        # It runs with as many tokens as columns alone, as keys @ query does.
         report = _of_one_query(code, intention)
         if report is not None:
             return report
-    formulas = computed(readings)
+        formulas = computed(specimens(code, intention.causal, is_square=True))
     report = stated(formulas, intention)
     if report.faults or formulas.unread is not None:
         return _with_tokens_first(report, code, intention)
@@ -300,7 +294,7 @@ def _with_tokens_first(report: Report, code: Thing, intention: Intention) -> Rep
         return report
     with suppress(ValueError):  # it fails on every input
         turned = replace(code, order=declared_order(_TOKENS_FIRST))
-        formulas = computed(list(specimens(turned, intention.causal)))
+        formulas = computed(specimens(turned, intention.causal))
         other = stated(formulas, intention) if formulas.unread is None else report
         if not other.faults:
             detail = (
@@ -341,7 +335,7 @@ _ONE_ROW = (
 
 def _of_scores(code: Thing, intention: Intention) -> Report:
     """Return the report on a function of scores."""
-    report = report_on(list(specimens(code, intention.causal)), intention)
+    report = report_on(specimens(code, intention.causal), intention)
     is_read = report.computes is not None and report.computes.is_known
     is_free = not (is_read or intention.causal) and code.of("value") is None
     if report.faults and is_free and _divides_by_one_sum(code.call):

@@ -1,6 +1,6 @@
 """The verdict on what code computes: facts compared with what was expected, and universal laws."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -25,7 +25,7 @@ from regard.diagnosis.laws.law import Breach, Law, Pair, Result
 from regard.diagnosis.report import Finding, Report, finding_of
 
 
-def report_on(readings: Sequence[Specimen], intention: Intention) -> Report:
+def report_on(readings: Iterable[Specimen], intention: Intention) -> Report:
     """Return the report on code: what it computes, compared with an intention, and its laws."""
     return stated(computed(readings), intention)
 

@@ -3,9 +3,10 @@
 runs ──► traces ──► rows ──► facts ──► weights of the facts = weights of other runs
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 
@@ -83,7 +84,7 @@ class Computed:
     specimen: Specimen
 
 
-def computed(specimens: Sequence[Specimen]) -> Computed:
+def computed(specimens: Iterable[Specimen]) -> Computed:
     """Return the statements about code, for the first reading of its arguments that has them.
 
     Args:
@@ -91,7 +92,7 @@ def computed(specimens: Sequence[Specimen]) -> Computed:
     """
     failures: list[Computed] = []
     count = 0
-    for specimen in specimens[:_MOST_READINGS]:
+    for specimen in islice(specimens, _MOST_READINGS):
         runs = Runs(specimen)
         search = _Search(runs)
         try:
@@ -220,7 +221,7 @@ class _Search:
         """
         lengths = [tokens, tokens]
         if not self._runs.has_one_length:
-            lengths = [*self._runs.shorter_lengths(tokens)[:2], tokens]
+            lengths = [*[n for n in self._runs.short if n < tokens][:2], tokens]
         sizes = (1.0, _SHARP, 1.0)
         for seed, (length, size) in enumerate(zip(lengths, sizes, strict=False), 1):
             try:

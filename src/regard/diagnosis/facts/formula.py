@@ -46,17 +46,15 @@ class Bias:
     """Numbers that are added to the scores.
 
     Attributes:
-        kind: "alibi": slope · distance; "distance": by head and distance; "table": by head, query
-            and key, the same in each sample; "finite": one number where it should hide.
+        kind: "alibi": slope · distance; "table": by head, query and key, the same in each sample;
+            "finite": one number where it should hide.
         numbers: slopes of heads; the finite number; else empty.
         dense: (heads, q_len, kv_len), each row less a number of its own; the mean of a row is 0.
-        visible: the keys that it is known for.
     """
 
     kind: str
     numbers: tuple[float, ...]
     dense: Tensor
-    visible: Tensor
 
     def at(self, q_len: int, kv_len: int) -> Tensor | None:
         """Return the numbers for these lengths, less a number of each row; None if unknown."""
@@ -460,11 +458,10 @@ def _bias(remainder: Tensor, visible: Tensor) -> Bias | None:
     slopes = [float((falling[h] * bias[h]).sum() / falling[h].square().sum()) for h in range(heads)]
     alibi = falling * torch.tensor(slopes, dtype=torch.float64)[:, None, None]
     if bool(((bias - alibi).abs() <= 1e-6 * size).all()):
-        return Bias("alibi", tuple(slopes), bias, known)
+        return Bias("alibi", tuple(slopes), bias)
     if (number := _only_number(bias, known)) is not None:
-        return Bias("finite", (number,), bias, known)
-    kind = "distance" if _is_of_distance(bias, known, distance) else "table"
-    return Bias(kind, (), bias, known)
+        return Bias("finite", (number,), bias)
+    return Bias("table", (), bias)
 
 
 def _of_all_samples(remainder: Tensor, visible: Tensor, size: float) -> tuple[Tensor, Tensor]:
@@ -496,21 +493,3 @@ def _only_number(bias: Tensor, known: Tensor) -> float | None:
     numbers = gap[gap > 1e-6]
     is_one = len(numbers) and float(numbers.max() - numbers.min()) <= 1e-6 * float(numbers.max())
     return -float(numbers.mean()) if is_one else None
-
-
-def _is_of_distance(bias: Tensor, known: Tensor, distance: Tensor) -> bool:
-    """Return True if a bias depends on head and distance alone, but for a number of each row."""
-    heads, q_len, _ = bias.shape
-    for head in range(heads):
-        table: dict[int, float] = {}
-        # Rows overlap in distances, so a row's own number follows from the rows before it.
-        for row in range(q_len):
-            keys = cast(list[int], known[head, row].nonzero()[:, 0].tolist())
-            numbers = {int(distance[row, key]): float(bias[head, row, key]) for key in keys}
-            shifts = [table[away] - number for away, number in numbers.items() if away in table]
-            shift = shifts[0] if shifts else 0.0
-            if any(abs(number - shift) > 1e-6 for number in shifts):
-                return False
-            for away, number in numbers.items():
-                table.setdefault(away, number + shift)
-    return True

@@ -468,7 +468,7 @@ def positions_of(facts: Facts) -> dict[str, Any] | None:
         if min(facts.bias.numbers) < 0:
             return {"kind": "a bias that grows with distance"}
         return {"kind": "alibi", "slopes": [float(f"{n:.6g}") for n in facts.bias.numbers]}
-    if kind in ("distance", "table"):
+    if kind == "table":
         return {"kind": "table"}
     added = facts.added_positions
     return {"kind": "learned"} if added is not None and added.kind == "added" else None

@@ -60,6 +60,7 @@ class Runs:
     Attributes:
         specimen: the code with its arguments.
         count: the number of runs.
+        short: numbers of tokens that no other axis has.
     """
 
     def __init__(self, specimen: Specimen) -> None:
@@ -77,7 +78,7 @@ class Runs:
         self._batch = specimen.batch if specimen.segments else (batches or [specimen.batch])[0]
         if not specimen.has_batch:
             self._batch = 1
-        self._short = [n for n in _LENGTHS if n not in taken and n != self._batch]
+        self.short = [n for n in _LENGTHS if n not in taken and n != self._batch]
         longest = max([n for n in taken if n <= _LARGEST_INTEGER], default=0)
         free = (n for n in _LONG_LENGTHS if n > longest and n not in taken)
         self._long = next(n for n in free if n != self._batch)
@@ -108,15 +109,11 @@ class Runs:
         if self.has_one_length:
             yield s.tokens
         elif s.most_tokens is not None:
-            yield from (n for n in reversed(self._short) if n <= s.most_tokens)
+            yield from (n for n in reversed(self.short) if n <= s.most_tokens)
         else:
             yield self._long
-            yield from reversed(self._short)
+            yield from reversed(self.short)
             yield s.tokens
-
-    def shorter_lengths(self, tokens: int) -> list[int]:
-        """Return lengths below another one."""
-        return [length for length in self._short if length < tokens]
 
     def run(
         self,
@@ -144,7 +141,7 @@ class Runs:
         contents = s.contents(self._batch, tokens, seed, size)
         memory = None
         if has_other_memory and s.memory:
-            memory = next(length for length in self._short if length != tokens)
+            memory = next(length for length in self.short if length != tokens)
             contents = s.with_memory_of(memory, contents, seed, size)
         contents = {
             source: _distinct_ids(numbers, s.sources[source].high, seed)

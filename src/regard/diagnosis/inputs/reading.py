@@ -223,15 +223,20 @@ def as_scores(thing: Thing) -> Thing | None:
     return replace(thing, arguments=arguments)
 
 
-def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
+def specimens(thing: Thing, causal: bool | None, *, is_square: bool = False) -> Iterator[Specimen]:
     """Yield the code with each reading of its arguments with which it runs, the likeliest first.
+
+    Args:
+        thing: the code.
+        causal: what the caller declared.
+        is_square: try as many tokens as columns as well, as only ``keys @ query`` needs it.
 
     Raises:
         ValueError: it fails in all of them.
     """
     failures: list[Exception] = []
     is_empty = True
-    for sizes in _sizes(thing):
+    for sizes in _sizes(thing, is_square=is_square):
         if sizes[0][0] == "td" and thing.kind != "scores":
             if not is_empty:
                 continue  # without a batch only if it takes none
@@ -262,7 +267,8 @@ def specimens(thing: Thing, causal: bool | None) -> Iterator[Specimen]:
     masks = [a for a in takes_masks(thing.arguments) if not a.required]
     if masks and "NoneType" in str(first):  # it needs the mask that its signature leaves out
         needed = (replace(a, required=a.required or a in masks) for a in thing.arguments)
-        yield from specimens(replace(thing, arguments=tuple(needed)), causal)
+        read = replace(thing, arguments=tuple(needed))
+        yield from specimens(read, causal, is_square=is_square)
         return
     advice = f"an example call: {call_to_copy(thing.name, thing.arguments, thing.widths[0])}"
     if thing.kind == "scores":
@@ -333,12 +339,15 @@ def _failure(specimen: Specimen) -> Exception | None:
     )
 
 
-def _sizes(thing: Thing) -> Iterator[list[tuple[Order, int, int]]]:
+def _sizes(thing: Thing, *, is_square: bool) -> Iterator[list[tuple[Order, int, int]]]:
     """Yield orders of axes with tokens and widths: of each list the first that runs is read."""
     orders, widths = thing.orders, thing.widths
     for order in orders:
-        sizes: list[tuple[Order, int, int]] = [(order, _TOKENS, width) for width in widths]
-        if order == "td" and thing.kind != "scores":
+        # With as many heads as columns of a head, as with as many tokens, wrong axes fit by chance.
+        chance = _HEADS**2 if order == "bthd" and not is_square else 0
+        sizes: list[tuple[Order, int, int]]
+        sizes = [(order, _TOKENS, width) for width in widths if width != chance]
+        if is_square and order == "td" and thing.kind != "scores":
             for width in widths[:3]:  # code that only works with as many tokens as columns
                 lengths = [width // heads for heads in range(1, width) if width % heads == 0]
                 lengths += [w for w in widths if w not in lengths and w < 100]
@@ -346,7 +355,8 @@ def _sizes(thing: Thing) -> Iterator[list[tuple[Order, int, int]]]:
                 sizes += [(o, n, width) for n in lengths for o in tried]  # pyright: ignore
         if thing.kind == "scores":  # code that takes the columns of the values for its keys
             sizes.append((order, _TOKENS, _TOKENS))
-        yield sizes
+        if sizes:
+            yield sizes
 
 
 def _readings(
@@ -363,7 +373,8 @@ def _readings(
             for forms in product(*(forms_of(a) for a in needed)):
                 read = replace(_read(thing, order, tokens, width, forms, vocabulary), causal=causal)
                 if thing.uses_numpy:  # NumPy takes tensors, too, but not all that it is asked for
-                    yield read.of_arrays()
+                    arrays = (replace(slot, is_array=True) for slot in read.slots)
+                    yield replace(read, slots=tuple(arrays))
                 yield read
                 yield from _with_other_memory(read, thing, width)
 

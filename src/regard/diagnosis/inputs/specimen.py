@@ -79,11 +79,6 @@ class Slot:
         return laid.reshape(*laid.shape[:at], *self.grid, *laid.shape[at + 1 :])
 
     @property
-    def has_many(self) -> bool:
-        """Return True for whole numbers of which more than two are different."""
-        return not self.dtype.is_floating_point and len(self.value.unique()) > 2
-
-    @property
     def parts(self) -> list["Slot"]:
         """The tensors of the caller's that it holds."""
         leaves = tree_leaves(self.value) if self.kind == "nested" else [self]
@@ -238,10 +233,6 @@ class Specimen:
         attended = self.contents(next(iter(contents.values())).shape[0], tokens, seed, size)
         return {**contents, **{source: attended[source] for source in self.memory}}
 
-    def of_arrays(self) -> "Specimen":
-        """Return the same with NumPy arrays in the place of tensors."""
-        return replace(self, slots=tuple(replace(slot, is_array=True) for slot in self.slots))
-
     @property
     def memory(self) -> list[str]:
         """The sources of tokens that other tokens attend to, as in cross-attention."""
@@ -313,7 +304,10 @@ class Specimen:
                 own = own.clone(memory_format=torch.contiguous_format)
                 value = _in_dtype(laid.setdefault(f"{slot.source} {slot.axes}", own), dtype)
             else:
-                value = _in_dtype(slot.constant(batch, tokens), dtype)
+                is_of_keys = slot.kind in ("filled", "lengths") and slot.axes.count("t") <= 1
+                hides = contents[self.masked_by(slot.name)[0]] if is_of_keys else first
+                count = hides.shape[1] if is_of_keys and self.has_tokens else tokens
+                value = _in_dtype(slot.constant(batch, count), dtype)
             is_array = slot.is_array and isinstance(value, Tensor)
             named[slot.name] = value.numpy() if is_array else value
         return [named.pop(name) for name in self._positional], named

@@ -170,19 +170,21 @@ _FILTERS = {"convolution"}
 def _idle_part(lab: Lab, contents: Contents, run: Run, name: str, grad: Tensor) -> str | None:
     """Return a part of a parameter that has no influence, in words.
 
-    Rows of a table may wait for other positions.
+    The axis that a table is looked up in may wait for other positions.
     """
     assert isinstance(run.call, nn.Module)
     parameter = run.call.get_parameter(name)
-    names = {step.name for step in _readers(run, parameter)}
+    readers = _readers(run, parameter)
+    names = {step.name for step in readers}
     if parameter.ndim < 2 or not names <= _READERS | _LOOKUPS | _FILTERS:
         return None
-    is_table = not names.isdisjoint(_LOOKUPS)
+    looked_up = {axis for step in readers for axis in _looked_up(step)}
+    is_table = bool(looked_up)
     if is_table and (half := _idle_half(lab, name, grad)) is not None:
         return half
     # A filter may be longer than the text; each of its output channels has to count.
     axes = 1 if names & _FILTERS else parameter.ndim
-    for axis in range(is_table, axes):
+    for axis in (axis for axis in range(axes) if axis not in looked_up):
         idle = [not part.any() for part in grad.unbind(axis)]
         size = len(idle)
         least = 1 if is_table else 2
@@ -197,6 +199,13 @@ def _idle_part(lab: Lab, contents: Contents, run: Run, name: str, grad: Tensor) 
         words = f"Numbers {first} to {last}" if last > first else f"Number {first}"
         return f"{words} of {size} along axis {axis}"
     return None
+
+
+def _looked_up(step: Step) -> list[int]:
+    """Return the axes of a table that an operation takes some places of."""
+    if step.name != "index":
+        return [0] if step.name in _LOOKUPS else []
+    return [axis for axis, places in enumerate(step.args[1]) if places is not None]
 
 
 def _idle_half(lab: Lab, name: str, grad: Tensor) -> str | None:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast, get_args, get_type_hints
 
@@ -47,9 +48,12 @@ class Cache(Law):
         contents = s.contents(s.batch, s.tokens, seed=8)
         breaches: list[Breach] = []
         for way in _ways(lab, contents):
-            if not way.goes_on(contents):
+            try:
+                breach = self._in_pieces(lab, contents, lab.run(contents).rows, way)
+            except NotTried:
+                if way.goes_on:
+                    raise
                 continue
-            breach = self._in_pieces(lab, contents, lab.run(contents).rows, way)
             if breach is None:
                 return None
             breaches.append(breach)
@@ -85,6 +89,8 @@ class Cache(Law):
                     "Its tokens see later ones: pieces of a text need not give what all of it "
                     "gives."
                 )
+            if not way.goes_on:
+                raise NotTried("It takes no cache.")
             return self._breach(lab, contents, sizes, rows, right, way)
         return None
 
@@ -205,12 +211,14 @@ class _Way:
             raise NotTried(f"In such pieces it raises {type(error).__name__}.") from error
         return torch.cat([run.rows for run in runs[1:]], 1)
 
-    def goes_on(self, contents: Contents) -> bool:
-        """Return True if what a call got moves the next one, by something that grows, or is kept.
+    @cached_property
+    def goes_on(self) -> bool:
+        """True if what a call got moves the next one, by something that grows, or is kept.
 
         Arguments that take what a call gave back for another use do not grow with the tokens.
         """
         s = self.lab.specimen
+        contents = s.contents(s.batch, s.tokens, seed=8)
         changed = s.changed(s.changed(contents, token=0), token=1)
         with suppress(Exception):  # it may take no such argument
             runs, counts = self._fed(contents, (_PIECE, 1))
@@ -220,12 +228,30 @@ class _Way:
             )
         return False
 
-    def gives_back(self, contents: Contents) -> bool:
-        """Return True if the first call of the way gives back more than its output."""
+    def record(self, contents: Contents) -> tuple[tuple[str, ...], bool, bool]:
+        """Return what the first call of the way does with what may be a cache.
+
+        Returns:
+            The arguments that it writes into; True if it writes into what the module keeps; True if
+            it gives back more than its output.
+        """
+        call = self.lab.fresh()
+        kept = {*addresses([tensor for _, tensor in _kept(call)])}
         with suppress(Exception):  # it may take no such argument
-            result = self._piece(contents, self.lab.fresh(), dict(self.empty), 0, _PIECE).result
-            return isinstance(result, tuple | Mapping) and len(cast("Sized", result)) > 1
-        return False
+            run = self._piece(contents, call, dict(self.empty), 0, _PIECE)
+            writes = [step.writes for step in run.steps if step.name.endswith("_")]
+            at = set[int]().union(*writes)
+            given = self.lab.specimen.by_name(run.arguments).items()
+            tensors = {name: _tensors_of(value) for name, value in given}
+            written = tuple(
+                name
+                for name, of_name in tensors.items()
+                if any(bool(t.any()) for t in of_name)
+                and (name in self.empty or not at.isdisjoint(addresses(of_name)))
+            )
+            result = cast("Sized", run.result) if isinstance(run.result, tuple | Mapping) else ()
+            return written, not at.isdisjoint(kept), len(result) > 1
+        return (), False, False
 
     def _piece(
         self,
@@ -289,7 +315,7 @@ class _Way:
             rest = [s.sources[n].lay_out(contents[n][:, :done]) for n in ("key", "value")]
         arguments = s.by_name(run.arguments)
         if not rest and set(caches) <= set(arguments):
-            rest = [arguments[name] for name in caches]  # it writes into them
+            return {name: arguments[name] for name in caches}  # it writes into them
         if not all(map(_tensors_of, rest)) or not rest:
             raise NotTried("It gives back no cache.")
         if len(caches) == 1:
@@ -298,9 +324,10 @@ class _Way:
 
 
 def _ways(lab: Lab, contents: Contents) -> Iterator[_Way]:
-    """Yield the ways in which pieces may be passed, the plainest first.
+    """Yield the ways in which pieces may be passed, as a run of the first piece shows them.
 
-    An argument can take what a call gives back only where a call gives back more than its output.
+    A cache is what the call writes into, what the module keeps, or what the call gives back beside
+    its output; an argument of the caller's that the call only reads takes none.
     """
     s = lab.specimen
     slots = {slot.name: slot for slot in s.slots}
@@ -315,26 +342,31 @@ def _ways(lab: Lab, contents: Contents) -> Iterator[_Way]:
     starts = tuple(name for name, value in values.items() if type(value) is int and value == 0)
     flags = tuple(name for name, value in values.items() if value is False)
     open_names = [
-        name for name, value in values.items() if not isinstance(value, int | float | str | type)
+        name
+        for name, value in values.items()
+        if not isinstance(value, int | float | str | type) and (name not in slots or is_cache(name))
     ]
-    carriers: list[tuple[tuple[str, ...], Mapping[str, Any]]] = []
-    if starts and _kept(s.call):
-        carriers.append(((), {}))
-    for name in open_names:
-        carriers += [((name,), empty) for empty in _empty_caches(lab, name)]
-    carriers += [(pair, {}) for pair in pairwise(open_names)]
-    is_given = {"key", "value"} <= set(contents)
-    for own_flags in ((), *((flag,) for flag in flags)):
+    for own_flags in ((), *((flag,) for flag in flags)) if values or _kept(s.call) else ():
         for own_starts in dict.fromkeys((starts, ())):
-            gives_back = is_given or _Way(lab, (), own_flags, own_starts).gives_back(contents)
-            for caches, empty in carriers:
-                if gives_back or empty or not caches or set(caches) <= slots.keys():
-                    yield _Way(lab, caches, own_flags, own_starts, empty)
+            plain = _Way(lab, (), own_flags, own_starts)
+            written, is_kept, gives_back = plain.record(contents)
+            caches = tuple(name for name in written if name in values)
+            if caches:
+                yield replace(plain, caches=caches)
+            if own_starts and is_kept:
+                yield plain
+            if gives_back or {"key", "value"} <= set(contents):
+                for caches in (*((name,) for name in open_names), *pairwise(open_names)):
+                    yield replace(plain, caches=caches)
+            for name in open_names:
+                for empty in _empty_caches(lab, name):
+                    way = replace(plain, caches=(name,), empty=empty)
+                    if name in way.record(contents)[0]:
+                        yield way
 
 
 def _empty_caches(lab: Lab, name: str) -> Iterator[dict[str, Any]]:
-    """Yield what the first call may get as its cache: nothing, or an object that it writes into."""
-    yield {}
+    """Yield the objects that the first call may get as its cache, and write into."""
     call = lab.specimen.call
     with suppress(Exception):  # annotations may name what is not there
         hint = get_type_hints(call.forward if isinstance(call, nn.Module) else call)[name]
@@ -373,17 +405,10 @@ def has_filled_cache(specimen: Specimen) -> bool:
         if is_cache(slot.name) and not slot.source and any(bool(t.any()) for t in tensors):
             return True
     is_behind = any(type(slot.value) is int and slot.value > 0 for slot in specimen.slots)
-    return is_behind and _writes_what_it_keeps(specimen)
-
-
-def _writes_what_it_keeps(specimen: Specimen) -> bool:
-    """Return True if a call changes what the module keeps between calls."""
-    lab = Lab(specimen)
-    call = lab.fresh()
-    before = {name: tensor.clone() for name, tensor in _kept(call)}
-    with suppress(Exception):  # somebody's code may raise anything
-        lab.run(specimen.contents(specimen.batch, specimen.tokens), call=call)
-    return any(not tensor.equal(before.get(name, tensor)) for name, tensor in _kept(call))
+    _, is_kept, _ = _Way(Lab(specimen), (), (), ()).record(
+        specimen.contents(specimen.batch, specimen.tokens)
+    )
+    return is_behind and is_kept
 
 
 def _tables(lab: Lab, done: int, size: int) -> dict[str, Any]:

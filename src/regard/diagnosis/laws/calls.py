@@ -44,6 +44,9 @@ class Runs(Law):
             return violation
         if (turned := self._turned(lab)) is not None:
             return turned
+        for name in s.memory:
+            if lab.run(s.changed(contents, only=[name]), is_double=False).rows.equal(first.rows):
+                return Breach(f"Other numbers in {name} move no output.", kind="idle")
         lab.notes += _notes_on_arguments(s)
         for batch, tokens, memory in self._sizes(lab):
             contents = s.contents(batch, tokens)

@@ -113,10 +113,6 @@ class _Trial:
             raise _Refused
         return run
 
-    @property
-    def _is_of_memory(self) -> bool:
-        return self.masked == self.lab.specimen.memory
-
     def _alone(self, form: Form, keep: Tensor, rows: Tensor) -> str | None:
         """Without what is hidden a sample gives what it gives with it."""
         for sample in range(0 if self.lab.specimen.is_fixed else self.batch):
@@ -126,7 +122,7 @@ class _Trial:
             part |= {name: part[name][:, real] for name in self.masked}
             extra = {form.argument: form.encode(torch.ones(1, n, n, dtype=torch.bool))}
             alone = self._run(part, extra).rows[0]
-            mine = rows[sample] if self._is_of_memory else rows[sample, real]
+            mine = rows[sample, ... if self.masked == self.lab.specimen.memory else real]
             if mine.shape != alone.shape or not differs(mine, alone).any():
                 continue
             row = int(differs(mine, alone).any(-1).nonzero()[0])
