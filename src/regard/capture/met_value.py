@@ -472,6 +472,8 @@ class MetValue:
             return
         if track.axes is None and not track.is_changed:
             return
+        if any(map(self._is_buffer, tensors_in(operation.args))):
+            return
         if name is not None and name in product.modules:
             how = f"scores meet a value ({operation.line()}) without a softmax"
             self._absence.note_missing(name, f"{how}: {fault}", is_certain=False)
@@ -958,9 +960,11 @@ class MetValue:
 
     def _is_stored(self, tensor: Tensor) -> bool:
         """Return True for a parameter or a buffer of the model."""
+        return self._parameters.has(tensor) or self._is_buffer(tensor)
+
+    def _is_buffer(self, tensor: Tensor) -> bool:
         key = storage_key(tensor)
-        is_buffer = any(storage_key(buffer) == key for buffer in self._buffers())
-        return is_buffer or self._parameters.has(tensor)
+        return any(storage_key(buffer) == key for buffer in self._buffers())
 
     def _sample(self, operation: Operation) -> None:
         """Note a module that samples its value, as deformable attention does."""
