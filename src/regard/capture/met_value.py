@@ -383,8 +383,7 @@ class MetValue:
                 is_in_batch = math.prod(shaped.shape[:turned]) < side.shape[0]
                 shaped, weights = shaped.movedim(turned, -2), weights.movedim(turned, -2)
                 in_groups = shaped
-                met_value = shaped_value(value, shaped.shape[:-2])
-                met_value = None if is_in_batch else met_value
+                met_value = None if is_in_batch else shaped_value(value, shaped.shape[:-2])
             evidence = evidence_of(track, in_groups, weights.reshape(in_groups.shape))
             if fault is not None and evidence is not None and evidence.sink is not None:
                 # Weights beside a sink sum to less than 1.
@@ -703,11 +702,9 @@ class MetValue:
 
         def rank(item: tuple[Track, Tensor]) -> tuple[bool, bool, bool, int]:
             track, tensor = item
-            is_other = track.softmax is not None and not track.softmax.is_of_scores
-            return (
-                *(tensor.numel() >= count, not is_other, track.softmax is not None),
-                tensor.numel(),
-            )
+            size, softmax = tensor.numel(), track.softmax
+            is_other = softmax is not None and not softmax.is_of_scores
+            return (size >= count, not is_other, softmax is not None, size)
 
         track, source = max(inputs, key=rank)
         if track.softmax is None and operation.func in SHAPES_ALONE:

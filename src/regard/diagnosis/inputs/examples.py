@@ -1,5 +1,6 @@
 """From an example call to what the laws are tried on: the meaning of arguments and axes."""
 
+import copy
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from regard.diagnosis.inputs.signature import (
     signature_of,
 )
 from regard.diagnosis.inputs.specimen import Slot, Specimen
+from regard.diagnosis.inputs.subject import quiet
 
 _NOT_CONTENT = re.compile(
     r"mask|bias|cos|sin|freq|rope|rotary|pos|table|slope|alibi|cache|past|scale|temp|weight|w_|len"
@@ -248,6 +250,8 @@ def _guessed(
     if first.ndim == 3:
         if isinstance(thing, nn.MultiheadAttention):
             return [("b", "t", -3) if thing.batch_first else ("t", "b", -3)]
+        if _merges_heads(thing, first, bound):
+            return [(-2, "t", -4)]
         # Queries and keys of other lengths, in batches of equal size.
         others = [tuple(_tensor(bound[name]).shape) for name in contents]
         is_second = any(n != first.shape[0] and m == first.shape[1] for n, m, *_ in others)
@@ -258,6 +262,16 @@ def _guessed(
         behind = first.shape[-1] > first.shape[1]
         return [("b", "t", "t", -4) if behind else ("b", -2, "t", "t")]
     return [("b", *range(-2, -1 - first.ndim, -1))]
+
+
+def _merges_heads(thing: Callable[..., Any], first: Tensor, bound: Mapping[str, Any]) -> bool:
+    """Return True if (heads, tokens, dim) give (tokens, heads · dim)."""
+    with suppress(Exception), quiet():  # somebody's code may raise anything, and keep something
+        call, arguments = copy.deepcopy((thing, dict(bound)))
+        [output] = as_tensors(call(**arguments))
+        heads, tokens, dim = first.shape
+        return tuple(output.shape) == (tokens, heads * dim)
+    return False
 
 
 def _segments(bound: Mapping[str, Any], tokens: int) -> tuple[int, ...]:
