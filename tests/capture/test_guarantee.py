@@ -178,7 +178,7 @@ def test_sparse_weights_are_refused_in_words() -> None:
             return (self.query(x) @ x.mT).softmax(-1).to_sparse() @ x
 
     model = Sparse()
-    reason = r"'Sparse' cannot be kept: the weights of the softmax \(.*\) became sparse or complex numbers"
+    reason = r"'Sparse' cannot be kept: the weights of the softmax \(.*\) became sparse or complex"
     with torch.no_grad(), pytest.raises(regard.RegardError, match=reason), regard.observe(model):
         model(torch.randn(5, 6))
 
