@@ -267,6 +267,18 @@ def test_the_printed_address_lets_a_browser_in_more_than_once(
             assert (got.status_code, "token" in str(got.url)) == (200, False)
 
 
+def test_a_recording_without_tokens_names_its_model_once(
+    run: Run, tmp_path: Path, served: Served
+) -> None:
+    run("serve", str(saved(tmp_path)), "--no-browser")
+    app, address = served[0]
+    base = address.partition("/?")[0]
+    with TestClient(app, follow_redirects=True, base_url=base) as browser:
+        shown = browser.get(address).text
+    assert '"title":"Attention"' in shown
+    assert shown.count('"tiny"') == 1
+
+
 @pytest.mark.full
 def test_1200_idle_connections_do_not_keep_a_browser_waiting(tmp_path: Path) -> None:
     running = started(saved(tmp_path))

@@ -48,7 +48,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from regard.errors import RegardError
 from regard.models.pretrained import check_text
 from regard.recording.recording import Recording
-from regard.text.escaping import visible
 from regard.view.export.page_template import filled_template
 from regard.view.tiles.head_tiles import WrongQuestionError
 from regard.view.tiles.manifest import live_layers, manifest
@@ -86,7 +85,6 @@ def application(
     recording: Recording,
     token: str,
     *,
-    title: str | None = None,
     changed: Callable[[], bool] = lambda: False,
     text: str = "",
     read: "Read | None" = None,
@@ -96,7 +94,6 @@ def application(
     Args:
         recording: what was seen; each of its layers with query and key.
         token: a first request brings it, as ``/?token=...``; a cookie lets later ones in.
-        title: what stands at the top of the page; the text when left out.
         changed: whether the recording is another one by now; nothing is answered then.
         text: that the model read.
         read: runs the model on another text; without it the text cannot be edited.
@@ -104,7 +101,7 @@ def application(
     Raises:
         RegardError: a layer has answers only.
     """
-    served = _Served(recording, title, changed, text, read)
+    served = _Served(recording, changed, text, read)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -184,7 +181,6 @@ class _Served:
 
     Args:
         recording: what was seen.
-        title: what stands at the top of the page.
         changed: whether the recording is another one by now.
         text: that the model read.
         read: runs the model on another text.
@@ -193,12 +189,10 @@ class _Served:
     def __init__(
         self,
         recording: Recording,
-        title: str | None,
         changed: Callable[[], bool],
         text: str,
         read: Read | None,
     ) -> None:
-        self._title = title
         self._is_changed = changed
         self._read = read
         self._threads = Threads()
@@ -219,7 +213,7 @@ class _Served:
     def _show(self, recording: Recording, text: str) -> None:
         recording = recording.apart()
         answers = Answers(recording)
-        first = _known_at_once(recording, answers, self._title)
+        first = _known_at_once(recording, answers)
         if self._read is not None:
             first |= {"text": text, "run": self._runs}
         self._page = "".join(filled_template(first, connects="'self'"))
@@ -307,19 +301,17 @@ async def _posted_text(request: Request) -> str:
         raise WrongQuestionError(str(error)) from error
 
 
-def _known_at_once(recording: Recording, answers: Answers, title: str | None) -> dict[str, Any]:
+def _known_at_once(recording: Recording, answers: Answers) -> dict[str, Any]:
     """Return what the page reads first; of a short recording with the kinds of its heads."""
     layers = live_layers(recording)
     if sum(layer.num_heads * layer.q_len * layer.kv_len for layer in layers) > _AT_ONCE:
-        return manifest(recording, layers, title=title, opened=blind_opening(recording))
+        return manifest(recording, layers, opened=blind_opening(recording))
     known = answers.heads()
     records = iter(known["heads"])
     for place, layer in enumerate(layers):
         layer.overview = answers.overview(place)
         layer.heads = [*islice(records, layer.num_heads)]
-    return manifest(
-        recording, layers, title=title, opened=known["opened"], notable=known["notable"]
-    )
+    return manifest(recording, layers, opened=known["opened"], notable=known["notable"])
 
 
 def serve(
@@ -355,10 +347,8 @@ def serve(
                 f"{path} has answers only; the page needs query and key.\n"
                 "    Record query and key, or ask it with regard heads."
             )
-        name = visible(recording.model) or path.name
-        title = None if recording.key_tokens else name
         changed = partial(_is_another, path, _identity(path))
-        made = partial(application, shown, title=title, changed=changed)
+        made = partial(application, shown, changed=changed)
     _serve(made, port, open_browser, tell)
 
 
