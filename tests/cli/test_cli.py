@@ -468,6 +468,7 @@ def test_ctrl_c_ends_a_real_run_quietly(bert: str, working_folder: Path) -> None
         text=True,
     )
     with fifo.open("w"):  # opens once the command reads: it has started
+        time.sleep(0.5)  # Python would see a signal between opening and reading after the read
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=60)
     assert (running.returncode, out, err) == (130, "", "")
