@@ -5,9 +5,11 @@ import os
 import re
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+from zlib import crc32
 
 # Before torch and transformers are imported: cuBLAS is deterministic only with a fixed workspace,
 # and no test may fetch anything.
@@ -45,13 +47,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw fewer examples in `make test`, as it leaves out the tests marked full."""
+    """Draw fewer examples in `make test`, as it leaves out the tests and cases marked full."""
     if config.getoption("markexpr") == "not full":
         settings.load_profile("quick")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, and say why."""
+    """Mark the cases that `make test` leaves out, and skip what this machine cannot run."""
+    mark_what_is_not_sampled(items)
     lacking = {
         "gpu": None if torch.cuda.is_available() else "needs an NVIDIA GPU; torch sees none",
         "browser": None if chromium_path() else "needs chromium on the PATH; apt install chromium",
@@ -60,6 +64,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in lacking.items():
             if reason is not None and item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def mark_what_is_not_sampled(items: Iterable[pytest.Item]) -> None:
+    """Mark all but n cases of each test that is marked sampled(n) as full.
+
+    A checksum of its name draws a case: the same one each time, and from the whole of a table.
+    """
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("full"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for some in cases.values():
+        (number,) = cast(pytest.Mark, some[0].get_closest_marker("sampled")).args
+        some.sort(key=lambda item: crc32(item.nodeid.encode()))
+        for item in some[number:]:
+            item.add_marker(pytest.mark.full)
 
 
 def pytest_collection_finish() -> None:

@@ -90,6 +90,7 @@ def test_shares_without_sinks_are_right_for_every_kind_of_score(options: dict[st
     torch.testing.assert_close(answer.weights, expected(seen, PARTS, PARTS, (0,)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["dense", "sweep"])
 @pytest.mark.parametrize("mask", [regard.Causal(), regard.SlidingWindow(300, 0)], ids=repr)
 def test_a_text_of_several_blocks_is_added_up(mask: regard.Mask, backend: str) -> None:

@@ -96,6 +96,7 @@ def test_other_lengths_give_the_same_answer_and_gradients(name: str, dynamic: bo
         assert_same(with_gradients(compiled, given), with_gradients(FUNCTIONS[name], given))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["matmul", "matmul-causal", "matmul-window"])
 def test_a_product_of_the_fused_backend_is_one_graph(name: str) -> None:
     compiled = torch.compile(FUNCTIONS[name], backend="eager", fullgraph=True)
@@ -103,6 +104,7 @@ def test_a_product_of_the_fused_backend_is_one_graph(name: str) -> None:
     assert_same([compiled(*given)], [FUNCTIONS[name](*given)])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["entropy", *(pytest.param(name, marks=pytest.mark.full) for name in ("several", "kl"))]
 )
@@ -127,6 +129,7 @@ def scores(query: Tensor, key: Tensor, _: Tensor) -> Tensor:
 
 
 # A product in 20 tiles takes ten seconds to compile.
+@pytest.mark.full
 @pytest.mark.parametrize("function", [pytest.param(tiled, marks=pytest.mark.full), scores])
 def test_other_tensors_of_the_same_shapes_compile_nothing_again(
     function: Function, monkeypatch: pytest.MonkeyPatch
@@ -149,12 +152,14 @@ def test_other_tensors_of_the_same_shapes_compile_nothing_again(
     assert counts[0] == counts[-1]
 
 
+@pytest.mark.full
 def test_a_square_product_is_not_taken_for_one_from_the_left() -> None:
     given = [tensor[..., :4, :] for tensor in inputs(11)]  # A @ v and v @ A have one shape
     compiled = torch.compile(FUNCTIONS["operator"], backend="eager")
     assert_same([compiled(*given)], [FUNCTIONS["operator"](*given)])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "place"),
     [("entropy", r"disable\(sweep"), ("operator", r"disable\(right\._times_from_left")],

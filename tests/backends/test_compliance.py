@@ -57,12 +57,14 @@ FUSED = {case.name: names for case in CASES if (names := taken_by("sdpa", case))
 COMPILED = {case.name: names for case in CASES if (names := taken_by("cpu", case))}
 
 
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize("backend", ["sweep", "dense"])
 @parametrised(CASES)
 def test_all_answers_of_one_pass_equal_the_oracle(case: Case, backend: str) -> None:
     assert_answers(case, ASKED, backend)
 
 
+@pytest.mark.sampled(20)
 @in_turn(case=by_name(BLOCKED), size=BLOCKS)
 def test_all_answers_from_small_blocks_equal_the_oracle(
     case: Case,
@@ -83,6 +85,7 @@ def test_answers_about_one_text_whose_blocks_cut_groups_of_values_equal_the_orac
 # Reductions that share a block share what it computes, so each is asked alone as well.
 
 
+@pytest.mark.sampled(4)
 @in_turn(case=by_name(CHOSEN), size={"whole": None, "uneven-rows": BLOCKS["uneven-rows"]})
 def test_an_answer_alone_equals_the_oracle(
     case: Case,
@@ -119,6 +122,7 @@ def test_the_fused_backend_takes_the_output_of_the_usual_cases() -> None:
 TILES = {"one-tile": cpu_backend.TILE, "tiles-of-1": 1, "tiles-of-4": 4}
 
 
+@pytest.mark.sampled(31)
 @in_turn(case=by_name([case for case in CASES if case.name in COMPILED]), tile=TILES)
 def test_all_answers_of_the_compiled_kernels_equal_the_oracle(
     case: Case, tile: int, monkeypatch: pytest.MonkeyPatch
@@ -127,6 +131,7 @@ def test_all_answers_of_the_compiled_kernels_equal_the_oracle(
     assert_answers(case, COMPILED[case.name], "cpu")
 
 
+@pytest.mark.sampled(20)
 @in_turn(case=by_name([case for case in BLOCKED if case.name in COMPILED]), size=BLOCKS)
 def test_all_answers_of_the_compiled_kernels_from_small_blocks_equal_the_oracle(
     case: Case,
@@ -138,6 +143,7 @@ def test_all_answers_of_the_compiled_kernels_from_small_blocks_equal_the_oracle(
     assert_answers(case, COMPILED[case.name], "cpu")
 
 
+@pytest.mark.sampled(4)
 @in_turn(case=by_name([case for case in CHOSEN if case.name in COMPILED]), tile=TILES)
 def test_an_answer_of_the_compiled_kernels_alone_equals_the_oracle(
     case: Case, tile: int, monkeypatch: pytest.MonkeyPatch
@@ -147,6 +153,7 @@ def test_an_answer_of_the_compiled_kernels_alone_equals_the_oracle(
         assert_answers(case, [name], "cpu")
 
 
+@pytest.mark.sampled(25)
 @in_turn(
     case=by_name([case for case in (*SHAPES, *MASKED, *SCORES) if case.name in COMPILED]),
     tile=TILES,
@@ -170,6 +177,7 @@ def test_a_gradient_without_a_compiled_kernel_equals_that_of_the_oracle(case: Ca
 # Gradients.
 
 
+@pytest.mark.sampled(25)
 @parametrised([*SHAPES, *MASKED, *SCORES])
 def test_gradients_of_all_answers_equal_those_of_the_oracle(case: Case) -> None:
     assert_gradients(case, DIFFERENTIABLE, "sweep")
@@ -178,6 +186,7 @@ def test_gradients_of_all_answers_equal_those_of_the_oracle(case: Case) -> None:
 FEW_BLOCKS = {name: BLOCKS[name] for name in ("uneven-rows", "two-heads")}
 
 
+@pytest.mark.sampled(7)
 @in_turn(case=by_name(SHAPES), size=FEW_BLOCKS)
 def test_gradients_of_all_answers_from_small_blocks_equal_those_of_the_oracle(
     case: Case, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
@@ -192,6 +201,7 @@ def assert_gradients_alone(case: Case) -> None:
             assert_gradients(case, [name], "sweep")
 
 
+@pytest.mark.sampled(3)
 @parametrised([case for case in CHOSEN if case.dtype == torch.float32 and case not in MANY])
 def test_a_gradient_of_one_answer_equals_that_of_the_oracle(case: Case) -> None:
     assert_gradients_alone(case)

@@ -97,6 +97,7 @@ def test_a_reduction_of_ones_own_reads_every_statistic_of_a_row() -> None:
     assert torch.equal(A.reduce(Visible())[0], torch.arange(1.0, LONG + 1))
 
 
+@pytest.mark.full
 def test_a_small_matrix_does_not_start_numba() -> None:
     code = (
         "import sys, torch, regard\n"
@@ -261,6 +262,7 @@ def _gradients(
     return torch.autograd.grad(cast(Tensor, total), (query, key))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "mask", [None, regard.Causal(), regard.SlidingWindow(20, 3)], ids=["all", "causal", "window"]
 )

@@ -90,6 +90,7 @@ def numbers(answer: Tensor | regard.Top) -> Tensor:
     return answer if isinstance(answer, Tensor) else answer.values
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.usefixtures("small_blocks")
 @in_turn(mask=list(MASKS), kind=list(KINDS), backend=["sweep", "dense"])
 def test_every_question_has_the_derivative_of_finite_differences(
@@ -112,6 +113,7 @@ def far(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return (q_idx - kv_idx).abs() * (1.0 + h)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("kind", "mask"),
@@ -153,6 +155,7 @@ def test_products_have_the_derivative_of_finite_differences(mask: str) -> None:
     assert_derivative(answers, leaves_of((*case.inputs[:2], torch.randn(2, 2, 4, 3).double())))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.usefixtures("small_blocks")
 @in_turn(mask=list(MASKS), kind=["scores", "weights"])
 def test_given_numbers_have_the_derivative_of_finite_differences(mask: str, kind: str) -> None:
@@ -342,6 +345,7 @@ IN_ORDER: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("answer", "shape"), IN_ORDER.values(), ids=IN_ORDER)
 def test_a_gradient_is_right_and_adds_in_one_order(
     answer: Callable[[Tensor], Tensor], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

@@ -67,6 +67,7 @@ def test_the_sweep_takes_larger_blocks_on_a_gpu(monkeypatch: pytest.MonkeyPatch)
     assert sum(on_cpu) == sum(on_gpu) == 64 * 16_384**2
 
 
+@pytest.mark.full
 def test_all_reductions_of_one_pass_never_make_the_matrix() -> None:
     query, key, value = inputs(gradients=True)
 
@@ -212,6 +213,7 @@ def test_the_fused_product_with_a_wide_value_never_makes_the_matrix() -> None:
     assert largest(lambda: regard.attend(query, key) @ wide) < MOST
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "whole",
     [
@@ -243,6 +245,7 @@ class Wasteful(regard.Reduction):
         return None
 
 
+@pytest.mark.full
 def test_the_check_sees_what_the_threads_of_a_sweep_make() -> None:
     query, key, _ = inputs(gradients=False)
     matrix = regard.attend(query, key)

@@ -68,6 +68,7 @@ def test_answers_come_in_the_order_of_the_items(threads: int) -> None:
     assert taken == [item * item for item in range(100)]
 
 
+@pytest.mark.sampled(1)
 def test_threads_wait_for_an_answer_that_takes_long(threads: int) -> None:
     begun: list[int] = []
     ahead: list[int] = []
@@ -324,6 +325,7 @@ USERS: dict[str, Callable[[Record], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.usefixtures("small_blocks", "threads")
 @pytest.mark.parametrize("name", USERS)
 def test_the_functions_of_a_user_run_on_the_calling_thread(name: str) -> None:
@@ -373,6 +375,7 @@ def test_a_mask_and_a_bias_that_are_declared_safe_run_on_several_threads(
     assert any(name.startswith("regard") for name in names)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("small_blocks", "threads")
 def test_without_the_numbers_of_a_thread_blocks_come_one_after_another(
     monkeypatch: pytest.MonkeyPatch,

@@ -213,6 +213,7 @@ def test_memory_that_is_held_is_noticed() -> None:
     assert not memory.operations(LENGTH)
 
 
+@pytest.mark.sampled(21)
 @every_loss
 def test_a_checkpoint_frees_everything_between(loss: Loss) -> None:
     leaves = made()
@@ -223,6 +224,7 @@ def test_a_checkpoint_frees_everything_between(loss: Loss) -> None:
     assert all(map(torch.equal, gradients(answer, leaves), expected))
 
 
+@pytest.mark.sampled(21)
 @every_loss
 def test_hooks_move_everything_between(loss: Loss) -> None:
     leaves = made()

@@ -184,6 +184,7 @@ def test_the_form_is_the_one_that_fits_the_mask(mask: Mask | None, how: str) -> 
     assert how in found.how + "."
 
 
+@pytest.mark.sampled(6)
 @in_turn(mask=MASKS, dtype=DTYPES)
 def test_every_form_equals_the_definition(mask: Mask | None, dtype: torch.dtype) -> None:
     given = inputs(dtype)

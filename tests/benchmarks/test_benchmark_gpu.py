@@ -32,6 +32,7 @@ FACTS = {"gpu": "NVIDIA H200", "torch": "2.13.0", "cudnn": "91900", "triton": "3
 # Without a GPU
 
 
+@pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_in_one_sentence() -> None:
     line = [sys.executable, "-m", "benchmarks.gpu"]
@@ -321,6 +322,7 @@ def test_all_of_it_is_written(gpu: Any, tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.full
 def test_the_picture_is_drawn(gpu: Any, tmp_path: Path) -> None:
     rows = rows_of(gpu, gpu.sides.FORWARD, "x", lengths=(2048, 4096))
     rows.append({**rows[0], "side": "y", "left_out": "out of memory", "forwards": None})
@@ -348,6 +350,7 @@ def played(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return command
 
 
+@pytest.mark.full
 def test_a_run_checks_measures_writes_and_draws(
     played: Any, gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -363,6 +366,7 @@ def test_a_run_checks_measures_writes_and_draws(
     assert path.with_suffix(".svg").exists()
 
 
+@pytest.mark.full
 def test_behind_a_wrong_answer_the_others_are_timed(
     played: Any, gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -392,6 +396,7 @@ def test_what_was_checked_is_kept_when_the_rest_dies(
     assert [each["asked"] for each in json.loads(path.read_text())["checks"]] == ["x"]
 
 
+@pytest.mark.full
 def test_a_side_that_fails_is_not_a_success(
     played: Any, gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

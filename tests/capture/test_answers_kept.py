@@ -197,6 +197,7 @@ def generated(cache: str = "dynamic", **options: Any) -> regard.Recording:
     return seen
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", ["in memory", "saved", "written as it ran", "a static cache"])
 @pytest.mark.parametrize("queries", [slice(0, 4), slice(2, 6), slice(5, None)], ids=str)
 def test_what_every_key_received_has_every_key(queries: slice, way: str, tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def outputs(model: nn.Module, case: ModelCase, surroundings: str, watched: bool)
         return tensors(model(**case.inputs))
 
 
+@pytest.mark.sampled(56)
 @pytest.mark.parametrize(
     "training", [pytest.param(False, id="eval"), pytest.param(True, id="train")]
 )
@@ -130,6 +131,7 @@ def gradients(model: nn.Module, case: ModelCase, watched: bool) -> list[Tensor]:
     return [gradient for gradient in all_gradients if gradient is not None]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradients_are_the_same_bit_for_bit(case: ModelCase) -> None:
     model = case.model().train()

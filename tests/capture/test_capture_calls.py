@@ -277,6 +277,7 @@ def near(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
     return (q_idx >= kv_idx) & (q_idx - kv_idx <= 2)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("surroundings", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize(

@@ -143,6 +143,7 @@ CALLS: dict[str, Callable[[nn.Module], Callable[[Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("way", [ImportedByName, ByHand])

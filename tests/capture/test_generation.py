@@ -77,6 +77,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sampled(3)
 @in_turn(name=[*DECODERS], options=OPTIONS, padded={"not padded": 0, "padded on the left": 3})
 def test_prompt_and_answer_are_one_matrix_with_the_weights_of_each_step(
     name: str, padded: int, options: dict[str, Any]
@@ -114,6 +115,7 @@ def test_layers_share_the_masks_and_biases_of_their_steps() -> None:
 APART = "did not go on from the end of the cache, as in beam search"
 
 
+@pytest.mark.sampled(2)
 @in_turn(
     name=[*DECODERS, "t5"],
     layers={"all layers": None, "some layers": "some"},
@@ -416,6 +418,7 @@ def test_a_batch_that_shrinks_between_steps_loses_nothing() -> None:
 # What is kept of generation
 
 
+@pytest.mark.full
 def test_chosen_queries_are_those_of_prompt_and_answer_together() -> None:
     model, given = built("mistral, a window of 3"), inputs("llama", 3) | GREEDY
     whole, _ = observed(model, given)
@@ -427,6 +430,7 @@ def test_chosen_queries_are_those_of_prompt_and_answer_together() -> None:
             torch.testing.assert_close(matrix.to_dense(), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parts", [(6, 4), (3, 3), (4, 4, 2), (2, 3, 1), (5, 1, 4, 1)], ids=str)
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])
 def test_chosen_queries_are_those_of_all_parts_of_a_text(kind: str, parts: tuple[int, ...]) -> None:

@@ -37,6 +37,7 @@ def assistant(name: str) -> Any:
     return model
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("guessing", ["lookup", "assistant"])
 def test_assisted_decoding_stays_in_pieces_of_what_ran_and_says_so(
@@ -111,6 +112,7 @@ def test_padding_that_attends_to_the_room_of_a_static_cache_is_refused() -> None
         model(text[:, :1], attention_mask=more, past_key_values=cache)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_second_answer_from_a_copied_cache_knows_where_its_rows_stand(count: int) -> None:
     model, apart = built("llama"), pytest.warns(UserWarning, match=APART)

@@ -75,6 +75,7 @@ def test_there_are_enough_variants() -> None:
     assert len(VARIANTS) >= 300
 
 
+@pytest.mark.full
 @in_turn(
     dtype={str(dtype): dtype for dtype in LIMITS},
     keep=["qk", "qkv"],
@@ -228,6 +229,7 @@ def heads_exchanged(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.stack([weights[:, 1 - head] @ value[:, head] for head in range(2)], 1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("variant", [whole, key_written_to, rows_written_to, heads_exchanged])
 def test_many_weights_are_recorded_as_they_met_the_value(

@@ -58,6 +58,7 @@ def test_chosen_queries_have_the_weights_that_they_have_in_the_whole(
         close(part[name].to_dense(), matrix.to_dense()[..., queries, :])
 
 
+@pytest.mark.sampled(7)
 @in_turn(
     case=MODELS,
     heads={str(heads): heads for heads in ([1], [0, 1], slice(1, None), [1, 0], [-1])},
@@ -166,6 +167,7 @@ def test_a_place_among_layers_that_run_again_is_that_of_the_module() -> None:
 # Answers instead of query and key
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", CASES)
 def test_answers_asked_while_the_model_runs_are_those_of_the_whole(case: Any) -> None:
     whole, asked = seen_by(case), seen_by(case, keep=ASKED)
@@ -289,6 +291,7 @@ def test_a_file_holds_what_memory_would(tmp_path: Path, options: dict[str, Any])
                 assert torch.equal(recording[name].to_dense(), kept[name].to_dense())
 
 
+@pytest.mark.full
 def test_prompt_and_answer_are_one_matrix_in_a_file_too(tmp_path: Path) -> None:
     model, options = llama(), {"max_new_tokens": 90, "do_sample": False, "eos_token_id": None}
     model.config.max_position_embeddings = 200

@@ -302,6 +302,7 @@ def flip_data(tensor: Tensor) -> None:
 WRITERS = (flip_with_numpy, flip_with_ctypes, flip_data)
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("moment", range(3))
 @pytest.mark.parametrize("name", ["query", "key", "value", "mask", "scores", "weights"])
 @pytest.mark.parametrize("write", WRITERS)
@@ -431,6 +432,7 @@ class Stepwise(nn.Module):
             self.attend(query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop])
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("first", [1, 3, T])
 @pytest.mark.parametrize("multiply", MULTIPLIED.values(), ids=MULTIPLIED)
 @pytest.mark.parametrize("weigh", NORMALISED.values(), ids=NORMALISED)
@@ -795,6 +797,7 @@ def test_a_refusal_says_what_was_done_to_the_weights(meet: Change, fate: str) ->
     assert fate in messages[0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("learns", [False, True])
 def test_attention_in_a_branch_of_torch_cond_is_recorded(learns: bool) -> None:
     def attend(x: Tensor) -> Tensor:
@@ -1107,6 +1110,7 @@ OF_ANY_SCORES: dict[str, Callable[[Tokens, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(
     "run", (OF_ALL_PAIRS | OF_ANY_SCORES).values(), ids=OF_ALL_PAIRS | OF_ANY_SCORES
@@ -1154,6 +1158,7 @@ LEARNED: dict[str, tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("start", "weigh"), LEARNED.values(), ids=LEARNED)
 def test_gradients_are_those_of_the_model(start: Tensor, weigh: Weigh) -> None:
     last: list[Tensor] = []

@@ -106,6 +106,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("joined", [4, 256], ids=["large pieces", "small pieces"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_the_spool_of_a_running_model_has_every_call_that_was_finished(
@@ -142,6 +143,7 @@ def test_totals_are_those_of_a_call_that_is_not_long_ago(tmp_path: Path) -> None
 # Crashes
 
 
+@pytest.mark.full
 def test_what_was_finished_survives_a_process_that_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     code = """
@@ -288,6 +290,7 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_spool(tmp_path: Path) -> None:
 # Limits
 
 
+@pytest.mark.full
 def test_one_descriptor_suffices(tmp_path: Path) -> None:
     model, counts = Decoder(8), list[int]()
     gc.collect()
@@ -315,6 +318,7 @@ def kept(steps: int, model: Decoder, prompt: int = PROMPT, **options: Any) -> tu
         return alive() - before, part.stat().st_size if part.exists() else 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keep", full_but({"qk": "qk", "totals": [regard.Sum(-2)]}, "totals"))
 def test_the_spool_grows_with_the_text_and_not_with_its_square(keep: Any, tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
@@ -425,6 +429,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     "keep", ["qkv", [regard.Sum(-2), regard.Entropy()]], ids=["qkv", "answers"]
 )

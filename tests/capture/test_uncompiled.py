@@ -216,6 +216,7 @@ def test_a_model_that_is_not_compiled_is_recorded_as_without() -> None:
 # transformers compiles flex_attention
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_that_transformers_compiles_is_recorded() -> None:
     model = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval()

@@ -112,6 +112,7 @@ def test_weights_times_values_are_the_output_of_the_models_own_attention(
         torch.testing.assert_close(found, output, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sampled(7)
 @torch.no_grad()
 @pytest.mark.parametrize(
     "name", [name for name, one in ARCHITECTURES.items() if {"sdpa", "eager"} <= {*one.kinds}]

@@ -290,6 +290,7 @@ def test_answers_kept_on_a_gpu_are_those_of_the_cpu_in_little_memory() -> None:
                 torch.testing.assert_close(one.cpu(), other, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", UNMASKED)
 @pytest.mark.parametrize(
     "options", [pytest.param(ANSWERS, id="reductions"), pytest.param({}, id="query and key")]

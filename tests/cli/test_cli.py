@@ -339,6 +339,7 @@ def test_a_damaged_model_leaves_the_old_page_whole(
     assert left_behind(working_folder) == ["attention.html", "model"]
 
 
+@pytest.mark.full
 def test_a_model_without_attention_is_refused(run: Run, working_folder: Path) -> None:
     folder = tiny_models.save(working_folder / "mamba", tiny_models.mamba())
     code, out, err = run("see", SENTENCE, "-m", str(folder))
@@ -353,6 +354,7 @@ def test_the_output_is_checked_before_a_model_is_looked_for(
     assert run("see", "x", "-o", "no/page.html")[0] == 2
 
 
+@pytest.mark.full
 def test_a_page_that_fails_leaves_nothing_printed_and_the_old_one_whole(
     run: Run, bert: str, working_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

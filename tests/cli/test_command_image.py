@@ -53,6 +53,7 @@ def test_see_shows_a_picture(run: Run, models: Path, photo: Path) -> None:
     assert list(seen["layers"]) == ["layers.0.attention", "layers.1.attention"]
 
 
+@pytest.mark.full
 def test_record_keeps_the_picture_and_page_reads_it(
     run: Run, models: Path, photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_record_keeps_the_picture_and_page_reads_it(
     assert left_behind(Path()) == ["attention.html", "photo.jpg", "run.safetensors"]
 
 
+@pytest.mark.full
 def test_a_generated_answer_looks_at_the_picture(run: Run, models: Path, photo: Path) -> None:
     model = ("--model", str(models / "llava"))
     code, _, err = run("record", "w6 w8", "--image", str(photo), *model, "--generate", "3")

@@ -67,6 +67,7 @@ def test_json_has_the_rows_of_the_last_step_and_csv_those_of_all(run: Run, train
     assert list(table[0]) == list(rows[0])
 
 
+@pytest.mark.full
 def test_the_page_has_every_statistic_and_asks_nothing(run: Run, training: str) -> None:
     code, out, _ = run("monitor", training, "--output", "training.html")
     assert code == 0

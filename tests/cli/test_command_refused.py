@@ -63,6 +63,7 @@ def test_a_command_that_reads_a_recording_names_its_refused_layer(
     assert re.fullmatch(LINE * (1 + (arguments[0] == "compare")), err)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "arguments",
     [("see", TEXT, "--json"), ("record", TEXT, "--json"), ("heads", TEXT, "--json")],
@@ -82,6 +83,7 @@ def test_json_of_segments_has_every_refused_layer(run: Run, incomplete: str) -> 
     assert json.loads(out)["refused"] == [refusal._asdict() for refusal in seen.refused]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "arguments",
     [("see", TEXT), ("record", TEXT), ("heads", TEXT)],
@@ -96,6 +98,7 @@ def test_a_refused_layer_ends_a_strict_command(
     assert not Path("attention.html").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arguments", READ[:3])
 def test_a_refused_layer_of_a_recording_ends_a_strict_command(
     arguments: tuple[str, ...], run: Run, incomplete: str

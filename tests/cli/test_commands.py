@@ -92,6 +92,7 @@ def test_parts_are_ranges_of_tokens_and_patterns(run: Run, recorded: str) -> Non
     assert {type(row["share"]) for row in told["shares"]} == {float}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -196,6 +197,7 @@ def test_a_recording_that_is_not_there_is_said_first(run: Run) -> None:
     assert (code, out, err) == (2, "", "regard: nope.safetensors: No such file or directory.\n")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", ["see", "record", "heads"])
 def test_the_name_of_a_text_file_is_its_text(
     command: str, run: Run, bert: str, working_folder: Path
@@ -207,6 +209,7 @@ def test_the_name_of_a_text_file_is_its_text(
     assert (code, told if isinstance(told, int) else len(told)) == (0, count)
 
 
+@pytest.mark.full
 def test_a_recording_is_seen_like_its_text(run: Run, bert: str, recorded: str) -> None:
     _, out, _ = run("see", recorded, "--json")
     _, expected, _ = run("see", TEXT, "-m", bert, "--json")
@@ -299,6 +302,7 @@ def test_the_heads_of_a_model_are_shown_by_kind(run: Run, bert: str) -> None:
     assert {"induction", "duplicate token"} <= set(told["heads"][0]["scores"])
 
 
+@pytest.mark.full
 def test_the_heads_of_a_model_of_few_tokens_are_shown(run: Run, working_folder: Path) -> None:
     dna = str(tiny_models.dna(working_folder / "dna"))
     code, out, err = run("heads", "ACGTTGCAAC", "-m", dna, "--json")
@@ -419,6 +423,7 @@ def gpt(tmp_path: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.full
 def test_what_a_model_writes_is_recorded(run: Run, gpt: str) -> None:
     code, _, err = run("record", TEXT, "-m", gpt, "--generate", "4")
     seen = regard.load("run.safetensors")
@@ -467,6 +472,7 @@ def test_recordings_of_other_shapes_are_not_compared(run: Run, bert: str, record
     )
 
 
+@pytest.mark.full
 def test_two_texts_are_compared_in_the_terminal_and_on_a_page(run: Run, bert: str) -> None:
     texts = ["Anna has a boat", "Anna has a house"]
     code, out, err = run("compare", *texts, "-m", bert, "-o", "page.html", "--json")
@@ -497,6 +503,7 @@ def test_a_page_of_two_texts_names_heads_as_see_does(
     assert {head["kind"] for layer in layers for head in layer["heads"]} == {"induction"}
 
 
+@pytest.mark.full
 def test_texts_of_other_lengths_stand_side_by_side_on_the_page(run: Run, bert: str) -> None:
     long = "Anna and Ben and Carl and Dora have a house and a boat"
     words = [long, f"{long} and a garden with old apple trees"]
@@ -565,6 +572,7 @@ def test_page_says_what_is_exact_and_what_makes_more_of_it_exact(run: Run, recor
     assert (code, err) == (2, "regard: layer is 7; this recording has layers 0 to 1.\n")
 
 
+@pytest.mark.full
 def test_a_limit_in_which_no_layer_fits_gets_a_larger_one(run: Run) -> None:
     x = torch.randn(2, 1, 8, 600, 64, generator=torch.Generator().manual_seed(0))
     regard.Recording({"layer": regard.attend(*x)}).save("wide.safetensors")

@@ -58,6 +58,7 @@ def rows(model: Pretrained, tmp_path_factory: pytest.TempPathFactory) -> list[di
     return found.to_table().to_pylist()
 
 
+@pytest.mark.full
 def test_there_is_one_row_for_each_text_layer_and_head(rows: list[dict[str, Any]]) -> None:
     places = [(row["text"], row["layer"], row["head"]) for row in rows]
     assert places == [
@@ -65,6 +66,7 @@ def test_there_is_one_row_for_each_text_layer_and_head(rows: list[dict[str, Any]
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", range(5))
 def test_scores_of_a_batch_are_those_of_each_text_alone(
     text: int, rows: list[dict[str, Any]], model: Pretrained
@@ -161,6 +163,7 @@ def test_long_texts_give_the_same_as_the_definition_in_several_blocks(
         assert parts[name].to_pylist() == pytest.approx(expected, abs=1e-5), name
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_json_lines_and_parquet_give_what_lines_give(
     kind: str, rows: list[dict[str, Any]], model: Pretrained, tmp_path: Path
@@ -230,6 +233,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path, Pretrained], None], str]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_part_of_another_run_is_refused_by_name(
     change: Callable[[Path, Path, Pretrained], None], message: str, model: Pretrained, corpus: Path

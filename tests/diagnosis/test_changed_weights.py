@@ -47,6 +47,7 @@ AXES: dict[str, tuple[Weigh, str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("axes", AXES)
 def test_the_axes_of_a_softmax_are_those_that_sum_to_1(axes: str) -> None:
     weigh, says = AXES[axes]

@@ -93,6 +93,7 @@ def _near(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scores.masked_fill(far | later, float("-inf")).softmax(-1) @ value
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("causal", [True, None])
 def test_a_window_is_a_fact_and_wrong_if_another_one_is_expected(causal: bool | None) -> None:
     report = regard.check(_near, causal=causal)
@@ -129,6 +130,7 @@ def _shifted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     return scores.masked_fill(mask.roll(1, -1), -torch.inf).softmax(-1) @ value
 
 
+@pytest.mark.full
 def test_numbers_that_are_added_to_the_scores_are_a_mask() -> None:
     report = regard.check(_added)
     assert report.verdict == "right", report
@@ -154,6 +156,7 @@ class _Cross(nn.Module):
         return (scores if mask is None else scores + mask).softmax(-1) @ value
 
 
+@pytest.mark.full
 def test_the_width_of_a_context_is_found_in_the_layers() -> None:
     report = regard.check(_Cross, 24, 12)
     assert report.verdict == "right", report
@@ -267,6 +270,7 @@ class InChunks(nn.Module):
         return nn.functional.scaled_dot_product_attention(query, key, value, keep)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("causal", [True, None])
 def test_causal_chunks_are_right(causal: bool | None) -> None:
     report = regard.check(InChunks, causal=causal)
@@ -377,6 +381,7 @@ class _Decoder(nn.Module):
         return x + self.to_text(x, text, text)[0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("attends_to_itself", "verdict"), [(False, "right"), (True, "wrong")])
 def test_another_text_that_moves_no_output_is_wrong(attends_to_itself: bool, verdict: str) -> None:
     report = regard.check(_Decoder, attends_to_itself=attends_to_itself)

@@ -58,6 +58,7 @@ FUNCTIONS: dict[str, Change] = {
 }
 
 
+@pytest.mark.sampled(3)
 @in_turn(name=list(FUNCTIONS), form=list(FORMS))
 def test_a_function_of_queries_and_keys_is_never_right(name: str, form: str) -> None:
     change = FUNCTIONS[name]
@@ -74,6 +75,7 @@ def turned(x: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
+@pytest.mark.full
 def test_positions_that_turn_queries_alone_are_wrong_in_a_module() -> None:
     report = checked(lambda q, k, v: standard(turned(q), k, v), "module")
     assert report.verdict == "wrong"
@@ -81,6 +83,7 @@ def test_positions_that_turn_queries_alone_are_wrong_in_a_module() -> None:
     assert "positions: rotary of queries alone" in str(report)
 
 
+@pytest.mark.full
 def test_positions_that_turn_keys_alone_are_wrong_in_a_module() -> None:
     report = checked(lambda q, k, v: standard(q, turned(k), v), "module")
     assert report.verdict == "wrong"
@@ -106,6 +109,7 @@ def paired_otherwise(x: Tensor) -> Tensor:
     return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", full_but({form: form for form in FORMS}, "module"))
 def test_positions_that_turn_keys_the_other_way_are_no_verdict(form: str) -> None:
     report = checked(lambda q, k, v: standard(turned(q), turned_back(k), v), form)
@@ -119,6 +123,7 @@ def test_pairs_that_are_not_those_of_their_angles_are_no_verdict(form: str) -> N
     assert (report.verdict, names(report)) == ("cannot tell", set()), str(report)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_positions_that_turn_both_alike_are_right(form: str) -> None:
     report = checked(lambda q, k, v: standard(turned(q), turned(k), v), form)
@@ -134,6 +139,7 @@ NORMS: dict[str, Change] = {
 }
 
 
+@pytest.mark.sampled(1)
 @in_turn(name=list(NORMS), form=list(FORMS))
 def test_normed_queries_and_keys_are_right(name: str, form: str) -> None:
     norm = NORMS[name]
@@ -156,6 +162,7 @@ class Learned(nn.Module):
         return ((q @ k.mT * self.temperature).softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "start",
     [
@@ -169,6 +176,7 @@ def test_a_scale_that_is_learned_is_different_and_right_if_any_is_expected(start
     assert regard.check(Learned(start), expect=regard.spec(scale=regard.ANY)).verdict == "right"
 
 
+@pytest.mark.full
 def test_one_scale_for_each_head_that_is_below_zero_is_wrong() -> None:
     report = regard.check(Learned(torch.tensor([0.5, 0.5, -0.5, 0.5])[:, None, None]))
     assert (report.verdict, names(report)) == ("wrong", {"wrong-scale"})
@@ -180,6 +188,7 @@ LIMITS: dict[str, Change] = {
 }
 
 
+@pytest.mark.sampled(1)
 @in_turn(name=list(LIMITS), form=list(FORMS))
 def test_what_would_change_other_scores_alone_is_right(name: str, form: str) -> None:
     change = LIMITS[name]
@@ -225,12 +234,14 @@ NARROW: dict[str, Core] = {
 }
 
 
+@pytest.mark.sampled(1)
 @in_turn(name=list(NARROW), form=list(FORMS))
 def test_what_computes_in_few_bits_inside_is_judged_in_float32(name: str, form: str) -> None:
     report = checked(NARROW[name], form)
     assert (report.ok, names(report)) == (True, set()), str(report)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_mistake_in_few_bits_is_told(form: str) -> None:
     report = checked(narrow(unscaled, torch.bfloat16), form)
@@ -303,6 +314,7 @@ BY_HAND = [
 STABLE = {divided_last, less_its_logarithm}
 
 
+@pytest.mark.sampled(1)
 @in_turn(core={core.__name__: core for core in BY_HAND}, form=list(FORMS))
 def test_a_softmax_by_hand_is_right_in_whatever_order(core: Core, form: str) -> None:
     report = checked(core, form)

@@ -149,6 +149,7 @@ def test_a_mistake_of_the_cells_is_named_with_its_line(
         assert finding.file == "lesson.ipynb, cell 2"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("cell", RIGHT.values(), ids=RIGHT)
 def test_cells_that_compute_attention_are_right(tmp_path: Path, cell: str) -> None:
     assert told(judged(tmp_path, cell)) == ("right", [])

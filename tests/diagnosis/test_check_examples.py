@@ -200,6 +200,7 @@ def test_an_operation_that_takes_a_function_is_one_clear_error() -> None:
         regard.check(attention)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_runs_as_before_once_it_was_checked() -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -300,6 +301,7 @@ class TokensFirst(nn.Module):
         return ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(0, 1)
 
 
+@pytest.mark.full
 def test_tokens_before_samples_are_different_unless_axes_declare_them() -> None:
     report = regard.check(TokensFirst, 16)
     assert report.verdict == "different"

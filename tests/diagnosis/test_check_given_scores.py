@@ -143,6 +143,7 @@ def test_numbers_that_are_added_need_no_declaration() -> None:
     assert regard.check(added).ok
 
 
+@pytest.mark.full
 def test_the_report_on_query_key_and_value_says_how_a_mask_was_read() -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         """attn_mask: True means that a key may be attended to."""

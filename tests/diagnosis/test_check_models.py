@@ -75,6 +75,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("model", "where"), WRONG)
 def test_a_mistake_is_told_in_whatever_layer_it_is(model: nn.Module, where: str) -> None:
     report = regard.check(model, expect=regard.spec())
@@ -90,6 +91,7 @@ def test_a_model_of_right_attentions_is_right() -> None:
     assert report.read_as == "ids (batch, tokens)"
 
 
+@pytest.mark.full
 def test_two_of_one_class_that_are_set_up_otherwise_are_both_judged() -> None:
     report = regard.check(Model(Attention(), Attention(0.5)))
     assert report.verdict == "different"
@@ -99,6 +101,7 @@ def test_two_of_one_class_that_are_set_up_otherwise_are_both_judged() -> None:
     assert "layers.1" in finding.detail
 
 
+@pytest.mark.full
 def test_a_model_that_is_meant_to_be_causal_is_asked_as_a_whole() -> None:
     causal, other = (Language(Attention(causal=flag)) for flag in (True, False))
     assert regard.check(causal, causal=True).findings == ()
@@ -130,6 +133,7 @@ def test_heads_side_by_side_are_one_attention() -> None:
     assert f"{HEADS} heads of" in str(regard.check(Heads()))
 
 
+@pytest.mark.full
 def test_a_layer_of_pytorch_has_no_line_of_its_caller() -> None:
     report = regard.check(nn.TransformerEncoderLayer(DIM, HEADS, batch_first=True))
     assert report.ok

@@ -39,6 +39,7 @@ JUPYTER = {
 
 
 # A notebook takes seconds, so the quick one has all of these cells.
+@pytest.mark.full
 @pytest.mark.parametrize(
     "cells", full_but({"all": [*JUPYTER.values()]} | {k: [c] for k, c in JUPYTER.items()}, "all")
 )

@@ -137,6 +137,7 @@ def test_what_it_is_meant_to_be_decides(causal: bool | None) -> None:
 # The user's process
 
 
+@pytest.mark.full
 def test_a_module_and_the_random_states_stay_as_they_were(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -170,6 +171,7 @@ def test_something_that_cannot_be_called_is_an_error() -> None:
         regard.check(3)
 
 
+@pytest.mark.full
 def test_arguments_of_a_class_are_guessed_from_common_names_and_said() -> None:
     report = regard.check(Fused, 16)
     assert report.read_as.endswith(", built with heads=4")

@@ -384,6 +384,7 @@ WITHOUT_END = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("source", "message"), LINES)
 def test_code_that_fails(source: str, message: str) -> None:
     name = write("mine.py", source)
@@ -432,6 +433,7 @@ def is_running(pid: str) -> bool:
         return False
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -535,6 +537,7 @@ def test_this_process_stays_as_it_was(capfd: pytest.CaptureFixture[str], folder:
     assert [path.name for path in folder.iterdir()] == ["mine.py"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [

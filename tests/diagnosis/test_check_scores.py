@@ -94,6 +94,7 @@ EXPLAINED = {
 }
 
 
+@pytest.mark.sampled(3)
 @in_turn(name=list(FUNCTIONS), form=list(FORMS))
 def test_a_function_of_the_scores_is_no_verdict(name: str, form: str) -> None:
     report = regard.check(FORMS[form](FUNCTIONS[name]))
@@ -108,6 +109,7 @@ def test_a_function_of_the_scores_is_no_verdict(name: str, form: str) -> None:
     assert any(reason in report.missing for reason in reasons), report
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", full_but({form: form for form in FORMS}, "module"))
 def test_scores_below_zero_are_wrong(form: str) -> None:
     report = regard.check(FORMS[form](torch.neg))
@@ -120,6 +122,7 @@ def test_what_is_added_and_changes_with_the_input_is_no_verdict() -> None:
     assert "the scores are no multiple of query · key, plus numbers" in report.missing
 
 
+@pytest.mark.sampled(1)
 @in_turn(name=list(EXPLAINED), form=list(FORMS))
 def test_a_cap_a_bias_and_a_mask_of_places_are_right(name: str, form: str) -> None:
     report = regard.check(FORMS[form](EXPLAINED[name]))

@@ -136,6 +136,7 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("change", "state"), CHANGES.values(), ids=CHANGES)
 def test_what_the_code_changes_is_put_back(
     change: Callable[[], object], state: Callable[[], object]

@@ -114,6 +114,7 @@ FACTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     full_but(
@@ -223,6 +224,7 @@ def test_a_plain_function_has_no_fact_to_pin_but_causality() -> None:
     assert report.pin == "regard.check(standard, expect=regard.spec(causal=False))"
 
 
+@pytest.mark.full
 def test_the_pin_of_what_has_no_name_is_the_expectation_alone() -> None:
     for thing in (lambda q, k, v: standard(q, k, v).clone(), Layer(32, 4, prefix=3)):
         pin = regard.check(thing).pin

@@ -99,6 +99,7 @@ ANOTHER_NAME = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -300,6 +301,7 @@ ONE_MORE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -324,6 +326,7 @@ def test_a_kernel_is_asserted_in_three_lines() -> None:
         assert_attention(full, expect=CAUSAL, run_dtype=HALF, run_device="cpu")
 
 
+@pytest.mark.full
 def test_two_mistakes_are_two_findings() -> None:
     def both(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k.detach(), v, scale=1.0)
@@ -336,6 +339,7 @@ def pinned(report: Report) -> str:
     return report.pin.partition("expect=")[2]
 
 
+@pytest.mark.full
 def test_what_a_kernel_computes_is_measured_where_nothing_is_expected() -> None:
     report = regard.check(of_equal_lengths, run_dtype=HALF)
     assert str(report).startswith(
@@ -372,6 +376,7 @@ def test_a_kernel_of_whole_tiles_is_tried_with_them() -> None:
         assert [finding.name for finding in report.faults] == [mistake]
 
 
+@pytest.mark.full
 def test_a_window_that_does_not_show_is_no_verdict() -> None:
     expected = regard.spec(window=200)
     assert regard.check(causal, expect=expected, run_dtype=HALF).verdict == "wrong"
@@ -393,6 +398,7 @@ def test_a_kernel_of_unknown_axes_is_no_verdict() -> None:
     assert "its axes are unknown" in report.missing
 
 
+@pytest.mark.full
 def test_a_kernel_without_a_backward_pass_is_right_and_says_so() -> None:
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with torch.no_grad():
@@ -414,6 +420,7 @@ def test_a_kernel_without_a_backward_pass_is_right_and_says_so() -> None:
         assert ", 0 with gradients" in report.computes.domain
 
 
+@pytest.mark.full
 def test_a_crash_of_the_device_is_no_refusal() -> None:
     def crashes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.shape[-2] % 64:
@@ -432,6 +439,7 @@ def test_axes_say_what_two_kernels_may_mean() -> None:
     assert regard.check(tokens_first, expect=FULL, run_dtype=HALF, axes=axes).verdict == "wrong"
 
 
+@pytest.mark.full
 def test_what_a_module_takes_besides_is_passed() -> None:
     def flagged(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
         return of_equal_lengths(q, k, v) if causal else full(q, k, v)

@@ -121,12 +121,14 @@ class DropsMaskedScores(Heads):
         return self.dropout(scores).softmax(-1)
 
 
+@pytest.mark.full
 def test_numbers_that_are_nan_in_training_alone_are_wrong() -> None:
     report = check(DropsMaskedScores())
     assert broken(report) == {"training"}, report
     assert report.findings[0].code == "return self.dropout(scores).softmax(-1)"
 
 
+@pytest.mark.full
 def test_dropout_before_a_norm_is_judged_by_what_the_norm_takes() -> None:
     report = check(DropsScoresBeforeANorm())
     assert [finding.name for finding in report.findings] == ["training"], report
@@ -199,6 +201,7 @@ def test_the_layer_that_the_others_change_is_right() -> None:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("layer", "law"),
     [
@@ -222,6 +225,7 @@ def test_a_broken_law_makes_it_wrong(layer: type[nn.Module], law: str) -> None:
     assert report.verdict == "wrong", report
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [
@@ -271,6 +275,7 @@ class Cached(Heads):
         return self.merge(scores.softmax(-1) @ v), (k, v)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("layer", "outcome"),
     [(Cached(1), "held"), (Cached(-1), "broken"), (Cached(1, 1), "broken")],
@@ -303,6 +308,7 @@ class TakesManyOptions(Heads):
         return super().forward(x)
 
 
+@pytest.mark.full
 def test_options_that_take_no_cache_cost_few_calls() -> None:
     check(TakesManyOptions())
     assert TakesManyOptions.calls <= 65, TakesManyOptions.calls
@@ -344,6 +350,7 @@ class GatedByAnOptionalInput(Heads):
         return output if other is None else output * self.gate(other)
 
 
+@pytest.mark.full
 def test_an_unused_projection_beside_an_optional_cache_is_wrong() -> None:
     report = check(CachedWithAGate(), causal=True)
     assert report.verdict == "wrong", report
@@ -412,6 +419,7 @@ def test_a_broken_law_without_a_name_is_called_a_law() -> None:
     assert "Formula:  f(x) = f(x), and x is as it was" in text
 
 
+@pytest.mark.full
 def test_the_line_of_the_first_operation_that_breaks_the_law_is_given() -> None:
     finding = check(ExponentiatesLargeScores()).findings[0]
     assert (finding.name, finding.code) == (
@@ -447,6 +455,7 @@ def of_the_first_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return in_tiles(q, k[..., :6, :], v[..., :6, :])
 
 
+@pytest.mark.full
 def test_last_tokens_that_no_token_sees_are_never_right() -> None:
     report = check(without_the_last_tile, causal=False)
     assert report.verdict == "cannot tell"
@@ -526,6 +535,7 @@ class HalfMask(Heads):
         return self.merge(scores.to(q.dtype).softmax(-1) @ v)
 
 
+@pytest.mark.full
 def test_half_precision_that_overflows_inside_is_wrong() -> None:
     report = check(HalfMask(), means={"mask": "True keeps"})
     assert report.verdict == "wrong", report

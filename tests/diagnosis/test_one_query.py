@@ -46,10 +46,12 @@ def test_a_width_that_one_query_writes_down_is_that_of_its_example() -> None:
     assert regard.check(attend, args=EXAMPLE, expect=regard.spec()).verdict == "right"
 
 
+@pytest.mark.full
 def test_attention_of_one_query_is_right_without_an_example() -> None:
     assert regard.check(by_product).verdict == "right"
 
 
+@pytest.mark.full
 def test_a_scale_that_is_missing_is_told_and_wrong_if_the_standard_is_expected() -> None:
     assert [f.name for f in regard.check(unscaled).differences] == ["no-scale"]
     assert regard.check(unscaled, expect=regard.spec()).verdict == "wrong"
@@ -92,6 +94,7 @@ class Luong(nn.Module):
 BATCH = (torch.randn(2, 8), torch.randn(2, 7, 8))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("args", [None, BATCH])
 def test_one_query_of_each_sample_is_no_exchange_of_heads_and_tokens(args: object) -> None:
     report = regard.check(of_each_sample, args=args, expect=regard.spec())  # pyright: ignore
@@ -105,6 +108,7 @@ def test_a_softmax_over_the_samples_of_one_query_is_told(args: object) -> None:
     assert names == ["softmax-wrong-axis"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("keeps", "verdict"), [(True, "right"), (False, "wrong")])
 def test_a_module_of_one_query_is_read_with_its_mask(keeps: bool, verdict: str) -> None:
     expected = regard.spec(padding={"mask": "True keeps"})
@@ -113,6 +117,7 @@ def test_a_module_of_one_query_is_read_with_its_mask(keeps: bool, verdict: str) 
     assert keeps or [finding.name for finding in report.faults] == ["mask-inverted"]
 
 
+@pytest.mark.full
 def test_code_of_one_query_is_called_with_many_before_square_inputs_are_tried() -> None:
     lengths: list[tuple[int, ...]] = []
 

@@ -52,6 +52,7 @@ class Language(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.full
 def test_positions_of_a_model_are_expected_of_the_whole() -> None:
     expected = regard.spec(causal=True, heads=3, positions="learned")
     assert regard.check(Language(), expect=expected).ok
@@ -59,6 +60,7 @@ def test_positions_of_a_model_are_expected_of_the_whole() -> None:
     assert [finding.name for finding in report.faults] == ["positions"], report
 
 
+@pytest.mark.full
 def test_positions_that_start_again_are_told() -> None:
     report = regard.check(Language(piece=4), expect=regard.spec(positions="learned"))
     assert [finding.name for finding in report.faults] == ["positions"] * len(report.faults)
@@ -82,6 +84,7 @@ class Mixed(nn.Module):
         return self.attention(self.mix(x)[0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["convolution", "gru"])
 def test_tokens_that_read_others_before_the_attention_have_no_added_positions(kind: str) -> None:
     report = regard.check(Mixed(kind), expect=regard.spec(causal=True, positions=None))
@@ -116,6 +119,7 @@ def test_no_difference_is_called_none() -> None:
     assert "0e+00" not in str(report)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("diagonal", [1, 3])
 def test_a_pin_pins(diagonal: int) -> None:
     pin = regard.check(Attention, diagonal).pin
@@ -123,6 +127,7 @@ def test_a_pin_pins(diagonal: int) -> None:
     assert eval(pin, {"regard": regard, "Attention": Attention}).ok, pin
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("diagonal", [0, 2], ids=["without itself", "one ahead"])
 def test_code_with_a_mistake_that_no_spec_names_has_no_pin(diagonal: int) -> None:
     report = regard.check(Attention(diagonal))
@@ -130,6 +135,7 @@ def test_code_with_a_mistake_that_no_spec_names_has_no_pin(diagonal: int) -> Non
     assert str(report).endswith("nothing does, as no spec has causal-off-by-one.")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rotates", ["qkv", "v"])
 def test_values_that_are_rotated_are_told(rotates: str) -> None:
     positions = "rotary" if "q" in rotates else None
@@ -160,6 +166,7 @@ def with_numbers_added(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
     return weights / weights.sum(-1, keepdims=True) @ v
 
 
+@pytest.mark.full
 def test_a_numpy_mask_that_is_added_is_read() -> None:
     assert "mask is added to the scores" in str(regard.check(with_numbers_added))
     meant = regard.spec(padding={"mask": "True keeps"})
@@ -256,6 +263,7 @@ def test_learned_keys_are_no_tokens() -> None:
     assert "keys or values follow from no token" in report.missing
 
 
+@pytest.mark.full
 def test_a_rule_by_which_most_queries_see_no_key_is_not_stated() -> None:
     """A mask that begins anew for each piece of the queries is no band."""
 
@@ -297,6 +305,7 @@ class Decoder(nn.Module):
         return weights @ memory
 
 
+@pytest.mark.full
 def test_values_that_are_not_projected_are_free_unless_a_projection_is_idle() -> None:
     expected = regard.spec(causal=False)
     assert regard.check(Decoder(has_values=False), expect=expected).ok
@@ -319,6 +328,7 @@ class Opaque(nn.Module):
         return scores.softmax(-1) @ self.c(x)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("expect", [None, regard.spec(causal=False)])
 def test_a_layer_that_is_used_twice_is_named_whatever_its_name_is(expect: Any) -> None:
     report = regard.check(Opaque(is_mixed_up=True), expect=expect)
@@ -390,6 +400,7 @@ class TurnedApart(nn.Module):
         return self.out((weights @ v).transpose(1, 2).flatten(2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("turns", full_but(TURNED, *QUICK))
 def test_rotations_are_of_the_same_columns_of_queries_and_keys(turns: tuple[Any, Any]) -> None:
     query, key = turns
@@ -469,6 +480,7 @@ class Wide(nn.Module):
         return self.out(mixed) + self.up(rest.relu())
 
 
+@pytest.mark.full
 def test_a_few_idle_columns_of_a_wide_projection_are_wrong_whatever_is_expected() -> None:
     for expect in (None, regard.spec(heads=4, kv_heads=1)):
         report = regard.check(Wide(), expect=expect)
@@ -552,6 +564,7 @@ class Reversed(Attention):
         return self.out((weights @ v).transpose(1, 2).flatten(2))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("causal", [True, False, regard.ANY])
 def test_a_causal_mask_the_wrong_way_round_has_its_name_whatever_is_expected(causal: Any) -> None:
     report = regard.check(Reversed(), expect=regard.spec(causal=causal))

@@ -63,12 +63,14 @@ WEAK: dict[str, tuple[Change, str, str]] = {
 WEAK_CASES = pytest.mark.parametrize(("change", "name", "says"), WEAK.values(), ids=WEAK)
 
 
+@pytest.mark.sampled(1)
 @WEAK_CASES
 def test_a_weak_causal_mask_is_told(change: Change, name: str, says: str) -> None:
     report = regard.check(Attention(change), expect=regard.spec(causal=True, heads=4))
     assert name in {finding.name for finding in report.faults}, report
 
 
+@pytest.mark.sampled(1)
 @WEAK_CASES
 def test_a_weak_mask_of_padding_is_told(change: Change, name: str, says: str) -> None:
     report = regard.check(of_padding(change), means={"padding_mask": "True hides"})
@@ -86,6 +88,7 @@ def test_weights_that_are_set_to_0_are_told() -> None:
     assert [finding.name for finding in report.faults] == ["mask-after-softmax"], report
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("low", [-1e9, -torch.inf])
 def test_a_mask_that_hides_is_right(low: float) -> None:
     def change(scores: Tensor, hidden: Tensor) -> Tensor:

@@ -172,6 +172,7 @@ def line_of(kind: type) -> int:
     return first + next(n for n, line in enumerate(lines) if HERE in line)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "name", "options"),
     [
@@ -210,6 +211,7 @@ def test_a_window_without_the_query_itself_is_told() -> None:
     assert report.verdict == "wrong", report
 
 
+@pytest.mark.full
 def test_the_mask_of_another_text_is_tried() -> None:
     class Cross(Layer):
         def forward(

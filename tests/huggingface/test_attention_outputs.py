@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedModel,
     StaticCache,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import BaseModelOutput
 
 import regard
@@ -72,6 +73,7 @@ def attentions_of(model: torch.nn.Module) -> Any:
     return outputs(model, text()).get("attentions") or ()
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(("name", "kind"), kinds({*OWN, "Falcon"}))
 def test_the_matrices_are_the_weights_of_eager_attention(name: str, kind: str) -> None:
     architecture = ARCHITECTURES[name]
@@ -215,6 +217,7 @@ def held(attentions: Any) -> int:
     return sum(storages.values())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_generation_holds_one_growing_key(kind: str) -> None:
     model, tokens = llama(kind), torch.randint(53, (1, 120))
@@ -227,6 +230,7 @@ def test_a_generation_holds_one_growing_key(kind: str) -> None:
     assert held(found.attentions) <= queries + 1.5 * cache < held(expected.attentions) / 4
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_generation_with_a_static_cache_holds_its_rows(kind: str) -> None:
     model, tokens = llama(kind), torch.randint(53, (1, 120))
@@ -362,6 +366,7 @@ def test_a_static_cache_that_is_overwritten_changes_no_matrix(
     torch.testing.assert_close(found, attentions(mistral("eager")), atol=1e-6, rtol=0)
 
 
+@pytest.mark.full
 def test_long_texts_need_no_matrix() -> None:
     model, tokens = llama(max_position_embeddings=32768), torch.zeros(1, 17000, dtype=torch.int64)
     with torch.no_grad(), lazy(model):
@@ -502,7 +507,7 @@ def test_a_kernel_that_another_library_puts_in_place_of_ours_is_said() -> None:
     own, model = KERNELS["sdpa"], llama()
     try:
         with lazy(model):
-            KERNELS["sdpa"] = own
+            KERNELS["sdpa"] = sdpa_attention_forward
             with pytest.raises(regard.RegardError, match="ran no attention of the kernel 'sdpa'"):
                 outputs(model, text())
     finally:
@@ -819,6 +824,7 @@ def test_a_kernel_that_changes_its_arguments_is_refused() -> None:
         KERNELS["sdpa"] = own
 
 
+@pytest.mark.sampled(4)
 @NEEDS_EAGER
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("fault", ["scale", "window", "bias", "first row"])

@@ -66,6 +66,7 @@ def quiet() -> Iterator[None]:
     transformers.logging.set_verbosity(verbosity)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "model_type",
     [

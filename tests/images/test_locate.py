@@ -75,6 +75,7 @@ def meet(box: list[float], other: list[float]) -> bool:
     return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_pixels_inside_a_box_change_its_token_and_no_other(
     name: str, subtests: pytest.Subtests

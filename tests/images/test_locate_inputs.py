@@ -154,6 +154,7 @@ def test_two_pictures_of_different_sizes_have_a_grid_each() -> None:
     assert part.image(0, query=-1, grid=1).shape == (other.rows, other.columns)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["dinov2_with_registers", "qwen2_vl"])
 def test_places_in_bfloat16_are_those_of_float32(name: str) -> None:

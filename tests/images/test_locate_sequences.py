@@ -67,6 +67,7 @@ def values(case: Case, pictures: list[Any]) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", full_but({name: name for name in VIDEO_MODELS}, "qwen3_vl"))
 def test_a_frame_of_a_video_is_a_picture(name: str) -> None:
     case, twin = video_case(name), video_case(name)
@@ -91,6 +92,7 @@ def test_a_frame_of_a_video_is_a_picture(name: str) -> None:
         assert (changed == [grid.tokens[grid.columns + 1]]) == is_shown
 
 
+@pytest.mark.full
 def test_each_picture_of_a_vision_encoder_has_its_own_layer() -> None:
     case = case_of("qwen2_vl")
     pictures = [Image.new("RGB", (96, 64), level) for level in ("grey", "navy", "olive")]
@@ -102,6 +104,7 @@ def test_each_picture_of_a_vision_encoder_has_its_own_layer() -> None:
     assert [grid.picture for grid in language] == [0, 1, 2]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["swin", "swinv2"])
 def test_a_shifted_window_stands_for_the_patches_that_it_reads(name: str) -> None:
     torch.manual_seed(0)

@@ -44,6 +44,7 @@ def figures(lesson: Lesson) -> list[str]:
 
 
 # tests/project/test_docs.py executes the code of every lesson, so make test draws one lesson alone.
+@pytest.mark.full
 @pytest.mark.parametrize(
     "lesson",
     [

@@ -58,6 +58,7 @@ def test_what_a_mask_says_of_some_rows_is_true(kind: str, subtests: pytest.Subte
                 assert not bool(outside.any()), rows
 
 
+@pytest.mark.sampled(7)
 @kinds
 def test_the_mask_of_some_rows_is_those_rows_of_the_mask(
     kind: str, subtests: pytest.Subtests

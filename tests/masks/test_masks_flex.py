@@ -255,6 +255,7 @@ def test_a_block_mask_has_one_matrix_where_all_are_the_same() -> None:
 
 
 # FlexAttention runs uncompiled here and says so; only its answer is wanted.
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     "mask",

@@ -178,7 +178,7 @@ def test_a_mask_with_one_entry_changed_is_still_equal(
     mask: Tensor, axes: tuple[int, ...], known: str
 ) -> None:
     shape = shape_of(*axes)
-    changed = mask.bool().expand(shape).contiguous()
+    changed = mask.bool().expand(shape).clone(memory_format=torch.contiguous_format)
     changed.view(-1)[changed.numel() // 2] ^= True
     assert torch.equal(dense(recognised(changed, shape), shape), changed)
 

@@ -196,6 +196,7 @@ def assert_exact(pair: Pair, subtests: pytest.Subtests) -> None:
             oracle.assert_close(found, exact, within)
 
 
+@pytest.mark.sampled(8)
 @pairs
 def test_a_divergence_equals_its_definition(pair: Pair, subtests: pytest.Subtests) -> None:
     assert_exact(pair, subtests)
@@ -209,6 +210,7 @@ SIZES = {
 }
 
 
+@pytest.mark.sampled(6)
 @in_turn(pair={pair.name: pair for pair in PAIRS}, size=SIZES)
 def test_a_divergence_from_small_blocks_equals_its_definition(
     pair: Pair,
@@ -224,6 +226,7 @@ def test_a_divergence_from_small_blocks_equals_its_definition(
 TILES = {"one-tile": (256, 2048), "uneven-tiles": (3, 4), "one-by-one": (1, 1)}
 
 
+@pytest.mark.sampled(5)
 @in_turn(pair={pair.name: pair for pair in PAIRS}, tiles=TILES)
 def test_a_divergence_by_the_compiled_kernels_equals_its_definition(
     pair: Pair,
@@ -236,6 +239,7 @@ def test_a_divergence_by_the_compiled_kernels_equals_its_definition(
     assert_exact(pair, subtests)
 
 
+@pytest.mark.sampled(6)
 @pairs
 def test_the_gradients_to_both_matrices_equal_those_of_the_definition(
     pair: Pair, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
@@ -253,6 +257,7 @@ def test_the_gradients_to_both_matrices_equal_those_of_the_definition(
                 oracle.assert_close(actual, exact, roundings)
 
 
+@pytest.mark.sampled(8)
 @pairs
 def test_the_gradients_by_the_compiled_kernels_equal_those_of_the_definition(
     pair: Pair, subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch

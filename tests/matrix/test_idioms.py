@@ -177,6 +177,7 @@ def test_the_table_has_100_expressions_and_most_of_them_work() -> None:
     assert len(WORKS) >= 70
 
 
+@pytest.mark.sampled(78)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -274,6 +275,7 @@ WINDOWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(42)
 @pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES)
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
 def test_a_leading_index_gives_the_matrix_of_that_part(

@@ -137,6 +137,7 @@ def dense(tensors: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", MAPS)
 def test_a_map_is_lazy_and_answers_as_the_tensor_does(name: str, subtests: pytest.Subtests) -> None:
     lazy, exact = MAPS[name](*matrices(inputs())), MAPS[name](*dense(inputs()))
@@ -150,6 +151,7 @@ def test_a_map_is_lazy_and_answers_as_the_tensor_does(name: str, subtests: pytes
             torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.sampled(52)
 @pytest.mark.parametrize("answer", ["to_dense", "row", "product", "transposed", "largest", "all"])
 @pytest.mark.parametrize("name", MAPS)
 def test_a_map_has_the_gradients_of_the_tensor(name: str, answer: str) -> None:
@@ -227,6 +229,7 @@ LAZY: dict[str, Callable[[Any, Any], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("gradients", [False, True], ids=["values", "gradients"])
 @pytest.mark.parametrize(
     "name", full_but({name: name for name in LAZY}, "product", "scaled rows", "largest")
@@ -250,6 +253,7 @@ def test_the_mean_of_many_heads_adds_a_few_at_once() -> None:
     assert largest(mean.to_dense) < heads * tokens * tokens // 8
 
 
+@pytest.mark.full
 def test_the_blocks_of_the_largest_weights_are_not_kept_for_gradients() -> None:
     query, key, *_ = (each.float().requires_grad_() for each in inputs((2,), LONG))
     a = regard.attend(query, key)
@@ -259,6 +263,7 @@ def test_the_blocks_of_the_largest_weights_are_not_kept_for_gradients() -> None:
         assert memory.operations(AT_ONCE) == []  # bytes, a quarter of a block
 
 
+@pytest.mark.full
 def test_a_matrix_of_40_000_tokens_answers() -> None:
     tokens = 40_000
     x = torch.randn(2, tokens, 2, generator=torch.Generator().manual_seed(0))

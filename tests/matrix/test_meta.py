@@ -159,6 +159,7 @@ def recording() -> regard.Recording:
     return seen
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", [*QUESTIONS, *MORE])
 def test_a_default_device_changes_no_answer(name: str, request: pytest.FixtureRequest) -> None:
     ask = MORE.get(name) or (lambda: QUESTIONS[name]("cpu"))

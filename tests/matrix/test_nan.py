@@ -30,6 +30,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(blocks, name, value)
 
 
+@pytest.mark.sampled(3)
 @every_mask
 def test_the_default_backend_follows_the_table(mask: str) -> None:
     assert differing(ASKED, mask, None) == []
@@ -61,6 +62,7 @@ def test_blocks_of_few_rows_follow_the_table(mask: str, small_blocks: None) -> N
     assert differing(REDUCTIONS, mask, "sweep") == []
 
 
+@pytest.mark.sampled(3)
 @every_mask
 def test_the_compiled_kernels_follow_the_table(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_backend, "_LEAST", 0)  # they leave small matrices to others

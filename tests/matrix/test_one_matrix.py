@@ -207,6 +207,7 @@ def test_given_scores_of_any_size_are_one_matrix(size: float, subtests: pytest.S
             compare()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("power", [0, 8, 20, 60, 120], ids="2^{}".format)
 @pytest.mark.parametrize("mask", MASKS)
 def test_products_of_any_size_are_one_matrix(
@@ -217,6 +218,7 @@ def test_products_of_any_size_are_one_matrix(
             compare()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("added", [name for name in ADDED if name != "none"])
 def test_a_matrix_with_an_additive_mask_is_one_matrix(
@@ -243,6 +245,7 @@ LENGTHS = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("q_len", "kv_len"), LENGTHS)
 def test_a_matrix_of_any_length_is_one_matrix(
     q_len: int, kv_len: int, subtests: pytest.Subtests

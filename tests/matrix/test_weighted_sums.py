@@ -33,6 +33,7 @@ def weight_shapes(shape: torch.Size) -> dict[str, tuple[int, ...]]:
     }
 
 
+@pytest.mark.sampled(25)
 @parametrised([*SHAPES, *MASKED, *SCORES])
 def test_weighted_sum_equals_its_definition(case: Case, subtests: pytest.Subtests) -> None:
     doubled = Inputs(*map(oracle.double, case.inputs)).of_scores

@@ -69,6 +69,7 @@ def test_every_picture_is_shown_and_every_shown_picture_has_its_script() -> None
     assert files == {name for name in shown.PICTURES if "/" not in name}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("path", "before", "after", "changed"),
     [

@@ -383,6 +383,7 @@ def nested(depth: int) -> dict[str, Any]:
     return {"kind": "Not", "mask": nested(depth - 1)} if depth else {"kind": "Nothing"}
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_json_that_says_no_recording_is_one_error(change: Change, path: Path) -> None:
     changed(path, change)

@@ -51,6 +51,7 @@ def statistic(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.usefixtures("small_blocks")
 @in_turn(mask=list(MASKS), kind=list(KINDS))
 def test_every_answer_equals_the_oracle(mask: str, kind: str, subtests: pytest.Subtests) -> None:

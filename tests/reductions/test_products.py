@@ -194,6 +194,7 @@ WINDOWS: dict[str, Callable] = {
 }
 
 
+@pytest.mark.sampled(32)
 @parametrised(CASES)
 def test_a_window_of_few_columns_equals_that_of_the_dense_matrix(
     case: Case, subtests: pytest.Subtests

@@ -124,6 +124,7 @@ def test_a_span_of_tiny_weights_keeps_its_digits_beside_large_ones() -> None:
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
 
 
+@pytest.mark.full
 def test_100_000_spans_over_100_000_keys_take_little_memory() -> None:
     length = 100_000
     query, key = torch.zeros(40, 2), torch.zeros(length, 2)

@@ -450,6 +450,7 @@ def stub() -> Iterator[regard.vllm.Server]:
     server.server_close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("answer", "text"),
     [

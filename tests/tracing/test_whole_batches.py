@@ -35,6 +35,7 @@ class Product(nn.Module):
         return self.multiply(first, second)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_batch_times_one_matrix_has_the_same_bits(

@@ -80,6 +80,7 @@ def recording(matrix: regard.AttentionMatrix, **more: object) -> regard.Recordin
 # Every kind of matrix
 
 
+@pytest.mark.sampled(64)
 @parametrised(CASES)
 def test_rows_and_columns_and_tiles_are_the_matrix_s(case: Case, way: str) -> None:
     scores, weights = exact_heads(case)
@@ -147,6 +148,7 @@ def attended(
     return regard.attend(query, key, **options)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_of_every_level_are_means_of_blocks(kind: str, way: str) -> None:
     matrix = KINDS[kind]()

@@ -155,6 +155,7 @@ def test_a_recording_from_a_file_has_no_text_to_edit() -> None:
 # In a browser
 
 
+@pytest.mark.full
 @pytest.mark.browser
 def test_ctrl_enter_shows_the_new_text_at_the_same_head(
     show: pages.Open, serve: pages.Serve

@@ -32,6 +32,7 @@ def asked(
     return answers_of(write_page(recording, folder / "page.html"), questions)
 
 
+@pytest.mark.sampled(4)
 @CASES
 def test_rows_and_columns_are_those_of_the_library(options: dict[str, Any], tmp_path: Path) -> None:
     recording = recorded(**options)
@@ -46,6 +47,7 @@ def test_rows_and_columns_are_those_of_the_library(options: dict[str, Any], tmp_
     torch.testing.assert_close(columns.T, weights, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_rows_of_fewer_bits_are_as_close_as_the_page_says(tmp_path: Path) -> None:
     query, key = torch.randn(2, 1, 2, 9, 64, generator=torch.Generator().manual_seed(0))
     recording = regard.Recording({"layer": regard.attend(query, key)})
@@ -60,6 +62,7 @@ def test_rows_of_fewer_bits_are_as_close_as_the_page_says(tmp_path: Path) -> Non
     assert off < 3e-3
 
 
+@pytest.mark.sampled(4)
 @CASES
 def test_steps_are_those_of_the_library(options: dict[str, Any], tmp_path: Path) -> None:
     recording = recorded(**options)

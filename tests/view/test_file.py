@@ -193,6 +193,7 @@ def test_of_a_batch_the_first_sequence_is_shown_and_the_page_is_told(tmp_path: P
     assert unpacked(block["spans"], torch.int32).tolist() == [0, 4] * 5
 
 
+@pytest.mark.full
 def test_numbers_of_fewer_bits_say_how_far_weights_may_be_off(tmp_path: Path) -> None:
     recording = recorded(tokens=40, dim=16)
     blocks = blocks_of(recording, tmp_path, limit=limit_of_16_bits(recording, tmp_path))
@@ -285,6 +286,7 @@ def test_the_kinds_of_a_batch_are_those_of_all_its_sequences(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.full
 def test_the_kinds_of_numbers_of_16_bits_are_within_a_thousandth(tmp_path: Path) -> None:
     recording = recorded(heads=3, kv_heads=3, tokens=40, mask=regard.Causal())
     limit = limit_of_16_bits(recording, tmp_path)

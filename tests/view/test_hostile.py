@@ -145,6 +145,7 @@ def test_200_who_send_half_a_request_hold_up_nobody(serving: pages.Serving) -> N
         connection.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_200_who_leave_before_the_answer_hold_up_nobody(name: str, serving: pages.Serving) -> None:
     fields = QUESTIONS[name][0].__struct_fields__

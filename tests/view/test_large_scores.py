@@ -152,6 +152,7 @@ def rough(magnitude: float) -> regard.AttentionMatrix:
     return regard.attend(query, key, mask=regard.Causal())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("magnitude", [30.0, 1e5, 1e36])
 def test_rows_of_the_server_sum_to_1_however_rough_their_scores(magnitude: float) -> None:
     with served(rough(magnitude)) as get:
@@ -164,6 +165,7 @@ def test_rows_of_the_server_sum_to_1_however_rough_their_scores(magnitude: float
     assert bool(((columns >= 0) & (columns <= 1 + 1e-6)).all())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(
     not torch.backends.mkl.is_available(),
     reason="whether products of other shapes round alike depends on the BLAS",
@@ -195,6 +197,7 @@ def test_steps_of_the_library_add_up_to_1(name: str) -> None:
 # The page that is a file
 
 
+@pytest.mark.sampled(4)
 @each_matrix
 @pytest.mark.parametrize("hidden", [False, True], ids=["with sinks", "without"])
 def test_rows_columns_and_tiles_of_the_file_are_one_matrix(

@@ -178,6 +178,7 @@ def test_the_theme_follows_the_system_until_one_is_chosen(show: Open) -> None:
 # Small and long recordings, and what is not there
 
 
+@pytest.mark.full
 def test_one_head_and_one_token_are_enough(show: Open, tmp_path: Path) -> None:
     recording = recorded(heads=1, kv_heads=1, mask=regard.Causal()).part(["layer.0"])
     path = tmp_path / "small.html"
@@ -219,6 +220,7 @@ def test_one_head_and_one_token_are_enough(show: Open, tmp_path: Path) -> None:
         assert line == "There are no parts: the text has special tokens only."
 
 
+@pytest.mark.full
 def test_a_layer_that_is_not_in_the_file_says_so(show: Open, tmp_path: Path) -> None:
     recording = recorded(tokens=64)
     path = write_page(recording, tmp_path / "small.html", layers=[0])
@@ -245,6 +247,7 @@ def test_a_layer_that_is_not_in_the_file_says_so(show: Open, tmp_path: Path) -> 
         assert page.inner_text("#notes") == ""
 
 
+@pytest.mark.full
 def test_refused_layers_are_counted_at_the_top_and_named_with_their_reason(
     show: Open, serve: Serve
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_patch_shows_what_it_looks_at_and_who_looks_at_it(show: Open, tmp_path
         torch.testing.assert_close(saved[:, 1], weights[FIRST:, 24], rtol=0, atol=1e-6)
 
 
+@pytest.mark.full
 def test_the_tint_of_a_patch_is_its_weight(show: Open) -> None:
     blue = Image.new("RGB", (96, 64), (90, 140, 200))
     seen = pictured.vision()
@@ -321,6 +322,7 @@ def test_tiles_a_thumbnail_and_several_pictures_have_frames_of_their_own(show: O
         assert page.locator(".sides h2").first.inner_text() == "Where “patch 1,2 of grid 2” looks"
 
 
+@pytest.mark.full
 def test_a_text_that_looks_at_a_picture_has_one_side(show: Open) -> None:
     seen = pictured.crossing()
     page = show(seen, "#layer=0&head=1&query=3")
@@ -351,6 +353,7 @@ def test_edges_of_patches_stay_sharp(show: Open) -> None:
     expect(page.locator(".small-pictures button")).to_have_count(3)
 
 
+@pytest.mark.full
 def test_a_damaged_picture_leaves_its_patches(show: Open, tmp_path: Path) -> None:
     path = write_page(pictured.vision(), tmp_path / "page.html")
     text = path.read_text()

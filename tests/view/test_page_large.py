@@ -55,6 +55,7 @@ def near(found: Tensor, expected: Tensor) -> None:
 # Its engine
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_a_tile_from_the_size_of_a_block_up_is_the_mean_of_blocks(
     level: int, tmp_path: Path
@@ -89,6 +90,7 @@ def test_a_column_is_the_means_of_its_blocks_where_a_query_may_attend(tmp_path: 
     near(torch.tensor(answer["values"]).double(), means * (torch.arange(TOKENS) >= 101))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["steps", "segments"])
 def test_what_needs_every_weight_is_refused(kind: str, tmp_path: Path) -> None:
     (answer,) = asked(recorded(), [{"kind": kind, "query": 0}], tmp_path)

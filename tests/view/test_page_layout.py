@@ -19,6 +19,7 @@ IS_SEEN = """(element) => {
 }"""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "widths",
     [
@@ -38,6 +39,7 @@ def test_no_view_is_wider_than_the_screen(widths: tuple[int, ...], show: Open) -
                 assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.full
 def test_what_the_page_is_of_is_not_cut(show: Open, tmp_path: Path) -> None:
     recording = recorded(heads=7, kv_heads=7, tokens=60)
     recording.model = "a model with a name of many words"
@@ -52,6 +54,7 @@ def test_what_the_page_is_of_is_not_cut(show: Open, tmp_path: Path) -> None:
             assert page.eval_on_selector_all("#about span", lines) == [1, 1]
 
 
+@pytest.mark.full
 def test_the_whole_map_stands_above_the_line(show: Open) -> None:
     page = show(recorded(heads=7, kv_heads=7, tokens=60))
     page.set_viewport_size({"width": 2560, "height": 780})
@@ -104,6 +107,7 @@ def test_there_is_no_empty_band_under_a_map(show: Open) -> None:
             assert legend["y"] - (drawn + 9 * height) < 40
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("view", "last"),
     [

@@ -57,6 +57,7 @@ MATRICES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [pytest.param(v, id=k) for k, v in MATRICES.items()])
 def test_a_tile_is_the_mean_of_aligned_blocks(options: dict[str, Any], tmp_path: Path) -> None:
     recording = recorded(**options)
@@ -162,6 +163,7 @@ def long_text() -> regard.Recording:
     return recorded(tokens=70, keys=8300, mask=regard.SlidingWindow(8250, 0))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("level", [6, 7])
 def test_of_a_long_text_coarse_tiles_are_in_the_file(level: int, tmp_path: Path) -> None:
     recording = long_text()
@@ -196,6 +198,7 @@ def test_a_row_of_two_halves_is_two_halves_to_the_last_digit(tmp_path: Path) -> 
     assert one["log_normalizer"] == pytest.approx(math.log(2), abs=1e-15)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [pytest.param(v, id=k) for k, v in MATRICES.items()])
 def test_a_cell_is_one_product_whatever_else_the_row_holds(
     options: dict[str, Any], tmp_path: Path, subtests: pytest.Subtests
@@ -259,6 +262,7 @@ def then_dragging(page: Page) -> None:
         assert (float(said["row"]), float(said["column"])) == pytest.approx((37, 42), abs=0.05)
 
 
+@pytest.mark.full
 @pytest.mark.browser
 def test_the_map_moves_by_drag_wheel_and_double_click(show: Open) -> None:
     page = show(recorded(tokens=200), "#query=3&key=3")

@@ -32,6 +32,7 @@ def looks(page: Page) -> str:
     return page.inner_text("#looks-table tbody").strip()
 
 
+@pytest.mark.full
 def test_what_is_not_a_number_says_so_in_every_view(show: Open) -> None:
     """Of a layer that sees all keys, and of a causal one."""
     layers = {"plain": spoilt()[0], "causal": spoilt(mask=regard.Causal())[0]}

@@ -91,6 +91,7 @@ def then_served_and_longer_texts(serve: Serve, show: Open) -> None:
         expect(page.locator("#legend .unit")).to_contain_text("linear")
 
 
+@pytest.mark.full
 def test_a_fresh_page_opens_on_the_head_that_stands_out_and_says_what_it_is(
     show: Open, serve: Serve
 ) -> None:

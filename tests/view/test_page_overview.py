@@ -109,6 +109,7 @@ def test_many_heads_are_on_one_screen_and_their_kinds_are_not_cut(show: Open) ->
             assert kind.inner_text() in labels(page)[0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layers", [1, 6, 30])
 def test_nine_heads_fill_a_large_screen(show: Open, layers: int) -> None:
     matrix = regard.attend(torch.randn(9, 7, 4), torch.randn(9, 7, 4))

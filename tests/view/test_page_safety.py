@@ -28,6 +28,7 @@ TOLD = (
 )
 
 
+@pytest.mark.full
 def test_a_damaged_layer_leaves_the_others_whole(show: Open, tmp_path: Path) -> None:
     page = show(damaged(tmp_path, 0))
     with step("it is told, and the small map is shown"):
@@ -106,6 +107,7 @@ WORDS_OF_A_PART = (
 )
 
 
+@pytest.mark.full
 def test_a_file_that_is_cut_short_says_so_and_a_whole_one_does_not(
     browser: Browser, tmp_path: Path
 ) -> None:

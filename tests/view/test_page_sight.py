@@ -38,6 +38,7 @@ def story(length: int) -> regard.Recording:
     )
 
 
+@pytest.mark.full
 def test_nothing_is_cut_wraps_or_stands_askew(show: Open) -> None:
     page = show(story(600), "#view=text&query=400")
     page.wait_for_selector("body[data-read]")

@@ -105,6 +105,7 @@ def notebook(**options: Any) -> regard.Recording:
     return regard.Recording({"layer": matrix}, query_tokens=["Life", " is", " short"])
 
 
+@pytest.mark.full
 def test_numbers_tell_their_sums_and_the_keyboard_goes_through_them(show: Open) -> None:
     line = "#view-steps .sum"
     with step("a masked row"):
@@ -147,6 +148,7 @@ def test_numbers_tell_their_sums_and_the_keyboard_goes_through_them(show: Open) 
 # Many keys, and other heads
 
 
+@pytest.mark.full
 def test_the_strongest_come_first_and_more_on_demand_as_the_address_says(show: Open) -> None:
     recording = recorded(tokens=100)
     page = opened(show(recording, "#view=steps&query=50&key=3"))

@@ -76,6 +76,7 @@ def test_a_file_without_room_for_the_values_leaves_them_out(tmp_path: Path) -> N
     assert '"value_heads":2' not in tight.replace(" ", "")
 
 
+@pytest.mark.full
 @pytest.mark.browser
 def test_weights_times_values_and_the_output_are_the_librarys(show: Open, tmp_path: Path) -> None:
     address = "#view=steps&layer=1&head=4&query=5&order=position"

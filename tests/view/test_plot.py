@@ -163,6 +163,7 @@ TOKENS = {
 }
 
 
+@pytest.mark.sampled(3)
 @in_turn(token=TOKENS, kind=["svg", "pdf", "png"])
 def test_a_token_is_drawn_as_text_whatever_it_says(token: tuple[str, str], kind: str) -> None:
     written, shown = token
@@ -277,6 +278,7 @@ def test_it_draws_on_the_axes_that_it_is_given(name: str) -> None:
     assert not left.has_data()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_dark_style_has_dark_ground(name: str) -> None:
     with pyplot.style.context("dark_background"):

@@ -177,6 +177,7 @@ def layers_in(folder: Path, seen: regard.Recording, **options: Any) -> list[dict
     return json.loads(Blocks(path.read_text()).scripts["recording"])["layers"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "blocks"),
     [

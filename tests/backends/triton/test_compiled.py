@@ -361,6 +361,7 @@ def _two_products(left, right, answers, BLOCK: tl.constexpr):
     tl.store(answers + at, tl.dot(product.to(tl.bfloat16), tl.load(right + at)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("architecture", "wgmma", "mma"), [(90, True, False), (80, False, True)], ids=["sm_90", "sm_80"]
 )

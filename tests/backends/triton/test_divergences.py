@@ -114,6 +114,7 @@ def assert_exact(*given: Any, tolerance: float = 2e-6, **options: Any) -> None:
 
 
 # Interpreting takes a second; the quick pairs have bits on either side, limits, rows without keys.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "masks"),
     [
@@ -133,6 +134,7 @@ def test_a_divergence_and_its_gradients_equal_the_dense_ones(
     assert_exact(kind, device, masks)
 
 
+@pytest.mark.sampled(1)
 @in_turn(
     steps=[("softcap", "sinks"), ("sinks", "alibi"), ("alibi", "softcap")],
     kind=[*KINDS],
@@ -144,11 +146,13 @@ def test_a_gradient_goes_through_every_step_of_both_scores(
     assert_exact(kind, device, ("causal", "causal"), (first, second), tolerance=5e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_that_underflow_have_finite_logarithms(kind: str, device: torch.device) -> None:
     assert_exact(kind, device, sharp=100.0, tolerance=1e-3)
 
 
+@pytest.mark.sampled(2)
 @in_turn(
     dtypes={
         "bfloat16-float32": (torch.bfloat16, torch.float32),
@@ -174,6 +178,7 @@ def test_close_rows_do_not_cancel(apart: float, kind: str, device: torch.device)
     assert float(((found - exact) / exact).abs().median()) <= 1e-6 / apart
 
 
+@pytest.mark.full
 def test_a_divergence_of_equal_matrices_is_zero(device: torch.device) -> None:
     query = torch.randn(1, 2, Q_LEN, 8, device=device, requires_grad=True)
     A = regard.attend(query, query, mask=regard.Causal())
@@ -197,6 +202,7 @@ def test_a_row_of_nan_stays_alone(device: torch.device) -> None:
         assert bool(found[0, 1, 5])
 
 
+@pytest.mark.full
 def test_divergences_beside_other_questions_have_all_gradients(device: torch.device) -> None:
     drawn = torch.Generator().manual_seed(2)
     query, key, other = (torch.randn(1, 2, 20, 8, generator=drawn) for _ in range(3))

@@ -194,6 +194,7 @@ BIASED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("biased", full_but(BIASED, "t5-mask-mod"))
 def test_the_gradient_of_a_bias_stays_inside_a_mask(
     biased: tuple[str, str], device: torch.device
@@ -212,6 +213,7 @@ def test_a_gradient_goes_through_every_step_of_a_score(
     assert_exact(LOSSES["all"], regard.Causal(), steps(), device)
 
 
+@pytest.mark.full
 def test_one_number_for_all_is_read_for_each(device: torch.device) -> None:
     """A sum over an answer sends one number that is repeated without memory of its own."""
     query = torch.randn(1, 2, 40, 8, device=device, requires_grad=True)
@@ -288,6 +290,7 @@ def test_a_gradient_is_differentiated_once(interpreted: None) -> None:
         gradient.sum().backward()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("share", [1e-5, pytest.param(1e2, marks=pytest.mark.full)], ids=str)
 def test_a_small_loss_has_a_gradient_in_float16(share: float, device: torch.device) -> None:
     """The derivatives by scores are a thousandth of what arrives, too small for float16."""
@@ -405,6 +408,7 @@ def test_bits_are_the_mask(words: int, monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(definitions.unpacked(packed).expand(shape), allowed.expand(shape))
 
 
+@pytest.mark.full
 @losses
 def test_a_backward_pass_that_fills_the_memory_is_done_in_blocks(
     asked: Asked, interpreted: None, monkeypatch: pytest.MonkeyPatch

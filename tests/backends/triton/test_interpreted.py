@@ -322,6 +322,7 @@ def assert_equal(kernel: Kernel, x: Operands) -> None:
         oracle.assert_close(found.cpu(), exact[name].cpu(), budget)
 
 
+@pytest.mark.sampled(8)
 @kernels
 def test_a_kernel_of_grouped_heads_equals_its_twin(kernel: Kernel, device: torch.device) -> None:
     assert_equal(kernel, given(matrix(device, "causal-and-padding", "grouped", steps="softcap")))

@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="the kernels need triton: pip install 'rega
 FLOAT32 = torch.finfo(torch.float32).eps
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("q_len", "kv_len", "reduction"),
     [
