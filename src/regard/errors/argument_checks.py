@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import prod
 from operator import index
 from pathlib import Path
@@ -314,6 +315,14 @@ def check_cancelled(cancelled: object) -> None:
         )
 
 
+def _are_spans(pairs: Sequence[Any], length: int) -> bool:
+    """Return True if all are tuples of two ints, start and stop, of spans inside a length."""
+    if {*map(type, pairs)} != {tuple} or {*map(len, pairs)} != {2}:
+        return False
+    are_ints = {*map(type, chain.from_iterable(pairs))} == {int}
+    return are_ints and all(0 <= start < stop <= length for start, stop in pairs)
+
+
 def check_spans(name: str, spans: object, length_name: str, length: int) -> list[tuple[int, int]]:
     """Return spans as a list of (start, stop) pairs.
 
@@ -336,6 +345,8 @@ def check_spans(name: str, spans: object, length_name: str, length: int) -> list
     pairs = cast(Sequence[Any], spans)
     if not pairs:
         raise ValueError(f"{name} is empty; it must have at least one span.\n{remedy}")
+    if _are_spans(pairs, length):  # each strip of a long text checks thousands
+        return list(pairs)
     checked: list[tuple[int, int]] = []
     for pair in pairs:
         edges = list(cast(Sequence[Any], pair)) if isinstance(pair, Sequence) else []

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.scores.score_source import sum_dtype
 
@@ -25,8 +26,10 @@ def span_sums(numbers: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
     """
     first, width = spans[0][0], spans[0][1] - spans[0][0]
     edges = range(first, first + width * len(spans) + 1, max(width, 1))
-    if first >= 0 and spans[-1][1] <= numbers.shape[-1] and list(pairwise(edges)) == list(spans):
-        return numbers[..., first : edges[-1]].view(*numbers.shape[:-1], len(spans), width).sum(-1)
+    beyond = spans[-1][1] - numbers.shape[-1]
+    if first >= 0 and beyond < width and list(pairwise(edges)) == list(spans):
+        some = pad(numbers, (0, max(0, beyond)))[..., first : edges[-1]]
+        return some.view(*numbers.shape[:-1], len(spans), width).sum(-1)
     # The gradient of indexing is reproducible on a GPU, but on a CPU only in float64.
     numbers = numbers.to(sum_dtype(numbers.dtype, numbers.device))
     if len(spans) <= _FEW_SPANS:
