@@ -110,7 +110,7 @@ def paired_otherwise(x: Tensor) -> Tensor:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("form", full_but({form: form for form in FORMS}, "module"))
+@pytest.mark.parametrize("form", FORMS)
 def test_positions_that_turn_keys_the_other_way_are_no_verdict(form: str) -> None:
     report = checked(lambda q, k, v: standard(turned(q), turned_back(k), v), form)
     assert report.verdict == "cannot tell", str(report)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from cases import full_but
 from checked_files import MODULE, RIGHT, WRONG, trouble
 from regard.diagnosis.sandbox.sandbox_process import Limits, check_apart
 
@@ -38,11 +37,8 @@ JUPYTER = {
 }
 
 
-# A notebook takes seconds, so the quick one has all of these cells.
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "cells", full_but({"all": [*JUPYTER.values()]} | {k: [c] for k, c in JUPYTER.items()}, "all")
-)
+@pytest.mark.parametrize("cells", [[cell] for cell in JUPYTER.values()], ids=JUPYTER)
 def test_what_only_jupyter_understands_stops_no_cell(cells: list[str]) -> None:
     checked = check_apart(notebook("lesson.ipynb", *cells, "import torch", RIGHT))
     assert (checked.troubles, [report["ok"] for report in checked.reports]) == ((), [True])

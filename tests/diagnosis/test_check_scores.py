@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from cases import full_but, in_turn
+from cases import in_turn
 
 Change = Callable[[Tensor], Tensor]
 
@@ -110,7 +110,7 @@ def test_a_function_of_the_scores_is_no_verdict(name: str, form: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("form", full_but({form: form for form in FORMS}, "module"))
+@pytest.mark.parametrize("form", FORMS)
 def test_scores_below_zero_are_wrong(form: str) -> None:
     report = regard.check(FORMS[form](torch.neg))
     assert [finding.name for finding in report.faults] == ["wrong-scale"]

@@ -44,6 +44,6 @@ def test_the_largest_weights_of_a_gpu_are_those_of_a_cpu(
     # On a GPU, comparing equal scores would wait for the device, so they are ranked otherwise.
     monkeypatch.setattr("regard.reductions.largest.reads_without_sync", lambda _scores: False)
     numbers = [-1.0, 0.0, 2.0, -0.0, -torch.inf, 2.0, -3.0, -1.0, 0.0, -2.5]
-    scores = torch.tensor(numbers, dtype=dtype)[None]
+    scores = torch.tensor(numbers, dtype=dtype).expand(2, 1, -1)
     top = regard.AttentionMatrix.from_scores(scores).reduce(regard.TopK(9), backend="sweep")
-    assert top.indices.tolist() == [[2, 5, 1, 3, 8, 0, 7, 9, 6]]
+    assert top.indices.tolist() == [[[2, 5, 1, 3, 8, 0, 7, 9, 6]]] * 2

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import regard
 from live_memory import LiveMemory
 from ranks import run_ranks
+from regard.backends.sweep import PlainBlocks, SweepTask, fill_buffers
 
 RANKS = Path(__file__).with_name("sharded_ranks.py")
 
@@ -164,6 +166,22 @@ def test_explain_says_what_travels(spread: Distribute) -> None:
         "96 bytes of memory."
     )
     assert "and reduces 96 bytes of sums" in regard.explain(A, regard.Sum(-2)).how
+
+
+def test_rows_of_a_rank_stand_where_they_stand_in_the_whole_matrix() -> None:
+    query, key = torch.randn(2, 12, 4), torch.randn(2, 12, 4)
+    asked = (regard.Segments([(0, 4), (4, 12)]), regard.Diagonal(-1), regard.Pool(3, 3))
+    sums: list[Any] = []
+    for rows in (range(5), range(5, 12)):
+        source = regard.attend(query[:, rows.start : rows.stop], key).source
+        task = SweepTask(source, None, asked, PlainBlocks(), (rows, 12))
+        sums.append(fill_buffers(task))
+    whole = regard.attend(query, key)
+    for reduction, *of_parts in zip(asked, *sums, strict=True):
+        total = tuple(torch.stack(same).sum(0) for same in zip(*of_parts, strict=True))
+        torch.testing.assert_close(
+            reduction.finish(total, whole.shape), whole.reduce(reduction), check_dtype=False
+        )
 
 
 def test_a_checkpoint_gathers_keys_again(spread: Distribute) -> None:
