@@ -101,7 +101,8 @@ def row_products(
     """Compute what ``row_products_kernel`` does: row sums of W G, and the product W @ right."""
     of_all = weights(given, dtype)
     assert of.right is not None
-    return (of_all * _of_places(given, of, dtype)).sum(-1), of_all @ of.right.to(dtype)
+    by_weight = _of_places(given, of, dtype) + _of_product(given, of, dtype)
+    return (of_all * by_weight).sum(-1), of_all @ of.right.to(dtype)
 
 
 def gradients(

@@ -132,6 +132,11 @@ EVERY = (
 )
 # Cells of 15 keys: a tile meets more than two.
 GRADIENTS = (*EVERY[1], "row_products_kernel", "query_gradient_kernel", "key_gradient_kernel")
+# Heads wider than 128 have their sparse gradients in float32.
+WIDE = (
+    (regard.LogSumExp(), regard.Entropy(), COLUMNS, POOL),
+    ("rows_kernel", "columns_kernel", "pooled_kernel", *GRADIENTS[-3:]),
+)
 CASES = {
     "logsumexp": Case((regard.LogSumExp(),), ("rows_kernel",)),
     "rows": Case(ROWS, ("rows_kernel", "top_kernel"), options=lambda _: {}),
@@ -188,13 +193,24 @@ CASES = {
     ),
     "gradients": Case(EVERY[0], GRADIENTS, graded=True),
     "gradients-d64": Case(EVERY[0], GRADIENTS, head_dim=64, group=1, graded=True),
-    "gradients-d256": Case(EVERY[0], GRADIENTS, head_dim=256, dtype=torch.float16, graded=True),
+    "gradients-d256": Case(*WIDE, head_dim=256, dtype=torch.float16, graded=True),
     "gradients-float32": Case(EVERY[0], GRADIENTS, dtype=torch.float32, graded=True),
+    "gradients-float32-d256": Case(
+        EVERY[0], GRADIENTS, dtype=torch.float32, head_dim=256, graded=True
+    ),
     "gradients-kept": Case(EVERY[0], GRADIENTS, options=_kept, graded=True),
     "gradients-steps": Case(
         EVERY[0],
         GRADIENTS,
         options=lambda device: {"softcap": 5.0, **_by_position(device)},
+        graded=True,
+    ),
+    "gradients-of-a-bias-d256": Case(
+        WIDE[0],
+        (*WIDE[1], "bias_gradient_kernel"),
+        options=_graded,
+        head_dim=256,
+        dtype=torch.float16,
         graded=True,
     ),
     **{
@@ -203,7 +219,6 @@ CASES = {
         )
         for name, case in {
             "a-bias": {"options": _graded},
-            "a-bias-d256": {"options": _graded, "head_dim": 256, "dtype": torch.float16},
             "a-bias-float32": {"options": _graded, "dtype": torch.float32},
             "slopes": {"options": _slopes},
             "slopes-d64": {"options": _slopes, "head_dim": 64},

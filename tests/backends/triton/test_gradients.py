@@ -311,6 +311,30 @@ def test_a_small_loss_has_a_gradient_in_float16(share: float, device: torch.devi
     torch.testing.assert_close(*by_backend, rtol=0, atol=3e-3 * size)
 
 
+@pytest.mark.parametrize("head_dim", [16, 144])
+@pytest.mark.parametrize(
+    "asked", [TransposedOutput, lambda _: WeightTile(range(40), range(3))], ids=["product", "tile"]
+)
+def test_a_row_that_looks_at_one_key_has_its_small_gradient(
+    asked: Callable[[Tensor], Any], head_dim: int, device: torch.device
+) -> None:
+    """Of a weight of 0.99 the gradient is made of 0.01, which rounding to bfloat16 would change."""
+    drawn = torch.Generator().manual_seed(4)
+    query, key, x = torch.randn(3, 1, 1, 40, head_dim, generator=drawn).to(device, torch.bfloat16)
+    query = query.abs() + 1
+    key[..., 0, :], key[..., 1:, :] = 1.5, -key[..., 1:, :].abs()
+    by_backend: list[Tensor] = []
+    for name, dtype in (("triton", torch.bfloat16), ("dense", torch.float64)):
+        leaf = query.to(dtype).requires_grad_()
+        A = regard.attend(leaf, key.to(dtype), scale=2 / head_dim)
+        answer = A.reduce(asked(x.to(dtype)), backend=name)
+        shares = torch.randn(answer.shape, generator=seeded()).to(device, torch.bfloat16)
+        (gradient,) = torch.autograd.grad((answer * shares).sum(), leaf)
+        by_backend.append(gradient.double())
+    size = float(by_backend[1].abs().max())
+    torch.testing.assert_close(*by_backend, rtol=0, atol=1e-2 * size)
+
+
 def test_an_answer_that_changes_in_place_keeps_its_gradient(interpreted: None) -> None:
     query = torch.randn(1, 2, 20, 8, requires_grad=True)
     A = regard.attend(query, query)

@@ -112,13 +112,12 @@ class Derivatives:
         if numbers.ndim == 3:
             numbers = numbers[..., None]
         right = numbers.to(operand.dtype).contiguous()
-        derivative = Derivative(self._offset, right=right)
+        derivative = Derivative(self._offset, left=operand, right=right)
         norms = self._rows.norms
-        _, gradient = self._launch.row_products(norms, derivative, sums=False, products=True)
+        total, gradient = self._launch.row_products(norms, derivative, sums=True, products=True)
+        assert total is not None
         assert gradient is not None
-        group = gradient.shape[1] // operand.shape[1]
-        left = operand.repeat_interleave(group, 1).float()
-        self._row_sums += (left * gradient).sum(-1)
+        self._row_sums += total
         self._products.append(_Product(name, operand, right, gradient))
 
     def add_weights(self, keys: Tensor, weights: Tensor, numbers: Tensor) -> None:

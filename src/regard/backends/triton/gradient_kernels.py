@@ -18,7 +18,8 @@ program adds to what another one writes: no atomics, and the same bits from run 
 
 A tile of m queries x n keys costs 4 m n d FLOPs, twice those of its scores, m n exps, d numbers
 read for each token of the other side and about four operations for each score. Both kernels
-together cost the products of two forwards; a fused backward of an output costs those of 2.5.
+together cost the products of two forwards, and beside sparse numbers of 16 bits those of three; a
+fused backward of an output costs those of 2.5.
 
 Source: the derivative of the softmax, recomputed as in FlashAttention-2 (Dao 2023, Algorithm 2).
 The terms of G are ours; the tests compare them with float64.
@@ -152,6 +153,23 @@ def _of_scores(x, weights, by_weight, taken, steps):
 
 
 @triton.jit
+def _with_product(total, by_score, tokens, sparse_numbers, UPCAST: tl.constexpr):
+    """Add by_score @ tokens, for which by_score is rounded to the dtype of the tokens.
+
+    Beside sparse numbers the loss of rounding is multiplied, too: a row that looks at one key has
+    -D W there, to which W G is added, and the gradient is made of what little remains.
+    """
+    rounded = by_score.to(tokens.dtype)
+    rest = (by_score - rounded.to(tl.float32)).to(tokens.dtype)
+    IS_ROUNDED: tl.constexpr = tokens.dtype != tl.float32
+    if UPCAST:
+        rounded, rest, tokens = rounded.to(tl.float32), rest.to(tl.float32), tokens.to(tl.float32)
+    if IS_ROUNDED and sparse_numbers is not None:
+        total = tl.dot(rest, tokens, total, input_precision="ieee")
+    return tl.dot(rounded, tokens, total, input_precision="ieee")
+
+
+@triton.jit
 def rows_of_derivative(
     query, batch, head, q_first, kv_end, shape, limits, packed, norms, terms, grid, left,
     other_query, other_limits, other_packed, other_norms, other_numbers,
@@ -269,12 +287,14 @@ def row_products_kernel(
     norms,
     terms,
     grid,
+    left,
     right,
     sums,
     products,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    LEFT_GROUP: tl.constexpr,
     MET: tl.constexpr,
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -282,8 +302,11 @@ def row_products_kernel(
 ):
     """Compute, of one tile of queries of one head, the row sums of W G and the product W @ right.
 
-    right is (batch, num_heads, kv_len, WIDTH). Of G only columns and cells are summed, (batch,
-    num_heads, q_len). The product has the shape (batch, num_heads, q_len, WIDTH). None: not asked.
+    right is (batch, num_heads, kv_len, WIDTH). Of G only columns, cells and left · right are
+    summed, (batch, num_heads, q_len). The product has the shape (batch, num_heads, q_len, WIDTH).
+    None: not asked. The sums use the weights that the derivative by the scores has: those of the
+    product are rounded to its dtype, and the small gradient of a row that looks at one key would be
+    made of rounding.
     """
     tiles = tl.cdiv(shape.q_len, BLOCK_M)
     tile = tiles - 1 - tl.program_id(0) % tiles
@@ -302,6 +325,13 @@ def row_products_kernel(
         kept = _cell_of(grid.rows, q_idx, here)
         numbers = grid.numbers + at * grid.height * grid.width
         kept_at = kept * grid.width
+    lefts = q
+    if left.pointer is not None:
+        lefts = tile_of(
+            left, batch, head // LEFT_GROUP, tile * BLOCK_M, shape.q_len, WIDTH, BLOCK_M
+        )
+        if UPCAST:
+            lefts = lefts.to(tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     if products is not None:
         WIDE: tl.constexpr = max(16, triton.next_power_of_2(WIDTH))
@@ -315,6 +345,10 @@ def row_products_kernel(
             packed, GROUP, HEAD_DIM, BLOCK_N, UPCAST,
         )  # fmt: skip
         weights, _ = log_weights(x, top[:, None], above[:, None], steps, True)
+        if right.pointer is not None:
+            rights = tile_of(right, batch, head, first, shape.kv_len, WIDTH, BLOCK_N)
+            if UPCAST:
+                rights = rights.to(tl.float32)
         if sums is not None:
             by_weight = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             if terms.columns is not None:
@@ -330,13 +364,14 @@ def row_products_kernel(
                     by_weight, numbers, kept_at[:, None], kept[:, None], read[None, :], of_first,
                     of_last, 1, MET,
                 )  # fmt: skip
+            if left.pointer is not None:
+                by_weight += tl.dot(lefts, rights.T, input_precision="ieee")
             total += tl.sum(weights * by_weight, 1)
         if products is not None:
-            values = tile_of(right, batch, head, first, shape.kv_len, WIDTH, BLOCK_N)
-            weights = weights.to(values.dtype)
+            weights = weights.to(right.pointer.dtype.element_ty)
             if UPCAST:
-                weights, values = weights.to(tl.float32), values.to(tl.float32)
-            product = tl.dot(weights, values, product, input_precision="ieee")
+                weights = weights.to(tl.float32)
+            product = tl.dot(weights, rights, product, input_precision="ieee")
     if sums is not None:
         tl.store(sums + at * shape.q_len + q_idx, total, mask=here)
     if products is not None:
@@ -417,10 +452,7 @@ def query_gradient_kernel(
             other_numbers, GROUP, HEAD_DIM, WIDTH, MET, OTHER_GROUP, OTHER_DIM, KIND, BLOCK_N,
             UPCAST,
         )  # fmt: skip
-        by_score = by_score.to(keys.dtype)
-        if UPCAST:
-            by_score, keys = by_score.to(tl.float32), keys.to(tl.float32)
-        total = tl.dot(by_score, keys, total, input_precision="ieee")
+        total = _with_product(total, by_score, keys, sparse.numbers, UPCAST)
     if sparse.numbers is not None:
         for place in range(COUNT):
             its_key = tl.load(sparse.keys + row * COUNT + place, mask=here, other=0)
@@ -556,10 +588,8 @@ def key_gradient_kernel(
                     by_weight, bits, y, top[None, :], above[None, :], by_other[None, :],
                     other_steps, KIND,
                 )  # fmt: skip
-            by_score = _of_scores(x, weights, by_weight, taken, steps).to(q.dtype)
-            if UPCAST:
-                by_score, q = by_score.to(tl.float32), q.to(tl.float32)
-            total = tl.dot(by_score, q, total, input_precision="ieee")
+            by_score = _of_scores(x, weights, by_weight, taken, steps)
+            total = _with_product(total, by_score, q, sparse.numbers, UPCAST)
     at = (batch * kv_heads + kv_head).to(tl.int64)
     if sparse.numbers is not None:
         entries = at * shape.q_len * GROUP * COUNT
@@ -574,10 +604,7 @@ def key_gradient_kernel(
             head = kv_head * GROUP + its_row // shape.q_len
             q = rows_of(query, batch, head, its_row % shape.q_len, exists, HEAD_DIM)
             by_score = tl.where(its_key[None, :] == kv_idx[:, None], number[None, :], 0.0)
-            by_score = by_score.to(q.dtype)
-            if UPCAST:
-                by_score, q = by_score.to(tl.float32), q.to(tl.float32)
-            total = tl.dot(by_score, q, total, input_precision="ieee")
+            total = _with_product(total, by_score, q, sparse.numbers, UPCAST)
     d = tl.arange(0, keys.shape[1])
     into = gradient + (at * shape.kv_len + kv_idx)[:, None] * HEAD_DIM + d[None, :]
     tl.store(into, total * steps.scale, mask=there[:, None] & (d < HEAD_DIM)[None, :])

@@ -34,6 +34,7 @@ from regard.backends.triton.operands import (
 # row width and a column width is one launch and one kernel to compile.
 NARROW = (2, 8, 32)
 KEYS_AT_ONCE = (1, 32)  # summed; each width is one more kernel to compile
+_WIDEST_ROUNDED = 128  # numbers of a head, beside which 16 bits are multiplied in two parts
 GROUPED: int = cast(Any, rows.GROUPED).value
 # The sums of a part's tiles are added in float32, which drifts where they are many.
 LEAST_TILES, MOST_PARTS = 16, 16
@@ -258,24 +259,29 @@ class Launch:
     def row_products(
         self, norms: tile.Norms, derivative: Derivative, *, sums: bool, products: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the row sums of W G, of columns and grid, and the product W @ right.
+        """Return the row sums of W G, of columns, grid and left · right, and W @ right.
 
         Args:
             norms: the norms of the rows.
-            derivative: of a loss by the weights.
+            derivative: of a loss by the weights; without ``left``, ``right`` adds to no sum.
             sums: whether the row sums are needed, (batch, num_heads, q_len).
             products: whether the product is needed, (batch, num_heads, q_len, width).
         """
         size = self.given.shape[:-1]
-        right = derivative.right if products else None
+        left = derivative.left if sums else None
+        right = derivative.right if products or left is not None else None
         width = 1 if right is None else right.shape[-1]
         total = self._empty(size) if sums else None
         product = self._empty((*size, width)) if products else None
         chosen = self._config("row_products", operand=right)
         programs = _ceil(size[-1], chosen.block_m) * size[0] * size[1]
-        terms = (_terms(derivative), _grid(derivative), _tokens(right))
+        terms = (_terms(derivative), _grid(derivative), _tokens(left), _tokens(right))
         extra = (self._visits(chosen), norms, *terms, total, product)
-        sizes = {"WIDTH": width, "MET": _cells_met(derivative, 1, chosen.block_n)}
+        sizes = {
+            "WIDTH": width,
+            "LEFT_GROUP": 1 if left is None else size[1] // left.shape[1],
+            "MET": _cells_met(derivative, 1, chosen.block_n),
+        }
         self._run(gradients.row_products_kernel, programs, extra, chosen, **sizes)
         return total, product
 
@@ -328,6 +334,8 @@ class Launch:
 
     def query_gradient(self, norms: tile.Norms, derivative: Derivative) -> Tensor:
         """Return the gradient of the query of the operands, float32."""
+        if self._is_too_wide_for(derivative):
+            return self._in_float32.query_gradient(norms, derivative)
         gradient = self._empty(self.given.query.shape)
         chosen = self._config(
             "query_gradient",
@@ -344,6 +352,8 @@ class Launch:
 
     def key_gradient(self, norms: tile.Norms, derivative: Derivative) -> Tensor:
         """Return the gradient of the key of the operands, float32."""
+        if self._is_too_wide_for(derivative):
+            return self._in_float32.key_gradient(norms, derivative)
         gradient = self._empty(self.given.key.shape)
         chosen = self._config(
             "key_gradient",
@@ -358,6 +368,20 @@ class Launch:
         sizes = self._gradient_sizes(derivative, 0, chosen.block_m)
         self._run(gradients.key_gradient_kernel, programs, extra, chosen, **sizes)
         return gradient
+
+    def _is_too_wide_for(self, derivative: Derivative) -> bool:
+        """Return True if the heads leave no registers for what rounding to 16 bits loses.
+
+        Beside sparse numbers the gradient kernels keep it; see ``_with_product`` there.
+        """
+        query = self.given.query
+        is_rounded = query.dtype != torch.float32
+        return is_rounded and derivative.keys is not None and query.shape[-1] > _WIDEST_ROUNDED
+
+    @cached_property
+    def _in_float32(self) -> "Launch":
+        given = self.given
+        return Launch(replace(given, query=given.query.float(), key=given.key.float()))
 
     def bias_gradient(
         self, norms: tile.Norms, derivative: Derivative, size: torch.Size | None
