@@ -57,6 +57,7 @@ def test_one_text_shows_both_ways_of_a_token_and_a_line_for_each_weight(show: Op
         row, column = recording[1][0, 1, 5], recording[1][0, 1][:, 5]
         words = ["[CLS]", *pages.WORDS]
         to, by = int(row.argmax()), int(column.argmax())
+        page.locator("#sentence", has_text="is looked at").wait_for()  # a column comes later
         assert sentence(page) == (
             f"“eat” looks most at “{words[to]}”: {three_digits(float(row.max()))}; "
             f"“eat” is looked at most by “{words[by]}”: {three_digits(float(column.max()))}, "
