@@ -36,6 +36,7 @@ from regard.scores.scratch import Scratch
 _GROUP = 32  # the maximum number of columns in a group; each group has one maximum
 _LEAST_GROUP = 4
 _MOST_VIEWS = 256
+_WIDEST = 4  # times the usual number of columns in a tile
 _NEAR = np.float32(MASKED_SCORE)
 _LOWEST = -1e300  # in place of -inf, because -inf - -inf is NaN
 
@@ -222,6 +223,9 @@ class FusedBlock(RowStatistics):
         step = self._workspace.rows if self._heads == 1 else self._size[-1]
         if self._heads == 1 and self._needs.weights:  # the scores of complete rows are kept
             step = min(step, max(MIN_ROWS, self._workspace.kept // max(1, len(self._line))))
+        # A product of few rows is as fast as one of many only if it has more columns.
+        wider = self._workspace.rows // (2 * step) if self._heads == 1 else 1
+        self._width = self._workspace.tile * min(max(wider, 1), _WIDEST)
         factors = self._source.factors(self.box, self._cut)
         self._query = self._key = None
         if factors is not None:
@@ -292,7 +296,7 @@ class FusedBlock(RowStatistics):
             columns, every = self._mask.key_bounds(self.box.leading, rows, self.shape)
             if columns.start >= columns.stop:
                 return
-        for tile in _tiles(columns, self.box.columns, self._workspace.tile):
+        for tile in _tiles(columns, self.box.columns, self._width):
             yield _Place(rows, tile, tile.start < every.start or tile.stop > every.stop)
 
     def _masked(self, tile: _Place, kept: int = 0) -> tuple[Tensor, Any]:
@@ -354,7 +358,7 @@ class FusedBlock(RowStatistics):
             if not both:
                 continue
             columns = slice(min(each.start for each in both), max(each.stop for each in both))
-            for tile in _tiles(columns, self.box.columns, self._workspace.tile):
+            for tile in _tiles(columns, self.box.columns, self._width):
                 own, beside = (
                     each._part_at(
                         self._rows_at(rows),
