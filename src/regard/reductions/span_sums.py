@@ -15,10 +15,10 @@ _FEW_SPANS = 32  # up to this number, summing spans one by one is faster
 def span_sums(numbers: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
     """Return the sum over each span of the last axis, (..., spans).
 
-    A reshape sums neighbouring spans of equal length. Otherwise the sums form a binary tree: level
-    n has the sums of 2**n neighbouring numbers. A span needs at most two sums from each level.
-    Memory is linear, and spans may overlap. Differences of cumulative sums would lose small numbers
-    next to large ones.
+    A reshape sums neighbouring spans of equal length, the last of which may be cut. Otherwise the
+    sums form a binary tree: level n has the sums of 2**n neighbouring numbers. A span needs at most
+    two sums from each level. Memory is linear, and spans may overlap. Differences of cumulative
+    sums would lose small numbers next to large ones.
 
     Args:
         numbers: (..., length).
@@ -27,8 +27,11 @@ def span_sums(numbers: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
     first, width = spans[0][0], spans[0][1] - spans[0][0]
     edges = range(first, first + width * len(spans) + 1, max(width, 1))
     beyond = spans[-1][1] - numbers.shape[-1]
-    if first >= 0 and beyond < width and list(pairwise(edges)) == list(spans):
-        some = pad(numbers, (0, max(0, beyond)))[..., first : edges[-1]]
+    # Many spans are short, so that what the last one lacks is little.
+    is_cut = 0 < beyond < width and len(spans) > _FEW_SPANS
+    if first >= 0 and (beyond <= 0 or is_cut) and list(pairwise(edges)) == list(spans):
+        some = pad(numbers, (0, beyond)) if is_cut else numbers
+        some = some[..., first : edges[-1]]
         return some.view(*numbers.shape[:-1], len(spans), width).sum(-1)
     # The gradient of indexing is reproducible on a GPU, but on a CPU only in float64.
     numbers = numbers.to(sum_dtype(numbers.dtype, numbers.device))

@@ -311,12 +311,18 @@ def test_a_small_loss_has_a_gradient_in_float16(share: float, device: torch.devi
     torch.testing.assert_close(*by_backend, rtol=0, atol=3e-3 * size)
 
 
+ONE_KEY: dict[str, Asked] = {
+    "product": lambda x: (TransposedOutput(x),),
+    "products": lambda x: (TransposedOutput(x), TransposedOutput(x.flip(-1))),
+    "cells": lambda _: (regard.Pool(40, 40), regard.Pool(20, 40)),
+    "columns": lambda _: (WeightTile(range(40), range(3)),),
+}
+
+
 @pytest.mark.parametrize("head_dim", [16, 144])
-@pytest.mark.parametrize(
-    "asked", [TransposedOutput, lambda _: WeightTile(range(40), range(3))], ids=["product", "tile"]
-)
+@pytest.mark.parametrize("asked", ONE_KEY.values(), ids=ONE_KEY)
 def test_a_row_that_looks_at_one_key_has_its_small_gradient(
-    asked: Callable[[Tensor], Any], head_dim: int, device: torch.device
+    asked: Asked, head_dim: int, device: torch.device
 ) -> None:
     """Of a weight of 0.99 the gradient is made of 0.01, which rounding to bfloat16 would change."""
     drawn = torch.Generator().manual_seed(4)
@@ -327,9 +333,13 @@ def test_a_row_that_looks_at_one_key_has_its_small_gradient(
     for name, dtype in (("triton", torch.bfloat16), ("dense", torch.float64)):
         leaf = query.to(dtype).requires_grad_()
         A = regard.attend(leaf, key.to(dtype), scale=2 / head_dim)
-        answer = A.reduce(asked(x.to(dtype)), backend=name)
-        shares = torch.randn(answer.shape, generator=seeded()).to(device, torch.bfloat16)
-        (gradient,) = torch.autograd.grad((answer * shares).sum(), leaf)
+        questions, drawn = asked(x.to(dtype)), seeded()
+        answers = A.reduce(*questions, backend=name)
+        loss = torch.zeros((), device=device)
+        for answer in answers if len(questions) > 1 else (answers,):
+            shares = torch.randn(answer.shape, generator=drawn).to(device, torch.bfloat16)
+            loss = loss + (answer * shares).sum()
+        (gradient,) = torch.autograd.grad(loss, leaf)
         by_backend.append(gradient.double())
     size = float(by_backend[1].abs().max())
     torch.testing.assert_close(*by_backend, rtol=0, atol=1e-2 * size)

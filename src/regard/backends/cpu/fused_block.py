@@ -36,7 +36,7 @@ from regard.scores.scratch import Scratch
 _GROUP = 32  # the maximum number of columns in a group; each group has one maximum
 _LEAST_GROUP = 4
 _MOST_VIEWS = 256
-_WIDEST = 4  # times the usual number of columns in a tile
+_WIDEST = 4  # times ``Workspace.tile`` columns, at most, in a tile of few rows
 _NEAR = np.float32(MASKED_SCORE)
 _LOWEST = -1e300  # in place of -inf, because -inf - -inf is NaN
 
@@ -50,7 +50,7 @@ class Workspace:
 
     Attributes:
         rows: the maximum number of rows of one head that are computed at once.
-        tile: the maximum number of columns in a tile.
+        tile: the maximum number of columns in a tile; a tile of few rows has more.
         kept: the maximum number of scores of complete rows to keep for the sums over rows.
     """
 
@@ -223,7 +223,8 @@ class FusedBlock(RowStatistics):
         step = self._workspace.rows if self._heads == 1 else self._size[-1]
         if self._heads == 1 and self._needs.weights:  # the scores of complete rows are kept
             step = min(step, max(MIN_ROWS, self._workspace.kept // max(1, len(self._line))))
-        # A product of few rows is as fast as one of many only if it has more columns.
+        # A product of few rows takes longer for each score, unless it has more columns. Half of
+        # what rows and columns may be together is then used, which stays in the cache.
         wider = self._workspace.rows // (2 * step) if self._heads == 1 else 1
         self._width = self._workspace.tile * min(max(wider, 1), _WIDEST)
         factors = self._source.factors(self.box, self._cut)

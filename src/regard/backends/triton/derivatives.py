@@ -22,6 +22,7 @@ class _Product(NamedTuple):
     left: Tensor
     right: Tensor
     gradient: Tensor  # of left
+    sums: Tensor  # of W G over each row
 
 
 class Derivatives:
@@ -118,7 +119,7 @@ class Derivatives:
         assert total is not None
         assert gradient is not None
         self._row_sums += total
-        self._products.append(_Product(name, operand, right, gradient))
+        self._products.append(_Product(name, operand, right, gradient, total))
 
     def add_weights(self, keys: Tensor, weights: Tensor, numbers: Tensor) -> None:
         """Add numbers for some weights of each row, (batch, num_heads, q_len, count)."""
@@ -168,6 +169,8 @@ class Derivatives:
             return self._collected
         norms = self._rows.norms
         grids = list(self._grids) or [None]
+        further: list[Derivative] = []  # each less its own sum, because each is rounded alone
+        further_sums = torch.zeros_like(self._row_sums)
         for place, grid in enumerate(grids):
             columns = self._columns if place == 0 else None
             if grid is None and columns is None:
@@ -176,24 +179,25 @@ class Derivatives:
             total, _ = self._launch.row_products(norms, derivative, sums=True, products=False)
             assert total is not None
             self._row_sums += total
+            if place:
+                further.append(Derivative(-total, grid=grid))
+                further_sums += total
+        for product in self._products[1:]:
+            further.append(Derivative(-product.sums, left=product.left, right=product.right))
+            further_sums += product.sums
         first = Derivative(
-            self._offset - self._row_sums,
+            self._offset - (self._row_sums - further_sums),
             self._slope,
             self._columns,
             grids[0],
             keys=torch.cat(self._keys, -1) if self._keys else None,
             numbers=torch.cat(self._numbers, -1) if self._numbers else None,
         )
-        derivatives = [first]
-        nothing = torch.zeros_like(self._offset)
-        derivatives += [Derivative(nothing, grid=grid) for grid in grids[1:]]
-        for place, product in enumerate(self._products):
-            if place == 0:
-                derivatives[0] = replace(derivatives[0], left=product.left, right=product.right)
-            else:
-                derivatives.append(Derivative(nothing, left=product.left, right=product.right))
-        self._collected = derivatives
-        return derivatives
+        if self._products:
+            product = self._products[0]
+            first = replace(first, left=product.left, right=product.right)
+        self._collected = [first, *further]
+        return self._collected
 
 
 def sum_of(tensors: Iterator[Tensor]) -> Tensor:

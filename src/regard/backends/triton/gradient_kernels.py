@@ -18,7 +18,7 @@ program adds to what another one writes: no atomics, and the same bits from run 
 
 A tile of m queries x n keys costs 4 m n d FLOPs, twice those of its scores, m n exps, d numbers
 read for each token of the other side and about four operations for each score. Both kernels
-together cost the products of two forwards, and beside sparse numbers of 16 bits those of three; a
+together cost the products of two forwards, and beside sparse numbers, in 16 bits, those of three; a
 fused backward of an output costs those of 2.5.
 
 Source: the derivative of the softmax, recomputed as in FlashAttention-2 (Dao 2023, Algorithm 2).
@@ -305,8 +305,8 @@ def row_products_kernel(
     right is (batch, num_heads, kv_len, WIDTH). Of G only columns, cells and left · right are
     summed, (batch, num_heads, q_len). The product has the shape (batch, num_heads, q_len, WIDTH).
     None: not asked. The sums use the weights that the derivative by the scores has: those of the
-    product are rounded to its dtype, and the small gradient of a row that looks at one key would be
-    made of rounding.
+    product are rounded to its dtype, and with them the small gradient of a row that looks at one
+    key would be made of rounding.
     """
     tiles = tl.cdiv(shape.q_len, BLOCK_M)
     tile = tiles - 1 - tl.program_id(0) % tiles

@@ -34,7 +34,7 @@ from regard.backends.triton.operands import (
 # row width and a column width is one launch and one kernel to compile.
 NARROW = (2, 8, 32)
 KEYS_AT_ONCE = (1, 32)  # summed; each width is one more kernel to compile
-_WIDEST_ROUNDED = 128  # numbers of a head, beside which 16 bits are multiplied in two parts
+_WIDEST_ROUNDED = 128  # head_dim up to which the kernels multiply what rounding loses
 GROUPED: int = cast(Any, rows.GROUPED).value
 # The sums of a part's tiles are added in float32, which drifts where they are many.
 LEAST_TILES, MOST_PARTS = 16, 16
