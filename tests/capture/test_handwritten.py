@@ -93,7 +93,6 @@ BESIDE = ("diagonal beside", "mean of the queries beside")
 """Ways with a second softmax, which meets no value and is named in a warning."""
 
 
-@pytest.mark.sampled(107)
 @in_turn(name=[*WAYS], mode=[*MODES])
 def test_what_met_the_value_is_recorded_or_refused(name: str, mode: str) -> None:
     model = Both(WAYS[name])
@@ -351,7 +350,6 @@ def test_gradients_are_the_same_bits() -> None:
 RECORDED = [name for name in WAYS if name not in {*REFUSED, *ROUNDED, *DROPOUTS}]
 
 
-@pytest.mark.sampled(83)
 @pytest.mark.parametrize("name", RECORDED)
 def test_gradients_of_a_recording_are_those_of_the_weights(name: str) -> None:
     model = Both(WAYS[name])

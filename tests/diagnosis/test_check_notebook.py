@@ -38,7 +38,9 @@ JUPYTER = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("cells", [[cell] for cell in JUPYTER.values()], ids=JUPYTER)
+@pytest.mark.parametrize(
+    "cells", [[*JUPYTER.values()], *([cell] for cell in JUPYTER.values())], ids=["all", *JUPYTER]
+)
 def test_what_only_jupyter_understands_stops_no_cell(cells: list[str]) -> None:
     checked = check_apart(notebook("lesson.ipynb", *cells, "import torch", RIGHT))
     assert (checked.troubles, [report["ok"] for report in checked.reports]) == ((), [True])

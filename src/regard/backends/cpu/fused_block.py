@@ -221,12 +221,12 @@ class FusedBlock(RowStatistics):
         """Cut the rows into ranges; return the tensors whose product is the scores, if any."""
         rows = self.box.rows
         step = self._workspace.rows if self._heads == 1 else self._size[-1]
+        self._width = self._workspace.tile
         if self._heads == 1 and self._needs.weights:  # the scores of complete rows are kept
             step = min(step, max(MIN_ROWS, self._workspace.kept // max(1, len(self._line))))
-        # A product of few rows takes longer for each score, unless it has more columns. Half of
-        # what rows and columns may be together is then used, which stays in the cache.
-        wider = self._workspace.rows // (2 * step) if self._heads == 1 else 1
-        self._width = self._workspace.tile * min(max(wider, 1), _WIDEST)
+            # A product of few rows takes longer for each score, unless it has more columns. Half
+            # of what rows and columns may be together is then used, which stays in the cache.
+            self._width *= min(max(self._workspace.rows // (2 * step), 1), _WIDEST)
         factors = self._source.factors(self.box, self._cut)
         self._query = self._key = None
         if factors is not None:

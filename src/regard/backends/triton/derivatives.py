@@ -6,7 +6,6 @@ that sum.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import log
 from typing import NamedTuple
 
@@ -185,17 +184,17 @@ class Derivatives:
         for product in self._products[1:]:
             further.append(Derivative(-product.sums, left=product.left, right=product.right))
             further_sums += product.sums
+        product = self._products[0] if self._products else None
         first = Derivative(
             self._offset - (self._row_sums - further_sums),
             self._slope,
             self._columns,
             grids[0],
+            left=None if product is None else product.left,
+            right=None if product is None else product.right,
             keys=torch.cat(self._keys, -1) if self._keys else None,
             numbers=torch.cat(self._numbers, -1) if self._numbers else None,
         )
-        if self._products:
-            product = self._products[0]
-            first = replace(first, left=product.left, right=product.right)
         self._collected = [first, *further]
         return self._collected
 
