@@ -14,8 +14,6 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import regard
 from regard.testing import assert_attention
 
-pytest_plugins = ["regard.testing.fixtures"]
-
 
 def qkv(*shape: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
@@ -217,7 +215,7 @@ def test_flex_attention_runs_as_before_once_it_was_checked() -> None:
 # In other people's tests
 
 
-def test_right_attention_passes_the_assertion(assert_attention: Callable[..., None]) -> None:
+def test_right_attention_passes_the_assertion() -> None:
     assert_attention(rotary, args=CASES["rotary"][1], causal=True)
 
 

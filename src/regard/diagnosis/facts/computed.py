@@ -5,7 +5,7 @@ runs ──► traces ──► rows ──► facts ──► weights of the fa
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import torch
@@ -30,23 +30,19 @@ _SHARP = 5.0
 
 @dataclass(frozen=True)
 class Domain:
-    """The inputs that a statement was verified on.
+    """The inputs that statements were verified on.
 
     Attributes:
-        inputs: their number.
-        shortest: the number of tokens of the shortest one.
-        longest: the number of tokens of the longest one.
+        lengths: the number of tokens of each, that of the input that the facts were found in first.
         difference: the largest difference between an output and the formula.
-        attended: the lengths of the shortest and the longest text that tokens of another one
-            attended to; None if they are as long as the tokens' own.
+        attended: the lengths of texts that tokens of another one attended to; empty if they are as
+            long as the tokens' own.
         casts: the dtypes of few bits that the code casts to; float64 took their place.
     """
 
-    inputs: int
-    shortest: int
-    longest: int
-    difference: float
-    attended: tuple[int, int] | None = None
+    lengths: tuple[int, ...] = ()
+    difference: float = 0.0
+    attended: tuple[int, ...] = ()
     casts: tuple[str, ...] = ()
 
 
@@ -56,13 +52,11 @@ class Statement:
 
     Attributes:
         facts: its facts.
-        domain: the inputs that confirm them.
         rows: the numbers that they were found in.
         written: the lines of the run without a mask, by "", and of that with one, by its argument.
     """
 
     facts: Facts
-    domain: Domain
     rows: Rows
     written: Mapping[str, Written]
 
@@ -74,14 +68,14 @@ class Computed:
     Attributes:
         statements: one for each attention; empty if one could not be read.
         unread: the first stage that could not be read, with the reason; None if all was.
-        runs: the number of runs of the code.
         specimen: the code with its arguments as they were read.
+        domain: the inputs that confirm the statements.
     """
 
     statements: tuple[Statement, ...]
     unread: Unread | None
-    runs: int
     specimen: Specimen
+    domain: Domain = field(default_factory=Domain)
 
 
 def computed(specimens: Iterable[Specimen]) -> Computed:
@@ -91,38 +85,29 @@ def computed(specimens: Iterable[Specimen]) -> Computed:
         specimens: the code with its arguments, one for each reading.
     """
     failures: list[Computed] = []
-    count = 0
     for specimen in islice(specimens, _MOST_READINGS):
-        runs = Runs(specimen)
-        search = _Search(runs)
+        search = _Search(Runs(specimen))
         try:
-            statements = tuple(search.statements())
+            return search.computed()
         except Unread as error:
             unread = error
         except Exception as error:  # noqa: BLE001  # somebody's code may raise anything
             unread = Unread("projection", f"it raised {type(error).__name__}")
-        else:
-            count += runs.count
-            return Computed(statements, None, count, replace(specimen, forms=search.mask_forms))
-        count += runs.count
-        failures.append(Computed((), unread, count, specimen))
-    return replace(failures[0], runs=count)
+        failures.append(Computed((), unread, specimen))
+    return failures[0]
 
 
 class _Search:
-    """The search for the facts of one specimen.
-
-    Attributes:
-        mask_forms: the form of each mask, with the meaning that the runs showed; all forms of a
-            mask that could be read in none.
-    """
+    """The search for the facts of one specimen."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self.mask_forms: tuple[tuple[Form, ...], ...] = ()
+        # Of each mask the form, with the meaning that the runs showed; all forms of a mask that
+        # could be read in none.
+        self._mask_forms: tuple[tuple[Form, ...], ...] = ()
 
-    def statements(self) -> Iterator[Statement]:
-        """Yield a statement for each attention.
+    def computed(self) -> Computed:
+        """Return a statement for each attention.
 
         Raises:
             Unread: a stage of an attention could not be read, or the other runs differ.
@@ -133,21 +118,22 @@ class _Search:
         runs = [base, *masked, *self._others(base.sizes.tokens)]
         if len(runs) == 1:
             raise Unread("output", "it runs on one input alone, so that nothing can be verified")
-        lengths = [run.sizes.tokens for run in runs]
+        lengths = tuple(run.sizes.tokens for run in runs)
+        statements: list[Statement] = []
+        difference, attended = 0.0, ()
         for number, facts in enumerate(all_facts):
-            difference = max(_difference(facts, run, number) for run in runs)
-            keys = [run.rows[number].key.shape[-2] for run in runs]
-            is_cross = facts.around.crosses and keys != lengths
-            attended = (min(keys), max(keys)) if is_cross else None
-            domain = Domain(
-                len(runs) - 1, min(lengths), max(lengths), difference, attended, _casts(base)
-            )
+            difference = max(difference, *(_difference(facts, run, number) for run in runs))
+            keys = tuple(run.rows[number].key.shape[-2] for run in runs)
+            attended += keys if facts.around.crosses and keys != lengths else ()
             written = {
                 run.mask_argument: Written(run.trace, run.rows[number].attentions[0])
                 for run in (base, *masked)
                 if run.trace is not None
             }
-            yield Statement(facts, domain, base.rows[number], written)
+            statements.append(Statement(facts, base.rows[number], written))
+        specimen = replace(self._runs.specimen, forms=self._mask_forms)
+        domain = Domain(lengths, difference, attended, _casts(base))
+        return Computed(tuple(statements), None, specimen, domain)
 
     def _base(self) -> Run:
         """Return the run that facts are found in, the longest one that can be read."""
@@ -260,7 +246,7 @@ class _Search:
                     continue
                 if any(facts.masked[form.argument].hidings for facts in with_mask):
                     without_effect, unread = (with_mask, run), None
-                    self.mask_forms += ((_as_measured(form, with_mask),),)
+                    self._mask_forms += ((_as_measured(form, with_mask),),)
                     break
                 argument = form.argument
                 patterns = [(each.masked[argument].pattern, each.mask) for each in with_mask]
@@ -276,7 +262,7 @@ class _Search:
             elif unread is not None:
                 raise unread
             else:
-                self.mask_forms += (forms,)
+                self._mask_forms += (forms,)
         return all_facts, runs
 
     def _with_mask(self, facts: Facts, run: Run, number: int) -> Facts:

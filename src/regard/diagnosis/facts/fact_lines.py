@@ -1,14 +1,12 @@
 """The line where each fact of an attention is written, by the stage that a deviation names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from regard.diagnosis.facts.formula import Facts
-from regard.diagnosis.facts.judging import norms_of, rotations_of
-from regard.diagnosis.facts.paths import Factor
+from regard.diagnosis.facts.judging import first_of
+from regard.diagnosis.facts.paths import Factor, Norm, Rotation
 from regard.diagnosis.facts.visible import Band
 from regard.diagnosis.facts.written import Written
-
-_ROLES = ("query", "key", "value")
 
 
 def written_line(stage: str, facts: Facts, written: Mapping[str, Written]) -> str:
@@ -47,11 +45,14 @@ def written_line(stage: str, facts: Facts, written: Mapping[str, Written]) -> st
         case "added mask":
             return base.of_added_mask()
         case "positions":
-            return _of_positions(facts, base)
+            turns = first_of(Rotation, facts)
+            if not turns and facts.bias is not None:
+                return base.of_bias(facts.bias.numbers)
+            return _of_one_role(turns, base, ("key", "value", "query"))
         case "norm":
-            return _of_one_role({role: each.at for role, each in norms_of(facts).items()}, base)
+            return _of_one_role(first_of(Norm, facts), base, ("value", "key", "query"))
         case "value rotation":
-            return _of_one_role({role: each.at for role, each in rotations_of(facts).items()}, base)
+            return _of_one_role(first_of(Rotation, facts), base, ("value",))
         case _:
             return ""
 
@@ -65,20 +66,11 @@ def _of_argument(stage: str, lines: Mapping[str, str], facts: Facts, argument: s
     return lines.get("mask of keys" if is_of_keys else "mask", "")
 
 
-def _of_positions(facts: Facts, base: Written) -> str:
-    """Return the line of a rotation or of a bias by position."""
-    steps = {role: each.at for role, each in rotations_of(facts).items()}
-    if not steps:
-        return "" if facts.bias is None else base.of_bias(facts.bias.numbers)
-    if {"query", "key"} <= steps.keys():
-        others = [at for role, at in steps.items() if role != "key"]
-        return base.of_role(steps["key"], others)
-    return _of_one_role(steps, base)
-
-
-def _of_one_role(steps: Mapping[str, int], base: Written) -> str:
-    """Return the line of what only some of query, key and value have: the last of them."""
-    if not steps:
+def _of_one_role(
+    steps: Mapping[str, Norm] | Mapping[str, Rotation], base: Written, roles: Sequence[str]
+) -> str:
+    """Return the line of what the first of some roles has that has it."""
+    role = next((role for role in roles if role in steps), None)
+    if role is None:
         return ""
-    role = next(role for role in reversed(_ROLES) if role in steps)
-    return base.of_role(steps[role], [at for name, at in steps.items() if name != role])
+    return base.of_role(steps[role].at, [each.at for name, each in steps.items() if name != role])

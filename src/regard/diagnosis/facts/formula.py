@@ -237,49 +237,6 @@ def facts_of(rows: Rows, arguments: Mapping[str, Tensor]) -> Facts:
     Raises:
         Unread: no formula of the grammar gives its weights.
     """
-    formula = _formula(rows, arguments)
-    factor = factor_of(rows)
-    query, key, value = (path.operations or () for path in rows.paths)
-    return Facts(
-        module=rows.module,
-        lines=rows.lines,
-        num_heads=rows.query.shape[1],
-        key_heads=rows.head_map,
-        head_dim=rows.query.shape[-1],
-        scale=tuple(scale * factor for scale in formula.scale),
-        softcap=formula.softcap,
-        mask=formula.mask,
-        bias=formula.bias,
-        sink=formula.sink,
-        query=query,
-        key=key,
-        value=value,
-        inner_scale=formula.scale,
-        consistent_readings=consistent_readings(rows, arguments),
-    )
-
-
-def factor_of(rows: Rows) -> float:
-    """Return what queries and keys were multiplied by before they met, both together."""
-    return math.prod(
-        operation.factor
-        for path in rows.paths[:2]
-        for operation in path.operations or ()
-        if isinstance(operation, Factor)
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Formula:
-    scale: tuple[float, ...]
-    softcap: float | None
-    mask: Mask | None
-    bias: Bias | None
-    sink: tuple[float, ...]
-
-
-def _formula(rows: Rows, arguments: Mapping[str, Tensor]) -> _Formula:
-    """Return the formula of the weights that is true for all rows."""
     weights, visible, empty = rows.weights, rows.visible, rows.is_empty
     if not bool((weights >= 0).all()):
         raise Unread("softmax", "some weights are below 0, or NaN")
@@ -306,7 +263,35 @@ def _formula(rows: Rows, arguments: Mapping[str, Tensor]) -> _Formula:
     softmax = scores.softmax(-1)[..., : weights.shape[-1]]
     if not torch.allclose(torch.where(empty, weights, softmax), weights, rtol=0, atol=1e-9):
         raise Unread("softmax", "the weights are no softmax of the scores")
-    return _Formula(scale, cap, mask_of(visible, arguments, empty), bias, sink)
+    factor = factor_of(rows)
+    query, key, value = (path.operations or () for path in rows.paths)
+    return Facts(
+        module=rows.module,
+        lines=rows.lines,
+        num_heads=rows.query.shape[1],
+        key_heads=rows.head_map,
+        head_dim=rows.query.shape[-1],
+        scale=tuple(each * factor for each in scale),
+        softcap=cap,
+        mask=mask_of(visible, arguments, empty),
+        bias=bias,
+        sink=sink,
+        query=query,
+        key=key,
+        value=value,
+        inner_scale=scale,
+        consistent_readings=consistent_readings(rows, arguments),
+    )
+
+
+def factor_of(rows: Rows) -> float:
+    """Return what queries and keys were multiplied by before they met, both together."""
+    return math.prod(
+        operation.factor
+        for path in rows.paths[:2]
+        for operation in path.operations or ()
+        if isinstance(operation, Factor)
+    )
 
 
 def consistent_readings(rows: Rows, arguments: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:

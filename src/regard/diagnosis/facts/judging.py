@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from regard.diagnosis.expectation import ANY, KINDS, MEANINGS, NORMS, Spec, position_words, spec
 from regard.diagnosis.facts.arguments import Hiding
@@ -16,6 +16,7 @@ _DOCUMENTS = ("documents", "starts", "resets")
 _NOTHING = "it hides nothing"
 _OFF_BY_ONE = "causal-off-by-one"
 _SAME_START = 0.01
+_Kind = TypeVar("_Kind", Norm, Rotation)
 
 
 @dataclass(frozen=True)
@@ -403,36 +404,25 @@ def _flat(operations: tuple[Operation, ...]) -> Iterator[Operation]:
                 yield from _flat(path.operations or ())
 
 
-def norms_of(facts: Facts) -> dict[str, Norm]:
-    """Return the norm of query, key and value, as far as they have one."""
+def first_of(kind: type[_Kind], facts: Facts) -> dict[str, _Kind]:
+    """Return the first operation of a kind on query, key and value, as far as they have one."""
     roles = {"query": facts.query, "key": facts.key, "value": facts.value}
-    norms = {
-        role: next((each for each in _flat(operations) if isinstance(each, Norm)), None)
+    firsts = {
+        role: next((each for each in _flat(operations) if isinstance(each, kind)), None)
         for role, operations in roles.items()
     }
-    return {role: norm for role, norm in norms.items() if norm is not None}
-
-
-def rotations_of(facts: Facts) -> dict[str, Rotation]:
-    """Return the rotation of query, key and value, as far as they have one."""
-    roles = {"query": facts.query, "key": facts.key, "value": facts.value}
-    turns = {role: _rotation(operations) for role, operations in roles.items()}
-    return {role: turn for role, turn in turns.items() if turn is not None}
+    return {role: first for role, first in firsts.items() if first is not None}
 
 
 def norm_of(facts: Facts) -> str | None:
     """Return the norm of queries and keys, as a spec has it; None for none."""
-    norms = norms_of(facts)
+    norms = first_of(Norm, facts)
     query, key = (norms[role].kind if role in norms else None for role in ("query", "key"))
     if query == key:
         return query
     return " and ".join(
         f"{norm} of {role}" for norm, role in ((query, "queries"), (key, "keys")) if norm
     ) + (" alone" if None in (query, key) else "")
-
-
-def _rotation(operations: tuple[Operation, ...]) -> Rotation | None:
-    return next((turn for turn in _flat(operations) if isinstance(turn, Rotation)), None)
 
 
 def _turn_the_same_columns(query: Rotation, key: Rotation) -> bool:
@@ -449,7 +439,8 @@ def _turn_the_same_columns(query: Rotation, key: Rotation) -> bool:
 
 def positions_of(facts: Facts) -> dict[str, Any] | None:
     """Return the positions that an attention computes, as a spec has them; None for none."""
-    query, key = _rotation(facts.query), _rotation(facts.key)
+    turns = first_of(Rotation, facts)
+    query, key = turns.get("query"), turns.get("key")
     if query is not None and key is not None:
         if not _is_near(query.angles, key.angles):
             return {"kind": "rotary with other angles for queries than for keys"}

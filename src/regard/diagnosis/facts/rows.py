@@ -446,8 +446,8 @@ def _sort_key(columns: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:
 
 def _together(records: Sequence[_Record], numbers: Numbers, sizes: Sizes) -> Rows:
     """Put the pieces of one attention together: loops over samples, heads, rows or windows."""
-    heads = _heads_of(records, numbers)
-    count = len(heads.of_keys)
+    of_rows, of_keys, of_values = _heads_of(records, numbers)
+    count = len(of_keys)
     q_len = 1 + max(int(r.query.token.max()) for r in records)
     kv_len = 1 + max(int(r.key.token.max()) for r in records)
     first = records[0]
@@ -461,15 +461,15 @@ def _together(records: Sequence[_Record], numbers: Numbers, sizes: Sizes) -> Row
         for length, side in ((q_len, first.query), (kv_len, first.key), (kv_len, first.value))
     )
     weights = torch.zeros(*lead, q_len, kv_len, dtype=torch.float64)
-    for record, head in zip(records, heads.of_rows, strict=True):
+    for record, head in zip(records, of_rows, strict=True):
         q, k = record.query, record.key
         at = (q.sample, head, q.token)
         query[at] = q.numbers.double()
         weights[(*(t[:, :, None] for t in at), k.token[:, None, :])] = record.weights
         for row in range(head.shape[1]):
-            of_keys = (k.sample, head[:, row : row + 1].expand_as(k.token), k.token)
-            key[of_keys] = k.numbers.double()
-            value[of_keys] = record.value.numbers.double()
+            to = (k.sample, head[:, row : row + 1].expand_as(k.token), k.token)
+            key[to] = k.numbers.double()
+            value[to] = record.value.numbers.double()
     if bool(query.isnan().any()):
         raise Unread("merge", "some heads have no query of some tokens")
     return Rows(
@@ -479,26 +479,11 @@ def _together(records: Sequence[_Record], numbers: Numbers, sizes: Sizes) -> Row
         key.nan_to_num(0.0),  # keys that no row of a head meets have weight 0 and no numbers
         value.nan_to_num(0.0),
         weights,
-        heads.of_keys,
+        of_keys,
         (first.query.path, first.key.path, first.value.path),
-        heads.of_values,
+        of_values,
         attentions=tuple(record.attention for record in records),
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _Heads:
-    """The heads of an attention.
-
-    Attributes:
-        of_rows: the index of the head of each row, (leading, rows), of each record.
-        of_keys: the index of the key head of each head.
-        of_values: the index of the value head of each head.
-    """
-
-    of_rows: list[Tensor]
-    of_keys: tuple[int, ...]
-    of_values: tuple[int, ...]
 
 
 def _mistakes_of_heads(records: Sequence[_Record], numbers: Numbers) -> list[Mistake]:
@@ -556,8 +541,15 @@ def _mistake_of_split(side: _Side, attention: Attention, numbers: Numbers) -> Mi
 _VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten", "clone")
 
 
-def _heads_of(records: Sequence[_Record], numbers: Numbers) -> _Heads:
-    """Return the heads; those with equal columns are told apart by how often a token has them."""
+def _heads_of(
+    records: Sequence[_Record], numbers: Numbers
+) -> tuple[list[Tensor], tuple[int, ...], tuple[int, ...]]:
+    """Return the heads; those with equal columns are told apart by how often a token has them.
+
+    Returns:
+        The head of each row, (leading, rows), of each record; the key head of each head; and the
+        value head of each head.
+    """
     heads: dict[tuple[object, ...], int] = {}
     keys = _numbered(columns for r in records for rows in r.key.columns for columns in rows)
     values = _numbered(columns for r in records for rows in r.value.columns for columns in rows)
@@ -586,4 +578,4 @@ def _heads_of(records: Sequence[_Record], numbers: Numbers) -> _Heads:
         tuple(next(iter(met[head])) for head in range(len(heads)))
         for met in (key_heads, value_heads)
     )
-    return _Heads(of_rows, of_keys, of_values)
+    return of_rows, of_keys, of_values

@@ -59,13 +59,11 @@ class Runs:
 
     Attributes:
         specimen: the code with its arguments.
-        count: the number of runs.
         short: numbers of tokens that no other axis has.
     """
 
     def __init__(self, specimen: Specimen) -> None:
         self.specimen = specimen
-        self.count = 0
         self._lab = Lab(specimen)
         # True for a function whose operations could not be read, as where it uses NumPy or loops
         # over tiles: its outputs give its weights.
@@ -198,7 +196,7 @@ class Runs:
             )
             raise Unread("projection", reason)
         copies = {source: tensor.clone() for source, tensor in inputs.items()}
-        trace = self._trace(args, kwargs, [*inputs.values()])
+        trace = traced(self._lab.fresh(), args, kwargs, [*inputs.values()])
         if trace.attentions:
             self._lines = Written(trace, trace.attentions[0]).stages()
         numbers = Numbers(copies, trace.steps)
@@ -223,7 +221,6 @@ class Runs:
         """
 
         def output(changed: Contents) -> Tensor:
-            self.count += 1
             return self._lab.run(changed, extra=masks).rows
 
         rows = rows_of_function(output, contents, self.specimen.name)
@@ -273,7 +270,8 @@ class Runs:
         args, kwargs = s.arguments(contents, torch.float64, {})
         by_name = s.by_name((args, kwargs))
         with suppress(Exception):  # it may not take one token many times
-            trace = self._trace(args, kwargs, [by_name[name] for name in self.input_names])
+            inputs = [by_name[name] for name in self.input_names]
+            trace = traced(self._lab.fresh(), args, kwargs, inputs)
             output = trace.steps[source].outputs[0].double()
             layout = located(output.shape, run.sizes)
             if layout is not None:
@@ -283,12 +281,6 @@ class Runs:
                 queries[at] = output[is_first]
                 return queries
         return None
-
-    def _trace(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor]
-    ) -> Trace:
-        self.count += 1
-        return traced(self._lab.fresh(), args, kwargs, inputs)
 
     def _integers(self) -> set[int]:
         """Return the sizes of axes, and the integers among attributes and defaults of the code."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.diagnosis.expectation import ANY, Spec
-from regard.diagnosis.facts.computed import Computed, Statement
+from regard.diagnosis.facts.computed import Computed, Domain, Statement
 from regard.diagnosis.facts.formula import Facts
 from regard.diagnosis.facts.judging import deviations, norm_of, positions_of, spec_of
 from regard.diagnosis.facts.rows import Unread
@@ -71,7 +71,7 @@ def computes_of(computed: Computed) -> Computes:
     spec = common_spec(computed.statements)
     pins = not deviations([statement.facts for statement in computed.statements], spec)
     lines = [_details(first, given), *(f"and in {facts.module} {text}" for text, facts in others)]
-    formula, domain = _formula(first, given), _domain(computed.statements)
+    formula, domain = _formula(first, given), _domain(computed.domain)
     return Computes(formula, tuple(lines), domain, "", "", spec if pins else None)
 
 
@@ -90,24 +90,18 @@ def _unread(unread: Unread) -> Computes:
     return Computes("", (), "", unread.stage, f"{reason}{where}", None)
 
 
-def _domain(statements: Sequence[Statement]) -> str:
-    inputs = max(s.domain.inputs for s in statements)
-    shortest = min(s.domain.shortest for s in statements)
-    longest = max(s.domain.longest for s in statements)
-    difference = max(s.domain.difference for s in statements)
-    attended = [s.domain.attended for s in statements if s.domain.attended is not None]
-    others = ""
-    if attended:
-        fewest, most = min(pair[0] for pair in attended), max(pair[1] for pair in attended)
-        others = f" that attend to {_range(fewest, most)} of another text"
+def _domain(domain: Domain) -> str:
+    others, inputs, difference = "", len(domain.lengths) - 1, domain.difference
+    if domain.attended:
+        others = f" that attend to {_range(domain.attended)} of another text"
     count = "one input" if inputs == 1 else f"{inputs} inputs"
     largest = f"largest difference {difference:.0e}" if difference else "without any difference"
-    casts = sorted({cast for s in statements for cast in s.domain.casts})
-    wide = f", with float64 in place of {' and '.join(casts)}" if casts else ""
-    return f"verified on {count} of {_range(shortest, longest)} tokens{others}, {largest}{wide}"
+    wide = f", with float64 in place of {' and '.join(domain.casts)}" if domain.casts else ""
+    return f"verified on {count} of {_range(domain.lengths)} tokens{others}, {largest}{wide}"
 
 
-def _range(smallest: int, largest: int) -> str:
+def _range(numbers: Sequence[int]) -> str:
+    smallest, largest = min(numbers), max(numbers)
     return f"{smallest} to {largest}" if smallest != largest else str(largest)
 
 

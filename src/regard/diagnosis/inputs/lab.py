@@ -33,12 +33,12 @@ class NotTried(Exception):
         self.applies = applies
 
 
-def differs(one: Tensor, other: Tensor, tolerance: float = _TOLERANCE) -> Tensor:
+def differs(one: Tensor, other: Tensor) -> Tensor:
     """Return where two results differ by more than rounding; NaN equals NaN."""
     one, other = one.detach().double(), other.detach().double().expand(one.shape)
     finite = other[other.isfinite()].abs()
     size = max(1.0, float(finite.max())) if finite.numel() else 1.0
-    return ~torch.isclose(one, other, rtol=0, atol=tolerance * size, equal_nan=True)
+    return ~torch.isclose(one, other, rtol=0, atol=_TOLERANCE * size, equal_nan=True)
 
 
 def normal(seed: int, *shape: int) -> Tensor:
