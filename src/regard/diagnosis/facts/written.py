@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard.capture.storages import storage_key
 from regard.diagnosis.facts.trace import Attention, Trace
 from regard.diagnosis.facts.visible import Band, Pattern
-from regard.diagnosis.inputs.source import assigned, attribute_of, names_at, number_line
+from regard.diagnosis.inputs.source import assigned, names_at, number_line
 from regard.diagnosis.inputs.tape import Step
 
 _LOW = -500.0
@@ -312,13 +312,13 @@ class Written:
 
     def _of_root(self, tensor: Tensor, step: Step) -> str:
         """Return the line of a tensor that no operation of the run gave, as a step reads it."""
+        if step.place is None:
+            return ""
         for module in self._trace.model.modules():
             kept = {**vars(module), **dict(module.named_buffers(recurse=False))}
             for name, value in kept.items():
                 if isinstance(value, Tensor) and storage_key(value) == storage_key(tensor):
-                    return str(attribute_of(type(module), name) or step.line)
-        if step.place is None:
-            return ""
+                    return str(assigned(f"self.{name}", step.place) or step.line)
         # An array of NumPy, or a variable of the file.
         names = [name for name in names_at(step.place) if not name.startswith("self.")]
         places = [assigned(name, step.place) for name in names] if not step.depends else []
