@@ -15,7 +15,6 @@ from regard.diagnosis.kernels.cases import Case, Inputs
 from regard.diagnosis.kernels.error_budget import Error, gradient_errors, judged_rows, output_error
 from regard.diagnosis.kernels.running import Kernel, Run
 from regard.diagnosis.kernels.standard import Standard, mistaken
-from regard.diagnosis.laws.law import Pair
 from regard.diagnosis.report import Finding, finding_of
 
 _NAMES = ("query", "key", "value")
@@ -166,13 +165,9 @@ class Trial:
 
     def _explain(self, case: Case, inputs: Inputs, output: Tensor, error: Error) -> None:
         """Add the mistake that gives an output."""
-        wide = inputs.to("cpu", torch.float64)
-        exact = self.standard.output(wide.query, wide.key, wide.value)
-        is_judged = judged_rows(self.standard, inputs)
-        output, exact = (torch.where(is_judged, numbers, 0.0) for numbers in (output, exact))
-        pair = _compared(output, exact, "a part of the output: tokens down, columns across")
+        output = torch.where(judged_rows(self.standard, inputs), output, 0.0)
         if not bool(output.isfinite().all()):
-            self._add(self._of_nan(case, output), f"With {case.words}.", pair)
+            self._add(self._of_nan(case, output), f"With {case.words}.")
             return
         if not bool(output.any()):
             self._add(Fault("output", "The output is 0 everywhere.", ""), _detail(case, error))
@@ -182,11 +177,11 @@ class Trial:
                 says = f"attention with {words}"
                 entry = fault(name) if name else Fault("output", f"It is {says}.", "")
                 detail = f"With {case.words} the output is that of {says}.{_ADVICE.get(name, '')}"
-                self._add(replace(entry, severity="fault"), detail, pair)
+                self._add(replace(entry, severity="fault"), detail)
                 self.standard = other
                 return
         entry = Fault("output", self._unexplained(case, inputs, output), "")
-        self._add(entry, _detail(case, error), pair)
+        self._add(entry, _detail(case, error))
 
     def _mistakes(self, case: Case, inputs: Inputs) -> Sequence[tuple[str, str, Standard]]:
         """Return what may give the output of a case; scores that are alike tell nothing."""
@@ -213,10 +208,10 @@ class Trial:
             return Fault("output", sentence, write)
         return Fault("output", "The output is not finite.", "")
 
-    def _add(self, entry: Fault, detail: str, pair: Pair | None = None) -> None:
+    def _add(self, entry: Fault, detail: str) -> None:
         """Add a finding, unless one of its sentence is known from a case before."""
         if entry.sentence not in self.findings:
-            self.findings[entry.sentence] = finding_of(entry, None, detail, pair)
+            self.findings[entry.sentence] = finding_of(entry, None, detail)
 
 
 _SHOWN = 3
@@ -230,29 +225,3 @@ def _detail(case: Case, error: Error) -> str:
         f"{error.allowed:.2g}: twice the {error.plain:.2g} of plain PyTorch in this dtype, and one "
         "rounding."
     )
-
-
-_SIDE = 4
-_LEAST = 1e-3
-
-
-def _compared(did: Tensor, right: Tensor, caption: str) -> Pair | None:
-    """Return the first small part of two tensors where they differ visibly; None if nowhere.
-
-    Args:
-        did: (..., rows, columns).
-        right: likewise.
-        caption: what they hold.
-    """
-    if did.shape != right.shape or did.ndim < 2:
-        return None
-    gap = (did - right).abs().nan_to_num(1.0, posinf=1.0)
-    gap = gap.masked_fill(did.isnan() & right.isnan(), 0.0)
-    if float(gap.max()) < _LEAST:
-        return None
-    rows, columns = (min(_SIDE, length) for length in gap.shape[-2:])
-    parts = gap.unfold(-2, rows, 1).unfold(-2, columns, 1).flatten(-2).amax(-1)
-    enough = parts >= float(parts.max()) / 2
-    *leading, row, column = (int(i) for i in enough.nonzero()[0])
-    place = (*leading, slice(row, row + rows), slice(column, column + columns))
-    return did[place].detach(), right[place].detach(), caption
