@@ -301,7 +301,7 @@ def _fills_empty_rows(facts: Facts, rows: Rows, base: Run) -> bool:
 
 def _lines_in(run: Run, rows: Rows) -> Mapping[str, str]:
     """Return the ``file:line`` of each stage of an attention."""
-    return run.lines if run.trace is None else lines_of(rows, run.trace)
+    return rows.lines if run.trace is None else lines_of(rows, run.trace)
 
 
 def _weak_line(run: Run, rows: Rows) -> str:

@@ -47,7 +47,7 @@ def written_line(stage: str, facts: Facts, written: Mapping[str, Written]) -> st
         case "positions":
             turns = first_of(Rotation, facts)
             if not turns and facts.bias is not None:
-                return base.of_bias(facts.bias.numbers)
+                return base.of_bias()
             return _of_one_role(turns, base, ("key", "value", "query"))
         case "norm":
             return _of_one_role(first_of(Norm, facts), base, ("value", "key", "query"))

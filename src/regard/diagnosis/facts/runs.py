@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,7 +38,6 @@ class Run:
         sizes: its batch and tokens.
         form: of the mask that was passed; None without one.
         trace: of the run; None if its outputs gave the rows.
-        lines: the ``file:line`` of the stages that its operations showed all the same.
     """
 
     rows: list[Rows]
@@ -46,7 +45,6 @@ class Run:
     sizes: Sizes
     form: Form | None
     trace: Trace | None
-    lines: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def mask_argument(self) -> str:
@@ -66,7 +64,7 @@ class Runs:
         self.specimen = specimen
         self._lab = Lab(specimen)
         # True for a function whose operations could not be read, as where it uses NumPy or loops
-        # over tiles: its outputs give its weights.
+        # over tiles: its outputs give its weights, and its operations the lines of the stages.
         self._is_black_box = False
         self._lines: Mapping[str, str] = {}
         taken = self._integers()
@@ -175,7 +173,7 @@ class Runs:
         except Unread as error:
             raise (error if unread is None or error.mistakes else unread) from None
         self._is_black_box = True
-        return Run(rows, arguments, sizes, form, None, self._lines)
+        return Run(rows, arguments, sizes, form, None)
 
     def _from_steps(
         self,
@@ -225,7 +223,7 @@ class Runs:
 
         rows = rows_of_function(output, contents, self.specimen.name)
         raise_for_outputs(rows)
-        return rows
+        return replace(rows, lines={**self._lines})
 
     def added_positions(self, run: Run) -> AddedPositions | None:
         """Return what tells equal tokens apart before they are projected; None if it is unknown.

@@ -96,14 +96,10 @@ def traced(
     model = call if isinstance(call, nn.Module) else _Function(call)
     tape = Tape(keeps=True, poisons=True)
     log = _Log(model, tape.steps)
-    dtype = torch.get_default_dtype()
     with quiet():
         torch.set_default_dtype(torch.float64)
-        try:
-            with kept_defaults(call), Tracer(model, {}, log.listener_of), tape:
-                result = model(*args, **kwargs)
-        finally:
-            torch.set_default_dtype(dtype)
+        with kept_defaults(call), Tracer(model, {}, log.listener_of), tape:
+            result = model(*args, **kwargs)
     log.met.finish()
     # The line of the capture is that of the caller of check where no line is the code's.
     code_lines = {step.line for step in tape.steps}

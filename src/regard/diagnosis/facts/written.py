@@ -112,18 +112,10 @@ class Written:
         """Return the line of the first tensor that tells hidden scores from the others."""
         return self.of_mask(Band()).get("mask", "")
 
-    def of_bias(self, numbers: Sequence[float]) -> str:
-        """Return the line of numbers that are added to the scores, such as slopes of ALiBi.
-
-        Args:
-            numbers: of which the bias is made; empty if they are unknown.
-        """
+    def of_bias(self) -> str:
+        """Return the line that gives the numbers which are added to the scores."""
         change = next((c for c in self._changes if c.stage == "bias"), None)
-        if change is None:
-            return ""
-        behind = self._behind(change)
-        line = self._of_numbers(behind, numbers) if len(numbers) > 1 else ""
-        return line or self._of_last(behind, change.at)
+        return "" if change is None else self._of_last(self._behind(change), change.at)
 
     def of_cap(self) -> str:
         """Return the line of the tanh that caps the scores; "" without one."""
@@ -324,27 +316,6 @@ class Written:
         places = [assigned(name, step.place) for name in names] if not step.depends else []
         is_near = [p for p in places if p is not None and p.line < step.place.line]
         return str(is_near[-1]) if len(is_near) == 1 else step.line
-
-    def _of_numbers(self, behind: Sequence[int], numbers: Sequence[float]) -> str:
-        """Return the line of the first tensor that has some numbers."""
-        wanted = torch.tensor(sorted({*numbers}), dtype=torch.float64)
-
-        def has(tensor: Tensor) -> bool:
-            if not tensor.is_floating_point() or tensor.numel() < len(wanted):
-                return False
-            gaps = (tensor.detach().double().flatten()[:, None] - wanted).abs().amin(0)
-            return bool((gaps <= _SAME * wanted.abs().clamp(min=_SAME)).all())
-
-        made: set[int | None] = set()
-        for number in behind:
-            step = self._steps[number]
-            for tensor in step.inputs:
-                if storage_key(tensor) not in made and has(tensor):
-                    return self._of_root(tensor, step)
-            if any(map(has, step.outputs)):
-                return step.line
-            made |= {*map(storage_key, step.alive)}
-        return ""
 
     def _of_last(self, behind: Sequence[int], at: int) -> str:
         """Return the line of the last step that computes an operand; else that of its reader."""
