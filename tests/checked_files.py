@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from regard.diagnosis.sandbox.sandbox_process import Limits, check_apart
+from regard.diagnosis.sandbox.sandbox_process import check_apart
 from regard.errors import RegardError
 
-SHORT = Limits(seconds=20.0, gib=1.0)
 RIGHT = """
 import torch
 
@@ -47,7 +46,7 @@ def write(name: str, source: str) -> str:
     return name
 
 
-def trouble(target: str, limits: Limits = SHORT, **options: Any) -> str:
+def trouble(target: str, seconds: float = 20.0, **options: Any) -> str:
     with pytest.raises(RegardError) as error:
-        check_apart(target, options, limits=limits)
+        check_apart(target, options, seconds=seconds, gib=1.0)
     return str(error.value)

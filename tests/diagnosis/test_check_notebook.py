@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from checked_files import MODULE, RIGHT, WRONG, trouble
-from regard.diagnosis.sandbox.sandbox_process import Limits, check_apart
+from regard.diagnosis.sandbox.sandbox_process import check_apart
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -151,7 +151,7 @@ def test_a_notebook_without_attention() -> None:
 @pytest.mark.full
 def test_a_cell_without_end_hides_nothing_that_others_define() -> None:
     target = notebook("lesson.ipynb", "import time\ntime.sleep(600)", RIGHT)
-    checked = check_apart(target, limits=Limits(seconds=48.0))
+    checked = check_apart(target, seconds=48.0)
     assert [report["verdict"] for report in checked.reports] == ["right"]
     [trouble] = checked.troubles
     assert trouble.startswith("lesson.ipynb is still running after ")
@@ -167,6 +167,6 @@ def test_a_cell_that_catches_everything_and_never_ends() -> None:
         "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n"
     )
     target = notebook("lesson.ipynb", "x = 1", f"{waiting}        pass")
-    assert trouble(target, Limits(seconds=1.0)).startswith(
+    assert trouble(target, 1.0).startswith(
         "lesson.ipynb is still running after 1 s, in cell 2, line "
     )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from checked_files import MODULE, RIGHT, WRONG, trouble, write
-from regard.diagnosis.sandbox.sandbox_process import CannotRun, Limits, check_apart
+from regard.diagnosis.sandbox.sandbox_process import CannotRun, check_apart
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -486,7 +486,7 @@ def test_an_error_in_a_file_that_theirs_imports() -> None:
 def test_code_without_end(source: str, message: str) -> None:
     name = write("mine.py", source)
     target = f"{name}:attention" if "def attention" in source else name
-    assert trouble(target, Limits(seconds=1.0)) == message
+    assert trouble(target, 1.0) == message
 
 
 def _is_alive(status: Path) -> bool:

@@ -57,7 +57,7 @@ def check(
     """
     from regard.cli.progress import progress
     from regard.diagnosis.expectation import spec_of_json
-    from regard.diagnosis.sandbox.sandbox_process import CannotRun, Limits, check_apart
+    from regard.diagnosis.sandbox.sandbox_process import CannotRun, check_apart
 
     if explain:
         sys.stdout.write(f"{explanation(explain)}\n")
@@ -79,7 +79,7 @@ def check(
     with progress() as report:
         report(f"checking {target}")
         try:
-            found = check_apart(target, options, limits=Limits(timeout, memory))
+            found = check_apart(target, options, seconds=timeout, gib=memory)
         except CannotRun as error:
             said = "\n".join(map(visible, str(error).splitlines()))
             sys.stderr.write(f"regard: {said}\n")

@@ -57,7 +57,6 @@ class Run:
         steps: its operations, where they were kept.
         call: the copy that ran.
         arguments: as they are after the run.
-        inputs: those of them that hold numbers of tokens.
     """
 
     rows: Tensor
@@ -65,7 +64,6 @@ class Run:
     steps: list[Step]
     call: Callable[..., Any]
     arguments: Arguments
-    inputs: list[Tensor]
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -153,12 +151,12 @@ class Lab:
         """
         call = self.fresh(is_double=is_double) if call is None else call
         dtype = torch.float64 if is_double else torch.float32
-        result, arguments, inputs, tape = self.called(
+        result, arguments, tape = self.called(
             call, contents, extra or {}, dtype, seed=seed, grads=grads, keeps=keeps
         )
         output = self._outputs(result)[self._output[0]]
         rows = self._rows((output if grads else output.detach()).double())
-        return Run(rows, result, tape.steps, call, arguments, inputs)
+        return Run(rows, result, tape.steps, call, arguments)
 
     def called(
         self,
@@ -170,8 +168,8 @@ class Lab:
         seed: int = 0,
         grads: bool = False,
         **options: Any,
-    ) -> tuple[Any, Arguments, list[Tensor], Tape]:
-        """Return what a call gives back, its arguments, its inputs, and the tape of it.
+    ) -> tuple[Any, Arguments, Tape]:
+        """Return what a call gives back, its arguments, and the tape of it.
 
         Args:
             call: a copy to run.
@@ -185,8 +183,6 @@ class Lab:
         arguments = self.specimen.arguments(contents, dtype, extra or {})
         if grads:
             arguments = tree_map(_leaf, arguments)
-        values = self.specimen.by_name(arguments)
-        inputs = tensors_in([values[slot.name] for slot in self.specimen.slots if slot.source])
         tape = Tape(dtype=dtype, **options)
         with quiet(seed):
             torch.set_default_dtype(dtype)
@@ -195,7 +191,7 @@ class Lab:
                 with kept_defaults(call) as changed:
                     result = call(*sent[0], **sent[1])
         self.changed_defaults |= changed
-        return result, arguments, inputs, tape
+        return result, arguments, tape
 
     def overflow(
         self, contents: Contents, extra: Mapping[str, Any]

@@ -13,11 +13,6 @@ from regard.masks import SlidingWindow
 LONGEST = 2048
 """The number of tokens of the longest input."""
 _TILE = 128
-_HIDDEN_KEYS = 7
-"""The number of last keys that are NaN."""
-_SHARP = 5.0
-_LARGE = 200.0
-"""A score whose exponential is infinite in float32, and 0 below 0."""
 
 Kind = Literal["random", "sharp", "large", "low", "growing", "falling", "NaN"]
 
@@ -125,39 +120,3 @@ def cases_of(standard: Standard, groups: tuple[int, int] | None) -> Iterator[Cas
         yield Case(77, 77, words, heads=heads, kv_heads=kv_heads, has_gradient=True)
     yield Case(77, 77, "views", strides="views", has_gradient=True)
     yield Case(77, 77, "columns of keys apart in memory", strides="columns", has_gradient=True)
-
-
-def inputs_of(
-    case: Case,
-    dtype: torch.dtype,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    batch: int,
-    seed: int,
-) -> Inputs:
-    """Return the tensors of a case on the CPU, with what it leaves open."""
-    generator = torch.Generator().manual_seed(case.q_len * 1000 + case.kv_len + seed)
-    heads, kv_heads = case.heads or heads, case.kv_heads or kv_heads
-    head_dim = case.head_dim or head_dim
-
-    def normal(heads: int, tokens: int) -> Tensor:
-        return torch.randn(batch, heads, tokens, head_dim, generator=generator)
-
-    query, upstream = normal(heads, case.q_len), normal(heads, case.q_len)
-    key, value = normal(kv_heads, case.kv_len), normal(kv_heads, case.kv_len)
-    each = (_LARGE / head_dim**0.5) ** 0.5  # of both, so that query · key / √head_dim is _LARGE
-    if case.kind == "sharp":
-        query = query * _SHARP
-    elif case.kind in ("large", "low", "growing", "falling"):
-        first = 1.0 if case.kind in ("large", "falling") else -1.0
-        last = 1.0 if case.kind in ("large", "growing") else -1.0
-        # One direction for all tokens of a head; its columns are rounded independently.
-        towards = torch.randn(head_dim, generator=generator)
-        towards = each * towards / towards.square().mean().sqrt()
-        query, key = towards.expand_as(query), towards.expand_as(key)
-        key = key * torch.linspace(first, last, case.kv_len)[:, None]
-    elif case.kind == "NaN":
-        key[..., -_HIDDEN_KEYS:, :] = torch.nan
-    return Inputs(*(t.to(dtype) for t in (query, key, value, upstream)))

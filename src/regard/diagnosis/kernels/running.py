@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.diagnosis.kernels.cases import Case, Inputs, inputs_of
+from regard.diagnosis.kernels.cases import Case, Inputs
 
 LAYOUTS = (
     "batch heads tokens dim",
@@ -17,6 +17,18 @@ LAYOUTS = (
     "batch tokens dim",
     "tokens dim",
 )
+_HIDDEN_KEYS = 7
+"""The number of last keys that are NaN."""
+_SHARP = 5.0
+_LARGE = 200.0
+"""A score whose exponential is infinite in float32, and 0 below 0."""
+_ENDS = {
+    "large": (1.0, 1.0),
+    "low": (-1.0, -1.0),
+    "growing": (-1.0, 1.0),
+    "falling": (1.0, -1.0),
+}
+"""The scores of the first key and of the last one, by the kind, as shares of the large one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,18 +72,30 @@ class Kernel:
         return "heads" in self.layout
 
     def inputs(self, case: Case, heads: int, kv_heads: int, *, seed: int = 0) -> Inputs:
-        """Return the tensors of a case, with as many heads and samples as the axes allow."""
+        """Return the tensors of a case on the CPU, with as many heads and samples as axes allow."""
         if not self.has_heads:
             heads = kv_heads = 1
-        return inputs_of(
-            case,
-            self.dtype,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=self.head_dim,
-            batch=2 if "batch" in self.layout else 1,
-            seed=seed,
-        )
+        generator = torch.Generator().manual_seed(case.q_len * 1000 + case.kv_len + seed)
+        heads, kv_heads = case.heads or heads, case.kv_heads or kv_heads
+        head_dim, batch = case.head_dim or self.head_dim, 2 if "batch" in self.layout else 1
+
+        def normal(heads: int, tokens: int) -> Tensor:
+            return torch.randn(batch, heads, tokens, head_dim, generator=generator)
+
+        query, upstream = normal(heads, case.q_len), normal(heads, case.q_len)
+        key, value = normal(kv_heads, case.kv_len), normal(kv_heads, case.kv_len)
+        if case.kind == "sharp":
+            query = query * _SHARP
+        elif case.kind == "NaN":
+            key[..., -_HIDDEN_KEYS:, :] = torch.nan
+        elif case.kind in _ENDS:
+            # One direction for all tokens of a head; its columns are rounded independently.
+            towards = torch.randn(head_dim, generator=generator)
+            # The factor of both, so that query · key / √head_dim is _LARGE.
+            towards *= (_LARGE / head_dim**0.5) ** 0.5 / towards.square().mean().sqrt()
+            query, key = towards.expand_as(query), towards.expand_as(key)
+            key = key * torch.linspace(*_ENDS[case.kind], case.kv_len)[:, None]
+        return Inputs(*(t.to(self.dtype) for t in (query, key, value, upstream)))
 
     def run(self, inputs: Inputs, strides: str = "", *, has_gradient: bool = False) -> Run:
         """Run the kernel once, on inputs that need a gradient or none.

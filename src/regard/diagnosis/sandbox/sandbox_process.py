@@ -40,20 +40,6 @@ _FRAME = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of time and memory for somebody's code.
-
-    Attributes:
-        seconds: for all of it: to import it, or to run the cells, and to check it. Of several
-            cells or attentions each has half of what is left, so that none takes it all.
-        gib: of memory, besides what PyTorch needs to start; where the system can hold it to that.
-    """
-
-    seconds: float = 60.0
-    gib: float = 4.0
-
-
-@dataclass(frozen=True, slots=True)
 class Checked:
     """The reports as plain data.
 
@@ -76,7 +62,11 @@ class Checked:
 
 
 def check_apart(
-    target: str, options: Mapping[str, Any] | None = None, *, limits: Limits | None = None
+    target: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    seconds: float = 60.0,
+    gib: float = 4.0,
 ) -> Checked:
     """Check attention in a file or a notebook, in a process of its own.
 
@@ -84,7 +74,9 @@ def check_apart(
         target: ``my_file.py:SelfAttention``, ``my_file.py`` or
             ``notebook.ipynb``, of which all are checked; ``notebook.ipynb:SelfAttention`` for one.
         options: what the class or function takes by name, and what ``regard.check`` takes.
-        limits: of time and memory.
+        seconds: for all of it: to import it, or to run the cells, and to check it. Of several
+            cells or attentions each has half of what is left, so that none takes it all.
+        gib: of memory, besides what PyTorch needs to start; where the system can hold it to that.
 
     Raises:
         CannotRun: the code was ended before there was an answer.
@@ -93,7 +85,6 @@ def check_apart(
 
     Source: ours.
     """
-    limits = limits or Limits()
     path, name = _split(target)
     with tempfile.TemporaryDirectory(prefix="regard-check-") as folder:
         request = {
@@ -101,13 +92,13 @@ def check_apart(
             "shown": str(path),
             "name": name,
             "options": dict(options or {}),
-            "seconds": limits.seconds,
-            "gib": limits.gib,
+            "seconds": seconds,
+            "gib": gib,
             "traces": str(Path(folder, "traces.txt")),
         }
-        code, answer = _run(request, Path(folder), limits)
+        code, answer = _run(request, Path(folder), seconds)
         if answer is None:
-            raise CannotRun(_ended(path, Path(folder), code, limits))
+            raise CannotRun(_ended(path, Path(folder), code, seconds))
         given = cast("dict[str, Any]", json.loads(answer))
     if "error" in given:
         raise RegardError(given["error"])
@@ -136,7 +127,7 @@ def _split(target: str) -> tuple[Path, str | None]:
     return path, name
 
 
-def _run(request: Mapping[str, Any], folder: Path, limits: Limits) -> tuple[int | None, str | None]:
+def _run(request: Mapping[str, Any], folder: Path, seconds: float) -> tuple[int | None, str | None]:
     """Run the guest; return its exit code, None where it had to be ended, and its answer."""
     # -P: no file of the current folder is taken for a module of Python's while we start.
     command = [sys.executable, "-P", "-m", "regard.diagnosis.sandbox.guest_process"]
@@ -154,7 +145,7 @@ def _run(request: Mapping[str, Any], folder: Path, limits: Limits) -> tuple[int 
     try:
         with contextlib.suppress(BrokenPipeError), guest.stdin as given:
             given.write(json.dumps({**request, "nonce": nonce}).encode())
-        code = guest.wait(limits.seconds + _START_SECONDS)
+        code = guest.wait(seconds + _START_SECONDS)
     except subprocess.TimeoutExpired:
         code = None
     finally:
@@ -181,7 +172,7 @@ def _end(guest: subprocess.Popen[bytes], mark: str) -> None:
                 os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
-def _ended(path: Path, folder: Path, code: int | None, limits: Limits) -> str:
+def _ended(path: Path, folder: Path, code: int | None, seconds: float) -> str:
     """Return why there is no answer, with the line where the code stood."""
     traces = folder / "traces.txt"
     if not traces.exists():
@@ -192,7 +183,7 @@ def _ended(path: Path, folder: Path, code: int | None, limits: Limits) -> str:
     where, function = _where(path, text)
     if code is None or "Timeout (" in text:
         return (
-            f"{path} is still running after {limits.seconds:g} s{where}; it must come to an end.\n"
+            f"{path} is still running after {seconds:g} s{where}; it must come to an end.\n"
             f"    {_advice(path, function)}"
         )
     if code < 0 and sys.platform != "win32":
