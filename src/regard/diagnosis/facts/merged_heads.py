@@ -133,31 +133,23 @@ class HeadOutputs:
         for step in steps:
             if step.projects:
                 for tensor in _floats(step.inputs):
-                    yield tensor, _line_before(tensor, steps, step)
+                    yield tensor, _line_of(tensor, steps, step)
         for tensor in _floats(tree_leaves(self._trace.result)):
             yield tensor, _line_of(tensor, steps)
 
 
-def _line_of(tensor: Tensor, steps: Iterable[Step]) -> str:
-    """Return the line of the first step that gave a tensor; "" for none."""
-    lines = (
-        step.line
-        for step in steps
-        for output in step.outputs
-        if output.shape == tensor.shape and torch.equal(output, tensor)
-    )
-    return next(lines, "")
+def _line_of(tensor: Tensor, steps: Iterable[Step], reader: Step | None = None) -> str:
+    """Return the line of the first step with an output as large and as wide as a tensor.
 
-
-def _line_before(tensor: Tensor, steps: Iterable[Step], reader: Step) -> str:
-    """Return the line of the first step before with an output as large and as wide as a tensor."""
+    It is that of the reader of the tensor, if no step before it has such an output.
+    """
     lines = (
         step.line
         for step in takewhile(lambda step: step is not reader, steps)
         for output in step.outputs
         if output.numel() == tensor.numel() and output.shape[-1:] == tensor.shape[-1:]
     )
-    return next(lines, reader.line)
+    return next(lines, "" if reader is None else reader.line)
 
 
 def _floats(values: Iterable[object]) -> Iterator[Tensor]:

@@ -1,6 +1,6 @@
 """One run of somebody's code under the capture of ``observe``: its attention and all its steps."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,43 +156,33 @@ class _Log:
     def _read(self, call: FusedCall, operation: Operation) -> None:
         with apart(), torch.no_grad():
             matrix, value = call.read(operation.args, operation.kwargs)
-            source = matrix.source
+            source, weights = matrix.source, matrix.to_dense(limit=None)
             assert isinstance(source, QueryKeyScores)
-            self.attentions.append(
-                Attention(
-                    operation.module() or "",
-                    source.query.detach().clone(),
-                    source.key.detach().clone(),
-                    matrix.to_dense(limit=None),
-                    value().detach().clone(),
-                    next(tensors_in((operation.output,))),
-                    {"softmax": operation.line()},
-                    len(self._steps),
-                )
-            )
+            parts = (source.query, source.key, weights, value())
+            lines = {"softmax": operation.line()}
+            self.attentions.append(self._attention(operation.module() or "", parts, lines))
 
     def _record(self, met: Met) -> None:
         if not met.is_again:
-            self.attentions.append(self._attention(met))
+            self.attentions.append(self._of_met(met))
 
     def _note_changed(self, met: Met) -> None:
         if not self.changed or self.changed[-1].at < len(self._steps):  # one product, one note
-            self.changed.append(self._attention(met))
+            self.changed.append(self._of_met(met))
 
-    def _attention(self, met: Met) -> Attention:
+    def _of_met(self, met: Met) -> Attention:
+        pair = (None, None) if met.evidence is None else (met.evidence.query, met.evidence.key)
+        return self._attention(met.name, (*pair, met.weights, met.value), met.lines)
+
+    def _attention(
+        self, name: str, parts: Iterable[Tensor | None], lines: Mapping[str, str]
+    ) -> Attention:
+        """Return an attention of copies of its query, key, weights and value."""
         assert self._operation is not None
-        evidence = met.evidence
-        known = evidence is not None
-        return Attention(
-            met.name,
-            evidence.query.detach().clone() if known else None,
-            evidence.key.detach().clone() if known else None,
-            met.weights.detach().clone(),
-            None if met.value is None else met.value.detach().clone(),
-            next(tensors_in((self._operation.output,))),
-            dict(met.lines),
-            len(self._steps),
-        )
+        live = next(tensors_in((self._operation.output,)))
+        query, key, weights, value = (None if t is None else t.detach().clone() for t in parts)
+        assert weights is not None
+        return Attention(name, query, key, weights, value, live, dict(lines), len(self._steps))
 
 
 def _followed(steps: Sequence[Step], model: nn.Module, inputs: Sequence[Tensor]) -> Iterator[Step]:

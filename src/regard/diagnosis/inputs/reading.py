@@ -175,14 +175,15 @@ def thing_of(
             f"{name} takes no argument by name; check needs forward(self, x), or a function of "
             "query, key and value."
         )
+    thing = Thing(name, call, arguments, dict(options), original, numbers)
     unknown = [a.name for a in arguments if a.required and a.role in ("other", "weight")]
     if unknown:
         raise ValueError(
             f"{name} needs {', '.join(unknown)}; check knows embeddings, query, key, value, "
             "scores, masks and lengths by their names.\n"
-            f"    Pass an example call: {call_to_copy(name, arguments, _width_of(call))}."
+            f"    Pass an example call: {call_to_copy(name, arguments, thing.widths[0])}."
         )
-    return Thing(name, call, arguments, dict(options), original, numbers)
+    return thing
 
 
 def declared_order(axes: str | Mapping[str, str] | None) -> Order | None:
@@ -204,12 +205,6 @@ def declared_order(axes: str | Mapping[str, str] | None) -> Order | None:
         f"axes is {axes!r}; without an example it is one order of all inputs, such as "
         "'batch tokens dim', 'tokens batch dim' or 'batch tokens heads dim'."
     )
-
-
-def _width_of(call: Callable[..., Any]) -> int:
-    """Return how many numbers the first layer of a module takes; any number for a function."""
-    layers = call.modules() if isinstance(call, nn.Module) else ()
-    return next((own.in_features for own in layers if isinstance(own, nn.Linear)), 16)
 
 
 def as_scores(thing: Thing) -> Thing | None:

@@ -127,7 +127,7 @@ def built_from(
     return made
 
 
-def call_to_copy(name: str, arguments: Iterable[Argument], width: int = 16) -> str:
+def call_to_copy(name: str, arguments: Iterable[Argument], width: int) -> str:
     """Return a call of check with an example, filled in as far as the names tell."""
     known = ("x", "query", "key", "value")
     needed = [a for a in arguments if a.required]

@@ -329,7 +329,7 @@ class Large(Law):
                 "are NaN or infinite; a softmax of any finite scores is finite.",
                 first_place(run.steps, overflows),
                 # Features of queries and keys apart may overflow; a softmax need not.
-                is_definite=any(step.name in SOFTMAXES for step in run.steps),
+                is_definite=any(step.name in _SOFTMAX_KERNELS for step in run.steps),
             )
         return None
 
@@ -338,7 +338,7 @@ DROPS = ("native_dropout", "bernoulli_", "bernoulli", "rand_like", "rand", "drop
 _BENDS = ("native_layer_norm", "gelu", "relu", "silu", "tanh", "sigmoid", "native_group_norm")
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution")
 _SOFTMAXES = ("_softmax", "_log_softmax", "exp")
-SOFTMAXES = ("_softmax", "_scaled_dot_product_flash_attention_for_cpu")
+_SOFTMAX_KERNELS = ("_softmax", "_scaled_dot_product_flash_attention_for_cpu")
 
 
 class Training(Law):
