@@ -123,7 +123,7 @@ def _deviations(facts: Facts, expected: Spec | None, used: Collection[str]) -> I
     yield from _hiding_deviations(facts, expected)
     yield from _bias_deviations(facts, expected)
     yield from _head_deviations(facts, expected)
-    yield from _surrounding_deviations(facts.around)
+    yield from _surrounding_deviations(facts.around, facts.lines)
     yield from _position_deviations(facts, expected)
     if expected is not None:
         yield from _other_deviations(facts, expected)
@@ -301,7 +301,7 @@ def _head_deviations(facts: Facts, expected: Spec | None) -> Iterator[Deviation]
         yield Deviation("values", words, text, "values", mistake, is_wrong=True)
 
 
-def _surrounding_deviations(around: Surroundings) -> Iterator[Deviation]:
+def _surrounding_deviations(around: Surroundings, lines: Mapping[str, str]) -> Iterator[Deviation]:
     if around.is_merged is False:
         words, text = "parts of several tokens side by side", "the heads of one token side by side"
         mistake = "heads-merged-without-transpose"
@@ -328,9 +328,8 @@ def _surrounding_deviations(around: Surroundings) -> Iterator[Deviation]:
         stage, mistake = "product", "wrong-projection"
         if second == "value":
             stage, mistake = "value", "wrong-values"
-        yield Deviation(second, f"the {first}", text, stage, mistake, is_of_projection=True)
-    for first, second in sorted(around.same_layers):
-        stage, mistake = f"{second} layer", "wrong-projection"
+        if lines.get(f"{first} layer") != lines.get(f"{second} layer"):  # it is called again
+            stage, mistake = f"{second} layer", "wrong-projection"
         yield Deviation(second, f"the {first}", text, stage, mistake, is_of_projection=True)
 
 

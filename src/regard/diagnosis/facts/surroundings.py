@@ -13,7 +13,6 @@ from regard.diagnosis.facts.origins import Sizes
 from regard.diagnosis.facts.rows import Rows
 from regard.diagnosis.facts.trace import Trace
 from regard.diagnosis.facts.written import Written
-from regard.diagnosis.inputs.tape import Step
 
 ROLES = ("query", "key", "value")
 
@@ -30,8 +29,7 @@ class Surroundings:
         input_dim: of the tokens that queries are projected from; 0 if that is unknown.
         crosses: queries and keys are projected from different tensors.
         value_heads: the index of the value head of each head.
-        same_tensors: pairs of query, key and value that are one projected tensor.
-        same_layers: pairs that one layer projects, in two calls.
+        same_tensors: pairs of query, key and value that are equal, as one layer projects them.
         exchanged: the argument that is used as query, key or value in place of its own, by role.
         has_equal_heads: all heads have the same query, key and weights.
         projects_pieces: one matrix projects each of several pieces of a token.
@@ -47,7 +45,6 @@ class Surroundings:
     crosses: bool = False
     value_heads: tuple[int, ...] = ()
     same_tensors: frozenset[Pair] = frozenset()
-    same_layers: frozenset[Pair] = frozenset()
     exchanged: Mapping[str, str] = field(default_factory=dict[str, str])
     has_equal_heads: bool = False
     projects_pieces: bool = False
@@ -72,8 +69,6 @@ def surroundings_of(
     """
     parts = (rows.query, rows.key, rows.weights)
     query, _, value = (path.source for path in rows.paths)
-    equal = _equal_pairs(rows)
-    repeated = {pair for pair in equal if trace is not None and _is_repeated(rows, trace, pair)}
     is_merged, line, keeps_order, returns = None, "", None, False
     if trace is not None:
         outputs = HeadOutputs(rows, trace, sizes)
@@ -90,8 +85,7 @@ def surroundings_of(
         input_dim=0 if trace is None else _input_dim(query, trace),
         crosses=rows.crosses,
         value_heads=rows.value_map or rows.head_map,
-        same_tensors=frozenset(equal - repeated),
-        same_layers=frozenset(repeated),
+        same_tensors=frozenset(_equal_pairs(rows)),
         exchanged=exchanged,
         has_equal_heads=rows.query.shape[1] > 1
         and all(torch.equal(part[:, :1].expand_as(part), part) for part in parts),
@@ -142,19 +136,6 @@ def _equal_pairs(rows: Rows) -> set[Pair]:
         and tensors[first].shape == tensors[second].shape
         and torch.equal(tensors[first], tensors[second])
     }
-
-
-def _is_repeated(rows: Rows, trace: Trace, pair: Pair) -> bool:
-    """Return True if the layer of the first of a pair is called again."""
-    source = rows.paths[ROLES.index(pair[0])].source
-    return isinstance(source, int) and len(_calls(trace, source, len(trace.steps))) > 1
-
-
-def _calls(trace: Trace, source: int, before: int) -> list[Step]:
-    """Return a projection and the later ones with the same output."""
-    first = trace.steps[source]
-    later = trace.steps[source + 1 : before]
-    return [first, *(s for s in later if s.projects and s.outputs[0].equal(first.outputs[0]))]
 
 
 def _projects_pieces(rows: Rows, trace: Trace, sizes: Sizes) -> bool:
