@@ -339,6 +339,18 @@ def pinned(report: Report) -> str:
     return report.pin.partition("expect=")[2]
 
 
+def test_a_window_on_both_sides_is_not_called_causal() -> None:
+    def both_sides(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        visible = regard.SlidingWindow(4, 4).to_dense(q.shape[-2], k.shape[-2])
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
+        return scores.softmax(-1).nan_to_num() @ v
+
+    meant = regard.spec(window=(4, 4))
+    report = regard.check(both_sides, expect=meant, run_dtype=torch.float32)
+    assert report.computes is not None
+    assert report.computes.spec == regard.spec(causal=False, window=(4, 4)), report
+
+
 @pytest.mark.full
 def test_what_a_kernel_computes_is_measured_where_nothing_is_expected() -> None:
     report = regard.check(of_equal_lengths, run_dtype=HALF)

@@ -188,7 +188,8 @@ def _computes(trial: Trial, meant: Spec) -> Computes:
         f"verified on {inputs} of {min(lengths)} to {max(lengths)} tokens, {trial.num_gradients} "
         f"with gradients; the largest error is {trial.largest_share:.2f} of what is allowed"
     )
-    pinned = replace(meant, causal=standard.mask is not None)
+    sees_later_keys = bool(standard.visible(2, 2, torch.device("cpu"))[0, 1])
+    pinned = replace(meant, causal=not sees_later_keys)
     formula, facts = f"softmax({scores}{mask})·v", f"{heads}, {standard.mask_words}"
     return Computes(formula, (facts,), domain, "", "", pinned)
 
