@@ -136,7 +136,7 @@ def test_what_cannot_be_guessed_ends_with_the_call_to_copy() -> None:
     def dated(q: Tensor, k: Tensor, v: Tensor, days: Tensor) -> Tensor:
         return v
 
-    with pytest.raises(ValueError, match=r"args=\(torch.randn\(2, 7, 16\), .*'days': \.\.\.\}"):
+    with pytest.raises(ValueError, match=r"args=\(torch.randn\(2, 7, 24\), .*'days': \.\.\.\}"):
         regard.check(dated)
 
 
