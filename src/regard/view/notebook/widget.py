@@ -7,7 +7,7 @@ questions reach them between cells.
 """
 
 from collections.abc import Mapping
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anywidget
@@ -21,11 +21,12 @@ from regard.view.notebook.page_frame import HEIGHT, SANDBOX, framed
 from regard.view.tiles.manifest import live_layers, manifest
 from regard.view.tiles.page_answers import Answers, Gone, Wanted
 from regard.view.tiles.page_opening import blind_opening
-from regard.view.tiles.page_questions import Threads, answered
+from regard.view.tiles.page_questions import answered
 from regard.view.tiles.protocol import QUESTIONS
 
 _MIB = 2**20
 _MOST_WAITING = 1000
+_MOST_THREADS = 40  # as Starlette has; all but one of them wait
 _MOST_WEIGHTS = 2**28  # whose means take a few seconds
 
 
@@ -47,7 +48,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
         # First, for a widget that cannot be made is closed all the same.
         seen = seen.apart()
         self._answers = Answers(seen, limit=128 * _MIB)
-        self._threads = Threads()
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, "regard")
         self._waiting: set[str] = set()
         live, self.still = _pages(seen, title)
         super().__init__(page=live, title=title)
@@ -62,7 +63,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
             self._waiting.discard(name)
         elif len(self._waiting) < _MOST_WAITING:
             self._waiting.add(name)
-            self._threads.submit(str(question.get("kind")), partial(self._answer, question, name))
+            self._threads.submit(self._answer, question, name)
         else:
             self.send({"id": question.get("id"), "error": "too much is asked at once."})
 
@@ -75,7 +76,7 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
     def close(self) -> None:
         """Stop the background work, and close the widget."""
         self._waiting.clear()
-        self._threads.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._answers.close()
         super().close()
 

@@ -22,7 +22,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from errno import EADDRINUSE
 from functools import partial
 from hmac import compare_digest
-from itertools import islice
 from pathlib import Path
 from secrets import token_urlsafe
 from tempfile import TemporaryDirectory
@@ -30,6 +29,7 @@ from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -50,14 +50,15 @@ from regard.models.pretrained import check_text
 from regard.recording.recording import Recording
 from regard.view.export.page_template import filled_template
 from regard.view.tiles.head_tiles import WrongQuestionError
-from regard.view.tiles.manifest import live_layers, manifest
+from regard.view.tiles.manifest import head_records, live_layers, manifest
 from regard.view.tiles.page_answers import Answers, Gone
-from regard.view.tiles.page_opening import blind_opening
-from regard.view.tiles.page_questions import Threads, answered
+from regard.view.tiles.page_opening import blind_opening, openings
+from regard.view.tiles.page_questions import answered
 from regard.view.tiles.protocol import QUESTIONS
 
 _AT_ONCE = 2**24  # weights whose kinds of heads take a moment
 _LEFT = 499  # what nginx calls a client that has closed its request
+_SENTENCES = {404: "there is nothing at this address.", 405: "only GET is answered."}
 _MOST_BYTES = 16 * 2**20  # of a posted text
 _MOST_CONNECTIONS = 4096  # a browser has six to one server
 _HEADERS = {
@@ -102,14 +103,6 @@ def application(
         RegardError: a layer has answers only.
     """
     served = _Served(recording, changed, text, read)
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            await served.close()
-
     hosts = ["127.0.0.1", "localhost"]
     return Starlette(
         routes=served.routes,
@@ -117,8 +110,13 @@ def application(
             Middleware(_Guard, token=token),
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
         ],
-        exception_handlers={HTTPException: _no_such_thing, Exception: _went_wrong},
-        lifespan=lifespan,
+        exception_handlers={
+            HTTPException: _refused,
+            RegardError: _sentence,
+            Gone: _has_left,
+            Exception: _went_wrong,
+        },
+        lifespan=served.lifespan,
     )
 
 
@@ -195,7 +193,6 @@ class _Served:
     ) -> None:
         self._is_changed = changed
         self._read = read
-        self._threads = Threads()
         self._runs = 0
         self._running = self._closed = False
         self._layers: tuple[int, int | None] = 0, None
@@ -213,35 +210,44 @@ class _Served:
     def _show(self, recording: Recording, text: str) -> None:
         recording = recording.apart()
         answers = Answers(recording)
-        first = _known_at_once(recording, answers)
+        layers = live_layers(recording)
+        opened, notable = blind_opening(recording), []
+        if sum(layer.num_heads * layer.q_len * layer.kv_len for layer in layers) <= _AT_ONCE:
+            kinds = answers.kinds()
+            for place, layer in enumerate(layers):
+                layer.overview = answers.overview(place)
+                layer.heads = head_records(kinds[place])
+            opened, notable = openings(recording, kinds)
+        first = manifest(recording, layers, opened=opened, notable=notable)
         if self._read is not None:
             first |= {"text": text, "run": self._runs}
         self._page = "".join(filled_template(first, connects="'self'"))
         self._answers = answers
 
-    async def close(self) -> None:
-        self._closed = True
-        self._threads.close()
-        self._answers.close()
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncGenerator[None]:
+        """End all answers with the server."""
+        try:
+            yield
+        finally:
+            self._closed = True
+            self._answers.close()
 
     async def _index(self, _: Request) -> Response:
-        return self._refusal() or HTMLResponse(self._page)
+        self._check_unchanged()
+        return HTMLResponse(self._page)
 
     async def _ask(self, kind: str, request: Request) -> Response:
         run = request.headers.get("x-run")
         if self._read is not None and run != str(self._runs):
-            return PlainTextResponse(
-                "the text was edited in another window; reload this page.", 409
-            )
+            raise HTTPException(409, "the text was edited in another window; reload this page.")
+        self._check_unchanged()
         # The answers of this run: the text may be edited before a thread is free.
-        return self._refusal() or await _answer(kind, self._answers, self._threads, request)
+        return await _answer(kind, self._answers, request)
 
-    def _refusal(self) -> Response | None:
-        if not self._is_changed():
-            return None
-        return PlainTextResponse(
-            "the recording has changed on disk; start regard serve again.", 409
-        )
+    def _check_unchanged(self) -> None:
+        if self._is_changed():
+            raise HTTPException(409, "the recording has changed on disk; start regard serve again.")
 
     async def _progress(self, _: Request) -> Response:
         done, layers = self._layers
@@ -249,19 +255,14 @@ class _Served:
 
     async def _post(self, request: Request) -> Response:
         """Run the model on another text."""
+        text = await _posted_text(request)
+        if self._running:
+            raise HTTPException(409, "the model is running; wait until it is done.")
+        self._running, self._layers = True, (0, None)
         try:
-            text = await _posted_text(request)
-            if self._running:
-                return PlainTextResponse("the model is running; wait until it is done.", 409)
-            self._running, self._layers = True, (0, None)
-            try:
-                await asyncio.to_thread(self._run, text)
-            finally:
-                self._running = False
-        except RegardError as error:
-            return _sentence(error)
-        except Gone:
-            return Response(status_code=_LEFT)
+            await run_in_threadpool(self._run, text)
+        finally:
+            self._running = False
         return JSONResponse({"run": self._runs})
 
     def _run(self, text: str) -> None:
@@ -299,19 +300,6 @@ async def _posted_text(request: Request) -> str:
         return check_text(text)
     except ValueError as error:
         raise WrongQuestionError(str(error)) from error
-
-
-def _known_at_once(recording: Recording, answers: Answers) -> dict[str, Any]:
-    """Return what the page reads first; of a short recording with the kinds of its heads."""
-    layers = live_layers(recording)
-    if sum(layer.num_heads * layer.q_len * layer.kv_len for layer in layers) > _AT_ONCE:
-        return manifest(recording, layers, opened=blind_opening(recording))
-    known = answers.heads()
-    records = iter(known["heads"])
-    for place, layer in enumerate(layers):
-        layer.overview = answers.overview(place)
-        layer.heads = [*islice(records, layer.num_heads)]
-    return manifest(recording, layers, opened=known["opened"], notable=known["notable"])
 
 
 def serve(
@@ -441,40 +429,34 @@ def _sent(content: dict[str, Any], arrays: list[bytes]) -> Response:
     return Response(b"".join(arrays), headers=headers, media_type="application/octet-stream")
 
 
-async def _answer(kind: str, answers: Answers, threads: Threads, request: Request) -> Response:
+async def _answer(kind: str, answers: Answers, request: Request) -> Response:
     gone = threading.Event()
 
-    def work() -> Response:
-        return _sent(*answered(kind, request.query_params, answers, lambda: not gone.is_set()))
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
 
-    answering = asyncio.wrap_future(threads.submit(kind, work))
-    leaving = asyncio.ensure_future(_left(request))
+    watching = asyncio.ensure_future(watch())
+    how = kind, request.query_params, answers, lambda: not gone.is_set()
     try:
-        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return answering.result() if answering.done() else Response(status_code=_LEFT)
-    except RegardError as error:
-        return _sentence(error)
-    except (Gone, asyncio.CancelledError):
-        return Response(status_code=_LEFT)
+        return _sent(*await run_in_threadpool(answered, *how))
     finally:
         gone.set()
-        answering.cancel()
-        leaving.cancel()
+        watching.cancel()
 
 
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _refused(_: Request, error: Exception) -> Response:
+    status, sentence = cast(Any, error).status_code, cast(Any, error).detail
+    return PlainTextResponse(_SENTENCES.get(status, sentence), status)
 
 
-def _sentence(error: Exception) -> Response:
+async def _sentence(_: Request, error: Exception) -> Response:
     return PlainTextResponse(str(error).partition("\n")[0], 400)
 
 
-async def _no_such_thing(_: Request, error: Exception) -> Response:
-    status = cast(Any, error).status_code
-    sentence = "there is nothing at this address." if status == 404 else "only GET is answered."
-    return PlainTextResponse(sentence, status)
+async def _has_left(_: Request, __: Exception) -> Response:
+    return Response(status_code=_LEFT)
 
 
 async def _went_wrong(_: Request, error: Exception) -> Response:

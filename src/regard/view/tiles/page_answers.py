@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, count
 from math import isnan
 from typing import Any, Literal, NamedTuple
 
@@ -46,7 +46,8 @@ from regard.view.tiles.query_steps import query_steps
 
 MIB = 2**20
 _LOOK_AGAIN = 0.25  # seconds
-# A question waits, at each of its pauses, while one of a lower rank is answered.
+# One question is answered at a time: at each of its pauses it waits while there is one of a lower
+# rank, or an earlier one of its own.
 _QUICK, _LONG, _KINDS = range(3)
 _MOST_CELLS = 2**24  # of a head whose small map is exact: some 50 ms each
 _SAMPLED_ROWS = 256
@@ -97,7 +98,8 @@ class Answers:
         self._limit = limit
         self._tiles: OrderedDict[Which, HeadTiles] = OrderedDict()
         self._changed = threading.Condition()
-        self._running: list[int] = []  # the ranks of what is answered
+        self._turns: list[tuple[int, int]] = []  # of what is asked, its rank and its number
+        self._numbers = count()
         self._closed = False
         self._heads: dict[int, list[Head | None]] = {}
 
@@ -225,18 +227,24 @@ class Answers:
     def heads(self, *, wanted: Wanted = is_wanted) -> dict[str, Any]:
         """Return the kind of every head, layer by layer, and where the page opens.
 
-        It takes as long as a pass over each layer. What is known of a layer is kept, also when the
-        answer is not wanted any more.
+        It takes as long as a pass over each layer.
+        """
+        kinds = self.kinds(wanted=wanted)
+        opened, notable = openings(self._recording, kinds)
+        records = head_records(chain.from_iterable(kinds))
+        return {"heads": records, "notable": notable, "opened": opened}
+
+    def kinds(self, *, wanted: Wanted = is_wanted) -> list[list[Head | None]]:
+        """Return the heads of each layer with their kinds.
+
+        What is known of a layer is kept, also when the answer is not wanted any more.
         """
         places = range(len(self._recording.layers))
         with self._turn(_KINDS, wanted) as pause:
             for place in places:
                 if place not in self._heads:
                     self._heads[place] = layer_kinds(self._recording, place, lambda _: pause())
-        kinds = [self._heads[place] for place in places]
-        opened, notable = openings(self._recording, kinds)
-        records = head_records(chain.from_iterable(kinds))
-        return {"heads": records, "notable": notable, "opened": opened}
+        return [self._heads[place] for place in places]
 
     def _layer(self, layer: int) -> Layer:
         layers = self._recording.layers
@@ -272,23 +280,24 @@ class Answers:
 
     @contextmanager
     def _turn(self, rank: int, wanted: Wanted) -> Generator[Pause]:
-        """Yield the pause of an answer: it lets lower ranks go first, and raises ``Gone``."""
+        """Yield the pause of an answer: it lets those before it go first, and raises ``Gone``."""
+        turn = rank, next(self._numbers)
 
         def pause() -> None:
             with self._changed:
                 while not self._closed and wanted():
-                    if min(self._running) >= rank:
+                    if min(self._turns) == turn:
                         return
                     self._changed.wait(_LOOK_AGAIN)
             raise Gone
 
         with self._changed:
-            self._running.append(rank)
+            self._turns.append(turn)
         try:
             yield pause
         finally:
             with self._changed:
-                self._running.remove(rank)
+                self._turns.remove(turn)
                 self._changed.notify_all()
 
 

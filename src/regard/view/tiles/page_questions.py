@@ -1,9 +1,8 @@
 """The questions of the page, for a server or a notebook: msgspec checks what each must have."""
 
 import json
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -14,11 +13,6 @@ from regard.view.tiles import protocol
 from regard.view.tiles.head_tiles import Place, WrongQuestionError
 from regard.view.tiles.packing import memory
 from regard.view.tiles.page_answers import Answers, Wanted, Which
-
-# Threads of each kind: a long answer never holds up a quick one, and some only wait for a pass.
-_THREADS = {"quick": 2, "long": 2, "waiting": 32}
-
-Result = TypeVar("Result")
 
 
 def answered(
@@ -68,30 +62,3 @@ def _said(error: msgspec.ValidationError) -> str:
     """Return what is wrong with a request, in ASCII."""
     text = str(error).replace("`", "'")
     return f"the question cannot be read: {ascii(text)[1:-1][:200]}."
-
-
-_SLOW = {
-    "column": "waiting",
-    "segments": "waiting",
-    "progress": "waiting",
-    "overview": "long",
-    "heads": "long",
-}
-
-
-class Threads:
-    """Threads that answer questions, so that a long answer never holds up a quick one."""
-
-    def __init__(self) -> None:
-        self._pools = {
-            name: ThreadPoolExecutor(count, "regard") for name, count in _THREADS.items()
-        }
-
-    def submit(self, kind: str, work: Callable[[], Result]) -> "Future[Result]":
-        """Run the work that answers a question of some kind."""
-        return self._pools[_SLOW.get(kind, "quick")].submit(work)
-
-    def close(self) -> None:
-        """Drop the work that has not begun; the rest ends by itself."""
-        for pool in self._pools.values():
-            pool.shutdown(wait=False, cancel_futures=True)
