@@ -18,13 +18,13 @@ from benchmarks.meter import added
 from benchmarks.tensors import random_inputs
 from benchmarks.turns import seconds
 from regard.view.tiles.head_tiles import Place, highest_level
-from regard.view.tiles.page_answers import Answers, Gone, Which
-from regard.view.tiles.protocol import TileAnswer
+from regard.view.tiles.page_answers import Answers, Gone
+from regard.view.tiles.protocol import OfHead, TileAnswer
 
 __all__ = ["CASES"]
 
 LONG = 131_072
-HEAD = Which(0, 0)
+HEAD = OfHead(0, 0)
 ROUNDS = 5
 ENGINE = Path(__file__).parent.parent / "tests" / "engine.mjs"
 

@@ -19,8 +19,8 @@ from regard.scores.box import Box
 from regard.scores.query_key import QueryKeyScores
 from regard.view.tiles import head_tiles
 from regard.view.tiles.head_tiles import Place, WrongQuestionError, highest_level
-from regard.view.tiles.page_answers import Answers, Gone, Which
-from regard.view.tiles.protocol import ProgressAnswer
+from regard.view.tiles.page_answers import Answers, Gone
+from regard.view.tiles.protocol import OfHead, ProgressAnswer
 
 
 @pytest.fixture(params=["at once", "in the background"])
@@ -65,7 +65,7 @@ def cells(weights: Tensor, level: int) -> Tensor:
     return torch.stack(blocks, -1)
 
 
-def finished(answers: Answers, which: Which) -> None:
+def finished(answers: Answers, which: OfHead) -> None:
     for _ in range(2000):
         if answers.progress(which).done == 1:
             return
@@ -86,7 +86,7 @@ def test_rows_and_columns_and_tiles_are_the_matrix_s(case: Case, way: str) -> No
     scores, weights = exact_heads(case)
     with Answers(recording(case.matrix(*case.inputs.of_scores))) as answers:
         for head in {0, len(weights) - 1}:
-            which, exact = Which(0, head), weights[head]
+            which, exact = OfHead(0, head), weights[head]
             within = budget(case, exact)
             query, key = exact.shape[0] // 2, exact.shape[1] // 3
             row = answers.row(which, query)
@@ -97,7 +97,7 @@ def test_rows_and_columns_and_tiles_are_the_matrix_s(case: Case, way: str) -> No
             assert_tiles(answers, which, exact, within)
 
 
-def assert_tiles(answers: Answers, which: Which, exact: Tensor, within: float) -> None:
+def assert_tiles(answers: Answers, which: OfHead, exact: Tensor, within: float) -> None:
     """Every tile of every level is exact, and says so."""
     for level in range(highest_level(exact.shape) + 1):
         whole = cells(exact, level)
@@ -117,7 +117,7 @@ def test_hidden_sinks_are_set_aside_and_rows_sum_to_one(case: Case) -> None:
     allowed = torch.arange(scores.shape[-1]) > 0
     exact = oracle.softmax(scores[0], allowed).weights
     with Answers(recording(case.matrix(*case.inputs.of_scores))) as answers:
-        tile = answers.tile(Which(0, 0, hidden=True), Place(0, 0, 0))
+        tile = answers.tile(OfHead(0, 0, hidden=True), Place(0, 0, 0))
     within = budget(case, exact)
     assert_close(tile.values, exact[:256, :256], within)
 
@@ -153,7 +153,7 @@ def attended(
 def test_tiles_of_every_level_are_means_of_blocks(kind: str, way: str) -> None:
     matrix = KINDS[kind]()
     exact = matrix.to(torch.float64).to_dense()[0]
-    which = Which(0, 0)
+    which = OfHead(0, 0)
     with Answers(recording(matrix)) as answers:
         finished(answers, which)
         assert_tiles(answers, which, exact, 4e-6 * float(exact.max()))
@@ -162,8 +162,8 @@ def test_tiles_of_every_level_are_means_of_blocks(kind: str, way: str) -> None:
 def test_the_levels_of_a_whole_number_of_cells_are_the_library_s_pool(way: str) -> None:
     matrix = attended(64, 32, mask=regard.Causal())
     with Answers(recording(matrix)) as answers:
-        finished(answers, Which(0, 0))
-        tile = answers.tile(Which(0, 0), Place(2, 0, 0))
+        finished(answers, OfHead(0, 0))
+        tile = answers.tile(OfHead(0, 0), Place(2, 0, 0))
     torch.testing.assert_close(tile.values, matrix.pool(16, 8)[0], rtol=1e-5, atol=1e-8)
 
 
@@ -176,7 +176,7 @@ def test_until_the_pass_is_through_a_tile_is_a_sample_and_says_so(
     long_heads(monkeypatch)
     matrix = attended(600, 600, mask=regard.Causal())
     with Answers(recording(matrix)) as answers:
-        tile = answers.tile(Which(0, 0), Place(2, 0, 0))
+        tile = answers.tile(OfHead(0, 0), Place(2, 0, 0))
     exact = matrix.to_dense()[0]
     middles = [(start + min(start + 4, 600)) // 2 for start in range(0, 600, 4)]
     assert (tile.exact, tile.sampled) == (False, 4)
@@ -197,7 +197,7 @@ def test_a_sample_has_every_step_of_the_scores(
     }
     matrix = attended(300, 300, sink_bias=torch.tensor([1.5]), **options[kind])
     with Answers(recording(matrix)) as answers:
-        tile = answers.tile(Which(0, 0, hidden), Place(1, 0, 0))
+        tile = answers.tile(OfHead(0, 0, hidden), Place(1, 0, 0))
     exact = matrix.to(torch.float64).to_dense()[0]
     if hidden:
         scores = matrix.to(torch.float64).scores.to_dense()[0]
@@ -220,7 +220,7 @@ def test_a_sample_multiplies_every_key_by_many_queries_at_once(
 
     monkeypatch.setattr(QueryKeyScores, "block", counted)
     with Answers(recording(attended(600, 600, mask=regard.Causal()))) as answers:
-        assert not answers.tile(Which(0, 0), Place(2, 0, 0)).exact
+        assert not answers.tile(OfHead(0, 0), Place(2, 0, 0)).exact
         assert sizes[:11] == [*[16] * 9, 5, 1]  # 150 queries, the last one by itself
 
 
@@ -228,8 +228,8 @@ def test_a_long_column_waits_for_the_pass(monkeypatch: pytest.MonkeyPatch) -> No
     long_heads(monkeypatch)
     matrix = attended(600, 600, mask=regard.Causal())
     with Answers(recording(matrix)) as answers:
-        column = answers.column(Which(0, 0), 7)
-        assert answers.progress(Which(0, 0)).done == 1
+        column = answers.column(OfHead(0, 0), 7)
+        assert answers.progress(OfHead(0, 0)).done == 1
     torch.testing.assert_close(column, matrix[0, :, 7])
 
 
@@ -237,11 +237,11 @@ def test_a_head_is_passed_as_far_as_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     long_heads(monkeypatch)
     matrix = regard.attend(torch.randn(2, 900, 8), torch.randn(2, 900, 8))
     with Answers(recording(matrix)) as answers:
-        first = answers.progress(Which(0, 0)).done
-        answers.column(Which(0, 1), 0)
-        assert answers.progress(Which(0, 1)) == ProgressAnswer(done=1.0, seconds=0.0)
-        assert first < answers.progress(Which(0, 0)).done < 1  # as far as it was asked for
-        finished(answers, Which(0, 0))
+        first = answers.progress(OfHead(0, 0)).done
+        answers.column(OfHead(0, 1), 0)
+        assert answers.progress(OfHead(0, 1)) == ProgressAnswer(done=1.0, seconds=0.0)
+        assert first < answers.progress(OfHead(0, 0)).done < 1  # as far as it was asked for
+        finished(answers, OfHead(0, 0))
 
 
 def test_progress_rises_and_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_progress_rises_and_says_how_long_it_takes(monkeypatch: pytest.MonkeyPat
     seen: list[ProgressAnswer] = []
     with Answers(recording(attended(900, 900))) as answers:
         while not seen or seen[-1].done < 1:
-            seen.append(answers.progress(Which(0, 0)))
+            seen.append(answers.progress(OfHead(0, 0)))
     dones = [each.done for each in seen]
     assert dones == sorted(dones)
     assert len(set(dones)) > 2
@@ -260,7 +260,7 @@ def test_a_pass_that_fails_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPa
     long_heads(monkeypatch)
     monkeypatch.setattr(head_tiles, "RowNormalizers", lambda *_: 1 / 0)
     with Answers(recording(attended(300, 300))) as answers, pytest.raises(ZeroDivisionError):
-        answers.column(Which(0, 0), 0)
+        answers.column(OfHead(0, 0), 0)
 
 
 def test_a_pass_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,11 +270,11 @@ def test_a_pass_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> N
         with monkeypatch.context() as broken:
             broken.setattr(head_tiles, "RowNormalizers", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                answers.column(Which(0, 0), 0)
+                answers.column(OfHead(0, 0), 0)
             with pytest.raises(ZeroDivisionError):
-                answers.progress(Which(0, 0))
-        torch.testing.assert_close(answers.column(Which(0, 0), 7), matrix[0, :, 7])
-        assert answers.progress(Which(0, 0)).done == 1
+                answers.progress(OfHead(0, 0))
+        torch.testing.assert_close(answers.column(OfHead(0, 0), 7), matrix[0, :, 7])
+        assert answers.progress(OfHead(0, 0)).done == 1
 
 
 def test_closing_ends_a_pass_and_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_closing_ends_a_pass_and_who_waits_for_it(monkeypatch: pytest.MonkeyPatc
     answers = Answers(recording(attended(3000, 3000)))
     threading.Timer(0.05, answers.close).start()
     with pytest.raises(Gone):
-        answers.column(Which(0, 0), 0)
+        answers.column(OfHead(0, 0), 0)
     assert "regard" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -291,10 +291,10 @@ def test_memory_is_bounded_by_letting_go_of_what_was_looked_at_first() -> None:
     one = head_tiles.HeadTiles(matrix[0]).nbytes
     with Answers(recording(matrix), limit=2 * one) as answers:
         for head in range(5):
-            answers.tile(Which(0, head), Place(1, 0, 0))
+            answers.tile(OfHead(0, head), Place(1, 0, 0))
         assert answers.nbytes <= 2 * one
         exact = matrix[0].to_dense()[:256, :256]
-        torch.testing.assert_close(answers.tile(Which(0, 0), Place(0, 0, 0)).values, exact)
+        torch.testing.assert_close(answers.tile(OfHead(0, 0), Place(0, 0, 0)).values, exact)
 
 
 # Steps, segments, heads
@@ -305,7 +305,7 @@ def test_steps_are_those_of_the_library(case: Case) -> None:
     matrix = case.matrix(*case.inputs.of_scores)
     with Answers(recording(matrix)) as answers:
         query = matrix.shape[-2] // 2
-        steps = answers.steps(Which(0, 0), query, "position", 0, 7)
+        steps = answers.steps(OfHead(0, 0), query, "position", 0, 7)
     one = matrix[(0,) * (matrix.ndim - 2)]
     table = regard.steps(one, query, most=matrix.shape[-1]).table
     names = {"query·key": "dot"} | {
@@ -344,14 +344,14 @@ def test_the_sampled_map_of_few_queries_has_the_means_of_all_of_them(
 def test_the_strongest_keys_come_first_and_equal_ones_in_order() -> None:
     weights = torch.tensor([[[0.1, 0.4, 0.1, 0.4]]])
     with Answers(recording(regard.AttentionMatrix.from_weights(weights))) as answers:
-        steps = answers.steps(Which(0, 0), 0, "weight", 1, 2)
+        steps = answers.steps(OfHead(0, 0), 0, "weight", 1, 2)
     assert [step["key"] for step in steps["rows"]] == [3, 0]
     assert (steps["vector"], steps["maximum"], steps["rows"][0]["score"]) == (None, None, None)
 
 
 def test_steps_count_what_is_set_aside_as_masked() -> None:
     with Answers(recording(attended(9, 9, mask=regard.Causal()))) as answers:
-        steps = answers.steps(Which(0, 0, hidden=True), 4, "position", 0, 9)
+        steps = answers.steps(OfHead(0, 0, hidden=True), 4, "position", 0, 9)
     assert [step["allowed"] for step in steps["rows"]] == [False, *[True] * 4, *[False] * 4]
     assert (steps["masked"], steps["allowed"], steps["rows"][0]["score"]) == (True, 4, None)
     assert steps["total"] == pytest.approx(1)
@@ -367,7 +367,7 @@ def test_segments_are_those_of_the_recording(hidden: bool, way: str) -> None:
     seen = regard.Recording(matrices, query_tokens=tokens(12))
     queries, keys = [(0, 4), (4, 12)], [(0, 3), (3, 6), (6, 12)]
     with Answers(seen) as answers:
-        shares = answers.segments(Which(1, 2, hidden), queries, keys)
+        shares = answers.segments(OfHead(1, 2, hidden), queries, keys)
     named = ({str(span): span for span in spans} for spans in (keys, queries))
     expected = regard.segment_shares(seen, next(named), queries=next(named), sinks=not hidden)
     torch.testing.assert_close(shares, expected.weights[1, 2])
@@ -389,7 +389,7 @@ def test_segments_of_a_long_head_are_sums_of_weights(
     q_len, kv_len = matrix.shape[-2:]
     queries, keys = parts(q_len, (0, 0.11, 0.5, 0.6, 1)), parts(kv_len, (0.02, 0.3, 0.33, 0.9, 1))
     with Answers(recording(matrix)) as answers:
-        shares = answers.segments(Which(0, 0, hidden), queries, keys)
+        shares = answers.segments(OfHead(0, 0, hidden), queries, keys)
     double = matrix.to(torch.float64)
     weights = double.to_dense()[0]
     if hidden:
@@ -405,7 +405,7 @@ def test_segments_of_a_long_head_are_sums_of_weights(
 def test_hidden_sinks_are_the_first_key_and_special_tokens() -> None:
     seen = recording(attended(12, 12), query_tokens=tokens(12))
     with Answers(seen) as answers:
-        mask = answers.row(Which(0, 0, hidden=True), 3).mask
+        mask = answers.row(OfHead(0, 0, hidden=True), 3).mask
     assert mask.tolist() == [place not in (0, 5) for place in range(12)]
 
 
@@ -458,7 +458,7 @@ def test_the_kinds_of_heads_wait_for_a_pass_and_a_pass_for_a_row(
 
         asked = [
             threading.Thread(target=ask, args=(name, *question))
-            for name, *question in (("column", Which(0, 0), 0), ("row", Which(0, 0), 3))
+            for name, *question in (("column", OfHead(0, 0), 0), ("row", OfHead(0, 0), 3))
         ]
         for thread in asked:
             thread.start()
@@ -476,46 +476,46 @@ def test_the_kinds_of_heads_wait_for_a_pass_and_a_pass_for_a_row(
     ("ask", "message"),
     [
         pytest.param(
-            lambda it: it.row(Which(1, 0), 0), "layer is 1; it must be from 0 to 0.", id="layer"
+            lambda it: it.row(OfHead(1, 0), 0), "layer is 1; it must be from 0 to 0.", id="layer"
         ),
         pytest.param(
-            lambda it: it.row(Which(0, 2), 0), "head is 2; it must be from 0 to 1.", id="head"
+            lambda it: it.row(OfHead(0, 2), 0), "head is 2; it must be from 0 to 1.", id="head"
         ),
         pytest.param(
-            lambda it: it.row(Which(0, -1), 0), "head is -1; it must be from 0 to 1.", id="-1"
+            lambda it: it.row(OfHead(0, -1), 0), "head is -1; it must be from 0 to 1.", id="-1"
         ),
         pytest.param(
-            lambda it: it.row(Which(0, 0), 300),
+            lambda it: it.row(OfHead(0, 0), 300),
             "query is 300; it must be from 0 to 299.",
             id="query",
         ),
         pytest.param(
-            lambda it: it.column(Which(0, 0), 400),
+            lambda it: it.column(OfHead(0, 0), 400),
             "key is 400; it must be from 0 to 399.",
             id="key",
         ),
         pytest.param(
-            lambda it: it.tile(Which(0, 0), Place(2, 0, 0)),
+            lambda it: it.tile(OfHead(0, 0), Place(2, 0, 0)),
             "level is 2; it must be from 0 to 1.",
             id="level",
         ),
         pytest.param(
-            lambda it: it.tile(Which(0, 0), Place(0, 2, 0)),
+            lambda it: it.tile(OfHead(0, 0), Place(0, 2, 0)),
             "row is 2; it must be from 0 to 1.",
             id="row",
         ),
         pytest.param(
-            lambda it: it.tile(Which(0, 0), Place(1, 0, 1)),
+            lambda it: it.tile(OfHead(0, 0), Place(1, 0, 1)),
             "column is 1; it must be from 0 to 0.",
             id="column",
         ),
         pytest.param(
-            lambda it: it.steps(Which(0, 0), 300, "weight", 0, 1),
+            lambda it: it.steps(OfHead(0, 0), 300, "weight", 0, 1),
             "query is 300; it must be from 0 to 299.",
             id="steps",
         ),
         pytest.param(
-            lambda it: it.segments(Which(0, 5), [(0, 1)], [(0, 1)]),
+            lambda it: it.segments(OfHead(0, 5), [(0, 1)], [(0, 1)]),
             "head is 5; it must be from 0 to 1.",
             id="segments",
         ),

@@ -12,7 +12,8 @@ import regard
 from pages import Open, limit_of_16_bits, number, recorded, step, table
 from regard.recording.layers import InMemory
 from regard.view.export.page_file import LIMIT, write_page
-from regard.view.tiles.page_answers import Answers, Which
+from regard.view.tiles.page_answers import Answers
+from regard.view.tiles.protocol import OfHead
 
 
 def with_values(*, dim: int, heads: int = 2) -> regard.Recording:
@@ -40,7 +41,7 @@ def test_the_steps_that_a_server_tells_have_the_values_and_the_output(
 ) -> None:
     recording = with_values(dim=4, heads=heads)
     with Answers(recording) as answers:
-        steps = answers.steps(Which(1, head), 5, "position", 2, 3)
+        steps = answers.steps(OfHead(1, head), 5, "position", 2, 3)
     assert steps["output"] == pytest.approx(output_of(recording, head, 5).tolist(), abs=1e-5)
     value = recording.value(1)[0, head * heads // 6]
     assert [step["value"] for step in steps["rows"]] == value[2:5].tolist()
@@ -48,7 +49,7 @@ def test_the_steps_that_a_server_tells_have_the_values_and_the_output(
 
 def test_without_values_a_server_tells_none() -> None:
     with Answers(recorded()) as answers:
-        steps = answers.steps(Which(1, 0), 5, "position", 0, 2)
+        steps = answers.steps(OfHead(1, 0), 5, "position", 0, 2)
     assert (steps["output"], steps["rows"][0]["value"]) == (None, None)
 
 

@@ -10,7 +10,8 @@ from msgspec import to_builtins
 import pages
 import regard
 from regard.view.tiles.head_tiles import Place
-from regard.view.tiles.page_answers import Answers, Which
+from regard.view.tiles.page_answers import Answers
+from regard.view.tiles.protocol import OfHead
 
 
 def recorded() -> regard.Recording:
@@ -61,7 +62,7 @@ def answers() -> Iterator[Answers]:
 
 
 HEAD = "{ layer: 0, head: 1, hidden: true }"
-WHICH = Which(0, 1, hidden=True)
+WHICH = OfHead(0, 1, hidden=True)
 
 
 def test_a_row_comes_with_its_mask(server: pages.Serving, answers: Answers) -> None:
@@ -149,7 +150,7 @@ def test_the_page_shows_the_numbers_of_its_server_and_that_it_is_lost(
     page, serving = serve(recorded(), "#layer=0&head=1&query=5&key=2")
     with pages.step("its numbers"):
         page.wait_for_selector('body[data-read="0,1,5,2,0"]')
-        weight = float(answers.row(Which(0, 1), 5).values[2])
+        weight = float(answers.row(OfHead(0, 1), 5).values[2])
         assert pages.three_digits(weight) in pages.sentence(page)
     with pages.step("what is wrong is told until all that is shown is whole again"):
         serving.changed = True

@@ -13,7 +13,8 @@ import regard
 from regard.view.server import http_server as server
 from regard.view.tiles.head_tiles import Place
 from regard.view.tiles.manifest import SMALL, first_sequence, small_numbers
-from regard.view.tiles.page_answers import Answers, Which
+from regard.view.tiles.page_answers import Answers
+from regard.view.tiles.protocol import OfHead
 
 BASE = "http://127.0.0.1:8000"
 TOKEN = "secret-token"
@@ -62,14 +63,14 @@ def test_a_row_is_its_weights_and_then_its_mask(
     hidden: int, client: TestClient, answers: Answers
 ) -> None:
     got = client.get("/api/row", params={**HEAD, "query": 5, "hidden": hidden}).content
-    row = answers.row(Which(0, 1, bool(hidden)), 5)
+    row = answers.row(OfHead(0, 1, bool(hidden)), 5)
     assert torch.equal(floats(got[:36]), row.values)
     assert list(got[36:]) == row.mask.int().tolist()
 
 
 def test_a_column_is_what_every_query_gives(client: TestClient, answers: Answers) -> None:
     got = client.get("/api/column", params={**HEAD, "key": 2}).content
-    assert torch.equal(floats(got), answers.column(Which(0, 1), 2))
+    assert torch.equal(floats(got), answers.column(OfHead(0, 1), 2))
 
 
 def test_a_tile_has_its_size_beside_it(client: TestClient, answers: Answers) -> None:
@@ -78,7 +79,7 @@ def test_a_tile_has_its_size_beside_it(client: TestClient, answers: Answers) -> 
     told = [got.headers[name] for name in ("x-height", "x-width", "x-exact")]
     assert told == ["9", "9", "1"]
     assert "x-sampled" not in got.headers
-    expected = answers.tile(Which(0, 1), Place(0, 0, 0)).values
+    expected = answers.tile(OfHead(0, 1), Place(0, 0, 0)).values
     assert torch.equal(floats(got.content), expected.flatten())
 
 
@@ -90,7 +91,7 @@ def test_progress_of_a_small_head_is_done(client: TestClient) -> None:
 def test_steps_are_those_of_the_library(client: TestClient, answers: Answers) -> None:
     keys = {"by": "weight", "start": 1, "count": 3}
     got = client.get("/api/steps", params={**HEAD, "query": 5, **keys}).json()
-    steps = answers.steps(Which(0, 1), 5, "weight", 1, 3)
+    steps = answers.steps(OfHead(0, 1), 5, "weight", 1, 3)
     assert [step["weight"] for step in got["rows"]] == [step["weight"] for step in steps["rows"]]
     assert got["vector"] == pytest.approx(recorded()[0].source.query[1, 5].tolist())
     assert (got["keys"], got["allowed"], got["rows"][0]["value"]) == (9, 6, None)
@@ -100,7 +101,7 @@ def test_segments_are_shares_row_by_row(client: TestClient, answers: Answers) ->
     queries, keys = [[0, 3], [3, 9]], [[0, 9]]
     parts = {"queries": json.dumps(queries), "keys": json.dumps(keys), "hidden": 1}
     got = client.get("/api/segments", params={**HEAD, **parts})
-    expected = answers.segments(Which(0, 1, hidden=True), [(0, 3), (3, 9)], [(0, 9)])
+    expected = answers.segments(OfHead(0, 1, hidden=True), [(0, 3), (3, 9)], [(0, 9)])
     assert torch.equal(floats(got.content), expected.flatten())
 
 

@@ -7,7 +7,8 @@ import torch
 
 import regard
 from regard.view.tiles import head_tiles
-from regard.view.tiles.page_answers import Answers, Gone, Which
+from regard.view.tiles.page_answers import Answers, Gone
+from regard.view.tiles.protocol import OfHead
 
 
 def seen(names: str) -> regard.Recording:
@@ -18,8 +19,8 @@ def seen(names: str) -> regard.Recording:
 
 PARTS = [(0, 100), (100, 300)]
 ASKED: dict[str, Sequence[object]] = {
-    "row": (Which(0, 0), 0),
-    "column": (Which(0, 0), 0),
+    "row": (OfHead(0, 0), 0),
+    "column": (OfHead(0, 0), 0),
     "overview": (0,),
     "heads": (),
 }
@@ -86,9 +87,9 @@ def test_segments_end_between_blocks_of_rows(
     in_blocks_of(10, monkeypatch)
     with Answers(seen("a")) as answers:
         counts = Leaves(10**6)
-        answers.segments(Which(0, 0), PARTS, PARTS, wanted=counts)
+        answers.segments(OfHead(0, 0), PARTS, PARTS, wanted=counts)
         with pytest.raises(Gone):
-            answers.segments(Which(0, 0), PARTS, PARTS, wanted=Leaves(counts.asked - 20))
+            answers.segments(OfHead(0, 0), PARTS, PARTS, wanted=Leaves(counts.asked - 20))
     assert counts.asked == 30
 
 

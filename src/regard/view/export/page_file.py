@@ -8,6 +8,7 @@ Of layers that do not fit it holds block means.
 import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from regard.view.export.summarised_layer import (
     block_of,
     most_bytes,
 )
-from regard.view.tiles.layer_survey import RowCount, kinds_of, reduced
+from regard.view.tiles.layer_survey import kinds_of, reduced
 from regard.view.tiles.manifest import (
     SMALL,
     PageLayer,
@@ -133,14 +134,14 @@ def write_page(
         both = [each for each in (recording, other) if each is not None]
         with temporary.open("w", encoding="ascii", newline="\n") as file:
             share = _room(limit, both) // len(both)
-            counted = RowCount(both, heads, progress)
-            kinds = _kinds(recording, heads, counted)
+            count = _counter(both, heads, progress)
+            kinds = _kinds(recording, heads, count)
             opening, notable = openings(recording, kinds, opened, wanted)
-            held, blocks = _blocks(recording, wanted, opening.layer, kinds, share, counted)
+            held, blocks = _blocks(recording, wanted, opening.layer, kinds, share, count)
             first = manifest(recording, held, title=title, opened=opening, notable=notable)
             if other is not None:
-                kinds = _kinds(other, None, counted)
-                more, others = _blocks(other, range(len(other)), None, kinds, share, counted)
+                kinds = _kinds(other, None, count)
+                more, others = _blocks(other, range(len(other)), None, kinds, share, count)
                 blocks |= {place + len(held): block for place, block in others.items()}
                 add_other(first, manifest(other, more, title=other_title, opened=opening))
                 held += more
@@ -167,8 +168,8 @@ def read_layers(path: Path) -> list[PageLayer]:
 @torch.no_grad()
 def means_page(recording: Recording, *, title: str) -> tuple[str, list[PageLayer]]:
     """Return the text of a page that holds block means alone, and what it has of each layer."""
-    counted = RowCount([recording], (), None)
-    layers, blocks = _blocks(recording, (), None, [()] * len(recording), 0, counted)
+    kinds = [()] * len(recording)
+    layers, blocks = _blocks(recording, (), None, kinds, 0, lambda _: None)
     first = manifest(recording, layers, title=title, opened=blind_opening(recording))
     return "".join(_page(first, blocks)), layers
 
@@ -220,13 +221,32 @@ def _page(first: dict[str, Any], blocks: dict[int, Block]) -> list[str]:
 
 
 def _kinds(
-    recording: Recording, heads: Sequence[Head] | None, counted: RowCount
+    recording: Recording, heads: Sequence[Head] | None, count: Callable[[int], None]
 ) -> list[Sequence[Head | None]]:
     """Return the heads of each layer with their kinds, which may be known."""
     if heads is None:
-        return [*kinds_of(recording, counted.add)]
+        return [*kinds_of(recording, count)]
     counts = _head_counts(recording)
     return [heads[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
+
+
+def _counter(
+    recordings: Sequence[Recording],
+    heads: Sequence[Head] | None,
+    progress: Callable[[int, int], None] | None,
+) -> Callable[[int], None]:
+    """Return what counts the rows of all heads in the passes over some recordings."""
+    layers, done = [layer for each in recordings for layer in each.layers], 0
+    rows = sum(prod(layer.shape[-3:-1]) for layer in layers)
+    rows += sum(prod(layer.shape[:-1]) for layer in layers) if heads is None else 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, rows)
+
+    return count
 
 
 def _head_counts(recording: Recording) -> list[int]:
@@ -239,7 +259,7 @@ def _blocks(
     opened: int | None,
     kinds: Sequence[Sequence[Head | None]],
     limit: int,
-    counted: RowCount,
+    count: Callable[[int], None],
 ) -> tuple[list[PageLayer], dict[int, Block]]:
     """Return the layers, and the numbers that the page holds of each."""
     matrices = [first_sequence(recording[name]) for name in recording]
@@ -250,7 +270,7 @@ def _blocks(
     blocks: dict[int, Block] = {}
     for place in [*order, *(set(range(len(layers))) - set(order))]:
         each = stored[place]
-        small, *answers = reduced(each.shown, [Pool(SMALL, SMALL), *each.questions], counted.add)
+        small, *answers = reduced(each.shown, [Pool(SMALL, SMALL), *each.questions], count)
         room += each.size
         blocks[place] = each.finished(answers, room)
         room -= size_of(blocks[place])
@@ -308,13 +328,15 @@ class _Choice(NamedTuple):
     ) -> dict[int, CompleteLayer | SummarisedLayer]:
         """Return complete layers while they fit, and of the others the means of blocks.
 
-        The blocks of a layer in ``order`` are as small as the room that is left allows.
+        The blocks of a layer in ``order`` are as small as the room that is left allows. Complete
+        layers are in 16 bits, and in 32 where nothing else has to leave the page for them.
         """
         shapes = [matrix.shape for matrix in self.matrices]
         large = [block_of(shape, FEWEST_BLOCKS) for shape in shapes]
         least = [most_bytes(shape, block) for shape, block in zip(shapes, large, strict=True)]
         # Beside a complete layer each other one has its means.
-        complete = self._complete_layers(order, max(0, limit - sum(least) + max(least)))
+        most = max(0, limit - sum(least) + max(least))
+        complete = self._fitting(order, "float16", most, lambda layer, _: layer.size)
         others = [index for index in order if index not in complete]
         others += sorted(set(range(len(shapes))) - set(order))
         room = limit - sum(layer.size for layer in complete.values())
@@ -327,43 +349,35 @@ class _Choice(NamedTuple):
                 block *= 2
             room -= most_bytes(shapes[index], block)
             summarised[index] = SummarisedLayer(self.layers[index], self.matrices[index], block)
-        return self._in_32_bits(complete, room) | summarised
+        room -= sum(layer.full_size - layer.size for layer in complete.values())
+        sizes = {index: layer.full_size for index, layer in complete.items()}
+        more = self._fitting(
+            complete, "float32", room, lambda layer, index: layer.full_size - sizes[index]
+        )
+        return complete | more | summarised
 
-    def _complete_layers(self, order: Sequence[int], room: float) -> dict[int, CompleteLayer]:
-        """Return complete layers in 16 bits while they fit."""
-        complete: dict[int, CompleteLayer] = {}
+    def _fitting(
+        self,
+        order: Iterable[int],
+        stored: Stored,
+        room: int,
+        size: Callable[[CompleteLayer, int], int],
+    ) -> dict[int, CompleteLayer]:
+        """Return complete layers in order while their sizes fit into the room."""
+        fitting: dict[int, CompleteLayer] = {}
         too_large: dict[torch.Size, float] = {}
         for index in order:
             matrix = self.matrices[index]
-            least = max(least_size(matrix), too_large.get(matrix.shape, 0.0))
-            if least > room:
+            least = least_size(matrix) if stored == "float16" else 1
+            if max(least, too_large.get(matrix.shape, 0.0)) > room:
                 continue
-            layer = self._complete_layer(index, "float16")
-            if layer.size <= room:
-                room -= layer.size
-                complete[index] = layer
+            layer = self._complete_layer(index, stored)
+            if size(layer, index) <= room:
+                room -= size(layer, index)
+                fitting[index] = layer
             else:  # one of the same shape is hardly smaller, and takes a while
-                too_large[matrix.shape] = 0.9 * layer.size
-        return complete
-
-    def _in_32_bits(
-        self, complete: dict[int, CompleteLayer], room: float
-    ) -> dict[int, CompleteLayer]:
-        """Return complete layers in 32 bits where nothing else has to leave the page for them."""
-        room -= sum(layer.full_size - layer.size for layer in complete.values())
-        precise = dict(complete)
-        too_large: set[torch.Size] = set()
-        for index, layer in complete.items():
-            shape = self.matrices[index].shape
-            if room > 0 and shape not in too_large:
-                finer = self._complete_layer(index, "float32")
-                more = finer.full_size - layer.full_size
-                if more <= room:
-                    room -= more
-                    precise[index] = finer
-                else:
-                    too_large.add(shape)
-        return precise
+                too_large[matrix.shape] = 0.9 * size(layer, index)
+        return fitting
 
     def _complete_layer(self, index: int, stored: Stored) -> CompleteLayer:
         layer = self.recording.layers[index]

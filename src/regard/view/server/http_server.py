@@ -82,11 +82,15 @@ Read = Callable[[str, Callable[[int, int | None], None]], Recording]
 """Runs a model on a text; reports the layers that have run, and the layers in all if known."""
 
 
+def _never() -> bool:
+    return False
+
+
 def application(
     recording: Recording,
     token: str,
     *,
-    changed: Callable[[], bool] = lambda: False,
+    changed: Callable[[], bool] = _never,
     text: str = "",
     read: "Read | None" = None,
 ) -> Starlette:
@@ -327,31 +331,21 @@ def serve(
         RegardError: the recording has answers only.
         ValueError: the port is in use or none that this user may have.
     """
-    made = partial(application, recording, text=text, read=read)
+    changed: Callable[[], bool] = _never
     if path is not None:
-        shown = recording.part([one.name for one in recording.layers if one.matrix is not None])
-        if not shown:
+        recording = recording.part([one.name for one in recording.layers if one.matrix is not None])
+        if not recording:
             raise RegardError(
                 f"{path} has answers only; the page needs query and key.\n"
                 "    Record query and key, or ask it with regard heads."
             )
         changed = partial(_is_another, path, _identity(path))
-        made = partial(application, shown, changed=changed)
-    _serve(made, port, open_browser, tell)
-
-
-def _serve(
-    made: Callable[[str], Starlette],
-    port: int | None,
-    open_browser: bool,
-    tell: Callable[[str], object],
-) -> None:
     token = token_urlsafe(32)
     with _listening(port) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={token}"
         _allow_files(2 * _MOST_CONNECTIONS)
         config = uvicorn.Config(
-            made(token),
+            application(recording, token, changed=changed, text=text, read=read),
             access_log=False,
             limit_concurrency=_MOST_CONNECTIONS,
             log_config=None,

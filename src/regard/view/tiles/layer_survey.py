@@ -14,35 +14,6 @@ from regard.recording.recording import Recording
 from regard.reductions.reduction import Reduction
 
 
-class RowCount:
-    """The progress of the passes over some recordings, counted in rows of all heads.
-
-    Args:
-        recordings: those that are passed, each once for its page and once for the kinds of heads.
-        heads: the kinds, if they are known.
-        progress: called with the rows done and the rows in all.
-    """
-
-    def __init__(
-        self,
-        recordings: Sequence[Recording],
-        heads: Sequence[Head] | None,
-        progress: Callable[[int, int], None] | None,
-    ) -> None:
-        self._progress = progress
-        self._done = self._rows = 0
-        for recording in recordings:
-            for layer in recording.layers:
-                self._rows += prod(layer.shape[-3:-1])
-                self._rows += prod(layer.shape[:-1]) if heads is None else 0
-
-    def add(self, rows: int) -> None:
-        """Report more rows as done."""
-        self._done += rows
-        if self._progress is not None:
-            self._progress(self._done, self._rows)
-
-
 def reduced(
     matrix: AttentionMatrix, reductions: Sequence[Reduction], call: Callable[[int], object]
 ) -> tuple[Any, ...]:

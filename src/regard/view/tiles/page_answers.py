@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import chain, count
 from math import isnan
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ from regard.view.tiles.manifest import (
     small_numbers,
 )
 from regard.view.tiles.page_opening import openings
-from regard.view.tiles.protocol import ProgressAnswer, RowAnswer, TileAnswer
+from regard.view.tiles.protocol import OfHead, ProgressAnswer, RowAnswer, TileAnswer
 from regard.view.tiles.query_steps import query_steps
 
 MIB = 2**20
@@ -58,21 +58,6 @@ Wanted = Callable[[], bool]
 
 class Gone(Exception):
     """Nobody waits for the answer any more."""
-
-
-class Which(NamedTuple):
-    """One head.
-
-    Attributes:
-        layer: its place in the order the layers ran.
-        head: its place in the layer.
-        hidden: whether sinks, the first key and special tokens, are set aside and what is left of
-            each row is made to sum to 1.
-    """
-
-    layer: int
-    head: int
-    hidden: bool = False
 
 
 def is_wanted() -> bool:
@@ -96,7 +81,7 @@ class Answers:
     def __init__(self, recording: Recording, *, limit: int = 512 * MIB) -> None:
         self._recording = recording
         self._limit = limit
-        self._tiles: OrderedDict[Which, HeadTiles] = OrderedDict()
+        self._tiles: OrderedDict[OfHead, HeadTiles] = OrderedDict()
         self._changed = threading.Condition()
         self._turns: list[tuple[int, int]] = []  # of what is asked, its rank and its number
         self._numbers = count()
@@ -120,14 +105,14 @@ class Answers:
             self._closed = True
             self._changed.notify_all()
 
-    def row(self, which: Which, query: int, *, wanted: Wanted = is_wanted) -> RowAnswer:
+    def row(self, which: OfHead, query: int, *, wanted: Wanted = is_wanted) -> RowAnswer:
         """Return the weights of one query."""
         tiles = self._head(which)
         place = checked("query", query, tiles.shape[0])
         with self._turn(_QUICK, wanted) as pause:
             return RowAnswer(values=tiles.row(place, pause), mask=tiles.allowed(place))
 
-    def column(self, which: Which, key: int, *, wanted: Wanted = is_wanted) -> Tensor:
+    def column(self, which: OfHead, key: int, *, wanted: Wanted = is_wanted) -> Tensor:
         """Return the weights on one key, (q_len,); of a long head, after its pass."""
         tiles = self._head(which)
         place = checked("key", key, tiles.shape[1])
@@ -137,14 +122,14 @@ class Answers:
         with self._turn(_QUICK, wanted) as pause:
             return tiles.column(place, pause)
 
-    def tile(self, which: Which, place: Place, *, wanted: Wanted = is_wanted) -> TileAnswer:
+    def tile(self, which: OfHead, place: Place, *, wanted: Wanted = is_wanted) -> TileAnswer:
         """Return a part of the head as a picture, from a sample if exact numbers take longer."""
         tiles = self._head(which)
         check_place(place, tiles.shape)
         with self._turn(_QUICK, wanted) as pause:
             return tiles.tile(place, pause)
 
-    def progress(self, which: Which, *, wanted: Wanted = is_wanted) -> ProgressAnswer:
+    def progress(self, which: OfHead, *, wanted: Wanted = is_wanted) -> ProgressAnswer:
         """Go on with the pass over a long head for a moment, and return its progress."""
         tiles = self._head(which)
         if tiles.is_small or tiles.is_done:
@@ -159,7 +144,7 @@ class Answers:
 
     def steps(
         self,
-        which: Which,
+        which: OfHead,
         query: int,
         by: Literal["weight", "position"],
         start: int,
@@ -182,7 +167,7 @@ class Answers:
         return steps
 
     def segments(
-        self, which: Which, queries: Spans, keys: Spans, *, wanted: Wanted = is_wanted
+        self, which: OfHead, queries: Spans, keys: Spans, *, wanted: Wanted = is_wanted
     ) -> Tensor:
         """Return the share of each key part in each query part, (query parts, key parts).
 
@@ -254,7 +239,7 @@ class Answers:
         """Return the matrix of a layer, (num_heads, q_len, kv_len), with its sinks."""
         return first_sequence(self._layer(layer).whole())
 
-    def _value(self, which: Which) -> Tensor | None:
+    def _value(self, which: OfHead) -> Tensor | None:
         """Return the value of a head, (kv_len, value_dim), or None if it was not recorded."""
         layer = self._layer(which.layer)
         if layer.value is None:
@@ -262,7 +247,7 @@ class Answers:
         heads = first_value(layer.whole_value())
         return heads[which.head * len(heads) // self._matrix(which.layer).shape[0]]
 
-    def _head(self, which: Which) -> HeadTiles:
+    def _head(self, which: OfHead) -> HeadTiles:
         with self._changed:
             tiles = self._tiles.get(which)
             if tiles is not None:

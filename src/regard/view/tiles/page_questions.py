@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.view.tiles import protocol
 from regard.view.tiles.head_tiles import Place, WrongQuestionError
 from regard.view.tiles.packing import memory
-from regard.view.tiles.page_answers import Answers, Wanted, Which
+from regard.view.tiles.page_answers import Answers, Wanted
 
 
 def answered(
@@ -31,7 +31,7 @@ def answered(
         raise WrongQuestionError(_said(error)) from error
     how = asdict(asked)
     if isinstance(asked, protocol.OfHead):
-        how["which"] = Which(how.pop("layer"), how.pop("head"), how.pop("hidden"))
+        how["which"] = protocol.OfHead(how.pop("layer"), how.pop("head"), how.pop("hidden"))
     if isinstance(asked, protocol.Tile):
         how["place"] = Place(how.pop("level"), how.pop("row"), how.pop("column"))
     found: Any = getattr(answers, kind)(**how, wanted=wanted)

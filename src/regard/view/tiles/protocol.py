@@ -24,8 +24,15 @@ Bytes = Annotated[Tensor, "Uint8Array"]
 Vector = Annotated[list[float], "ArrayLike<number>"]
 
 
-class OfHead(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A question about one head; hidden: sinks are set aside, and the rows renormalised."""
+class OfHead(Struct, frozen=True, forbid_unknown_fields=True):
+    """A question about one head.
+
+    Attributes:
+        layer: its place in the order the layers ran.
+        head: its place in the layer.
+        hidden: whether sinks, the first key and special tokens, are set aside and what is left of
+            each row is made to sum to 1.
+    """
 
     layer: Whole
     head: Whole
