@@ -39,7 +39,7 @@ from regard.models.pretrained import Pretrained
 from regard.models.pretrained_vision import PretrainedVision
 from regard.models.trials import repetition
 from regard.view.terminal.summary import summarise
-from regard.view.terminal.terminal_view import TerminalView
+from regard.view.terminal.terminal_view import summary_lines
 
 sys.path += [str(ROOT / "docs"), str(ROOT / "tests")]
 from documents import blocks, run_python  # noqa: E402: the folder of the tests is no package
@@ -162,7 +162,8 @@ def terminal(seen: regard.Recording, path: Path) -> None:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(Text.assemble("$ ", ("regard see ", "bold"), f'"{SHORT}"'))
     console.print()
-    console.print(TerminalView(summarise(seen)))
+    for line in summary_lines(summarise(seen), console.width):
+        console.print(line)
     svg = console.export_svg(theme=THEME, code_format=SVG, unique_id="regard")
     path.write_text(re.sub(r"\n+", "\n", svg))
 

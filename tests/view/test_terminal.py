@@ -17,8 +17,8 @@ from regard.text.escaping import visible
 from regard.text.token_labels import labels
 from regard.view.terminal.head_grid import overview
 from regard.view.terminal.share_grid import share_lines
-from regard.view.terminal.summary import Selection, Summary, summarise
-from regard.view.terminal.terminal_view import TerminalView
+from regard.view.terminal.summary import Summary, summarise
+from regard.view.terminal.terminal_view import summary_lines
 
 WORDS = ["Life", "is", "short", ",", "eat", "dessert", "first"]
 WIDE = ["日本語", "e\u0301mile", "👩\u200d👧", "[bold]x[/bold]", "\x1b[31m", "\u202eabc", "\x07"]
@@ -51,7 +51,8 @@ def printed(
         color_system="truecolor" if color else None,
         no_color=no_color,
     )
-    console.print(TerminalView(summary))
+    for line in summary_lines(summary, width):
+        console.print(line)
     return console.file.getvalue().splitlines()
 
 
@@ -180,13 +181,15 @@ def test_a_text_without_sinks_says_nothing_of_them() -> None:
 @pytest.mark.parametrize(
     ("selection", "says"),
     [
-        pytest.param(Selection(), "mean of the 6 heads of all layers", id="all"),
-        pytest.param(Selection(1), "mean of the 3 heads of layer 1", id="layer"),
-        pytest.param(Selection(1, 2), "head 2 of layer 1", id="head"),
+        pytest.param((None, None), "mean of the 6 heads of all layers", id="all"),
+        pytest.param((1, None), "mean of the 3 heads of layer 1", id="layer"),
+        pytest.param((1, 2), "head 2 of layer 1", id="head"),
     ],
 )
-def test_it_says_which_heads_are_averaged(selection: Selection, says: str) -> None:
-    summary = summarise(recording(WORDS), selection=selection)
+def test_it_says_which_heads_are_averaged(
+    selection: tuple[int | None, int | None], says: str
+) -> None:
+    summary = summarise(recording(WORDS), *selection)
     assert f"Where each token looks   {says}" in printed(summary)
 
 
@@ -258,15 +261,15 @@ def test_heads_apart_keep_their_numbers_in_narrow_cells() -> None:
 
 def test_a_layer_and_a_head_of_a_part_are_chosen_by_their_numbers_in_the_model() -> None:
     seen = part_of_a_model(l5=(7,), l23=(3, 7))
-    summary = summarise(seen, selection=Selection(23, 7))
+    summary = summarise(seen, layer=23, head=7)
     assert [row.top[0].token for row in summary.rows] == [0, 1, 2, 3, 4]
     assert "Where each token looks   head 7 of layer 23" in printed(summary)
     with pytest.raises(ValueError, match=r"^layer is 0; this recording has layers 5, 23\.$"):
-        summarise(seen, selection=Selection(0))
+        summarise(seen, layer=0)
     with pytest.raises(
         ValueError, match=r"^head is 0; layer 23 of this recording has heads 3, 7\.$"
     ):
-        summarise(seen, selection=Selection(23, 0))
+        summarise(seen, layer=23, head=0)
 
 
 @pytest.mark.parametrize("heads", [12, 40, 100])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.options import AsJson, Input, Report, TextOptions, read_input, with_options
-from regard.cli.output_files import print_view, refusals, write_json
+from regard.cli.output_files import print_lines, refusals, write_json
 from regard.text.escaping import visible
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def heads(
 
     from regard.analysis.head_classes import classify, head_table, trials_of
     from regard.cli.progress import progress
-    from regard.view.terminal.head_grid import HeadsView
+    from regard.view.terminal.head_grid import heads_lines
 
     with progress() as report:
 
@@ -78,7 +78,8 @@ def heads(
     elif every:
         sys.stdout.write(head_table(found).text() + "\n")
     else:
-        print_view(HeadsView(visible(seen.model) or "a model", num_tokens, found))
+        model = visible(seen.model) or "a model"
+        print_lines(partial(heads_lines, model, num_tokens, found))
 
 
 def _trials(pretrained: "Pretrained", report: Report) -> "list[Trial]":

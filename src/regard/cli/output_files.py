@@ -5,7 +5,7 @@ import math
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -175,11 +175,13 @@ def show_page(page: Path) -> None:
         sys.stderr.write(f"regard: no browser was found; open {visible(str(page))} yourself\n")
 
 
-def print_view(view: "RenderableType", end: str = "\n") -> None:
-    """Write a view of rich to standard output; what looks like markup is text."""
+def print_lines(lines_of: "Callable[[int], Iterable[RenderableType]]") -> None:
+    """Write the lines for some width to standard output; what looks like markup is text."""
     from rich.console import Console
 
-    Console(highlight=False, markup=False, emoji=False).print(view, end=end)
+    console = Console(highlight=False, markup=False, emoji=False)
+    for line in lines_of(console.width):
+        console.print(line)
 
 
 def refusals(seen: "Recording") -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from regard.cli.options import (
 )
 from regard.cli.output_files import (
     check_output,
-    print_view,
+    print_lines,
     refusals,
     show_page,
     write_json,
@@ -68,10 +68,14 @@ def see(
     """Show what a model attends to in a text, a picture, or both."""
     from regard.cli.progress import progress
     from regard.recording.layers import recorded_indices
-    from regard.view.terminal.summary import Selection, summarise
-    from regard.view.terminal.terminal_view import TerminalView
+    from regard.view.terminal.summary import summarise
+    from regard.view.terminal.terminal_view import summary_lines
 
-    selection = Selection(layer, head)
+    if head is not None and layer is None:
+        raise ValueError(
+            f"head is {head} and no layer is given; heads of different layers have "
+            "nothing in common.\n    Give a layer too."
+        )
     if no_page and (output is not None or open_page):
         raise ValueError("--no-page excludes --output and --open.\n    Leave out one of them.")
     page = output
@@ -79,15 +83,15 @@ def see(
         page = Path("attention.html")
     if page is not None:
         check_output(page)
-    words, lines = text if options.image is not None else read_input(text), ""
+    words, lines = text if options.image is not None else read_input(text), None
     with progress() as report:
         seen = options.observe(words, report)
-        summary = summarise(seen, selection, top, partial(report, "asking every head"))
+        summary = summarise(seen, layer, head, top, partial(report, "asking every head"))
         if page is not None:
             title = None
             if options.max_tokens is None and not isinstance(words, Path):
                 title = shorten(words or str(options.image), 60, placeholder=" …")
-            lines = "\n" + write_page(
+            lines = write_page(
                 seen,
                 page,
                 report,
@@ -99,8 +103,9 @@ def see(
     if as_json:
         write_json(_as_json(seen, summary, page))
     else:
-        print_view(TerminalView(summary))
-        print_view(lines, end="\n" if lines else "")
+        print_lines(partial(summary_lines, summary))
+        if lines is not None:
+            print_lines(lambda _: ["", lines])
     if open_page and page is not None:
         show_page(page)
 
@@ -116,7 +121,7 @@ def _as_json(seen: "Recording", summary: "Summary", page: Path | None) -> dict[s
         "tokens": [token._asdict() for token in summary.tokens],
         "layers": summary.layers,
         "refused": refusals(seen),
-        "selection": asdict(summary.selection),
+        "selection": {"layer": summary.layer, "head": summary.head},
         "sinks": summary.sinks,
         "rows": [asdict(row) for row in summary.rows],
         "heads": [{"name": head.name, **asdict(head)} for head in summary.heads],

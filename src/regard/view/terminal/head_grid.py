@@ -2,14 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from regard.analysis.head_kinds import KINDS, Head, stand_out
 from regard.errors import count_text
-from regard.view.terminal.terminal_lines import QUIET, hanging
+from regard.view.terminal.terminal_lines import QUIET, WIDEST, hanging
 
 # Of middle lightness, so that they are seen on light and on dark ground; blue, green and orange
 # are told apart with any kind of colour sight, and the letters do not need it.
@@ -26,59 +24,47 @@ _COLOURS = {
     "retrieval": "#3a9fb0",
     "mixed": QUIET,
 }
-_WIDEST = 120
 _MOST_NAMED = 6
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 
 
-@dataclass(frozen=True)
-class HeadsView:
-    """The output of ``regard heads``, for rich.
+def heads_lines(
+    model: str, num_tokens: int | None, heads: Sequence[Head], width: int
+) -> Iterator[Text]:
+    """Yield the lines of ``regard heads``, for rich.
 
-    Attributes:
+    Args:
         model: its name.
         num_tokens: how many it read; None where that is not known.
         heads: all of them.
+        width: of the terminal.
     """
-
-    model: str
-    num_tokens: int | None
-    heads: Sequence[Head]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield the lines, fitted to the console's width."""
-        width = min(options.max_width, _WIDEST)
-        title = Text().append(self.model, "bold").append("   ")
-        size = count_text(len(self.heads), "head")
-        if self.num_tokens is not None:
-            size += f", seen on {count_text(self.num_tokens, 'token')}"
-        lines = [
-            *hanging(title, size, width),
-            Text(""),
-            *overview(self.heads, width),
-            Text(""),
-            *self._kinds(width),
-        ]
-        for line in lines:
+    width = min(width, WIDEST)
+    title = Text().append(model, "bold").append("   ")
+    size = count_text(len(heads), "head")
+    if num_tokens is not None:
+        size += f", seen on {count_text(num_tokens, 'token')}"
+    sections = hanging(title, size, width), overview(heads, width), _kinds(heads, width)
+    for number, section in enumerate(sections):
+        for line in [Text("")] * (number > 0) + section:
             line.rstrip()
             yield line
 
-    def _kinds(self, width: int) -> list[Text]:
-        """For each kind the heads that are it most."""
-        lines: list[Text] = []
-        present = [kind for kind in KINDS if any(head.kind == kind.name for head in self.heads)]
-        longest = max(len(kind.name) for kind in present)
-        for kind in present:
-            alike = sorted(
-                (head for head in self.heads if head.kind == kind.name),
-                key=lambda head: -head.score,
-            )
-            named = [f"{head.name}\xa0{100 * head.score:.0f}\xa0%" for head in alike[:_MOST_NAMED]]
-            more = [f"and {len(alike) - _MOST_NAMED} more"] if len(alike) > _MOST_NAMED else []
-            start = Text().append(kind.name.ljust(longest + 2), _COLOURS[kind.name])
-            share = f"{len(alike)} of {count_text(len(self.heads), 'head')}   "
-            lines += hanging(start, share + ", ".join([*named, *more]), width)
-        return lines
+
+def _kinds(heads: Sequence[Head], width: int) -> list[Text]:
+    """For each kind the heads that are it most."""
+    lines: list[Text] = []
+    present = [kind for kind in KINDS if any(head.kind == kind.name for head in heads)]
+    longest = max(len(kind.name) for kind in present)
+    for kind in present:
+        of_kind = [head for head in heads if head.kind == kind.name]
+        best = sorted(of_kind, key=lambda head: -head.score)[:_MOST_NAMED]
+        named = [f"{head.name}\xa0{100 * head.score:.0f}\xa0%" for head in best]
+        named += [f"and {len(of_kind) - _MOST_NAMED} more"] * (len(of_kind) > _MOST_NAMED)
+        start = Text().append(kind.name.ljust(longest + 2), _COLOURS[kind.name])
+        share = f"{len(of_kind)} of {count_text(len(heads), 'head')}   "
+        lines += hanging(start, share + ", ".join(named), width)
+    return lines
 
 
 def overview(heads: Sequence[Head], width: int) -> list[Text]:

@@ -23,29 +23,6 @@ _WEIGHTS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True)
-class Selection:
-    """The heads to average.
-
-    Attributes:
-        layer: its index in the model, from 0; None for all layers.
-        head: its index in that layer of the model, from 0; None for all heads.
-
-    Raises:
-        ValueError: a head without a layer.
-    """
-
-    layer: int | None = None
-    head: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.layer is None and self.head is not None:
-            raise ValueError(
-                f"head is {self.head} and no layer is given; heads of different layers have "
-                "nothing in common.\n    Give a layer too."
-            )
-
-
-@dataclass(frozen=True)
 class Share:
     """A token and the share of attention that it gets, from 0 to 1."""
 
@@ -80,7 +57,8 @@ class Summary:
         model: the name of the model.
         tokens: of the text.
         layers: their names.
-        selection: the heads that the rows are the mean of.
+        layer: whose heads the rows are the mean of, its index in the model; None for all layers.
+        head: the only one, its index in that layer of the model; None for all heads.
         num_selected: how many heads that is.
         sinks: places of the tokens that take attention whatever the query: the special ones, and
             the first one when it gets 10 points more of the attention, in the mean over all heads,
@@ -92,7 +70,8 @@ class Summary:
     model: str
     tokens: tuple[Token, ...]
     layers: tuple[str, ...]
-    selection: Selection
+    layer: int | None
+    head: int | None
     num_selected: int
     sinks: tuple[int, ...]
     rows: tuple[Row, ...]
@@ -102,7 +81,8 @@ class Summary:
 @torch.no_grad()
 def summarise(
     recording: Recording,
-    selection: Selection | None = None,
+    layer: int | None = None,
+    head: int | None = None,
     top: int = 3,
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
@@ -110,18 +90,18 @@ def summarise(
 
     Args:
         recording: of self-attention, one text, with tokens.
-        selection: the layer and head to show; the mean over all heads when left out.
+        layer: the layer to show, by its index in the model; the mean over all when left out.
+        head: the head of that layer to show, by its index in the model.
         top: how many tokens to name for each; all of them in a shorter text.
         progress: called with the steps done and the steps in all.
 
     Raises:
         ValueError: the recording has no tokens, or no such layer or head.
     """
-    selection = selection or Selection()
     tokens = recording.query_tokens
     if tokens is None:
         raise ValueError("recording has no tokens.\n    Give them: recording.with_tokens(tokens).")
-    matrices = _selected(recording, selection)
+    matrices = _selected(recording, layer, head)
     steps = len(recording.layers) + len(tokens)
 
     def tell(done: int) -> None:
@@ -140,8 +120,8 @@ def summarise(
         rows += _rows(block, len(rows), sinks, top)
         tell(len(recording.layers) + len(rows))
     count = sum(matrix.shape[0] for matrix in matrices)
-    names = tuple(recording.shapes)
-    return Summary(recording.model, tokens, names, selection, count, sinks, tuple(rows), heads)
+    names, model = tuple(recording.shapes), recording.model
+    return Summary(model, tokens, names, layer, head, count, sinks, tuple(rows), heads)
 
 
 def _one_text(layer: Layer) -> AttentionMatrix:
@@ -159,11 +139,11 @@ def _one_text(layer: Layer) -> AttentionMatrix:
     return first_sequence(matrix)
 
 
-def _selected(recording: Recording, selection: Selection) -> list[AttentionMatrix]:
+def _selected(recording: Recording, layer: int | None, head: int | None) -> list[AttentionMatrix]:
     """Return the layers to average, each with its selected heads."""
-    matrices = [_one_text(layer) for layer in recording.layers]
+    matrices = [_one_text(each) for each in recording.layers]
     model = recording.model or "this recording"
-    layer, head = recorded_indices(recording.layers, selection.layer, selection.head, model)
+    layer, head = recorded_indices(recording.layers, layer, head, model)
     if layer is None:
         return matrices
     matrix = matrices[layer]

@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 QUIET = "bright_black"
+WIDEST = 120
 
 
 def fitted(text: str, cells: int) -> str:

@@ -6,11 +6,10 @@ markup, and nothing in it reaches the terminal but what can be seen.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.columns import Columns
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,44 +18,38 @@ from regard.text.escaping import visible
 from regard.text.token_labels import SUBSCRIPTS, labels
 from regard.view.terminal.head_grid import overview, standing_out
 from regard.view.terminal.summary import Row, Summary
-from regard.view.terminal.terminal_lines import QUIET, fitted, hanging, table_lines
+from regard.view.terminal.terminal_lines import QUIET, WIDEST, fitted, hanging, table_lines
 
 _BAR = "#5b8def"
-_WIDEST = 120
 # From this mean share on, special tokens are called sinks.
 _SINK = 0.3
 _PROSE_LINES = 8
+# So many tokens get a row when the text has over half as many again.
+_MOST_ROWS = 16
 
 
-@dataclass(frozen=True)
-class TerminalView:
-    """The output of ``regard see``, for rich.
+def summary_lines(summary: Summary, width: int) -> Iterator[Text]:
+    """Yield the lines of ``regard see``, for rich.
 
-    Attributes:
+    Args:
         summary: what to show.
-        most_rows: so many tokens get a row when the text has over half as many again.
+        width: of the terminal.
     """
-
-    summary: Summary
-    most_rows: int = 16
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield the lines, fitted to the console's width."""
-        width = min(options.max_width, _WIDEST)
-        sections = [
-            _header(self.summary, width),
-            _prose(self.summary, console, width),
-            _rows(self.summary, self.most_rows, width),
-            overview(self.summary.heads, width),
-            standing_out(self.summary.heads, width),
-        ]
-        for number, section in enumerate(sections):
-            if number and section:
-                yield Text("")
-            for line in section:
-                line.no_wrap, line.overflow = True, "ellipsis"
-                line.rstrip()
-                yield line
+    width = min(width, WIDEST)
+    sections = [
+        _header(summary, width),
+        _prose(summary, width),
+        _rows(summary, width),
+        overview(summary.heads, width),
+        standing_out(summary.heads, width),
+    ]
+    for number, section in enumerate(sections):
+        if number and section:
+            yield Text("")
+        for line in section:
+            line.no_wrap, line.overflow = True, "ellipsis"
+            line.rstrip()
+            yield line
 
 
 # The text
@@ -75,7 +68,7 @@ def _header(summary: Summary, width: int) -> list[Text]:
     )
 
 
-def _prose(summary: Summary, console: Console, width: int) -> list[Text]:
+def _prose(summary: Summary, width: int) -> list[Text]:
     """Return the text as it was written, with special tokens in grey."""
     prose = Text()
     for token in summary.tokens:
@@ -85,7 +78,7 @@ def _prose(summary: Summary, console: Console, width: int) -> list[Text]:
         else:
             text = token.text.lstrip(" ") if prose.plain.endswith(" ") else token.text
             prose.append("\n".join(visible(line) for line in text.expandtabs(4).split("\n")))
-    lines = list(prose.wrap(console, width))
+    lines = list(prose.wrap(Console(), width))
     if len(lines) <= _PROSE_LINES:
         return lines
     rest = f"… and {len(lines) - _PROSE_LINES + 1:,} more lines"
@@ -95,9 +88,9 @@ def _prose(summary: Summary, console: Console, width: int) -> list[Text]:
 # Where each token looks
 
 
-def _rows(summary: Summary, most_rows: int, width: int) -> list[Text]:
+def _rows(summary: Summary, width: int) -> list[Text]:
     names = labels(summary.tokens)
-    shown = _interesting(summary, most_rows)
+    shown = _interesting(summary)
     title = Text().append("Where each token looks", "bold").append("   ")
     lines = hanging(title, _whose(summary), width)
     for sentence in _remarks(summary, shown, names):
@@ -106,7 +99,7 @@ def _rows(summary: Summary, most_rows: int, width: int) -> list[Text]:
 
 
 def _whose(summary: Summary) -> str:
-    layer, head = summary.selection.layer, summary.selection.head
+    layer, head = summary.layer, summary.head
     if head is not None:
         return f"head {head} of layer {layer}"
     place = "" if layer is None else f" of layer {layer}"
@@ -139,12 +132,12 @@ def _remarks(summary: Summary, shown: list[Row], names: list[str]) -> Iterator[s
         yield "Small numbers are positions, from 0. They distinguish repeated words."
 
 
-def _interesting(summary: Summary, most_rows: int) -> list[Row]:
+def _interesting(summary: Summary) -> list[Row]:
     """All rows, or those with the largest share for one other token, in the text's order."""
-    if 2 * len(summary.rows) <= 3 * most_rows:
+    if 2 * len(summary.rows) <= 3 * _MOST_ROWS:
         return list(summary.rows)
     text = [row for row in summary.rows if row.token not in summary.sinks] or list(summary.rows)
-    best = sorted(text, key=lambda row: -row.strongest)[:most_rows]
+    best = sorted(text, key=lambda row: -row.strongest)[:_MOST_ROWS]
     return sorted(best, key=lambda row: row.token)
 
 

@@ -1,7 +1,7 @@
 """The questions of the page and their answers: one table for Python and for TypeScript.
 
-``python tests/questions_in_typescript.py`` writes ``view/web/protocol/questions.ts`` from it. A test
-compares that file with this table. The server decodes its questions by the same types.
+``python tests/questions_in_typescript.py`` writes ``view/web/protocol/questions.ts`` from it, and a
+test compares the two. The server decodes its questions by the same types.
 """
 
 from typing import Annotated, Literal
