@@ -5,10 +5,10 @@ import math
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from regard.text.escaping import visible
 
@@ -199,14 +199,5 @@ def write_json(value: object) -> None:
         >>> write_json({"score": float("nan"), "layers": ("a", "b")})
         {"score": null, "layers": ["a", "b"]}
     """
-    sys.stdout.write(json.dumps(_finite(value), allow_nan=False) + "\n")
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in cast(Mapping[str, Any], value).items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in cast(list[Any], value)]
-    return value
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    sys.stdout.write(json.dumps(finite) + "\n")

@@ -1,16 +1,19 @@
 """The pages of the lessons, cut into text, code, output and figures."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 _NAME = re.compile(r"(\d+)_(\w+)\.md")
-_FENCE = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _FIGURE = re.compile(r"^!\[(?P<description>.*)\]\(figures/(?P<name>\S+)\)\n", re.MULTILINE)
-_SOLUTION = re.compile(r"^<details>\n<summary>[^\n]*\n(.*?)^</details>\n", re.MULTILINE | re.DOTALL)
+# What ends a piece of text: a block, a figure, the first or the last line of a solution.
+_MARK = re.compile(
+    r"^```(?P<language>\w+)\n(?P<block>(?s:.*?))^```\n|^</?details>\n(?:<summary>.*\n)?|"
+    + _FIGURE.pattern,
+    re.MULTILINE,
+)
 # A terminal folds nothing, draws no figure and knows no LaTeX. The comment in front of a formula
 # holds the formula as one line of text.
 _FOR_TERMINAL = [
@@ -76,13 +79,27 @@ class Lesson:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """Its text, code, outputs and figures in order."""
-        found: list[Piece] = []
-        done = 0
-        for solution in _SOLUTION.finditer(self.page):
-            found += _pieces(self.page[done : solution.start()], is_solution=False)
-            found += _pieces(solution[1], is_solution=True)
-            done = solution.end()
-        return (*found, *_pieces(self.page[done:], is_solution=False))
+        pieces: list[Piece] = []
+        done, is_solution = 0, False
+        for mark in _MARK.finditer(self.page):
+            text = self.page[done : mark.start()]
+            is_output = not text.strip() and pieces[-1:] and pieces[-1].kind == "code"
+            if mark["language"] == "text" and not is_output:
+                continue  # an output that the text speaks about: it stays in the text
+            pieces += _text(text, is_solution)
+            done = mark.end()
+            if mark["language"]:
+                kind = "code" if mark["language"] == "python" else "output"
+                pieces.append(Piece(kind, mark["block"], is_solution))
+            elif mark["name"]:
+                pieces.append(Piece("figure", mark[0], is_solution))
+            else:
+                is_solution = mark[0].startswith("<details>")
+        return (*pieces, *_text(self.page[done:], is_solution))
+
+
+def _text(text: str, is_solution: bool) -> list[Piece]:
+    return [Piece("text", text.strip("\n"), is_solution)] if text.strip() else []
 
 
 @cache
@@ -165,28 +182,3 @@ def figure_svg(name: str) -> str:
         True
     """
     return (_folder() / "figures" / name).read_text(encoding="utf-8")
-
-
-def _pieces(text: str, *, is_solution: bool) -> Iterator[Piece]:
-    done, after_code = 0, False
-    for block in _FENCE.finditer(text):
-        between = text[done : block.start()]
-        kind = block[1]
-        if kind == "text" and not (after_code and not between.strip()):
-            continue  # an output that the text speaks about: it stays in the text
-        yield from _text_and_figures(between, is_solution=is_solution)
-        after_code = kind == "python"
-        yield Piece("code" if after_code else "output", block[2], is_solution)
-        done = block.end()
-    yield from _text_and_figures(text[done:], is_solution=is_solution)
-
-
-def _text_and_figures(text: str, *, is_solution: bool) -> Iterator[Piece]:
-    done = 0
-    for image in _FIGURE.finditer(text):
-        if text[done : image.start()].strip():
-            yield Piece("text", text[done : image.start()].strip("\n"), is_solution)
-        yield Piece("figure", image[0], is_solution)
-        done = image.end()
-    if text[done:].strip():
-        yield Piece("text", text[done:].strip("\n"), is_solution)
