@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.analysis.span_shares import _WithoutSinks  # to choose its backend
+from regard.analysis.span_shares import SegmentsWithout  # to choose its backend
 from regard.recording.layers import Queries
 
 PARTS = {"question": (1, 3), "document": (3, 8)}
@@ -98,7 +98,7 @@ def test_a_text_of_several_blocks_is_added_up(mask: regard.Mask, backend: str) -
     A = matrix(num_heads=1, q_len=length, kv_len=length, mask=mask)
     parts = {"a": (0, length // 3), "b": (length // 2, length)}
     spans = tuple(parts.values())
-    answer = A.reduce(_WithoutSinks(spans, spans, (0, 3)), backend=backend)
+    answer = A.reduce(SegmentsWithout(spans, spans, (0, 3)), backend=backend)
     reference = expected(regard.Recording({"a": A}), parts, parts, (0, 3))[0]
     torch.testing.assert_close(answer[0].float(), reference)
 
@@ -153,7 +153,7 @@ def test_a_matrix_without_heads_is_one_head() -> None:
 
 
 def test_only_the_rows_of_the_parts_are_computed() -> None:
-    reduction = _WithoutSinks(((5, 7), (2, 3)), ((0, 1),), (0,))
+    reduction = SegmentsWithout(((5, 7), (2, 3)), ((0, 1),), (0,))
     assert reduction.rows(11) == regard.Segments([(5, 7), (2, 3)]).rows(11) == range(2, 7)
 
 

@@ -379,6 +379,16 @@ def parts(tokens: int, edges: Sequence[float]) -> list[tuple[int, int]]:
     return [span for place, span in enumerate(pairwise(places)) if place % 3 != 2]
 
 
+def test_a_query_that_looks_at_sinks_alone_has_no_segments_without_them() -> None:
+    x, lowest = torch.zeros(1, 4, 2), torch.finfo(torch.float32).min
+    seen = recording(regard.attend(x, x, bias=torch.full((4, 4), lowest).triu(1)))
+    exact = regard.segment_shares(seen, {"rest": (1, 4), "start": (0, 1)}, sinks=False).total()
+    with Answers(seen) as answers:
+        parts = [(1, 4), (0, 1)]
+        shares = answers.segments(OfHead(0, 0, hidden=True), parts, parts)
+    torch.testing.assert_close(shares, exact)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("hidden", [False, True], ids=["all", "hidden"])
 def test_segments_of_a_long_head_are_sums_of_weights(

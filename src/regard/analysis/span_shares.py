@@ -207,7 +207,7 @@ def segment_shares(
         query_parts = checked_parts("queries", queries, "q_len", q_len)
     out = _sinks(seen, sinks, kv_len)
     question = Segments(query_parts, key_parts)
-    without = _WithoutSinks(tuple(query_parts.values()), tuple(key_parts.values()), out)
+    without = SegmentsWithout(tuple(query_parts.values()), tuple(key_parts.values()), out)
     answers: list[Tensor] = []
     for layer in layers:
         answer: Tensor = layer.whole().reduce(without) if out else layer.reduce(question)
@@ -249,7 +249,7 @@ def _recorded_parts(
 
 @final
 @dataclass(frozen=True)
-class _WithoutSinks(Reduction):
+class SegmentsWithout(Reduction):
     """``Segments`` of weights that ignore some keys, with each row renormalised to sum to 1.
 
     A query that attends to no other key is left out of the mean. The softmax is computed again over

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.analysis.span_shares import SegmentsWithout
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.products import WeightTile, scores_at
@@ -121,12 +122,13 @@ class HeadTiles:
         if isinstance(source, QueryKeyScores):
             query, key = (each.to(dtype, copy=True) for each in (source.query, source.key))
             source = replace(source, query=query, key=key)
-        self.matrix = without_keys(AttentionMatrix(source, matrix.mask), aside)
+        self._with_sinks = AttentionMatrix(source, matrix.mask)
+        self.matrix = without_keys(self._with_sinks, aside)
         self.base = _FIRST_BASE
         while self._cell_count() > _MOST_CELLS:
             self.base += 1
         self.seconds = 0.0
-        self._has_aside = bool(aside)
+        self._aside = aside
         self._alone = threading.Lock()
         q_len = matrix.shape[0]
         self._scores = self._scores_in(range(q_len))
@@ -245,17 +247,9 @@ class HeadTiles:
             pause: as in ``advance``.
         """
         question = Segments(queries, keys)
-        if not self._has_aside:
-            return reduced(self.matrix, [question], lambda _: pause())[0].float().cpu()
-        # The mean is over the queries that have other keys than those that are set aside.
-        rows = question.rows(self.shape[0])
-        means, normalizers = reduced(
-            self.matrix, [question, RowNormalizers(rows)], lambda _: pause()
-        )
-        has_keys = (normalizers[:, 0] != -torch.inf).to(means)
-        parts = [slice(start - rows.start, stop - rows.start) for start, stop in queries]
-        with_keys = torch.stack([has_keys[part].mean() for part in parts])
-        return (means / with_keys.masked_fill(with_keys == 0, 1)[:, None]).float().cpu()
+        if self._aside:
+            question = SegmentsWithout(tuple(queries), tuple(keys), self._aside)
+        return reduced(self._with_sinks, [question], lambda _: pause())[0].float().cpu()
 
     def _added_up(self, rows: range, columns: range, level: int) -> Tensor:
         """Return the means of cells, from the sums at the base."""
