@@ -5,11 +5,16 @@ import torch
 
 import pictured
 import regard
-from regard.view.tiles.layer_survey import kinds_of
+from regard.analysis.head_kinds import Head
+from regard.view.tiles.layer_survey import layer_kinds
 from regard.view.tiles.manifest import Opening
 from regard.view.tiles.page_opening import blind_opening, openings
 
 TEXT = ["[CLS]", "The", " baker", " sold", " bread", " to", " the", " sailor", ".", "[SEP]"]
+
+
+def kinds_of(seen: regard.Recording) -> list[list[Head | None]]:
+    return [layer_kinds(seen, layer, lambda _: None) for layer in range(len(seen))]
 
 
 def tokens(words: list[str]) -> list[regard.Token]:
@@ -91,7 +96,7 @@ def test_a_page_opens_on_the_head_that_says_most_about_the_words() -> None:
     keys = [0, 2, 4, 7, 2, 3, 4, 2, 0, 0]
     weights = torch.stack((weights_on([0, *range(9)]), weights_on(keys)))
     recording = seen(weights, TEXT)
-    opened, notable = openings(recording, kinds_of(recording, lambda _: None))
+    opened, notable = openings(recording, kinds_of(recording))
     assert (opened.head, opened.key) == (1, keys[opened.query])
     assert [one.head for one in notable] == [0]
 
@@ -100,7 +105,7 @@ def test_a_page_opens_on_no_head_in_which_all_tokens_look_at_one_word() -> None:
     keys = [0, 2, 4, 7, 2, 3, 4, 2, 0, 0]
     weights = torch.stack((weights_on([4] * 10, 0.95), weights_on(keys, 0.8)))
     recording = seen(weights, TEXT)
-    opened, _ = openings(recording, kinds_of(recording, lambda _: None))
+    opened, _ = openings(recording, kinds_of(recording))
     assert (opened.head, opened.key) == (1, keys[opened.query])
 
 
@@ -114,12 +119,12 @@ def test_a_page_opens_at_a_word_that_looks_at_another() -> None:
 
 def test_what_is_asked_for_is_opened() -> None:
     recording = seen(torch.stack((weights_on([0, *range(9)]), weights_on([0] * 10))), TEXT)
-    kinds = kinds_of(recording, lambda _: None)
+    kinds = kinds_of(recording)
     assert openings(recording, kinds, (0, 1))[0].head == 1
     assert openings(recording, kinds, (0, None))[0].layer == 0
     layers = {"a": recording[0], "b": recording[0]}
     both = regard.Recording(layers, query_tokens=recording.query_tokens)
-    kinds = kinds_of(both, lambda _: None)
+    kinds = kinds_of(both)
     assert openings(both, kinds, among=[1])[0].layer == 1
     assert openings(both, kinds, (1, None))[0].layer == 1
 
@@ -152,7 +157,7 @@ def test_a_picture_opens_at_the_head_whose_class_token_looks_at_one_part_of_it()
     recording = seen(weights, words).with_pictures(
         [regard.images.Picture(96, 96)], regard.grid(range(1, 37), 6, 6)
     )
-    kinds = kinds_of(recording, lambda _: None)
+    kinds = kinds_of(recording)
     opened, _ = openings(recording, kinds)
     assert (opened.head, opened.query) == (2, 0)
     assert opened.key is not None
@@ -162,5 +167,5 @@ def test_a_picture_opens_at_the_head_whose_class_token_looks_at_one_part_of_it()
 
 def test_a_page_of_a_picture_opens_at_a_word_after_it() -> None:
     recording = pictured.language()
-    opened, _ = openings(recording, kinds_of(recording, lambda _: None))
+    opened, _ = openings(recording, kinds_of(recording))
     assert opened.query > max(recording.grids[0].tokens)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.cli.options import AsJson
+from regard.cli.options import AsJson, option
 from regard.cli.output_files import write_json
 from regard.text.escaping import visible
 
@@ -21,20 +21,11 @@ Target = Annotated[
         help="my_file.py:SelfAttention; my_file.py or notebook.ipynb for all attention in it.",
     ),
 ]
-Explain = Annotated[
-    str, typer.Option("--explain", metavar="NAME", help="Explain a law or a mistake.")
-]
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=1, metavar="SECONDS", help="Time limit of the code.")
-]
-Memory = Annotated[
-    float, typer.Option("--memory", min=0.1, metavar="GIB", help="Memory limit of the code.")
-]
+Explain = Annotated[str, option("--explain NAME", "Explain a law or a mistake.")]
+Timeout = Annotated[float, option("--timeout SECONDS", "Time limit of the code.", min=1)]
+Memory = Annotated[float, option("--memory GIB", "Memory limit of the code.", min=0.1)]
 Expect = Annotated[
-    str,
-    typer.Option(
-        "--expect", metavar="JSON", help="""What it is meant to compute: '{"causal": true}'."""
-    ),
+    str, option("--expect JSON", """What it is meant to compute: '{"causal": true}'.""")
 ]
 
 

@@ -16,6 +16,7 @@ from regard.cli.options import (
     Open,
     Output,
     open_recording,
+    option,
     quick_trials,
     read_input,
     with_options,
@@ -35,7 +36,7 @@ Inputs = Annotated[
         help="Two recordings from regard record, or two texts, each in quotes or a file.",
     ),
 ]
-Top = Annotated[int, typer.Option("--top", min=1, metavar="N", help="Number of heads to print.")]
+Top = Annotated[int, option("--top N", "Number of heads to print.", min=1)]
 
 
 @with_options

@@ -5,8 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from regard.cli.options import (
     Limit,
     NoPicture,
@@ -14,26 +12,18 @@ from regard.cli.options import (
     Run,
     Strict,
     open_recording,
+    option,
     parse_positions,
 )
 from regard.cli.output_files import check_output, show_page, write_page
 
-Output = Annotated[
-    Path, typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.")
-]
-Layer = Annotated[
-    int | None, typer.Option("--layer", min=0, metavar="N", help="Open the page at this layer.")
-]
-Head = Annotated[
-    int | None,
-    typer.Option("--head", min=0, metavar="N", help="Open the page at this head of the layer."),
-]
+Output = Annotated[Path, option("--output -o FILE", "Write the page to this file.")]
+Layer = Annotated[int | None, option("--layer N", "Open the page at this layer.", min=0)]
+Head = Annotated[int | None, option("--head N", "Open the page at this head of the layer.", min=0)]
 Layers = Annotated[
     str | None,
-    typer.Option(
-        "--layers",
-        metavar="PLACES",
-        help="Hold these layers, 0,5-7; of the others the page has means of blocks.",
+    option(
+        "--layers PLACES", "Hold these layers, 0,5-7; of the others the page has means of blocks."
     ),
 ]
 

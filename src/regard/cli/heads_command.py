@@ -4,9 +4,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from regard.cli.options import AsJson, Input, Report, TextOptions, read_input, with_options
+from regard.cli.options import AsJson, Input, Report, TextOptions, option, read_input, with_options
 from regard.cli.output_files import print_lines, refusals, write_json
 from regard.text.escaping import visible
 
@@ -29,12 +27,11 @@ _NEEDLE_LENGTH = 512
 
 NoTrials = Annotated[
     bool,
-    typer.Option(
-        "--no-trials",
-        help="Skip the trials, which find induction, duplicate-token and retrieval heads.",
+    option(
+        "--no-trials", "Skip the trials, which find induction, duplicate-token and retrieval heads."
     ),
 ]
-All = Annotated[bool, typer.Option("--all", help="Print every head with all its scores.")]
+All = Annotated[bool, option("--all", "Print every head with all its scores.")]
 
 
 @with_options

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from regard.cli.options import option
 from regard.text.escaping import visible
 
 Asked = Annotated[
@@ -16,11 +17,7 @@ Asked = Annotated[
 ]
 Notebooks = Annotated[
     Path | None,
-    typer.Option(
-        "--notebook",
-        metavar="DIR",
-        help="Write the lesson, or all of them, as notebooks into this folder.",
-    ),
+    option("--notebook DIR", "Write the lesson, or all of them, as notebooks into this folder."),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.options import AsJson
+from regard.cli.options import AsJson, option
 from regard.cli.output_files import check_output, page_line, write_json
 from regard.text.escaping import visible
 
@@ -18,12 +18,9 @@ _SHORT = ("max_score", "normalized_entropy", "first_token", "previous_token", "l
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a regard.Monitor.")]
 Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE", help="Also draw all heads over the steps, as a page."
-    ),
+    Path | None, option("--output -o FILE", "Also draw all heads over the steps, as a page.")
 ]
-AsCsv = Annotated[bool, typer.Option("--csv", help="Print the whole table as CSV.")]
+AsCsv = Annotated[bool, option("--csv", "Print the whole table as CSV.")]
 
 
 def monitor(

@@ -34,6 +34,21 @@ _PLACES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _FILE = ".safetensors"
 _TEXT_FILE = re.compile(r"\S+\.(txt|md)")
 
+
+def option(usage: str, text: str, **limits: Any) -> Any:
+    """Return an option of the command line.
+
+    Args:
+        usage: its names and what stands for its value, as in its help: ``--output -o FILE``.
+        text: its help.
+        limits: of its value, as typer has them: ``min=1``.
+    """
+    words = usage.split()
+    names = [word for word in words if word.startswith("-")]
+    metavar = words[-1] if len(words) > len(names) else None
+    return typer.Option(*names, metavar=metavar, help=text, **limits)
+
+
 Input = Annotated[
     str | None,
     typer.Argument(
@@ -42,49 +57,33 @@ Input = Annotated[
     ),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A recording from regard record.")]
-Layers = Annotated[
-    str | None,
-    typer.Option("--layers", metavar="PLACES", help="Record these layers only: 0,5-7."),
-]
-Heads = Annotated[
-    str | None, typer.Option("--heads", metavar="PLACES", help="Record these heads only: 0,3.")
-]
+Layers = Annotated[str | None, option("--layers PLACES", "Record these layers only: 0,5-7.")]
+Heads = Annotated[str | None, option("--heads PLACES", "Record these heads only: 0,3.")]
 Limit = Annotated[
     int,
-    typer.Option(
-        "--limit",
-        min=1,
-        metavar="MIB",
-        help="The size of the page at most. In a larger one more layers are exact.",
+    option(
+        "--limit MIB", "The size of the page at most. In a larger one more layers are exact.", min=1
     ),
 ]
 Server = Annotated[
     str | None,
-    typer.Option(
-        "--server",
-        metavar="URL",
-        help="Read with the model of this vllm serve, which has regard's plugin and REGARD_TOKEN.",
+    option(
+        "--server URL",
+        "Read with the model of this vllm serve, which has regard's plugin and REGARD_TOKEN.",
     ),
 ]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write a page to this file."),
-]
-Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+Output = Annotated[Path | None, option("--output -o FILE", "Write a page to this file.")]
+Open = Annotated[bool, option("--open", "Open the page in a browser.")]
 Image = Annotated[
-    Path | None,
-    typer.Option("--image", metavar="FILE", help="A picture, for dinov2-small or --model NAME."),
+    Path | None, option("--image FILE", "A picture, for dinov2-small or --model NAME.")
 ]
 NoPicture = Annotated[
-    bool, typer.Option("--no-picture", help="Keep the size of a picture only, not its content.")
+    bool, option("--no-picture", "Keep the size of a picture only, not its content.")
 ]
 Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict", help="Fail if a layer was refused, instead of naming it on standard error."
-    ),
+    bool, option("--strict", "Fail if a layer was refused, instead of naming it on standard error.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+AsJson = Annotated[bool, option("--json", "Print JSON and nothing else.")]
 
 
 @dataclass(frozen=True)
@@ -93,24 +92,20 @@ class ModelOptions:
 
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME",
-            help="A Hugging Face model, its name or its folder, or smollm2. "
-            "Default: all-MiniLM-L6-v2.",
+        option(
+            "--model -m NAME",
+            "A Hugging Face model, its name or its folder, or smollm2. Default: all-MiniLM-L6-v2.",
         ),
     ] = None
-    device: Annotated[
-        str, typer.Option("--device", metavar="DEVICE", help="Device of the model: cpu, cuda, mps.")
-    ] = "cpu"
+    device: Annotated[str, option("--device DEVICE", "Device of the model: cpu, cuda, mps.")] = (
+        "cpu"
+    )
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option("--dtype", help="Dtype of the weights. Default: the dtype of the file."),
+        option("--dtype", "Dtype of the weights. Default: the dtype of the file."),
     ] = None
     max_tokens: Annotated[
-        int | None,
-        typer.Option("--max-tokens", min=1, metavar="N", help="Cut a text to its first N tokens."),
+        int | None, option("--max-tokens N", "Cut a text to its first N tokens.", min=1)
     ] = None
 
     @property
@@ -199,16 +194,15 @@ class RecordOptions(TextOptions):
     """The options that choose a model, its text, and what is recorded of it."""
 
     chat: Annotated[
-        bool, typer.Option("--chat", help="Wrap the text as a user's message in the chat template.")
+        bool, option("--chat", "Wrap the text as a user's message in the chat template.")
     ] = False
     generate: Annotated[
-        int,
-        typer.Option("--generate", min=0, metavar="N", help="Let the model write N more tokens."),
+        int, option("--generate N", "Let the model write N more tokens.", min=0)
     ] = 0
     layers: Layers = None
     heads: Heads = None
     values: Annotated[
-        bool, typer.Option("--values", help="Also record the value of each layer, for its output.")
+        bool, option("--values", "Also record the value of each layer, for its output.")
     ] = False
     image: Image = None
     no_picture: NoPicture = False

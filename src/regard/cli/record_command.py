@@ -4,14 +4,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from regard.cli.options import (
     AsJson,
     Input,
     RecordOptions,
     Report,
     Server,
+    option,
     parse_positions,
     reach,
     text_of,
@@ -23,10 +22,7 @@ from regard.text.escaping import visible
 if TYPE_CHECKING:
     from regard.recording.recording import Recording
 
-Output = Annotated[
-    Path,
-    typer.Option("--output", "-o", metavar="FILE", help="Write the recording to this file."),
-]
+Output = Annotated[Path, option("--output -o FILE", "Write the recording to this file.")]
 
 
 @with_options

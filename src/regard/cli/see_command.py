@@ -5,14 +5,13 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from regard.cli.options import (
     AsJson,
     Input,
     Limit,
     Open,
     RecordOptions,
+    option,
     read_input,
     with_options,
 )
@@ -29,27 +28,17 @@ if TYPE_CHECKING:
     from regard.recording.recording import Recording
     from regard.view.terminal.summary import Summary
 
-Layer = Annotated[
-    int | None,
-    typer.Option("--layer", min=0, metavar="N", help="Show this layer only, counted from 0."),
-]
-HeadOfLayer = Annotated[
-    int | None,
-    typer.Option("--head", min=0, metavar="N", help="Show this head of the layer only."),
-]
-Top = Annotated[
-    int, typer.Option("--top", min=1, metavar="N", help="Number of tokens to print for each token.")
-]
+Layer = Annotated[int | None, option("--layer N", "Show this layer only, counted from 0.", min=0)]
+HeadOfLayer = Annotated[int | None, option("--head N", "Show this head of the layer only.", min=0)]
+Top = Annotated[int, option("--top N", "Number of tokens to print for each token.", min=1)]
 Output = Annotated[
     Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Write the page to this file. Default: attention.html; no page with --json.",
+    option(
+        "--output -o FILE",
+        "Write the page to this file. Default: attention.html; no page with --json.",
     ),
 ]
-NoPage = Annotated[bool, typer.Option("--no-page", help="Write no page.")]
+NoPage = Annotated[bool, option("--no-page", "Write no page.")]
 
 
 @with_options

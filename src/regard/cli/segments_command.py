@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from regard.cli.options import AsJson, Run, Strict, open_recording, parse_named
+from regard.cli.options import AsJson, Run, Strict, open_recording, option, parse_named
 from regard.cli.output_files import refusals, write_json
 
 if TYPE_CHECKING:
@@ -20,42 +18,31 @@ if TYPE_CHECKING:
 
 Parts = Annotated[
     list[str] | None,
-    typer.Option(
-        "--part",
-        "-p",
-        metavar="NAME=WHAT",
-        help="A part of the text: tokens START:STOP, or a regular expression, whose first group "
+    option(
+        "--part -p NAME=WHAT",
+        "A part of the text: tokens START:STOP, or a regular expression, whose first group "
         "counts. Repeat it for more parts.",
     ),
 ]
 Queries = Annotated[
     list[str] | None,
-    typer.Option(
-        "--query",
-        "-q",
-        metavar="NAME=WHAT",
-        help="A part whose queries count, as for --part. Default: all parts.",
+    option(
+        "--query -q NAME=WHAT", "A part whose queries count, as for --part. Default: all parts."
     ),
 ]
 By = Annotated[
-    Literal["sentence", "word"] | None,
-    typer.Option("--by", help="Split the whole text into these."),
+    Literal["sentence", "word"] | None, option("--by", "Split the whole text into these.")
 ]
 NoSinks = Annotated[
-    bool,
-    typer.Option("--no-sinks", help="Exclude the first token and special tokens, and renormalise."),
+    bool, option("--no-sinks", "Exclude the first token and special tokens, and renormalise.")
 ]
 Beyond = Annotated[
     str | None,
-    typer.Option(
-        "--beyond",
-        metavar="NAME",
-        help="Subtract the shares of this query part from those of the others.",
-    ),
+    option("--beyond NAME", "Subtract the shares of this query part from those of the others."),
 ]
 Per = Annotated[
     Literal["total", "layer", "head"],
-    typer.Option("--per", help="One row for the mean, for each layer, or for each head."),
+    option("--per", "One row for the mean, for each layer, or for each head."),
 ]
 
 _RANGE = re.compile(r"(\d+):(\d+)")

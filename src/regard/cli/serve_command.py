@@ -9,14 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from regard.cli.options import (
     Input,
     NoPicture,
     Server,
     TextOptions,
     open_recording,
+    option,
     quick_trials,
     reach,
     read_input,
@@ -30,18 +29,9 @@ if TYPE_CHECKING:
 
 Read = Callable[[str, Callable[[int, int | None], None]], "Recording"]
 Port = Annotated[
-    int | None,
-    typer.Option(
-        "--port",
-        min=1,
-        max=65535,
-        metavar="N",
-        help="Port of the server. Default: any free port.",
-    ),
+    int | None, option("--port N", "Port of the server. Default: any free port.", min=1, max=65535)
 ]
-NoBrowser = Annotated[
-    bool, typer.Option("--no-browser", help="Print the address without opening a browser.")
-]
+NoBrowser = Annotated[bool, option("--no-browser", "Print the address without opening a browser.")]
 
 
 @with_options

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import AsJson, ModelOptions, parse_named, with_options
+from regard.cli.options import AsJson, ModelOptions, option, parse_named, with_options
 from regard.cli.output_files import write_json
 from regard.text.escaping import visible
 
@@ -21,22 +21,13 @@ Corpus = Annotated[
         metavar="CORPUS", help="Text with one text per line, JSON lines (.jsonl) or Parquet."
     ),
 ]
-Output = Annotated[
-    Path,
-    typer.Option("--output", "-o", metavar="FOLDER", help="Write Parquet files to this folder."),
-]
-Column = Annotated[
-    str,
-    typer.Option("--column", metavar="NAME", help="The name of the texts in JSON lines, Parquet."),
-]
+Output = Annotated[Path, option("--output -o FOLDER", "Write Parquet files to this folder.")]
+Column = Annotated[str, option("--column NAME", "The name of the texts in JSON lines, Parquet.")]
 Parts = Annotated[
     list[str] | None,
-    typer.Option(
-        "--part",
-        "-p",
-        metavar="NAME=PATTERN",
-        help="A column more, once for each: the share of attention on what a regular expression "
-        "finds.",
+    option(
+        "--part -p NAME=PATTERN",
+        "A column more, once for each: the share of attention on what a regular expression finds.",
     ),
 ]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.lessons.lesson_pages import Lesson, Piece, figure_of, figure_svg
+from regard.lessons.lesson_pages import Lesson, Piece, figure_of, lessons_folder
 
 _FIRST = (
     "This is a lesson of regard. It needs `pip install 'regard[all]'`. Run the cells in\n"
@@ -124,8 +124,9 @@ def _stream(text: str) -> dict[str, Any]:
 
 def _drawing(piece: Piece) -> dict[str, Any]:
     name, description = figure_of(piece)
+    svg = (lessons_folder() / "figures" / name).read_text(encoding="utf-8")
     data = {
-        "image/svg+xml": figure_svg(name).splitlines(keepends=True),
+        "image/svg+xml": svg.splitlines(keepends=True),
         "text/plain": [description],
     }
     return {"data": data, "metadata": {}, "output_type": "display_data"}

@@ -113,13 +113,13 @@ def all_lessons() -> tuple[Lesson, ...]:
     """
     lessons = [
         Lesson(int(named[1]), named[2], file.read_text(encoding="utf-8"))
-        for file in _folder().iterdir()
+        for file in lessons_folder().iterdir()
         if (named := _NAME.fullmatch(file.name))
     ]
     return tuple(sorted(lessons, key=lambda lesson: lesson.number))
 
 
-def _folder() -> Path:
+def lessons_folder() -> Path:
     """Return the folder of the lessons: in an installed package, or in a clone."""
     packaged = Path(__file__).parent / "text"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "docs" / "lessons"
@@ -168,17 +168,3 @@ def figure_of(piece: Piece) -> tuple[str, str]:
     if image is None:
         raise ValueError(f"piece is {piece.text!r}; it must be an image in figures/.")
     return image["name"], image["description"]
-
-
-def figure_svg(name: str) -> str:
-    """Return a figure of the lessons as SVG.
-
-    Args:
-        name: its file name.
-
-    Example:
-        >>> from regard.lessons.lesson_pages import figure_svg
-        >>> figure_svg("1_averages.svg").startswith("<?xml")
-        True
-    """
-    return (_folder() / "figures" / name).read_text(encoding="utf-8")

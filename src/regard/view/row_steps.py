@@ -84,14 +84,18 @@ class Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class RowScores:
-    """The scores of one query.
+class QueryRow:
+    """One row of the matrix, step by step.
 
     Attributes:
+        columns: the scores before the mask after each step, (kv_len,) each.
+        allowed: True where the query may attend, (kv_len,); None without a mask.
         score: of every key, (kv_len,); -inf where it is masked.
         sink: the logit in the denominator that belongs to no key, (); None without one.
     """
 
+    columns: dict[str, Tensor]
+    allowed: Tensor | None
     score: Tensor
     sink: Tensor | None
 
@@ -122,21 +126,6 @@ class RowScores:
     def _reference(self) -> Tensor:
         """The maximum, or 0 without keys: a score of -inf less -inf would be NaN."""
         return self.maximum.masked_fill(self.is_empty, 0)
-
-
-@dataclass(frozen=True, eq=False)
-class QueryRow:
-    """One row of the matrix, step by step.
-
-    Attributes:
-        columns: the scores before the mask after each step, (kv_len,) each.
-        allowed: True where the query may attend, (kv_len,); None without a mask.
-        scores: those after the mask.
-    """
-
-    columns: dict[str, Tensor]
-    allowed: Tensor | None
-    scores: RowScores
 
 
 @torch.no_grad()
@@ -180,19 +169,17 @@ def steps(
     row = query_row(source, mask, place)
     if mask is None and len(row.columns) > 1:
         row.columns.popitem()  # the last step gives the score
-    weight = row.scores.weight(row.scores.score)
+    weight = row.weight(row.score)
     strongest = weight.sort(descending=True, stable=True).indices[:most]
     shown = strongest.sort().values
     terms = None
     if value is not None:
-        masked = (
-            row.scores.score[:, None] == -torch.inf
-        )  # where a weight of 0 times NaN would be NaN
+        masked = row.score[:, None] == -torch.inf  # where a weight of 0 times NaN would be NaN
         terms = (weight[:, None] * value.to(weight.dtype)).masked_fill(masked, 0)
     columns = _columns(row, weight, terms, shown, names)
     output = None if terms is None else terms.sum(0)
     title = _title(source, place, names if q_len == kv_len else None, len(shown))
-    note = _note(row.scores)
+    note = _note(row)
     if output is not None and output.shape[0] > _WIDEST_VALUE:
         note += f"\nof each value the first {_WIDEST_VALUE} of {output.shape[0]} numbers are shown"
     return Steps(place, Table(columns), output, title, note)
@@ -303,7 +290,7 @@ def query_row(source: Scores, mask: Mask | None, place: int) -> QueryRow:
         allowed = mask.block(box, source.shape, source.device).expand(1, source.shape[-1])[0]
         score = score.masked_fill(~allowed, -torch.inf)
     sink = source.sink(box, cut_whole)
-    return QueryRow(columns, allowed, RowScores(score, None if sink is None else sink.reshape(())))
+    return QueryRow(columns, allowed, score, None if sink is None else sink.reshape(()))
 
 
 def _parts_of(source: Scores) -> list[tuple[str, Scores]]:
@@ -332,7 +319,7 @@ def _columns(
     places = [int(place) for place in shown]
     rest = weight.shape[0] - len(places)
     ends = [
-        *(["sink"] if row.scores.sink is not None else []),
+        *(["sink"] if row.sink is not None else []),
         *([f"{rest} others"] if rest else []),
     ]
     ends.append("all")
@@ -344,13 +331,13 @@ def _columns(
         columns[name] = [*_plain(_numbers(numbers[shown])), *none]
     if row.allowed is not None:
         columns["mask"] = [*cast("list[bool]", row.allowed[shown].tolist()), *none]
-    score, logit = _numbers(row.scores.score[shown]), row.scores.sink
+    score, logit = _numbers(row.score[shown]), row.sink
     sink = torch.zeros((), device="cpu")
     if logit is None:
         columns["score"] = [*_plain(score), *none]
     else:
         columns["score"] = [*score, float(logit), *none[1:]]
-        sink = row.scores.weight(logit)
+        sink = row.weight(logit)
     columns["weight"] = _with_ends(weight, shown, sink, ends)
     width = 0 if terms is None else min(terms.shape[1], _WIDEST_VALUE)
     for i in range(width):
@@ -387,7 +374,7 @@ def _title(source: Scores, place: int, names: list[str] | None, shown: int) -> s
     return f"Query {place}{name} and {keys}{scale}"
 
 
-def _note(row: RowScores) -> str:
+def _note(row: QueryRow) -> str:
     if row.is_empty:
         return "there is no key that it may attend to: every weight is 0"
     sink = "" if row.sink is None else ", the sink's included"

@@ -35,7 +35,7 @@ from regard.view.export.summarised_layer import (
     block_of,
     most_bytes,
 )
-from regard.view.tiles.layer_survey import kinds_of, reduced
+from regard.view.tiles.layer_survey import layer_kinds, reduced
 from regard.view.tiles.manifest import (
     SMALL,
     PageLayer,
@@ -225,7 +225,7 @@ def _kinds(
 ) -> list[Sequence[Head | None]]:
     """Return the heads of each layer with their kinds, which may be known."""
     if heads is None:
-        return [*kinds_of(recording, count)]
+        return [layer_kinds(recording, place, count) for place in range(len(recording))]
     counts = _head_counts(recording)
     return [heads[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
 

@@ -31,20 +31,16 @@ def reduced(
     return answers if len(reductions) > 1 else (answers,)
 
 
-def kinds_of(recording: Recording, call: Callable[[int], object]) -> list[list[Head | None]]:
-    """Return the heads of each layer with their kinds; None for each where a layer has a NaN.
-
-    Args:
-        recording: what was seen.
-        call: called with the rows of each block.
-    """
-    return [layer_kinds(recording, place, call) for place in range(len(recording.layers))]
-
-
 def layer_kinds(
     recording: Recording, place: int, call: Callable[[int], object]
 ) -> list[Head | None]:
-    """Return the heads of one layer with their kinds, as ``kinds_of`` does."""
+    """Return the heads of one layer with their kinds; None for each where it has a NaN.
+
+    Args:
+        recording: what was seen.
+        place: of the layer.
+        call: called with the rows of each block.
+    """
     layer, tokens = recording.layers[place], (recording.query_tokens, recording.key_tokens)
     asked = survey_of(layer, *tokens).reductions
     missing = [reduction for reduction in asked if reduction not in layer.answers]

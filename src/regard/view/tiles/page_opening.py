@@ -47,11 +47,11 @@ def openings(
 
     Example:
         >>> import torch, regard
-        >>> from regard.view.tiles.layer_survey import kinds_of
+        >>> from regard.view.tiles.layer_survey import layer_kinds
         >>> from regard.view.tiles.page_opening import openings
         >>> A = regard.AttentionMatrix.from_weights(torch.eye(2)[None])
         >>> seen = regard.Recording({"layer": A}, query_tokens=["Life", " is"])
-        >>> openings(seen, kinds_of(seen, lambda _: None))[0]
+        >>> openings(seen, [layer_kinds(seen, 0, lambda _: None)])[0]
         Opening(layer=0, head=0, query=1, key=1)
     """
     cells, (layer, number) = _Cells(recording), asked

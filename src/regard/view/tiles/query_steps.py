@@ -38,8 +38,7 @@ def query_steps(
         value: of every key, (kv_len, value_dim).
     """
     source = matrix.source
-    steps = query_row(source, matrix.mask, query)
-    row = steps.scores
+    row = query_row(source, matrix.mask, query)
     weight, allowed = row.weight(row.score), row.score != -torch.inf
     order = torch.arange(len(weight), device=weight.device)
     if by == "weight":
@@ -52,7 +51,7 @@ def query_steps(
         "vector": _vectors(source.key[chosen]) if has_vectors else [None] * len(chosen),
     }
     for name, step in _STEPS.items():
-        columns[name] = _finite(steps.columns.get(step), chosen)
+        columns[name] = _finite(row.columns.get(step), chosen)
     columns["allowed"] = allowed[chosen].tolist()
     columns["score"] = _finite(row.score if is_score_known else None, chosen)
     columns["weight"] = weight[chosen].tolist()
