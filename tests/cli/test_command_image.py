@@ -87,9 +87,10 @@ def test_record_keeps_the_picture_and_page_reads_it(
     assert code != 0
     assert "--image cannot be combined with --server" in err
     served: list[regard.Recording] = []
-    monkeypatch.setattr(server, "_serve", lambda page, *_: served.append(page.args[0]))
+    monkeypatch.setattr(server, "application", lambda seen, *_, **__: served.append(seen))
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda *_, **__: None)
     for option in ((), ("--no-picture",)):
-        assert run("serve", "run.safetensors", *option)[0] == 0
+        assert run("serve", "run.safetensors", "--no-browser", *option)[0] == 0
     assert [each.pictures[0].data is None for each in served] == [False, True]
     assert served[1].grids == served[0].grids
     assert left_behind(Path()) == ["attention.html", "photo.jpg", "run.safetensors"]

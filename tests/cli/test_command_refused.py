@@ -112,8 +112,8 @@ def test_a_refused_layer_of_a_recording_ends_a_strict_command(
 def test_a_served_recording_names_its_refused_layer(
     run: Run, incomplete: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "_serve", lambda *_: None)
-    code, _, err = run("serve", incomplete)
+    monkeypatch.setattr(http_server.uvicorn.Server, "run", lambda *_, **__: None)
+    code, _, err = run("serve", incomplete, "--no-browser")
     assert code == 0
     assert re.fullmatch(LINE, err)
     code, _, err = run("serve", incomplete, "--strict")

@@ -158,19 +158,15 @@ def size_of(block: Block) -> int:
     return sum(map(len, block.values()))
 
 
-def least_size(matrix: AttentionMatrix) -> float:
-    """Never more than what the layer will take in 16 bits; infinity if it is never stored.
+def is_storable(matrix: AttentionMatrix) -> bool:
+    """Return True if query and key tell a layer, or all of its weights fit into memory.
 
     Args:
         matrix: (num_heads, q_len, kv_len).
     """
-    weights = math.prod(matrix.shape)
-    follows = _is_plain(matrix) and (weights <= MOST_WEIGHTS or intervals(matrix) is not IRREGULAR)
-    if isinstance(matrix.source, QueryKeyScores) and follows:
-        numbers = matrix.source.query.numel() + matrix.source.key.numel()
-        return numbers * BYTES["float16"] // 4  # a sign, a mantissa and a little exponent
-    # Weights may be nearly all zero, and then hundreds of them fit into a byte.
-    return weights // 512 if weights <= MOST_WEIGHTS else math.inf
+    if math.prod(matrix.shape) <= MOST_WEIGHTS:
+        return True
+    return _is_plain(matrix) and intervals(matrix) is not IRREGULAR
 
 
 def likely_size(layer: Layer) -> float:

@@ -24,7 +24,7 @@ from regard.view.export.complete_layer import (
     Block,
     CompleteLayer,
     Stored,
-    least_size,
+    is_storable,
     likely_size,
     size_of,
 )
@@ -368,8 +368,7 @@ class _Choice(NamedTuple):
         too_large: dict[torch.Size, float] = {}
         for index in order:
             matrix = self.matrices[index]
-            least = least_size(matrix) if stored == "float16" else 1
-            if max(least, too_large.get(matrix.shape, 0.0)) > room:
+            if too_large.get(matrix.shape, 1) > room or not is_storable(matrix):
                 continue
             layer = self._complete_layer(index, stored)
             if size(layer, index) <= room:

@@ -7,7 +7,7 @@ little-endian float32, what has a structure as JSON, and what is wrong as one se
 If the server has the model, the page can also post another text to ``/api/text``.
 
 A web page from elsewhere can send requests to this machine, under any name that its DNS gives it
-(rebinding) or as an image's address. Starlette checks the name, and ``_Guard`` the rest: only the
+(rebinding) or as an image's address. Starlette checks the name, and ``_guard`` the rest: only the
 page itself is answered, with the cookie that it got for the token in its address.
 """
 
@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from errno import EADDRINUSE
 from functools import partial
@@ -30,9 +30,10 @@ from typing import Any, cast
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import (
@@ -43,7 +44,6 @@ from starlette.responses import (
     Response,
 )
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from regard.errors import RegardError
 from regard.models.pretrained import check_text
@@ -111,7 +111,7 @@ def application(
     return Starlette(
         routes=served.routes,
         middleware=[
-            Middleware(_Guard, token=token),
+            Middleware(BaseHTTPMiddleware, dispatch=_guard(token)),
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
         ],
         exception_handlers={
@@ -124,49 +124,37 @@ def application(
     )
 
 
-class _Guard:
-    """An ASGI application before another one, which it asks for its own page alone."""
+def _guard(token: str) -> Callable[[Request, RequestResponseEndpoint], Awaitable[Response]]:
+    """Return what asks for its own page alone: a request is refused, or handed on."""
+    secret = token_urlsafe(32)  # what the cookie remembers, never the token
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = token.encode()
-        self._secret = token_urlsafe(32)  # what the cookie remembers, never the token
+    async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        answer = _refusal(token.encode(), secret, request) or await call_next(request)
+        answer.headers.update(_HEADERS)
+        return answer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request: refused, or handed on, with the same headers either way."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    return guarded
 
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
-            await send(message)
 
-        refusal = self._refusal(Request(scope))
-        await (refusal or self._app)(scope, receive, guarded)
-
-    def _refusal(self, request: Request) -> Response | None:
-        host = request.headers.get("host", "")
-        # A browser names the origin of every POST.
-        is_stranger = request.method != "GET" and "origin" not in request.headers
-        if is_stranger or not _is_own_page(request.headers, host):
-            return PlainTextResponse(
-                "another page asks; this server answers its own page only.", 403
-            )
-        # Two servers on one machine share their cookies.
-        cookie = f"regard-{host.rpartition(':')[2] if ':' in host else 80}"
-        given = request.query_params.get("token", "").encode()
-        if request.url.path == "/" and compare_digest(given, self._token):
-            answer = RedirectResponse("/", status_code=303)
-            # Not "strict": the launch file is another site, and the redirect would lack the cookie.
-            answer.set_cookie(cookie, self._secret, path="/", httponly=True, samesite="lax")
-            return answer
-        if not compare_digest(request.cookies.get(cookie, "").encode(), self._secret.encode()):
-            return PlainTextResponse(
-                "the token is missing or wrong; open the address that was printed.", 403
-            )
-        return None
+def _refusal(token: bytes, secret: str, request: Request) -> Response | None:
+    host = request.headers.get("host", "")
+    # A browser names the origin of every POST.
+    is_stranger = request.method != "GET" and "origin" not in request.headers
+    if is_stranger or not _is_own_page(request.headers, host):
+        return PlainTextResponse("another page asks; this server answers its own page only.", 403)
+    # Two servers on one machine share their cookies.
+    cookie = f"regard-{host.rpartition(':')[2] if ':' in host else 80}"
+    given = request.query_params.get("token", "").encode()
+    if request.url.path == "/" and compare_digest(given, token):
+        answer = RedirectResponse("/", status_code=303)
+        # Not "strict": the launch file is another site, and the redirect would lack the cookie.
+        answer.set_cookie(cookie, secret, path="/", httponly=True, samesite="lax")
+        return answer
+    if not compare_digest(request.cookies.get(cookie, "").encode(), secret.encode()):
+        return PlainTextResponse(
+            "the token is missing or wrong; open the address that was printed.", 403
+        )
+    return None
 
 
 def _is_own_page(headers: Headers, host: str) -> bool:
