@@ -192,6 +192,15 @@ def test_a_recording_of_the_last_tokens_says_how_to_ask_it(run: Run, bert: str) 
     )
 
 
+def test_queries_of_another_text_without_tokens_are_asked_for_by_the_option(run: Run) -> None:
+    across = regard.attend(torch.zeros(1, 2, 7, 4), torch.zeros(1, 2, 19, 4))
+    regard.Recording({"across": across}).save("run.safetensors")
+    code, _, err = run("segments", "run.safetensors", "--part", "start=0:2")
+    assert code == 2
+    assert "run.safetensors has 7 of the queries of its text" in err
+    assert "--query last=0:4" in err
+
+
 def test_a_recording_that_is_not_there_is_said_first(run: Run) -> None:
     code, out, err = run("segments", "nope.safetensors")
     assert (code, out, err) == (2, "", "regard: nope.safetensors: No such file or directory.\n")

@@ -3,9 +3,8 @@
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from regard.cli.options import AsJson, Run, Strict, open_recording, option, parse_named
@@ -78,15 +77,18 @@ def segments(
         else:
             split = spans.by_sentence if by == "sentence" else spans.by_word
             cut = split(seen.key_tokens)
-        if not queries:
-            _check_recorded_queries(run, seen, cut)
-        shares = segment_shares(
-            seen,
-            cut,
-            queries=_parse_parts("query", queries, seen.query_tokens) if queries else None,
-            sinks=not no_sinks,
-            progress=partial(report, "asking every layer"),
-        )
+        asked = _parse_parts("query", queries, seen.query_tokens) if queries else None
+        asking = partial(report, "asking every layer")
+        try:
+            shares = segment_shares(seen, cut, queries=asked, sinks=not no_sinks, progress=asking)
+        except ValueError as error:
+            if not str(error).startswith("queries is None"):
+                raise
+            raise ValueError(
+                f"query is missing; {run} has {seen.layers[0].shape[-2]} of the queries of its "
+                "text, and none in these parts.\n"
+                "    Name those that ask, counted from the first of them: --query last=0:4"
+            ) from error
     if beyond is not None:
         shares = _shares_beyond(shares, beyond)
     if as_json:
@@ -119,26 +121,6 @@ def _as_json(
         "beyond": shares.over,
         "shares": shares.table(per).records(),
     }
-
-
-def _check_recorded_queries(
-    run: Path, seen: "Recording", parts: Mapping[str, tuple[int, int]]
-) -> None:
-    """Raise an error if the parts contain no recorded queries."""
-    if all(layer.queries is None for layer in seen.layers):
-        has_queries = seen.query_tokens == seen.key_tokens
-    else:
-        has_queries = all(layer.reads_itself for layer in seen.layers) and any(
-            start < layer.positions.stop and stop > layer.positions.start
-            for layer in seen.layers
-            for start, stop in parts.values()
-        )
-    if not has_queries:
-        raise ValueError(
-            f"query is missing; {run} has {len(seen.query_tokens or ())} of the queries of its "
-            "text, and none in these parts.\n"
-            "    Name those that ask, counted from the first of them: --query last=0:4"
-        )
 
 
 def _shares_beyond(shares: "Shares", name: str) -> "Shares":

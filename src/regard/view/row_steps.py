@@ -231,10 +231,9 @@ def table(
     keys = keys or [str(i) for i in range(kv_len)]
     # A name of a column is one of its kind; two equal tokens are told apart by their places.
     heads = [f"{key} ({i})" if keys.count(key) > 1 else key for i, key in enumerate(keys)]
-    lists = [_numbers(column) for column in numbers.mT]
     first = "query" if "query" not in heads else "query →"
     # Whole numbers in every column, or in none.
-    whole = _plain([number for column in lists for number in column])
+    whole = _plain(_numbers(numbers.mT.flatten()))
     columns = (whole[i * q_len : (i + 1) * q_len] for i in range(kv_len))
     return Table({first: rows, **dict(zip(heads, columns, strict=True))})
 

@@ -43,13 +43,9 @@ def draw_grey(ax: "Axes", picture: Picture) -> None:
     ax.set(xlim=(0, picture.width), ylim=(picture.height, 0), aspect="equal", xticks=[], yticks=[])
     style.keep_quiet(ax)
     if picture.data is not None:
-        pale = picture.image().convert("L").point(_pale)
+        pale = picture.image().convert("L").point(lambda level: 255 - _CONTRAST * (255 - level))
         extent = (0, picture.width, picture.height, 0)
         ax.imshow(pale, cmap="gray", vmin=0, vmax=255, extent=extent, interpolation="bilinear")
-
-
-def _pale(level: float) -> float:
-    return 255 - _CONTRAST * (255 - level)
 
 
 def _veil(ax: "Axes") -> "ListedColormap":
