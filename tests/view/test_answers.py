@@ -277,6 +277,24 @@ def test_a_pass_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> N
         assert answers.progress(OfHead(0, 0)).done == 1
 
 
+def test_progress_is_told_while_a_column_waits_for_the_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long_heads(monkeypatch)
+    waits = threading.Event()
+
+    def is_wanted() -> bool:
+        waits.set()
+        return True
+
+    with Answers(recording(attended(3000, 3000))) as answers:
+        column = threading.Thread(target=lambda: answers.column(OfHead(0, 0), 0, wanted=is_wanted))
+        column.start()
+        assert waits.wait(60)
+        assert answers.progress(OfHead(0, 0)).done < 1
+        column.join()
+
+
 def test_closing_ends_a_pass_and_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     long_heads(monkeypatch)
     answers = Answers(recording(attended(3000, 3000)))

@@ -46,8 +46,8 @@ from regard.view.tiles.query_steps import query_steps
 
 MIB = 2**20
 _LOOK_AGAIN = 0.25  # seconds
-# One question is answered at a time: at each of its pauses it waits while there is one of a lower
-# rank, or an earlier one of its own.
+# A question waits, at each of its pauses, while one of a lower rank is answered. Quick ones go one
+# after the other, whatever memory each takes; of long ones one may only wait for what others do.
 _QUICK, _LONG, _KINDS = range(3)
 _MOST_CELLS = 2**24  # of a head whose small map is exact: some 50 ms each
 _SAMPLED_ROWS = 256
@@ -266,12 +266,12 @@ class Answers:
     @contextmanager
     def _turn(self, rank: int, wanted: Wanted) -> Generator[Pause]:
         """Yield the pause of an answer: it lets those before it go first, and raises ``Gone``."""
-        turn = rank, next(self._numbers)
+        turn = rank, next(self._numbers) if rank == _QUICK else 0
 
         def pause() -> None:
             with self._changed:
                 while not self._closed and wanted():
-                    if min(self._turns) == turn:
+                    if min(self._turns) >= turn:
                         return
                     self._changed.wait(_LOOK_AGAIN)
             raise Gone
