@@ -60,11 +60,7 @@ def see(
     from regard.view.terminal.summary import summarise
     from regard.view.terminal.terminal_view import summary_lines
 
-    if head is not None and layer is None:
-        raise ValueError(
-            f"head is {head} and no layer is given; heads of different layers have "
-            "nothing in common.\n    Give a layer too."
-        )
+    _check_head(layer, head)
     if no_page and (output is not None or open_page):
         raise ValueError("--no-page excludes --output and --open.\n    Leave out one of them.")
     page = output
@@ -97,6 +93,14 @@ def see(
             print_lines(lambda _: ["", lines])
     if open_page and page is not None:
         show_page(page)
+
+
+def _check_head(layer: int | None, head: int | None) -> None:
+    if head is not None and layer is None:
+        raise ValueError(
+            f"head is {head} and no layer is given; heads of different layers have "
+            "nothing in common.\n    Give a layer too."
+        )
 
 
 def _as_json(seen: "Recording", summary: "Summary", page: Path | None) -> dict[str, Any]:
