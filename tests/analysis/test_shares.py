@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import regard
-from regard.analysis.span_shares import SegmentsWithout  # to choose its backend
 from regard.recording.layers import Queries
 
 PARTS = {"question": (1, 3), "document": (3, 8)}
@@ -90,17 +89,14 @@ def test_shares_without_sinks_are_right_for_every_kind_of_score(options: dict[st
     torch.testing.assert_close(answer.weights, expected(seen, PARTS, PARTS, (0,)))
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("backend", ["dense", "sweep"])
 @pytest.mark.parametrize("mask", [regard.Causal(), regard.SlidingWindow(300, 0)], ids=repr)
-def test_a_text_of_several_blocks_is_added_up(mask: regard.Mask, backend: str) -> None:
+def test_a_text_of_several_blocks_is_added_up(mask: regard.Mask) -> None:
     length = 3000
     A = matrix(num_heads=1, q_len=length, kv_len=length, mask=mask)
     parts = {"a": (0, length // 3), "b": (length // 2, length)}
-    spans = tuple(parts.values())
-    answer = A.reduce(SegmentsWithout(spans, spans, (0, 3)), backend=backend)
-    reference = expected(regard.Recording({"a": A}), parts, parts, (0, 3))[0]
-    torch.testing.assert_close(answer[0].float(), reference)
+    seen = regard.Recording({"a": A})
+    answer = regard.segment_shares(seen, parts, sinks=(0, 3))
+    torch.testing.assert_close(answer.weights, expected(seen, parts, parts, (0, 3)))
 
 
 @given(
@@ -150,11 +146,6 @@ def test_a_matrix_without_heads_is_one_head() -> None:
     A = regard.attend(torch.zeros(4, 2), torch.zeros(4, 2))
     weights = regard.segment_shares(regard.Recording({"a": A}), {"a": (0, 2)}).weights
     assert weights.tolist() == [[[[0.5]]]]
-
-
-def test_only_the_rows_of_the_parts_are_computed() -> None:
-    reduction = SegmentsWithout(((5, 7), (2, 3)), ((0, 1),), (0,))
-    assert reduction.rows(11) == regard.Segments([(5, 7), (2, 3)]).rows(11) == range(2, 7)
 
 
 def test_progress_is_called_after_each_layer() -> None:

@@ -3,26 +3,24 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import Literal, cast, final
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from regard.errors import (
     check_index_bounds,
-    check_memory,
     check_progress,
     check_spans,
     check_whole,
     count_text,
     kind_text,
 )
+from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import one_text, shape_of_all
 from regard.recording.recording import Recording
-from regard.reductions.block import Block
-from regard.reductions.reduction import Contribution, Reduction
+from regard.recording.without_keys import without_keys
 from regard.reductions.sums import Segments
-from regard.scores.score_source import lowest_score
 from regard.text.tables import Cell, Table
 
 _MOST_KEYS = 8
@@ -207,10 +205,12 @@ def segment_shares(
         query_parts = checked_parts("queries", queries, "q_len", q_len)
     out = _sinks(seen, sinks, kv_len)
     question = Segments(query_parts, key_parts)
-    without = SegmentsWithout(tuple(query_parts.values()), tuple(key_parts.values()), out)
     answers: list[Tensor] = []
     for layer in layers:
-        answer: Tensor = layer.whole().reduce(without) if out else layer.reduce(question)
+        if out:
+            answer = _shares_without(layer.whole(), out, query_parts, key_parts)
+        else:
+            answer = layer.reduce(question)
         answers.append(answer.reshape(-1, len(query_parts), len(key_parts)))
         if progress is not None:
             progress(len(answers), len(layers))
@@ -221,6 +221,22 @@ def segment_shares(
         for index, layer in enumerate(layers)
     )
     return Shares(weights, names, tuple(query_parts), tuple(key_parts), indices, out)
+
+
+def _shares_without(
+    matrix: AttentionMatrix,
+    sinks: Sequence[int],
+    query_parts: Mapping[str, tuple[int, int]],
+    key_parts: Mapping[str, tuple[int, int]],
+) -> Tensor:
+    """Return the shares of a matrix without some keys, (..., query parts, key parts).
+
+    A query that attends to no other key is left out of the mean.
+    """
+    spans = [*key_parts.values(), (0, matrix.shape[-1])]
+    answer = without_keys(matrix, sinks).segments(list(query_parts.values()), spans)
+    counted = answer[..., -1:]  # the part of the queries whose weights sum to 1, not to 0
+    return answer[..., :-1] / counted.where(counted > 0, 1)
 
 
 def _recorded_parts(
@@ -245,73 +261,6 @@ def _recorded_parts(
             "the first query that was kept."
         )
     return inside
-
-
-@final
-@dataclass(frozen=True)
-class SegmentsWithout(Reduction):
-    """``Segments`` of weights that ignore some keys, with each row renormalised to sum to 1.
-
-    A query that attends to no other key is left out of the mean. The softmax is computed again over
-    the remaining scores, because next to a dominant sink the weights would round to 0.
-
-    Attributes:
-        query_parts: the spans (start, stop) of the queries, which do not overlap.
-        key_parts: the spans (start, stop) of the keys, which do not overlap.
-        sinks: the positions of the keys to ignore, at least one.
-    """
-
-    thread_safe = True
-
-    query_parts: tuple[tuple[int, int], ...]
-    key_parts: tuple[tuple[int, int], ...]
-    sinks: tuple[int, ...]
-
-    def rows(self, q_len: int) -> range:
-        return range(min(self.query_parts)[0], max(self.query_parts)[1])
-
-    def start(
-        self, shape: torch.Size, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
-        size = (*shape[:-2], len(self.query_parts) + 1, len(self.key_parts) + 1)
-        check_memory("segment_shares()", size, dtype, remedy="Ask for fewer parts.")
-        return (
-            torch.zeros(size, dtype=dtype, device=device),
-            torch.zeros(size[:-1], dtype=dtype, device=device),
-        )
-
-    def update(self, block: Block) -> tuple[Contribution, ...]:
-        box, device = block.box, block.maximum.device
-        row_part = _membership(self.query_parts, box.rows, device)
-        column_part = _membership(self.key_parts, box.columns, device)
-        first, last = box.columns.start, box.columns.stop
-        inside = [sink - first for sink in self.sinks if first <= sink < last]
-        lowest = lowest_score(block.maximum.dtype)
-        shifted = block.shifted.index_fill(-1, torch.tensor(inside, device=device).long(), lowest)
-        has_keys = shifted.detach().amax(-1, keepdim=True) > lowest  # (..., rows, 1)
-        weights = torch.softmax(shifted, -1) * has_keys
-        by_key = weights.new_zeros(*weights.shape[:-1], len(self.key_parts) + 1)
-        by_key = by_key.index_add(-1, column_part, weights)  # (..., rows, key parts + 1)
-        total = by_key.new_zeros(*by_key.shape[:-2], len(self.query_parts) + 1, by_key.shape[-1])
-        counts = total.new_zeros(total.shape[:-1])
-        return (
-            Contribution(box.leading, total.index_add(-2, row_part, by_key)),
-            Contribution(
-                box.leading, counts.index_add(-1, row_part, has_keys.squeeze(-1).to(counts.dtype))
-            ),
-        )
-
-    def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
-        total, counts = buffers
-        return (total / counts.clamp(min=1)[..., None])[..., :-1, :-1]
-
-
-def _membership(parts: Sequence[tuple[int, int]], positions: slice, device: torch.device) -> Tensor:
-    """Return the index of the part of each position; the number of parts if it is in none."""
-    member = torch.full((positions.stop - positions.start,), len(parts), device="cpu")
-    for part, (start, stop) in enumerate(parts):
-        member[max(0, start - positions.start) : max(0, stop - positions.start)] = part
-    return member.to(device)
 
 
 def checked_parts(

@@ -476,15 +476,14 @@ def _plain_answer(role: str, answer: Any, put: Put) -> Plain:
     return {"tensor": put(role, answer)}
 
 
-def plain_pictures(
-    pictures: Sequence[Picture], grids: Mapping[str, Sequence[Grid]], put: Put
-) -> Plain:
+def plain_pictures(pictures: Sequence[Picture], layers: Sequence[Layer], put: Put) -> Plain:
     """Convert pictures, and the grids of layers by name, to plain data."""
-    several = list(dict.fromkeys(tuple(some) for some in grids.values()))
+    grids = {layer.name: layer.grids for layer in layers if layer.grids}
+    several = list(dict.fromkeys(grids.values()))
     return {
         "pictures": [_written(each, put, str(at)) for at, each in enumerate(pictures)],
         "grids": [[_written(grid, put) for grid in some] for some in several],
-        "layer_grids": {name: several.index(tuple(some)) for name, some in grids.items()},
+        "layer_grids": {name: several.index(some) for name, some in grids.items()},
     }
 
 

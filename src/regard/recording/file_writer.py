@@ -129,10 +129,7 @@ def _write(
             raise RegardError(f"layer {layer.name!r} cannot be saved: {error}") from error
         if progress is not None:
             progress(len(layers), len(seen.layers))
-    grids = {layer.name: seen.layer_grids(layer.name) for layer in seen.layers}
-    pictures = plain_pictures(
-        seen.pictures, {k: v for k, v in grids.items() if v}, partial(keep, "pictures")
-    )
+    pictures = plain_pictures(seen.pictures, seen.layers, partial(keep, "pictures"))
     # In this order all tensors are aligned. safetensors itself writes them so.
     pieces = dict(sorted(pieces.items(), key=lambda item: -item[1].entry.dtype.itemsize))
     header = _header({**about(seen), **pictures, "layers": layers}, pieces)

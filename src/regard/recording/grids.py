@@ -1,7 +1,6 @@
 """Attention to the parts of a picture, from the grids of a layer's tokens."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import cast
 
@@ -13,6 +12,7 @@ from regard.images.patch_grid import Grid
 from regard.images.picture import Picture
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Layer, layer_at
+from regard.recording.without_keys import without_keys
 from regard.reductions.sums import Sum
 from regard.scores.score_source import accumulation_dtype
 from regard.text import spans
@@ -73,12 +73,6 @@ def _check_fit(layer: Layer, grids: Sequence[Grid], num_pictures: int) -> None:
         taken |= positions
 
 
-def entry_grids(grids: Iterable[Grid], index: int, layer: Layer) -> tuple[Grid, ...]:
-    """Return the grids of one entry of the batch, as those of a batch of 1."""
-    entry = check_index_bounds(index, layer.shape[0], 0)
-    return tuple(replace(grid, entry=0) for grid in grids if grid.entry == entry)
-
-
 def boxes_of(layers: Sequence[Layer], grids: Sequence[Grid], pictures: Sequence[Picture]) -> Tensor:
     """Return the box of each key in its picture, (tokens, 4), with NaN for other keys.
 
@@ -102,7 +96,6 @@ def boxes_of(layers: Sequence[Layer], grids: Sequence[Grid], pictures: Sequence[
 
 def image_of(
     layer: Layer,
-    grids: Sequence[Grid],
     tokens: tuple[Sequence[Token] | None, Sequence[Token] | None],
     *,
     head: int | None,
@@ -111,6 +104,7 @@ def image_of(
     without: Sequence[int | str],
 ) -> Tensor:
     """Return the attention to each part of a picture; see ``Recording.image``."""
+    grids = layer.grids
     if not grids:
         raise RegardError(
             f"layer {layer.name!r} has no grid: no places of its tokens are known.\n{_NO_GRID}"
@@ -191,16 +185,11 @@ def _mean_of_rows(
     matrix: AttentionMatrix, rows: Sequence[int] | None, out: Sequence[int]
 ) -> Tensor:
     """Return the mean of some rows, (..., kv_len), with a few rows in memory at a time."""
-    if rows is None and not out:
+    matrix = without_keys(matrix, out) if out else matrix
+    if rows is None:
         return cast(Tensor, matrix.reduce(Sum(-2))) / matrix.shape[-2]
-    chosen = range(matrix.shape[-2]) if rows is None else rows
     dtype = accumulation_dtype(matrix.dtype)
     total = torch.zeros((), dtype=dtype, device=matrix.device)
-    for first in range(0, len(chosen), _ROWS):
-        weights = matrix[..., list(chosen[first : first + _ROWS]), :].to(dtype)
-        if out:
-            weights = weights.index_fill(-1, torch.tensor(out, device=weights.device), 0)
-            weights = weights / weights.sum(-1, keepdim=True)
-            weights = weights.nan_to_num(0)
-        total = total + weights.sum(-2)
-    return total / len(chosen)
+    for first in range(0, len(rows), _ROWS):
+        total = total + matrix[..., list(rows[first : first + _ROWS]), :].to(dtype).sum(-2)
+    return total / len(rows)

@@ -69,7 +69,7 @@ def _by_part(pieces: Sequence[Piece]) -> dict[tuple[int, ...], Piece]:
         if shard.part in by_part:
             raise RegardError(
                 f"{piece.name} and {by_part[shard.part].name} are the same part of the run, "
-                f"{shard.text}.\n    Leave one of them out."
+                f"{part_text(shard.part, shard.counts)}.\n    Leave one of them out."
             )
         by_part[shard.part] = piece
     counts = _shard(pieces[0]).counts
@@ -146,8 +146,8 @@ class _Join:
             if _shared(self.axis, layer) != _shared(self.axis, first):
                 raise RegardError(
                     f"layer {self.name!r} has shape {shape_text(first.shape)} on {self.names[0]} "
-                    f"and {shape_text(layer.shape)} on {name}, or other queries or answers; they "
-                    "cannot be joined.\n"
+                    f"and {shape_text(layer.shape)} on {name}, or other queries, answers or grids; "
+                    "they cannot be joined.\n"
                     "    Give all processes texts of one length, and observe alike."
                 )
         if len(layers) == 1:
@@ -277,7 +277,8 @@ def _shared(axis: int, layer: Layer) -> tuple[object, ...]:
     """Return the facts of a layer that all parts along an axis must share."""
     shape = list(layer.shape)
     shape[axis] = 0
-    return shape, layer.queries, list(layer.answers), layer.matrix is None, layer.value is None
+    kept = layer.matrix is None, layer.value is None
+    return shape, layer.queries, list(layer.answers), kept, layer.grids
 
 
 def _lazily(

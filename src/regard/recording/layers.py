@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError, check_index_bounds, check_whole, shape_text
+from regard.images.patch_grid import Grid
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.real_tokens import texts_of
 from regard.reductions.reduction import Reduction
@@ -187,6 +188,7 @@ class Layer:
         queries: the queries of the rows; None if all queries were recorded.
         value: a function that returns the model's value, (..., num_kv_heads, kv_len, head_dim), so
             that ``matrix @ value`` is the layer's output; None if it was not recorded.
+        grids: the grids of tokens that stand for the parts of pictures.
     """
 
     name: str
@@ -196,6 +198,7 @@ class Layer:
     origin: Origin | None = None
     queries: Queries | None = None
     value: Callable[[], Tensor] | None = None
+    grids: tuple[Grid, ...] = ()
 
     @property
     def positions(self) -> range:
@@ -303,6 +306,7 @@ class Layer:
             matrix=None if self.matrix is None else lambda: self.whole()[one],
             value=None if self.value is None else lambda: self.whole_value()[one],
             answers=answers,
+            grids=tuple(replace(grid, entry=0) for grid in self.grids if grid.entry == start),
         )
 
     def _entry_of(self, reduction: Reduction, answer: Any, one: slice) -> Any:

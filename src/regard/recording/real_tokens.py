@@ -29,7 +29,7 @@ def texts_of(matrix: AttentionMatrix, *, rows: range) -> tuple[range, ...]:
             row may attend to it. A window may also hide real tokens, so for other keys only masks
             that depend on keys alone count.
     """
-    kv_len, mask, added = matrix.shape[-1], matrix.mask, _added(matrix)
+    kv_len, mask, added = matrix.shape[-1], matrix.mask, numbers_of(matrix)
     of_keys = None if mask is None else _of_keys(mask)
     seen = _seen(matrix, of_keys, added if added is None or 1 in added.shape[-2:] else None)
     if rows:
@@ -57,7 +57,7 @@ def _seen(matrix: AttentionMatrix, mask: Mask | None, added: Tensor | None) -> T
     return seen
 
 
-def _added(matrix: AttentionMatrix) -> Tensor | None:
+def numbers_of(matrix: AttentionMatrix) -> Tensor | None:
     """Return the bias or the scores, in which very low numbers mask; None if there are none."""
     match matrix.source:
         case QueryKeyScores(bias=bias):

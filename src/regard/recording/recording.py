@@ -16,7 +16,7 @@ from regard.matrix.attention_matrix import AttentionMatrix
 from regard.matrix.notebook_hook import notebook_bundle
 from regard.matrix.rollouts import Rollout, rollout
 from regard.recording.file_writer import check_target, write
-from regard.recording.grids import boxes_of, checked_grids, entry_grids, image_of
+from regard.recording.grids import boxes_of, checked_grids, image_of
 from regard.recording.joining import Piece, joined
 from regard.recording.layers import (
     Answers,
@@ -98,7 +98,6 @@ class Recording(Mapping[str, AttentionMatrix]):
         self.shard: Shard | None = None
         self.trials: list[Mapping[str, Mapping[str, Sequence[float]]]] = []
         self.pictures: tuple[Picture, ...] = ()
-        self._grids: dict[str, tuple[Grid, ...]] = {}
         self.model = model
         self.query_tokens = as_tokens("query_tokens", query_tokens)
         self.key_tokens = as_tokens("key_tokens", key_tokens) or self.query_tokens
@@ -235,12 +234,20 @@ class Recording(Mapping[str, AttentionMatrix]):
                 "matrix is None and shape is None; one of them must be there.\n"
                 "    Pass shape=matrix.shape where only answers are kept."
             )
-        unique, count = name, 1
+        kept = None if matrix is None else InMemory(matrix)
+        return self.append(Layer(name, size, kept, Answers(answers), origin, queries=queries))
+
+    def append(self, layer: Layer) -> str:
+        """Add a layer as ``add`` does, and return its unique name.
+
+        Raises:
+            ValueError: a length differs from the number of tokens.
+        """
+        unique, count = layer.name, 1
         while unique in self._layers:
             count += 1
-            unique = f"{name}#{count}"
-        kept = None if matrix is None else InMemory(matrix)
-        self.put(Layer(unique, size, kept, Answers(answers), origin, queries=queries))
+            unique = f"{layer.name}#{count}"
+        self.put(replace(layer, name=unique))
         return unique
 
     def put(self, layer: Layer) -> None:
@@ -259,7 +266,6 @@ class Recording(Mapping[str, AttentionMatrix]):
             KeyError: no layer has this name.
         """
         del self._layers[name]
-        self._grids.pop(name, None)
 
     def with_tokens(
         self,
@@ -279,22 +285,20 @@ class Recording(Mapping[str, AttentionMatrix]):
         """
         queries = as_tokens("query_tokens", query_tokens)
         keys = queries if key_tokens is None else as_tokens("key_tokens", key_tokens)
-        return self._with(self.layers, tokens_of_rows(queries, self.layers), keys)
+        same = self._with(())
+        same.query_tokens, same.key_tokens = tokens_of_rows(queries, self.layers), keys
+        for layer in self.layers:
+            same.put(layer)
+        return same
 
-    def _with(
-        self,
-        layers: Iterable[Layer],
-        query_tokens: Iterable[Token] | None,
-        key_tokens: Iterable[Token] | None,
-    ) -> "Recording":
-        """Return a recording of the same model with other layers and tokens."""
-        tokens = {"query_tokens": query_tokens, "key_tokens": key_tokens}
+    def _with(self, layers: Iterable[Layer]) -> "Recording":
+        """Return a recording of the same model and tokens with other layers."""
+        tokens = {"query_tokens": self.query_tokens, "key_tokens": self.key_tokens}
         same = Recording({}, model=self.model, **tokens)
         same.refused, same.shard = list(self.refused), self.shard
         same.trials, same.pictures = list(self.trials), self.pictures
         for layer in layers:
             same.put(layer)
-        same._grids = {name: self._grids[name] for name in same._layers if name in self._grids}
         return same
 
     def part(self, layers: Iterable[str | int]) -> "Recording":
@@ -319,8 +323,7 @@ class Recording(Mapping[str, AttentionMatrix]):
                 f"layers is {layers!r}; it takes several names or indices.\n"
                 f"    Pass [{layers!r}] for that layer alone."
             )
-        some = (layer_at(self.layers, layer) for layer in layers)
-        return self._with(some, self.query_tokens, self.key_tokens)
+        return self._with(layer_at(self.layers, layer) for layer in layers)
 
     def entry(self, index: int) -> "Recording":
         """Return a recording of one batch entry, as a batch of 1, with the same tokens.
@@ -339,12 +342,8 @@ class Recording(Mapping[str, AttentionMatrix]):
             >>> regard.Recording({"layer": regard.attend(x, x)}).entry(2)["layer"].shape
             torch.Size([1, 2, 5, 5])
         """
-        entries = (layer.entry(index) for layer in self.layers)
-        one = self._with(entries, self.query_tokens, self.key_tokens)
+        one = self._with(layer.entry(index) for layer in self.layers)
         one.shard = None
-        for layer in self.layers:
-            if layer.name in one._grids:
-                one._grids[layer.name] = entry_grids(one._grids[layer.name], index, layer)
         return one
 
     def apart(self) -> "Recording":
@@ -363,22 +362,17 @@ class Recording(Mapping[str, AttentionMatrix]):
             >>> list(seen.with_pictures([Image.new("RGB", (64, 64))], tiles).apart())
             ['layer part 0', 'layer part 1']
         """
-        layers: list[tuple[Layer, tuple[Grid, ...]]] = []
-        others: list[tuple[Layer, tuple[Grid, ...]]] = []
+        layers, others = list[Layer](), list[Layer]()
         for index, layer in enumerate(self.layers):
-            grids = self.layer_grids(layer.name)
-            entries = sorted({0, *(grid.entry for grid in grids)})
+            entries = sorted({0, *(grid.entry for grid in layer.grids)})
             if len(entries) < 2:
-                layers.append((layer, grids))
+                layers.append(layer)
                 continue
             for entry in entries:
                 name, origin = f"{layer.name} part {entry}", layer.origin or Origin(index)
                 part = replace(layer.entry(entry), name=name, origin=origin)
-                (others if entry else layers).append((part, entry_grids(grids, entry, layer)))
-        layers += others
-        same = self._with([layer for layer, _ in layers], self.query_tokens, self.key_tokens)
-        same._grids = {layer.name: grids for layer, grids in layers if grids}
-        return same
+                (others if entry else layers).append(part)
+        return self._with((*layers, *others))
 
     def with_pictures(
         self,
@@ -410,7 +404,7 @@ class Recording(Mapping[str, AttentionMatrix]):
             tensor([[0.2000, 0.2000],
                     [0.2000, 0.2000]])
         """
-        same = self._with(self.layers, self.query_tokens, self.key_tokens)
+        same = self._with(self.layers)
         same.put_pictures(pictures, grids)
         return same
 
@@ -423,7 +417,9 @@ class Recording(Mapping[str, AttentionMatrix]):
         if isinstance(pictures, str) or not isinstance(pictures, Sequence):
             raise TypeError("pictures is no list; pass a list of images of Pillow.")
         kept = tuple(map(keep, pictures))
-        self._grids = checked_grids(self.layers, kept, grids)
+        by_name = checked_grids(self.layers, kept, grids)
+        for layer in self.layers:
+            self.put(replace(layer, grids=by_name.get(layer.name, ())))
         self.pictures = kept
 
     def forget_pixels(self) -> None:
@@ -442,7 +438,7 @@ class Recording(Mapping[str, AttentionMatrix]):
 
     def layer_grids(self, layer: str | int) -> tuple[Grid, ...]:
         """Return the grids of a layer; empty if its tokens have no place in a picture."""
-        return self._grids.get(layer_at(self.layers, layer).name, ())
+        return layer_at(self.layers, layer).grids
 
     @property
     def grids(self) -> tuple[Grid, ...]:
@@ -451,7 +447,7 @@ class Recording(Mapping[str, AttentionMatrix]):
         Raises:
             RegardError: the layers have different grids.
         """
-        every = [self._grids.get(layer.name, ()) for layer in self.layers]
+        every = [layer.grids for layer in self.layers]
         if any(each != every[0] for each in every):
             raise RegardError(
                 "layers of this recording have different grids; there is no one answer.\n"
@@ -511,10 +507,8 @@ class Recording(Mapping[str, AttentionMatrix]):
             >>> seen.with_pictures([size], grid).image("layer", without=[0]).sum()
             tensor(1.)
         """
-        chosen = layer_at(self.layers, layer)
-        grids = self._grids.get(chosen.name, ())
-        tokens = self.query_tokens, self.key_tokens
-        return image_of(chosen, grids, tokens, head=head, query=query, grid=grid, without=without)
+        chosen, tokens = layer_at(self.layers, layer), (self.query_tokens, self.key_tokens)
+        return image_of(chosen, tokens, head=head, query=query, grid=grid, without=without)
 
     def reduce(
         self, *reductions: Reduction, progress: Callable[[int, int], None] | None = None
@@ -643,30 +637,15 @@ def merged(recordings: Sequence[Recording], names: Sequence[str]) -> Recording:
                     f"{name} has other {tokens} than {names[0]}; a recording has one text.\n"
                     "    Look at each alone, or set them to None before they are saved."
                 )
-    whole = Recording(
-        {}, model=first.model, query_tokens=first.query_tokens, key_tokens=first.key_tokens
-    )
-    whole.refused = refused
-    for layer in layers:
-        whole.put(layer)
-    _merge_pictures(whole, recordings, names)
-    return whole
-
-
-def _merge_pictures(
-    whole: Recording, recordings: Sequence[Recording], names: Sequence[str]
-) -> None:
-    """Give a merged recording the pictures of its parts, which must be equal."""
-    grids: dict[str, tuple[Grid, ...]] = {}
-    for name, part in zip(names, recordings, strict=True):
-        # A rank has the layers alone of which it holds heads.
-        of_part = {layer.name: part.layer_grids(layer.name) for layer in part.layers}
-        is_other = any(grids.setdefault(layer, there) != there for layer, there in of_part.items())
-        if is_other or part.pictures != recordings[0].pictures:
+        if other.pictures != first.pictures:
             raise RegardError(
                 f"{name} has other pictures than {names[0]}; only equal ones can be merged.\n"
                 "    Merge the parts first, then use seen.with_pictures."
             )
-    if recordings[0].pictures:
-        some = {layer: each for layer, each in grids.items() if each}
-        whole.put_pictures(recordings[0].pictures, some)
+    whole = Recording(
+        {}, model=first.model, query_tokens=first.query_tokens, key_tokens=first.key_tokens
+    )
+    whole.refused, whole.pictures = refused, first.pictures
+    for layer in layers:
+        whole.put(layer)
+    return whole

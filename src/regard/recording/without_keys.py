@@ -1,0 +1,31 @@
+"""Attention without some keys, such as sinks: each row is a softmax over the other keys."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from regard.masks import Keep
+from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.real_tokens import numbers_of
+from regard.scores.query_key import QueryKeyScores
+from regard.scores.score_source import MASKED_SCORE
+
+
+def without_keys(matrix: AttentionMatrix, keys: Sequence[int]) -> AttentionMatrix:
+    """Return a matrix with some keys masked, and without a sink beside the scores.
+
+    The softmax is computed again over the other keys, because next to a dominant sink their weights
+    would round to 0. A row that attends to the masked keys alone is 0: a score so low that it masks
+    is one of no other key.
+    """
+    visible = torch.ones(matrix.shape[-1], dtype=torch.bool, device=matrix.device)
+    visible[torch.tensor(keys, device=matrix.device)] = False
+    if (numbers := numbers_of(matrix)) is not None:
+        low = numbers.detach() <= MASKED_SCORE
+        visible = visible & (~low | low.all(-1, keepdim=True))
+    mask = Keep(visible).bind(matrix.shape, matrix.device)
+    source = matrix.source
+    if isinstance(source, QueryKeyScores):
+        source = replace(source, sink_bias=None)
+    return AttentionMatrix(source, mask if matrix.mask is None else matrix.mask & mask)
