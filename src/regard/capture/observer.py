@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from inspect import getattr_static, getclosurevars
 from os import PathLike
@@ -38,7 +38,7 @@ from regard.capture.recorder import WITHOUT_NUMBERS, Recorder, has_no_numbers
 from regard.capture.refusals import UNSEEN, Absence, compiled_error, is_compiled
 from regard.capture.selection import Selection
 from regard.capture.storages import storage_key, tensors_in
-from regard.capture.uncompiled import check_compiled, uncompiled_if
+from regard.capture.uncompiled import UNCOMPILED, check_compiled
 from regard.capture.weight_tracks import has_packed_heads
 from regard.errors import RegardError, is_sharded, shape_text
 from regard.matrix.attention_matrix import AttentionMatrix
@@ -165,7 +165,8 @@ def observe(
     # Casts that autocast cached before the block would not be recognised as parameters.
     torch.clear_autocast_cache()
     try:
-        with uncompiled_if(is_eager), watch.tracer, watched_products(watch.product):
+        uncompiled = UNCOMPILED if is_eager else nullcontext()
+        with uncompiled, watch.tracer, watched_products(watch.product):
             yield seen
     except BaseException as exception:
         watch.finish()

@@ -231,7 +231,7 @@ class Tracer(TorchDispatchMode):
         self._otherwise = otherwise
 
     def __enter__(self) -> "Tracer":
-        WHOLE_BATCHES.begin()
+        WHOLE_BATCHES.__enter__()
         return cast(Tracer, super().__enter__())
 
     def __exit__(self, *exception: Any) -> None:
@@ -246,7 +246,7 @@ class Tracer(TorchDispatchMode):
         while (mode := _get_current_dispatch_mode()) not in (self, None):
             later.append(cast(TorchDispatchMode, _pop_mode()))
         super().__exit__(*exception)
-        WHOLE_BATCHES.end()
+        WHOLE_BATCHES.__exit__()
         for mode in reversed(later):
             _push_mode(mode)
 

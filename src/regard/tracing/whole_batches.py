@@ -9,13 +9,15 @@ kernel of the operation, which is registered while any mode of ours is active.
 Under ``torch.vmap`` a product makes its choice before that kernel, and keeps the folded bits.
 """
 
-from collections.abc import Callable
-from threading import Lock
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+
+from regard.tracing.shared_setting import SharedSetting
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportPrivateUsage]
 PRODUCTS = torch.ops.aten.matmul.default, torch.ops.aten.matmul.out
@@ -51,30 +53,18 @@ KERNEL = _kernel(None).__code__
 """The code of the kernel, whose frames are none of the model's."""
 
 
-class WholeBatches:
-    """A count of the modes that are active, in all threads; from 1 on the kernel is registered."""
-
-    def __init__(self) -> None:
-        self._lock, self._count = Lock(), 0
-        self._library: Any = None
-
-    def begin(self) -> None:
-        """Register the kernel if no other mode has."""
-        with self._lock:
-            self._count += 1
-            if self._count == 1:
-                self._library = torch.library.Library("aten", "IMPL")
-                for key in _KEYS:
-                    for overload in PRODUCTS:
-                        self._library.impl(overload, _kernel(overload), key)
-
-    def end(self) -> None:
-        """Leave PyTorch as it was if this was the last mode."""
-        with self._lock:
-            self._count -= 1
-            if self._count == 0:
-                self._library._destroy()
-                self._library = None
+@contextmanager
+def _registered() -> Generator[None]:
+    """Register the kernel, and leave PyTorch as it was."""
+    library: Any = torch.library.Library("aten", "IMPL")
+    for key in _KEYS:
+        for overload in PRODUCTS:
+            library.impl(overload, _kernel(overload), key)
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
-WHOLE_BATCHES = WholeBatches()
+WHOLE_BATCHES = SharedSetting(_registered)
+"""The kernel, which is registered while a mode of any thread is active."""
