@@ -106,12 +106,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("joined", [4, 256], ids=["large pieces", "small pieces"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_the_spool_of_a_running_model_has_every_call_that_was_finished(
-    options: dict[str, Any], joined: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(regard.recording.merged_calls, "_JOINED", joined)
     path, model, parts = tmp_path / "run.safetensors", Decoder(), list[regard.Recording]()
 
     def load(_: int) -> None:

@@ -174,13 +174,6 @@ class _Rest:
         return _Rest(*wide)
 
 
-class _BlockRest(NamedTuple):
-    """The masked keys of a block, and the numbers of its low rows; None where it has none."""
-
-    hidden: Tensor | None
-    low: Tensor | None
-
-
 class _Added(NamedTuple):
     """The sum of the numbers that were added to scores; None if they do no more than mask.
 
@@ -308,7 +301,8 @@ class _Scores:
         scale: float | Tensor,
         cap: float | None,
         bias: "_Spread | None",
-    ) -> _BlockRest | None:
+    ) -> "_Rest | None":
+        """Return the rest of one block, without its shift; None for other numbers."""
         query, key, error = self._factors
         scores = self._scores[some, rows].to(self._dtype)
         query, key, error = query[some, rows], key[some], error[some, rows]
@@ -325,14 +319,14 @@ class _Scores:
             left = left - bias.block(some, rows)
         least, most = left.aminmax()
         if self.is_plain and float(error.min()) >= max(float(most), -float(least)):
-            return _BlockRest(None, None)
+            return _Rest(None, None)
         if not bool(most < torch.inf):
             return None
         return self._read(some, rows, scores, left, error)
 
     def _read(
         self, some: slice, rows: slice, scores: Tensor, left: Tensor, error: Tensor
-    ) -> _BlockRest | None:
+    ) -> "_Rest | None":
         """Return the masked keys and the low rows of one block; None for other numbers."""
         weights = self._weights[some, rows]
         hidden = left < _HIDDEN
@@ -341,7 +335,7 @@ class _Scores:
             is_zero = self._largest < -_HIDDEN / 4 or not bool(weights[hidden].any())
             least, most = left.masked_fill(hidden, 0.0).aminmax()
             if is_zero and float(error.min()) >= max(float(most), -float(least)):
-                return _BlockRest(hidden, None)
+                return _Rest(hidden, None)
         dead = _dead(weights)[..., None]
         lost = hidden.all(-1, keepdim=True) & ~dead
         lowered = None
@@ -378,7 +372,7 @@ class _Scores:
             bound = bound.masked_fill(lost | dead, torch.inf)
             if not bool((left.abs() <= 2 * bound).all()):
                 return None
-        return _BlockRest(hidden if bool(hidden.any()) else None, lowered)
+        return _Rest(hidden if bool(hidden.any()) else None, lowered)
 
     def depend_on(self, scale: float | Tensor) -> bool:
         """Return True if query and key tell two scores apart, with this scale."""

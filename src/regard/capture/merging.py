@@ -80,26 +80,15 @@ class Values:
                 raise RegardError(_UNFIT.format(tuple(value.shape), tuple(shape)))
             self.in_graph = value if gradients else None
             # All entries of a batch may share one value.
-            return self._append(value.detach().expand(*shape[:-3], *value.shape[-3:]), join)
+            value = value.detach().expand(*shape[:-3], *value.shape[-3:])
+            self._columns = _with_new(self._columns, value, join, self._tensor_copies)
+            return _noted(self._columns, join)
         except OSError:
             raise
         except Exception as cause:  # noqa: BLE001  the model's own run is never stopped
             name = "" if isinstance(cause, RegardError) else f"{type(cause).__name__}: "
             self.trouble = f"{name}{cause}"
             return None
-
-    def _append(self, value: Tensor, join: Join | None) -> list[int]:
-        if join is None:
-            self._columns = self._tensor_copies.columns(value)
-        elif join.shared < join.stop and self._columns is not None:
-            more = value[..., join.shared : join.stop, :]
-            self._columns.append(join.base + join.shared, more)
-        else:
-            return []
-        if not isinstance(self._columns, SpooledColumns):
-            return []
-        first, piece = cast("tuple[int, Piece]", self._columns.latest)
-        return [first, piece.number]
 
     def merged(self, kv_len: int) -> Callable[[], Tensor] | None:
         """Return a function that returns the merged value, (..., num_kv_heads, kv_len, head_dim).
@@ -111,6 +100,25 @@ class Values:
         # The buffer may have room for keys that were never added.
         read = Lazy(lambda: columns.read(0, kv_len).contiguous())
         return read if isinstance(columns, SpooledColumns) else InMemory(read())
+
+
+def _with_new(
+    columns: Columns | None, tensor: Tensor, join: Join | None, copies: TensorCopies
+) -> Columns:
+    """Return columns with the new ones of a call, where it joins its run."""
+    if columns is None or join is None:
+        return copies.columns(tensor)
+    if join.shared < join.stop:
+        columns.append(join.base + join.shared, tensor[..., join.shared : join.stop, :])
+    return columns
+
+
+def _noted(columns: Columns, join: Join | None) -> list[int]:
+    """Return the first new column of a call and its piece in the spool; neither without any."""
+    if not isinstance(columns, SpooledColumns) or (join and join.shared == join.stop):
+        return []
+    first, piece = cast("tuple[int, Piece]", columns.latest)
+    return [first, piece.number]
 
 
 def _fits(value: Tensor, shape: torch.Size) -> bool:
@@ -129,8 +137,8 @@ class CallGroup:
     Attributes:
         module: the name of the module.
         values: the value; None if it is not recorded.
-        name: the name of the layer in the recording, from ``named``; None until a selected query
-            has run.
+        name: the name of the layer in the recording, which the recorder sets; None until a
+            selected query has run.
 
     Args:
         number: the number of groups before this one.
@@ -163,7 +171,8 @@ class CallGroup:
         self._origin = origin
         asks = selection.reductions
         self._answers = CallAnswers(asks, selection.queries) if asks else None
-        self._calls = None if asks else Calls(run.keys, copies.copy_once, copies.device)
+        self._keys: Columns | None = None
+        self._calls = None if asks else Calls(self._read_keys, copies.copy_once, copies.device)
         self._noted_keys = 0
 
     def add(
@@ -201,14 +210,16 @@ class CallGroup:
             query = self._copies.copy(_rows_of(part))
             cast(Calls, self._calls).add(part, first, base, query)
         value = None
+        key = _key_of(matrix, has_weights=self._copies.spool is not None)
+        if key is not None:
+            self._keys = _with_new(self._keys, key, join, self._copies)
         if self.values is not None:
             value = self.values.add(read_value, join, matrix.shape, gradients=gradients)
         if self._copies.spool is not None:
             self._note_call(matrix, part, query, value, join, first)
 
-    def named(self, name: str) -> None:
-        """Set the name of the layer in the recording."""
-        self.name = name
+    def _read_keys(self, start: int, stop: int) -> Tensor:
+        return cast(Columns, self._keys).read(start, stop)
 
     @property
     def kv_len(self) -> int:
@@ -251,14 +262,11 @@ class CallGroup:
         first: int,
     ) -> None:
         """Append the plain data of a call to the spool, after its keys, its query and its value."""
-        spool, keys = cast(Spool, self._copies.spool), None
-        if join is None or join.shared < join.stop:
-            at, piece = cast(Any, self._run.keys).latest
-            keys = at, piece.number
-            if isinstance(matrix.source, QueryKeyScores):
-                key = matrix.source.key
-                key = key if join is None else key[..., join.shared : join.stop, :]
-                check_numbers("key", key)
+        spool = cast(Spool, self._copies.spool)
+        keys = _noted(cast(Columns, self._keys), join) or None
+        if keys and isinstance(matrix.source, QueryKeyScores):
+            key = matrix.source.key
+            check_numbers("key", key if join is None else key[..., join.shared : join.stop, :])
 
         def put(role: str, tensor: Tensor) -> str | int:
             if role == "key":
@@ -311,6 +319,13 @@ class CallGroup:
             "spills": self.spills,
         }
         cast(Spool, self._copies.spool).note({**about, **more})
+
+
+def _key_of(matrix: AttentionMatrix, *, has_weights: bool) -> Tensor | None:
+    """Return the key of a matrix; of given weights zeros with its columns, or None."""
+    if isinstance(matrix.source, QueryKeyScores):
+        return matrix.source.key
+    return torch.zeros(matrix.shape[-1], 1, device="cpu") if has_weights else None
 
 
 def _rows_of(part: AttentionMatrix) -> Tensor:

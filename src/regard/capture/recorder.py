@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from regard.capture.distribution import GATHERED, Distribution, HeadRange
-from regard.capture.generation import Call, Run, Runs, WeightCall
+from regard.capture.generation import Call, Join, Run, Runs
 from regard.capture.gradients import GraphTensors, is_checkpointed_without_graph
 from regard.capture.merging import CallGroup, ReadValue, Values
 from regard.capture.refusals import Problems
@@ -37,12 +37,11 @@ from regard.recording.file_writer import (
     unwritable,
     write,
 )
-from regard.recording.layers import InMemory, Layer, Origin, Refusal, layer_at
+from regard.recording.layers import InMemory, Origin, Refusal, layer_at
 from regard.recording.merged_calls import SPILLED
 from regard.recording.recording import Recording
 from regard.recording.spool import Spool, spool_of
 from regard.scores.given_scores import GivenScores
-from regard.scores.query_key import QueryKeyScores
 
 _APART = "the calls of {} cannot be put together"
 WITHOUT_NUMBERS = (
@@ -75,20 +74,6 @@ _GUESSED = (
     "    Generate without guesses, or let the model read the finished text."
 )
 _REFUSED = "the attention of {} cannot be kept"
-
-
-class _ChosenHeads(NamedTuple):
-    """The selected heads of an attention.
-
-    Attributes:
-        here: their indices in this process.
-        are_all: True for all heads of this process, in their order.
-        numbers: their indices in the whole model; None for all heads of the model in their order.
-    """
-
-    here: list[int]
-    are_all: bool
-    numbers: tuple[int, ...] | None
 
 
 class Recorder:
@@ -133,7 +118,6 @@ class Recorder:
         self._spool = None if self._path is None else self._begun(self._path)
         self._tensor_copies = TensorCopies(self.selection.device, self._spool)
         self._indices: dict[str, int] = {}
-        self._origins: dict[str, Origin] = {}
         self._names: dict[str, list[str]] = {}  # the names of the layers of each module
         self._refused: set[str] = set()
         self._progress = progress
@@ -252,7 +236,7 @@ class Recorder:
         if name in self._refused or not self.selection.has_layer(name, index):
             with torch.no_grad():
                 value = None if read_value is None else read_value()
-                self._runs.follow(name, _call_of(matrix, value), matrix.mask, value)
+                self._runs.add(name, Call.of(matrix, value))
             return
         if any(map(has_no_numbers, matrix.source.tensors)):
             self.refuse(name, WITHOUT_NUMBERS)
@@ -266,11 +250,10 @@ class Recorder:
         # Copies are made outside inference mode, so that autograd can use them later.
         with torch.inference_mode(False), torch.set_grad_enabled(gradients):
             whole = unrepeated(matrix)
-            heads = self._chosen_heads(name, whole)
-            if not heads.here:
+            chosen, numbers_of_heads = self._chosen_heads(name, whole)
+            if chosen == []:
                 self.without[name] = None
                 return
-            chosen = None if heads.are_all else heads.here
             part = whole if chosen is None else some_heads(whole, chosen)
 
         def value_of_part() -> Tensor:
@@ -279,15 +262,25 @@ class Recorder:
 
         some_value = None if read_value is None else value_of_part
         with torch.inference_mode(False), torch.no_grad():
-            if self.selection.names is not None or heads.numbers is not None:
-                self._origins[name] = Origin(index, heads.numbers)
+            is_part = self.selection.names is not None or numbers_of_heads is not None
+            origin = Origin(index, numbers_of_heads) if is_part else None
             if (reason := self._too_large(name, part)) is not None:
                 self.refuse(name, reason)
                 return
             value = None if read_value is None else read_value()
-            call = _call_of(part, value)
+            run, join = self._runs.add(name, Call.of(part, value))
+            if join is None:
+                self._call_groups[run] = CallGroup(
+                    len(self._call_groups),
+                    name,
+                    run,
+                    self.selection,
+                    part.shape[:-2],
+                    self._tensor_copies,
+                    origin,
+                )
             try:
-                self._add_call(name, call, part, value, some_value, gradients=gradients)
+                self._add_call(self._call_groups[run], part, join, some_value, gradients=gradients)
             except OSError as error:
                 self._failure = error
 
@@ -303,8 +296,12 @@ class Recorder:
         self._kept[name] = self._kept.get(name, 0) + size
         return None
 
-    def _chosen_heads(self, name: str, matrix: AttentionMatrix) -> "_ChosenHeads":
-        """Return the selected heads of this process.
+    def _chosen_heads(
+        self, name: str, matrix: AttentionMatrix
+    ) -> tuple[list[int] | None, tuple[int, ...] | None]:
+        """Return the indices of the selected heads in this process, and in the whole model.
+
+        They are None for all heads in their order.
 
         Raises:
             ValueError: the model lacks a selected head, or this process's heads are unknown.
@@ -316,10 +313,8 @@ class Recorder:
         selected = self.selection.head_indices(heads.total)
         numbers = [head for head in selected if heads.first <= head < heads.first + heads.size]
         here = [head - heads.first for head in numbers]
-        is_whole = numbers == list(range(heads.total))
-        return _ChosenHeads(
-            here, here == list(range(num_heads)), None if is_whole else tuple(numbers)
-        )
+        is_all, is_whole = here == [*range(num_heads)], numbers == [*range(heads.total)]
+        return None if is_all else here, None if is_whole else tuple(numbers)
 
     def _show_graph(self, layer: str, part: AttentionMatrix) -> None:
         """Connect a layer, whose first call has just been added, to the model's graph."""
@@ -377,7 +372,8 @@ class Recorder:
         """Replace a layer by the merged layer of all calls, without answers that cannot merge."""
         layer = calls.layer()
         if layer is not None and (layer.matrix is not None or layer.answers):
-            self._seen.put(replace(layer, name=name))
+            grids = layer_at(self._seen.layers, name).grids
+            self._seen.put(replace(layer, name=name, grids=grids))
         elif layer is not None:
             self._names[calls.module].remove(name)
             self._seen.remove(name)
@@ -423,42 +419,20 @@ class Recorder:
 
     def _add_call(
         self,
-        name: str,
-        call: Call,
+        calls: CallGroup,
         part: AttentionMatrix,
-        value: Tensor | None,
+        join: Join | None,
         read_value: ReadValue | None,
         *,
         gradients: bool,
     ) -> None:
-        # If keys are not recorded, the keys of one head suffice to group calls.
-        if self.selection.reductions or isinstance(call, WeightCall):
-            call = replace(call, key=call.key[..., :1, :, :] if call.key.ndim > 2 else call.key)
-        run, join = self._runs.add(name, call, part.mask, value, self._tensor_copies.columns)
-        if join is None:
-            self._call_groups[run] = CallGroup(
-                len(self._call_groups),
-                name,
-                run,
-                self.selection,
-                part.shape[:-2],
-                self._tensor_copies,
-                self._origins.get(name),
-            )
-        calls = self._call_groups[run]
         calls.add(part, join, read_value, gradients=gradients)
         layer = None if calls.name is not None else calls.layer()
         if layer is not None:
-            calls.named(self._add(layer))
+            calls.name = self._seen.append(layer)
+            self._names.setdefault(layer.name, []).append(calls.name)
         if gradients and join is None and calls.name is not None:
             self._show_graph(calls.name, part)
-
-    def _add(self, layer: Layer) -> str:
-        """Add a layer under the name of its module, and return the layer's unique name."""
-        name = self._seen.add(layer.name, None, shape=layer.shape)
-        self._seen.put(replace(layer, name=name))
-        self._names.setdefault(layer.name, []).append(name)
-        return name
 
     def _has_selection(self) -> bool:
         """Return True if all selected layers and queries ran; otherwise add a problem."""
@@ -518,15 +492,6 @@ def has_no_numbers(tensor: Tensor) -> bool:
         return tensor.untyped_storage().device.type == "meta"
     except (NotImplementedError, RuntimeError):  # a tensor without a storage, such as a sparse one
         return tensor.device.type == "meta"
-
-
-def _call_of(matrix: AttentionMatrix, value: Tensor | None) -> Call:
-    """Return what tells whether a call of a layer continues earlier ones."""
-    source = matrix.source
-    if isinstance(source, GivenScores):
-        columns = source.values.new_zeros(()).expand(source.shape[-1], 1)
-        return WeightCall(source.values, columns if value is None else value)
-    return cast(QueryKeyScores, source)
 
 
 def _reason(cause: Exception) -> str:

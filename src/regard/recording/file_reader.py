@@ -9,6 +9,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import Any, TypeVar, cast
@@ -146,9 +147,9 @@ def _empty(path: Path, about: dict[str, Any]) -> Recording:
 
 def _recording(path: Path, file: TensorFile, about: dict[str, Any]) -> Recording:
     try:
-        seen, recent = _empty(path, about), _Recent()
+        seen, contents = _empty(path, about), _Contents(path)
         for plain in about["layers"]:
-            seen.put(_StoredLayer(file, path, recent, plain).layer)
+            seen.put(_StoredLayer(file, contents, plain).layer)
         if len(seen.layers) < len(about["layers"]):
             raise ValueError("two layers have one name")
         # Pictures are small, and read at once.
@@ -167,7 +168,7 @@ def _recovered(path: Path) -> Recording:
         if not file.notes:
             raise ValueError("no layer in it was finished")
         first, *notes = file.notes
-        seen, recent, queries = _empty(path, first), _Recent(), _slice(first["queries"])
+        seen, contents, queries = _empty(path, first), _Contents(path), _slice(first["queries"])
         runs: dict[object, _StoredCalls] = {}
         for note in notes:
             if note["kind"] == "refused":
@@ -176,14 +177,13 @@ def _recovered(path: Path) -> Recording:
             else:
                 run = note["run"]
                 if run not in runs:
-                    runs[run] = _StoredCalls(file, path, recent, note["module"])
+                    runs[run] = _StoredCalls(file, contents, note["module"])
                 runs[run].add(note)
         for calls in runs.values():
             if calls.spills:
                 seen.refused.append(Refusal(calls.module, None, SPILLED))
             elif (layer := calls.layer(queries)) is not None:
-                name = seen.add(layer.name, None, shape=layer.shape)
-                seen.put(replace(layer, name=name))
+                seen.append(layer)
         return seen
     except RegardError:
         raise
@@ -244,25 +244,44 @@ def _opened(path: Path) -> tuple[TensorFile, dict[str, Any]]:
     return file, cast(dict[str, Any], about)
 
 
-class _Recent:
-    """A cache of the matrices, values and answers that were used last, limited in bytes."""
+class _Contents:
+    """The matrices, values and answers of a file; those used last are kept, limited in bytes."""
 
-    def __init__(self) -> None:
-        self._contents: OrderedDict[object, tuple[Any, int]] = OrderedDict()
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept: OrderedDict[object, tuple[Any, int]] = OrderedDict()
         self._lock = RLock()
 
-    def get(self, name: object, read: Callable[[], tuple[Content, int]]) -> Content:
-        """Return a cached object; if it is missing, call ``read`` for it and its size in bytes."""
-        with self._lock:
-            if name not in self._contents:
-                self._contents[name] = read()
-            self._contents.move_to_end(name)
-            while len(self._contents) > 1 and self._bytes() > _KEPT_BYTES:
-                self._contents.popitem(last=False)
-            return self._contents[name][0]
+    def get(self, layer: str, name: object, kv_len: int, build: Callable[[], Content]) -> Content:
+        """Return an object of a layer, which ``build`` reads from the file if it is not kept.
 
-    def _bytes(self) -> int:
-        return sum(size for _, size in self._contents.values())
+        Raises:
+            RegardError: the file is damaged.
+        """
+        with self._lock:
+            if (layer, name) not in self._kept:
+                self._kept[layer, name] = self._checked(layer, kv_len, build)
+            self._kept.move_to_end((layer, name))
+            while len(self._kept) > 1 and sum(n for _, n in self._kept.values()) > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+            return self._kept[layer, name][0]
+
+    def _checked(
+        self, layer: str, kv_len: int, build: Callable[[], Content]
+    ) -> tuple[Content, int]:
+        """Return an object and its size in bytes."""
+        try:
+            content = build()
+            if (problem := _problem(content, kv_len)) is not None:
+                raise ValueError(f"it has {problem}")
+        except _WRONG as error:
+            what = f": {_reason(error)}".replace(": it has ", " has ")
+            raise _damaged(self._path, f"layer {layer!r}{what}") from error
+        of_matrix = isinstance(content, AttentionMatrix)
+        tensors = content.source.tensors if of_matrix else cast(Any, content)
+        return content, sum(
+            each.nbytes for each in ([tensors] if isinstance(tensors, Tensor) else tensors)
+        )
 
 
 class _StoredLayer:
@@ -271,8 +290,8 @@ class _StoredLayer:
     Its plain data are checked immediately, with zeros in place of large tensors.
     """
 
-    def __init__(self, file: TensorFile, path: Path, recent: _Recent, plain: Any) -> None:
-        self._file, self._path, self._recent = file, path, recent
+    def __init__(self, file: TensorFile, contents: _Contents, plain: Any) -> None:
+        self._file, self._contents = file, contents
         self._name = name = plain["name"]
         try:
             read = layer_of(plain)
@@ -296,62 +315,43 @@ class _StoredLayer:
         """Return a function that reads the object of plain data; None if the data are None."""
         if plain is None:
             return None
-        claimed = build(plain, self._shape, self._file.stand_in)
-        key = self._name, name
-        return Lazy(lambda: self._recent.get(key, lambda: self._read(build, plain)), claimed)
-
-    def _read(
-        self, build: Callable[[Any, torch.Size, ReadTensor], Content], plain: Any
-    ) -> tuple[Content, int]:
-        """Build an object from its tensors, and return it with its size in bytes."""
-        tensors: list[Tensor] = []
+        shape, claimed = self._shape, build(plain, self._shape, self._file.stand_in)
 
         def read_tensor(name: Any) -> Tensor:
-            tensor = self._file.tensor(name)
-            self._check(_tensor_problem(name.rpartition("/")[2], tensor))
-            tensors.append(tensor)
-            return tensor
+            return _checked_tensor(name.rpartition("/")[2], self._file.tensor(name))
 
-        try:
-            content = build(plain, self._shape, read_tensor)
-        except _WRONG as error:
-            raise _damaged(self._path, f"layer {self._name!r}: {_reason(error)}") from error
-        self._check(_problem(content, self._shape))
-        return content, sum(tensor.nbytes for tensor in tensors)
+        def read() -> Content:
+            make = partial(build, plain, shape, read_tensor)
+            return self._contents.get(self._name, name, shape[-1], make)
 
-    def _check(self, problem: str | None) -> None:
-        if problem is not None:
-            raise _damaged(self._path, f"layer {self._name!r} has {problem}")
+        return Lazy(read, claimed)
 
 
 class _StoredCalls:
     """The calls of one attention in a spool, merged when they are first read."""
 
-    def __init__(self, file: SpoolFile, path: Path, recent: _Recent, module: Any) -> None:
+    def __init__(self, file: SpoolFile, contents: _Contents, module: Any) -> None:
         if not isinstance(module, str):
             raise TypeError(f"a layer of the name {module!r}")
         self.module = module
-        self._file, self._path, self._recent = file, path, recent
+        self._file, self._contents = file, contents
         self._keys, self._value = SpooledColumns(), SpooledColumns()
-        self._calls = Calls(self._keys, lambda tensor: tensor, torch.device("cpu"))
-        self._notes: list[
-            tuple[Any, int]
-        ] = []  # of each call, with the calls that have rows so far
-        self._count = 0
+        self._calls = Calls(self._keys.read, lambda tensor: tensor, torch.device("cpu"))
+        self._notes = list[Any]()  # of each call
         self._has_value = True
         self._masks: dict[int, Tensor] = {}
 
     @property
     def spills(self) -> bool:
         """True if rows attend to slots of a cache that no call has filled."""
-        return bool(self._notes and self._notes[-1][0]["spills"])
+        return bool(self._notes and self._notes[-1]["spills"])
 
     def add(self, note: Any) -> None:
         """Add the plain data of a call."""
         try:
             if note["kind"] == "call":
                 self._add_call(note)
-            self._notes.append((note, self._count))
+            self._notes.append(note)
         except _WRONG as error:
             raise ValueError(f"layer {self.module!r}: {_reason(error)}") from error
 
@@ -377,7 +377,6 @@ class _StoredCalls:
         query = scores["values" if scores["kind"] == "GivenScores" else "query"]
         matrix = matrix_of(note["matrix"], read_tensor)
         self._calls.add(matrix, count_of(note["first"]), base, lambda: self._tensor(query, "query"))
-        self._count += 1
 
     def _append(self, columns: SpooledColumns, role: str, plain: Any) -> None:
         at, number = plain
@@ -391,26 +390,23 @@ class _StoredCalls:
     def _tensor(self, number: Any, role: str) -> Tensor:
         if number in self._masks:
             return self._masks[number]
-        tensor = self._file.tensor(number)
-        if (problem := _tensor_problem(role, tensor)) is not None:
-            raise ValueError(f"it has {problem}")
+        tensor = _checked_tensor(role, self._file.tensor(number))
         if role == "mask":  # layers and calls share them
             self._masks[number] = tensor
         return tensor
 
     def layer(self, queries: slice) -> Layer | None:
         """Return the layer; None if none of its queries is selected."""
-        notes = self._notes
-        if not notes:
+        if not self._notes:
             return None
-        notes = _up_to_totals(notes)
-        last, count = notes[-1]
+        notes = _up_to_totals(self._notes)
+        last = notes[-1]
         extent = Extent(*(count_of(last[key]) for key in ("kv_len", "start", "ran")))
         if last["kind"] == "answers":
-            answers, leading = self._answers([note for note, _ in notes], queries)
+            answers, leading = self._answers(notes, queries)
             layer = answers.layer(self.module, extent, leading)
         elif extent.kv_len <= self._keys.length:
-            layer = self._calls.layer(self.module, extent, range(extent.ran)[queries], count)
+            layer = self._calls.layer(self.module, extent, range(extent.ran)[queries])
         else:
             layer = None
         if layer is None:
@@ -423,23 +419,11 @@ class _StoredCalls:
         """Return a layer with a matrix and a value that are read on demand."""
         kv_len, value = layer.shape[-1], None
         if self._has_value and self._value.length >= kv_len:
-            value = self._lazy("value", lambda: self._value.read(0, kv_len))
-        return replace(layer, matrix=self._lazy("matrix", layer.whole), value=value)
+            value = self._lazy("value", kv_len, lambda: self._value.read(0, kv_len))
+        return replace(layer, matrix=self._lazy("matrix", kv_len, layer.whole), value=value)
 
-    def _lazy(self, name: str, build: Callable[[], Content]) -> Lazy[Content]:
-        def read() -> tuple[Content, int]:
-            try:
-                content = build()
-                if (problem := _problem(content, cast(Any, content).shape)) is not None:
-                    raise ValueError(f"it has {problem}")
-            except _WRONG as error:
-                raise _damaged(self._path, f"layer {self.module!r}: {_reason(error)}") from error
-            tensors = (
-                [content] if isinstance(content, Tensor) else cast(Any, content).source.tensors
-            )
-            return content, sum(tensor.nbytes for tensor in tensors)
-
-        return Lazy(lambda: self._recent.get((self, name), read))
+    def _lazy(self, name: str, kv_len: int, build: Callable[[], Content]) -> Lazy[Content]:
+        return Lazy(lambda: self._contents.get(self.module, (self, name), kv_len, build))
 
     def _answers(self, notes: list[Any], queries: slice) -> tuple[CallAnswers, torch.Size]:
         """Return the answers of the calls, and the shape of a matrix without rows and columns."""
@@ -467,11 +451,9 @@ class _StoredCalls:
         return self._tensor(number, "answers")
 
 
-def _up_to_totals(notes: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+def _up_to_totals(notes: list[Any]) -> list[Any]:
     """Return the calls up to the last that has all answers: totals are not written at each call."""
-    while len(notes) > 1 and any(
-        each["answer"] is None for each in notes[-1][0].get("answers", ())
-    ):
+    while len(notes) > 1 and any(each["answer"] is None for each in notes[-1].get("answers", ())):
         notes = notes[:-1]
     return notes
 
@@ -500,18 +482,20 @@ def _slice(plain: Any) -> slice:
     return slice(start, stop)
 
 
-def _tensor_problem(role: str, tensor: Tensor) -> str | None:
-    if (wrong := wrong_numbers(role, tensor)) is not None:
-        return f"{wrong} in its {role}"
+def _checked_tensor(role: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of a file unchanged; raise a ValueError if a recording may not have it."""
+    wrong = wrong_numbers(role, tensor)
     if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).amax()) > 1:
-        return f"something neither true nor false in its {role}"
-    return None
+        wrong = "something neither true nor false"
+    if wrong is not None:
+        raise ValueError(f"it has {wrong} in its {role}")
+    return tensor
 
 
-def _problem(content: Any, shape: torch.Size) -> str | None:
+def _problem(content: Any, kv_len: int) -> str | None:
     if isinstance(content, Top) and content.indices.numel():
         first, last = (int(each) for each in content.indices.aminmax())
-        if first < -1 or last >= shape[-1]:
+        if first < -1 or last >= kv_len:
             return f"a key {first if first < -1 else last} among its largest weights"
     source = content.source if isinstance(content, AttentionMatrix) else None
     if isinstance(source, GivenScores) and source.are_weights:

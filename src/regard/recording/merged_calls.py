@@ -6,10 +6,10 @@ stay such masks, also with padding: they need no memory and make answers fast. A
 kind becomes a bool tensor.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -32,38 +32,19 @@ SPILLED = (
 )
 """The reason for which a layer is refused whose rows attend to keys that no call has."""
 
-_JOINED = 256  # columns that stay in memory before they are written as one piece
 
-
-class Columns(Protocol):
-    """The keys or values of several calls, (..., num_kv_heads, columns, dim).
+class MemoryColumns:
+    """Columns (..., columns, dim) in one tensor, which grows by half when it is full.
 
     ``length`` is the number of columns; the last ones may be room of a cache that is not filled.
     """
-
-    length: int
-
-    def append(self, first: int, more: Tensor) -> None:
-        """Copy columns to the end, from column ``first`` on."""
-        ...
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """Return a range of columns."""
-        ...
-
-    def equal(self, start: int, other: Tensor) -> bool:
-        """Return True if the columns from ``start`` on are equal to those of another tensor."""
-        ...
-
-
-class MemoryColumns:
-    """Columns in one tensor, which grows by half when it is full."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._buffer = tensor
         self.length = tensor.shape[-2]
 
     def append(self, first: int, more: Tensor) -> None:
+        """Copy columns to the end, from column ``first`` on."""
         stop, kept = first + more.shape[-2], self._buffer
         if kept.shape[-2] < stop:
             # Growing by half keeps the cost of all copies proportional to the number of columns.
@@ -74,15 +55,17 @@ class MemoryColumns:
         self.length = max(self.length, stop)
 
     def read(self, start: int, stop: int) -> Tensor:
+        """Return a range of columns."""
         return self._buffer[..., start:stop, :]
 
     def equal(self, start: int, other: Tensor) -> bool:
+        """Return True if the columns from ``start`` on are equal to those of another tensor."""
         columns = self.read(start, start + other.shape[-2])
         return torch.equal(columns, other.to(columns.device))
 
 
 class SpooledColumns:
-    """Columns in pieces of a spool, of which the last ones are also in memory.
+    """Columns in pieces of a spool.
 
     Attributes:
         latest: the first column and the piece of what was appended last.
@@ -93,57 +76,34 @@ class SpooledColumns:
         self.latest: tuple[int, Piece] | None = None
         self._spool = spool
         self._parts: list[tuple[int, int, Callable[[], Tensor]]] = []  # first column, columns, read
-        self._recent: tuple[int, MemoryColumns] | None = None  # the first column, and what follows
 
     def append(self, first: int, more: Tensor) -> None:
-        spool, count = cast(Spool, self._spool), more.shape[-2]
-        piece = spool.append(more)
-        self.latest = first, piece
-        if count >= _JOINED:
-            self._join(first)
-            self.add(first, count, piece)
-            return
-        if self._recent is None or first < self._recent[0]:
-            self._recent = first, MemoryColumns(more.detach().to("cpu", copy=True))
-        start, columns = self._recent
-        columns.append(first - start, more)
-        self.add(start, first + count - start, Lazy(lambda: columns.read(0, columns.length)))
-        if first + count - start >= _JOINED:
-            # Few large pieces are read faster than many small ones.
-            self._join(first + count)
-
-    def _join(self, stop: int) -> None:
-        """Write the columns in memory as one piece, up to a column."""
-        if self._recent is not None and stop > self._recent[0]:
-            start, columns = self._recent
-            piece = cast(Spool, self._spool).append(columns.read(0, stop - start))
-            self.add(start, stop - start, piece)
-        self._recent = None
+        """Write columns to the spool, from column ``first`` on."""
+        self.latest = first, cast(Spool, self._spool).append(more)
+        self.add(first, more.shape[-2], self.latest[1])
 
     def add(self, first: int, count: int, read: Callable[[], Tensor]) -> None:
         """Add a piece, in place of all columns from ``first`` on."""
-        kept = [(at, min(n, first - at), each) for at, n, each in self._parts if at < first]
-        self._parts = [*kept, (first, count, read)]
+        while self._parts and self._parts[-1][0] >= first:
+            self._parts.pop()
+        if self._parts:
+            at, before, read_before = self._parts[-1]
+            self._parts[-1] = at, min(before, first - at), read_before
+        self._parts.append((first, count, read))
         self.length = max(self.length, first + count)
 
     def read(self, start: int, stop: int) -> Tensor:
-        parts = list(self._read(start, stop))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
-
-    def equal(self, start: int, other: Tensor) -> bool:
-        other, at = other.cpu(), 0
-        for part in self._read(start, start + other.shape[-2]):
-            count = part.shape[-2]
-            if not torch.equal(part, other[..., at : at + count, :]):
-                return False
-            at += count
-        return at == other.shape[-2]
-
-    def _read(self, start: int, stop: int) -> Iterator[Tensor]:
+        """Return a range of columns."""
+        parts: list[Tensor] = []
         for first, count, read in self._parts:
             low, high = max(start - first, 0), min(stop - first, count)
             if low < high:
-                yield read()[..., low:high, :]
+                parts.append(read()[..., low:high, :])
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+
+
+Columns: TypeAlias = MemoryColumns | SpooledColumns
+"""The keys or values of several calls, (..., num_kv_heads, columns, dim)."""
 
 
 class Extent(NamedTuple):
@@ -244,18 +204,18 @@ class Calls:
     """The queries, masks and biases of the calls of one attention, and the keys of all calls.
 
     Args:
-        keys: the keys of all calls.
+        read_keys: returns a range of the keys of all calls.
         once: a function that returns one tensor for all tensors with equal elements.
         device: the device of the copies; None for that of the calls.
     """
 
     def __init__(
         self,
-        keys: Columns,
+        read_keys: Callable[[int, int], Tensor],
         once: Callable[[Tensor], Tensor],
         device: torch.device | None = None,
     ) -> None:
-        self._keys = keys
+        self._read_keys = read_keys
         self._once = once
         self._device = device
         self._calls: list[_Call] = []
@@ -290,9 +250,7 @@ class Calls:
         device = self._device or part.device
         self._calls.append(_Call(first, part.shape, query, device, mask, bias, base))
 
-    def layer(
-        self, name: str, extent: Extent, selected: range, count: int | None = None
-    ) -> Layer | None:
+    def layer(self, name: str, extent: Extent, selected: range) -> Layer | None:
         """Return the layer of the calls so far; None if none of their queries is selected.
 
         They are merged whenever its matrix is read.
@@ -301,9 +259,8 @@ class Calls:
             name: the name of the layer.
             extent: the keys and queries of the calls.
             selected: the positions of the queries among the queries of all calls.
-            count: the number of calls; None for all of them.
         """
-        calls = tuple(self._calls[:count])
+        calls = tuple(self._calls)
         q_len = sum(len(call.only(selected).rows) for call in calls)
         if not q_len:
             return None
@@ -331,7 +288,7 @@ class Calls:
             return AttentionMatrix(replace(self._source, values=values))
         query = queries[0] if len(queries) == 1 else torch.cat(queries, -2)
         mask, bias = calls[0].mask, calls[0].bias
-        key = self._keys.read(0, kv_len).contiguous()
+        key = self._read_keys(0, kv_len).contiguous()
         if len(every) > 1 or (every[0].base, every[0].kv_len) != (0, kv_len):
             shape = torch.Size((*query.shape[:-1], kv_len))
             # The mask of all rows, of which some may be selected, is of a simpler kind.

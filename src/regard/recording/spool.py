@@ -68,7 +68,6 @@ class Spool:
 
     def __init__(self, path: Path | None, folder: Path | None = None) -> None:
         self.path = path
-        self.notes = 0
         if path is None:
             file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  remove() closes it
             self._file = cast(BinaryIO, file)
@@ -127,7 +126,6 @@ class Spool:
         except BaseException:
             self._cut(before)
             raise
-        self.notes += 1
 
     def copy(self, piece: Piece, target: BinaryIO) -> None:
         """Write the bytes of a tensor to another file."""
