@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from logging import CRITICAL
 from pathlib import Path
 from typing import Any, Literal
 
@@ -500,32 +501,21 @@ def transformers_library() -> Any:
 def quiet() -> Generator[None]:
     """Silence warnings, logs and progress bars of transformers inside the block."""
     transformers_library()
-    logs: list[Any] = [
-        importlib.import_module("transformers.utils.logging"),
-        importlib.import_module("huggingface_hub.utils.logging"),
-    ]
-    before = [log.get_verbosity() for log in logs]
-    bars = logs[0].is_progress_bar_enabled()
+    log: Any = importlib.import_module("transformers.utils.logging")
     hub: Any = importlib.import_module("huggingface_hub.utils")
-    hub_bars_off = hub.are_progress_bars_disabled()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for log, level in zip(logs, before, strict=True):
-                if level != 50:  # logging.CRITICAL; setting a level takes 0.3 ms
-                    log.set_verbosity(50)
-            logs[0].disable_progress_bar()
-            if not hub_bars_off:
-                hub.disable_progress_bars()
-            yield
-    finally:
-        for log, level in zip(logs, before, strict=True):
-            if level != 50:
-                log.set_verbosity(level)
-        if bars:
-            logs[0].enable_progress_bar()
-        if not hub_bars_off:
-            hub.enable_progress_bars()
+    with warnings.catch_warnings(), contextlib.ExitStack() as restoring:
+        warnings.simplefilter("ignore")
+        for each in (log, importlib.import_module("huggingface_hub.utils.logging")):
+            if (level := each.get_verbosity()) != CRITICAL:  # setting a level takes 0.3 ms
+                restoring.callback(each.set_verbosity, level)
+                each.set_verbosity(CRITICAL)
+        if log.is_progress_bar_enabled():
+            restoring.callback(log.enable_progress_bar)
+            log.disable_progress_bar()
+        if not hub.are_progress_bars_disabled():
+            restoring.callback(hub.enable_progress_bars)
+            hub.disable_progress_bars()
+        yield
 
 
 @contextlib.contextmanager
