@@ -115,15 +115,6 @@ def test_a_model_that_passes_by_the_interface_is_refused() -> None:
         model(**architecture.inputs)
 
 
-def test_the_old_name_says_what_to_write() -> None:
-    model = llama()
-    model.set_attn_implementation("regard")
-    with pytest.raises(
-        regard.RegardError, match=r"is gone[\s\S]*regard.transformers.lazy\(model\)"
-    ):
-        model(**text())
-
-
 def llama(kind: str = "sdpa", **options: object) -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 53}

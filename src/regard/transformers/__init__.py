@@ -12,8 +12,5 @@ No bit of the model's outputs changes, and no matrix is formed.
 """
 
 from regard.transformers.lazy_models import Lazy, lazy
-from regard.transformers.old_name import register_old_name
 
 __all__ = ["Lazy", "lazy"]
-
-register_old_name()
