@@ -268,19 +268,9 @@ class Recorder:
                 self.refuse(name, reason)
                 return
             value = None if read_value is None else read_value()
-            run, join = self._runs.add(name, Call.of(part, value))
-            if join is None:
-                self._call_groups[run] = CallGroup(
-                    len(self._call_groups),
-                    name,
-                    run,
-                    self.selection,
-                    part.shape[:-2],
-                    self._tensor_copies,
-                    origin,
-                )
+            calls, join = self._group_of(name, Call.of(part, value), origin)
             try:
-                self._add_call(self._call_groups[run], part, join, some_value, gradients=gradients)
+                self._add_call(calls, part, join, some_value, gradients=gradients)
             except OSError as error:
                 self._failure = error
 
@@ -416,6 +406,18 @@ class Recorder:
             self._seen.put(replace(layer, value=value))
         else:
             self.problems.add("the value of {} cannot be kept", name, str(values.trouble))
+
+    def _group_of(
+        self, name: str, call: Call, origin: Origin | None
+    ) -> tuple[CallGroup, Join | None]:
+        """Return the group of calls that a call continues, or begins, and its join there."""
+        run, join = self._runs.add(name, call)
+        if join is None:
+            number, leading = len(self._call_groups), call.matrix.shape[:-2]
+            self._call_groups[run] = CallGroup(
+                number, name, run, self.selection, leading, self._tensor_copies, origin
+            )
+        return self._call_groups[run], join
 
     def _add_call(
         self,
