@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import regard
-from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
+from regard.recording.without_keys import without_keys
+from regard.view.tiles.row_normalizers import RowNormalizers
 
 MASKS = {
     "no mask": None,

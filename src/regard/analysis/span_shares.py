@@ -16,7 +16,6 @@ from regard.errors import (
     count_text,
     kind_text,
 )
-from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import one_text, shape_of_all
 from regard.recording.recording import Recording
 from regard.recording.without_keys import without_keys
@@ -208,7 +207,8 @@ def segment_shares(
     answers: list[Tensor] = []
     for layer in layers:
         if out:
-            answer = _shares_without(layer.whole(), out, query_parts, key_parts)
+            apart, spans = without_keys(layer.whole(), out), [*key_parts.values(), (0, kv_len)]
+            answer = shares_of_rest(apart.segments(list(query_parts.values()), spans))
         else:
             answer = layer.reduce(question)
         answers.append(answer.reshape(-1, len(query_parts), len(key_parts)))
@@ -223,19 +223,16 @@ def segment_shares(
     return Shares(weights, names, tuple(query_parts), tuple(key_parts), indices, out)
 
 
-def _shares_without(
-    matrix: AttentionMatrix,
-    sinks: Sequence[int],
-    query_parts: Mapping[str, tuple[int, int]],
-    key_parts: Mapping[str, tuple[int, int]],
-) -> Tensor:
+def shares_of_rest(answer: Tensor) -> Tensor:
     """Return the shares of a matrix without some keys, (..., query parts, key parts).
 
     A query that attends to no other key is left out of the mean.
+
+    Args:
+        answer: its segments; the last key part is all keys, whose share is the part of the queries
+            whose weights sum to 1, not to 0.
     """
-    spans = [*key_parts.values(), (0, matrix.shape[-1])]
-    answer = without_keys(matrix, sinks).segments(list(query_parts.values()), spans)
-    counted = answer[..., -1:]  # the part of the queries whose weights sum to 1, not to 0
+    counted = answer[..., -1:]
     return answer[..., :-1] / counted.where(counted > 0, 1)
 
 

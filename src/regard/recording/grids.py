@@ -185,7 +185,7 @@ def _mean_of_rows(
     matrix: AttentionMatrix, rows: Sequence[int] | None, out: Sequence[int]
 ) -> Tensor:
     """Return the mean of some rows, (..., kv_len), with a few rows in memory at a time."""
-    matrix = without_keys(matrix, out) if out else matrix
+    matrix = without_keys(matrix, out)
     if rows is None:
         return cast(Tensor, matrix.reduce(Sum(-2))) / matrix.shape[-2]
     dtype = accumulation_dtype(matrix.dtype)

@@ -18,7 +18,16 @@ def without_keys(matrix: AttentionMatrix, keys: Sequence[int]) -> AttentionMatri
     The softmax is computed again over the other keys, because next to a dominant sink their weights
     would round to 0. A row that attends to the masked keys alone is 0: a score so low that it masks
     is one of no other key.
+
+    Example:
+        >>> import torch, regard
+        >>> from regard.recording.without_keys import without_keys
+        >>> A = regard.AttentionMatrix.from_scores(torch.tensor([[3.0, 2.0, 2.0]]))
+        >>> without_keys(A, (0,)).to_dense()
+        tensor([[0.0000, 0.5000, 0.5000]])
     """
+    if not keys:
+        return matrix
     visible = torch.ones(matrix.shape[-1], dtype=torch.bool, device=matrix.device)
     visible[torch.tensor(keys, device=matrix.device)] = False
     if (numbers := numbers_of(matrix)) is not None:

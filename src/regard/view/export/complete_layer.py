@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Layer
+from regard.recording.without_keys import without_keys
 from regard.reductions.reduction import Reduction
 from regard.reductions.sums import Segments
 from regard.scores.query_key import QueryKeyScores
@@ -19,7 +20,7 @@ from regard.view.export.summarised_layer import block_means, block_sums, most_by
 from regard.view.tiles.manifest import PageLayer
 from regard.view.tiles.mask_intervals import IRREGULAR, intervals
 from regard.view.tiles.packing import packed
-from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
+from regard.view.tiles.row_normalizers import RowNormalizers
 
 MOST_WEIGHTS = 2**25  # a layer that can only be held as weights is held in memory on the way
 MOST_COMPARED = 2**28  # weights of a layer that are compared with those of the stored numbers

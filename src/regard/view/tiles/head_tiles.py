@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.analysis.span_shares import SegmentsWithout
+from regard.analysis.span_shares import shares_of_rest
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
+from regard.recording.without_keys import without_keys
 from regard.reductions.products import WeightTile, scores_at
 from regard.reductions.sums import Segments
 from regard.scores.query_key import QueryKeyScores
 from regard.scores.score_source import accumulation_dtype
 from regard.view.tiles.layer_survey import reduced
 from regard.view.tiles.protocol import TileAnswer
-from regard.view.tiles.row_normalizers import RowNormalizers, without_keys
+from regard.view.tiles.row_normalizers import RowNormalizers
 
 TILE = 256
 AT_ONCE = 2**25  # scores that take a sixth of a second on one core
@@ -122,8 +123,7 @@ class HeadTiles:
         if isinstance(source, QueryKeyScores):
             query, key = (each.to(dtype, copy=True) for each in (source.query, source.key))
             source = replace(source, query=query, key=key)
-        self._with_sinks = AttentionMatrix(source, matrix.mask)
-        self.matrix = without_keys(self._with_sinks, aside)
+        self.matrix = without_keys(AttentionMatrix(source, matrix.mask), aside)
         self.base = _FIRST_BASE
         while self._cell_count() > _MOST_CELLS:
             self.base += 1
@@ -246,10 +246,9 @@ class HeadTiles:
             keys: the same.
             pause: as in ``advance``.
         """
-        question = Segments(queries, keys)
-        if self._aside:
-            question = SegmentsWithout(tuple(queries), tuple(keys), self._aside)
-        return reduced(self._with_sinks, [question], lambda _: pause())[0].float().cpu()
+        spans = [*keys, (0, self.matrix.shape[-1])] if self._aside else keys
+        [answer] = reduced(self.matrix, [Segments(queries, spans)], lambda _: pause())
+        return (shares_of_rest(answer) if self._aside else answer).float().cpu()
 
     def _added_up(self, rows: range, columns: range, level: int) -> Tensor:
         """Return the means of cells, from the sums at the base."""

@@ -1,18 +1,15 @@
 """The two numbers of each row that turn its scores into weights."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from regard.masks import Keep
-from regard.matrix.attention_matrix import AttentionMatrix
 from regard.reductions.block import RowStatistics
 from regard.reductions.needs import Needs
 from regard.reductions.products import intersect
 from regard.reductions.reduction import Contribution, Reduction
-from regard.scores.query_key import QueryKeyScores
 
 
 @final
@@ -63,28 +60,3 @@ class RowNormalizers(Reduction):
 
     def finish(self, buffers: tuple[Tensor, ...], shape: torch.Size) -> Any:
         return buffers[0]
-
-
-def without_keys(matrix: AttentionMatrix, aside: tuple[int, ...]) -> AttentionMatrix:
-    """Return a matrix in which some keys count as masked, so that what is left sums to 1.
-
-    Args:
-        matrix: of any shape; its logit in the denominator counts as set aside too.
-        aside: positions of the keys.
-
-    Example:
-        >>> import torch, regard
-        >>> from regard.view.tiles.row_normalizers import without_keys
-        >>> A = regard.AttentionMatrix.from_scores(torch.tensor([[3.0, 2.0, 2.0]]))
-        >>> without_keys(A, (0,)).to_dense()
-        tensor([[0.0000, 0.5000, 0.5000]])
-    """
-    if not aside:
-        return matrix
-    source = matrix.source
-    if isinstance(source, QueryKeyScores):
-        source = replace(source, sink_bias=None)
-    kept = torch.ones(1, matrix.shape[-1], dtype=torch.bool, device=matrix.device)
-    kept[:, list(aside)] = False
-    keep = Keep(kept).bind(matrix.shape, matrix.device)
-    return AttentionMatrix(source, keep if matrix.mask is None else matrix.mask & keep)
