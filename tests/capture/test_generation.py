@@ -336,6 +336,22 @@ def test_texts_whose_keys_are_positions_are_attentions_of_their_own(keep: Any, r
     assert [shape[-2:] for shape in seen.shapes.values()] == [(rows, n) for n in (4, 5, 6, 6)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_keys_of_other_signs_are_those_of_another_attention(dtype: torch.dtype) -> None:
+    class Step(nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(query, key, key)
+
+    model, key, more = Step(), noise(1, 2, 4, 8).to(dtype), noise(1, 2, 1, 8).to(dtype)
+    flipped = key.clone()
+    flipped[..., 1::2] *= -1  # an even number of signs in each column
+    with regard.observe(model) as seen:
+        model(key, key)
+        model(more, torch.cat([flipped, more], -2))
+        model(more, torch.cat([-key, more], -2))
+    assert [matrix.shape[-2] for matrix in seen.values()] == [4, 1, 1]
+
+
 def test_memories_of_equal_keys_are_attentions_of_their_own() -> None:
     class Cross(nn.Module):
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:

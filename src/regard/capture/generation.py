@@ -1,12 +1,12 @@
 """Detection of the calls that form one attention when a layer generates text with a KV cache.
 
 Detection compares keys and values and needs no knowledge of the model or its cache. Of each column
-it keeps a digest, a whole number of 64 bits that all bits of a key or a value have made. A call
-continues earlier calls of the same module if its keys begin with their keys and its values with
-their values. It then adds its queries as rows and its new keys as columns. This covers caches that
-grow, caches that have their full length from the start, and caches that drop their oldest keys. A
-call with other keys or values starts another attention. So the calls of beam search and assisted
-decoding are not merged, nor those of two texts whose keys are positions alone.
+it keeps a digest, a checksum of all bits of a key or of a value. A call continues earlier calls of
+the same module if its keys begin with their keys and its values with their values. It then adds its
+queries as rows and its new keys as columns. This covers caches that grow, caches that have their
+full length from the start, and caches that drop their oldest keys. A call with other keys or values
+starts another attention. So the calls of beam search and assisted decoding are not merged, nor
+those of two texts whose keys are positions alone.
 
 Calls with exactly the same keys are one attention only if the model generated a token in between,
 as in the cross-attention of a decoder. Otherwise they are heads in a loop or unrelated queries.
@@ -14,13 +14,14 @@ as in the cross-attention of a decoder. Otherwise they are heads in a loop or un
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import combinations, pairwise
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from regard.masks.checksums import row_checksums
 from regard.masks.recognise import FAR, allowed_rows
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.merged_calls import MemoryColumns
@@ -336,23 +337,9 @@ def _asks_more_keys(run: Run, call: Call) -> bool:
 
 
 def _digests(columns: Tensor) -> Tensor:
-    """Return the digest of each column, (..., columns, 1), of keys (..., heads, columns, dim).
-
-    It is the sum of all bits, 64 at a time if they are so many, by random odd factors, which lose
-    no bit.
-    """
-    size = columns.element_size()
-    is_even = columns.shape[-1] * size % 8 == 0
-    bits = columns.detach().contiguous().view(torch.int64 if is_even else _BITS[size]).long()
-    bits = bits.movedim(-3, -2).flatten(-2) if bits.ndim > 2 else bits
-    return (bits * _factors(bits.shape[-1], bits.device)).sum(-1, keepdim=True)
-
-
-@cache
-def _factors(count: int, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    random = torch.randint(-(2**62), 2**62, (count,), generator=generator, device="cpu")
-    return (2 * random + 1).to(device)
+    """Return the digest of each column, (..., columns, 1), of keys (..., heads, columns, dim)."""
+    heads = columns.movedim(-3, -2).flatten(-2) if columns.ndim > 2 else columns
+    return row_checksums(heads)[..., None]
 
 
 def _shares_an_end(runs: Sequence[Run], call: Call) -> bool:
@@ -401,7 +388,3 @@ def _same(first: Tensor | None, second: Tensor | None) -> bool:
     if first is None or second is None:
         return first is second
     return torch.equal(first, second)
-
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The dtypes of whole numbers, by their size in bytes."""

@@ -9,9 +9,8 @@ same number of keys. The comparison forms no second dense mask.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from itertools import product
-from secrets import randbits
 from typing import TypeAlias, cast
 
 import torch
@@ -20,6 +19,7 @@ from torch.nn.functional import pad
 
 from regard.errors import check_bias, check_broadcast
 from regard.masks import Causal, Documents, Keep, Mask, Padding, PrefixLM, SlidingWindow
+from regard.masks.checksums import row_checksums
 from regard.masks.mask import without_repeats
 from regard.scores.box import Box
 
@@ -31,8 +31,6 @@ _Parts: TypeAlias = tuple[Mask | None, Tensor | None]
 
 _MAX_NUMBERS = 2**20  # read at once
 _SHORT = 2**16  # elements; masks of single queries or of a short text have fewer
-_CACHED_BYTES = 2**18  # a block of rows that stays in the processor's cache
-_SEED = randbits(63)
 
 
 def recognised(mask: Tensor, shape: torch.Size) -> Mask | None:
@@ -166,41 +164,13 @@ def _remembered(
     with torch.inference_mode(False):  # autograd may use the answer later
         dense = without_repeats(tensor)
         state = (shape, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-        content = dense if dense.numel() <= _SHORT else _checksums(dense)
+        content = dense if dense.numel() <= _SHORT else row_checksums(dense)
         for kept, its_state, answer in list(_MEMORY):
             if its_state == state and torch.equal(kept, content):
                 return answer(tensor)
         answer = read(tensor, shape)
         _MEMORY.append((content.clone(), state, answer))
         return answer(tensor)
-
-
-def _checksums(dense: Tensor) -> Tensor:
-    """Return a checksum of each row, (rows,), int64.
-
-    It is the sum of the upper and the lower half of each 8 bytes, each times a random number,
-    modulo 2**64. Two halves differ by less than 2**32. So a changed row keeps its checksum with a
-    probability of at most 2**-32, whatever the change.
-    """
-    rows = dense.flatten(0, -2)
-    width = rows.shape[-1] * rows.element_size()
-    upper, lower = _random_factors(-(-width // 8), dense.device)
-    parts: list[Tensor] = []
-    for block in cast(tuple[Tensor, ...], rows.split(max(1, _CACHED_BYTES // width))):
-        numbers = block.contiguous().view(torch.uint8)
-        if width % 8 or numbers.storage_offset() % 8:
-            numbers = pad(numbers, (0, -width % 8))
-        words = numbers.view(torch.int64)
-        parts.append((words >> 32).mul_(upper).addcmul_(words, lower).sum(-1))
-    return torch.cat(parts)
-
-
-@lru_cache(maxsize=8)
-def _random_factors(size: int, device: torch.device) -> Tensor:
-    """Return random int64 numbers, (2, size), that no seed of the model's user changes."""
-    generator = torch.Generator().manual_seed(_SEED)
-    factors = torch.empty(2, size, dtype=torch.int64, device="cpu")
-    return factors.random_(-(2**63), None, generator=generator).to(device)
 
 
 def _recognise(mask: Tensor, shape: torch.Size) -> _Answer:
