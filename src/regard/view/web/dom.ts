@@ -52,9 +52,11 @@ export function offerNumbers(select: HTMLSelectElement, count: number, name: (at
 export function svgElement<Name extends keyof SVGElementTagNameMap>(
   name: Name,
   attributes: Record<string, string | number>,
+  ...children: (Node | string)[]
 ): SVGElementTagNameMap[Name] {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
+  made.append(...children);
   return made;
 }
 

@@ -1,8 +1,7 @@
 /** Where the map lies on its canvas and what stands beside it: tokens on both axes, at any zoom. */
 
 import type { Axis, TwoAxes } from "../data/axes";
-import { fittedText } from "../dom";
-import type { Ink } from "../look";
+import { fittedText, svgElement } from "../dom";
 import type { Token } from "../protocol/recording";
 import { named } from "../text/tokens";
 import type { Pen } from "../view";
@@ -24,16 +23,10 @@ export interface Frame {
 
 const LARGEST = 84; // pixels of a cell, so that one token is not a poster,
 const FEWEST = 8; // or so many of them fill a large screen
-const SLANT = -Math.PI / 3;
+const SLANT = Math.PI / 3;
 const APART = 4; // pixels between two labels
 const NAMES = 66; // pixels of the names of the axes, in the corner
 const MEASURED = 2000; // labels of a long text, to know the widest
-
-/** @param type its size in pixels */
-function setType(context: Pen, token: Token, type: number, family: string) {
-  context.font = token.special ? `600 ${type - 3}px ${family}` : `${type}px ${family}`;
-  context.letterSpacing = token.special ? "0.6px" : "0px";
-}
 
 function written(token: Token): string {
   return token.special ? named(token, 16).toUpperCase() : named(token, 16);
@@ -41,30 +34,32 @@ function written(token: Token): string {
 
 export class Axes {
   private family = getComputedStyle(document.body).fontFamily;
-  limit = 124;
+  private limit = 124; // pixels of the widest label
   private type = 13; // pixels of labels
-  private labels = new Map<Token, { text: string; width: number }>();
+  private measured = new Map<Token, { text: string; width: number }>();
   private widths = new Map<Token[], number>();
 
-  constructor(readonly context: Pen) {}
+  /** @param context that measures */
+  constructor(private readonly context: Pen) {}
 
-  /** @param limit pixels of the widest label */
-  setLimit(limit: number) {
+  private setLimit(limit: number) {
     const type = Number.parseFloat(getComputedStyle(document.body).fontSize) - 1;
     if (limit === this.limit && type === this.type) return;
-    this.labels.clear();
+    this.measured.clear();
     this.widths.clear();
     [this.limit, this.type] = [limit, type];
   }
 
   /** @returns shortened until it fits */
   private labelOf(token: Token): { text: string; width: number } {
-    let label = this.labels.get(token);
+    let label = this.measured.get(token);
     if (!label) {
-      setType(this.context, token, this.type, this.family);
+      // As the style sheet has it.
+      this.context.font = token.special ? `600 ${this.type - 3}px ${this.family}` : `${this.type}px ${this.family}`;
+      this.context.letterSpacing = token.special ? "0.6px" : "0px";
       const text = fittedText(this.context, written(token), this.limit);
       label = { text, width: this.context.measureText(text).width };
-      this.labels.set(token, label);
+      this.measured.set(token, label);
     }
     return label;
   }
@@ -132,38 +127,27 @@ export class Axes {
     };
   }
 
-  /** All labels that have room, quiet. */
-  draw(frame: Frame, { queries, keys }: TwoAxes, ink: Ink) {
-    this.context.font = `11px ${this.family}`;
-    this.context.letterSpacing = "0px";
-    this.context.textAlign = "right";
-    this.context.textBaseline = "alphabetic";
-    this.context.fillStyle = ink.faint;
+  /** All labels that have room; those that the labels of the chosen cell would overlap give way, never cut in half. */
+  labels(frame: Frame, { queries, keys }: TwoAxes, chosen: { query: number; key: number }): SVGElement[] {
+    const x = frame.left - 8;
     const base = frame.top - Math.max(7, 12 - frame.cellHeight / 2); // above the first label
-    this.context.fillText("keys →", frame.left - 8, base - 13);
-    this.context.fillText("queries ↓", frame.left - 8, base);
-    const down = this.stride(frame.cellHeight);
-    const across = this.stride(frame.cellWidth);
-    for (let i = aligned(frame.row - 0.5, down); i <= frame.row + frame.rows - 0.5; i += down)
-      this.label(frame, "query", queries[i], i, down > 1, ink);
-    for (let i = aligned(frame.column - 0.5, across); i <= frame.column + frame.columns - 0.5; i += across)
-      this.label(frame, "key", keys[i], i, across > 1, ink);
+    return [
+      svgElement("text", { x, y: base - 17, class: "count end" }, "keys →"),
+      svgElement("text", { x, y: base - 4, class: "count end" }, "queries ↓"),
+      ...this.along(frame, "query", queries, chosen.query),
+      ...this.along(frame, "key", keys, chosen.key),
+    ];
   }
 
-  /** The label of the chosen cell. What would overlap it is covered whole, never cut in half. */
-  name(frame: Frame, axis: Axis, token: Token, at: number, ink: Ink) {
-    const { row, rows, column, columns, cellWidth, cellHeight } = frame;
-    const cell = axis === "query" ? cellHeight : cellWidth;
-    const slant = frame.top / Math.sin(-SLANT);
-    const overlapped = axis === "query" ? this.near(row, rows, cell, at) : this.near(column, columns, cell, at);
-    this.context.fillStyle = ink.ground;
-    for (const near of overlapped)
-      this.at(frame, axis, near, () => {
-        if (axis === "query") this.context.fillRect(3 - frame.left, -8, frame.left, 16);
-        else if (frame.slanted) this.context.fillRect(-1, -8, slant, 16);
-        else this.context.fillRect(-cell / 2, -9, cell, 18);
-      });
-    this.label(frame, axis, token, at, this.stride(cell) > 1, ink, true);
+  private along(frame: Frame, axis: Axis, tokens: Token[], chosen: number): SVGElement[] {
+    const { row, rows, cellHeight, column, columns, cellWidth } = frame;
+    const [first, count, cell] = axis === "query" ? [row, rows, cellHeight] : [column, columns, cellWidth];
+    const [start, last] = [first - 0.5, first + count - 0.5];
+    const every = this.stride(cell);
+    const places = chosen >= start && chosen <= last ? [chosen] : [];
+    for (let i = aligned(start, every); i <= last; i += every)
+      if (places.length === 0 || Math.abs(i - chosen) * cell >= this.type + APART - 1) places.push(i);
+    return places.map((at) => this.label(frame, axis, tokens[at], at, every > 1, at === chosen));
   }
 
   /**
@@ -177,49 +161,20 @@ export class Axes {
     return power * ([1, 2, 5, 10].find((n) => n * power >= least) as number);
   }
 
-  /**
-   * The position itself and the labels that it would overlap.
-   * @param cell pixels
-   */
-  private near(first: number, count: number, cell: number, at: number): number[] {
-    const every = this.stride(cell);
-    const found = [at];
-    for (let i = aligned(first - 0.5, every); i <= first + count - 0.5; i += every)
-      if (i !== at && Math.abs(i - at) * cell < this.type + APART - 1) found.push(i);
-    return found;
-  }
-
-  /** Draws from where a label begins. */
-  private at(frame: Frame, axis: Axis, at: number, draw: () => void) {
-    const { left, top, slanted, cellWidth, cellHeight } = frame;
-    const { context } = this;
-    context.save();
-    if (axis === "query") context.translate(left - 8, top + (at - frame.row + 0.5) * cellHeight);
-    else context.translate(left + (at - frame.column + 0.5) * cellWidth, top - (slanted ? 7 : 14));
-    context.textAlign = axis === "query" ? "right" : slanted ? "left" : "center";
-    if (axis === "key" && slanted) context.rotate(SLANT);
-    draw();
-    context.restore();
-  }
-
   /** @param counts with its position */
-  private label(frame: Frame, axis: Axis, token: Token, at: number, counts: boolean, ink: Ink, chosen = false) {
-    this.at(frame, axis, at, () => this.write(token, at, counts, ink, chosen));
-  }
-
-  private write(token: Token, at: number, counts: boolean, ink: Ink, chosen: boolean) {
-    const context = this.context;
-    context.textBaseline = "middle";
-    context.fillStyle = chosen ? ink.accent : token.special ? ink.faint : ink.grey;
+  private label(frame: Frame, axis: Axis, token: Token, at: number, counts: boolean, isChosen: boolean): SVGElement {
+    const { left, top, row, column, cellWidth, cellHeight, slanted } = frame;
+    const isQuery = axis === "query";
+    const x = isQuery ? left - 8 : left + (at - column + 0.5) * cellWidth;
+    const y = isQuery ? top + (at - row + 0.5) * cellHeight : top - (slanted ? 7 : 14);
+    const turned = !isQuery && slanted;
     const { text, width } = this.labelOf(token);
-    setType(context, token, this.type, this.family);
-    context.fillText(text, 0, 0);
-    if (!counts || text === String(at)) return;
-    const shift = width + 7;
-    context.font = `11px ${this.family}`;
-    context.letterSpacing = "0px";
-    context.fillStyle = ink.faint;
-    context.fillText(String(at), context.textAlign === "right" ? -shift : shift, 0);
+    const anchor = isQuery ? "end" : turned ? "start" : "middle";
+    const name = `${anchor} ${token.special ? "special" : ""} ${isChosen ? "chosen" : ""}`;
+    const position = svgElement("text", { x: isQuery ? -width - 7 : width + 7, class: `count ${anchor}` }, String(at));
+    const transform = `translate(${x} ${y})${turned ? ` rotate(${(-180 * SLANT) / Math.PI})` : ""}`;
+    const isCounted = counts && text !== String(at);
+    return svgElement("g", { transform }, svgElement("text", { class: name }, text), ...(isCounted ? [position] : []));
   }
 }
 
@@ -255,7 +210,7 @@ function positionWidth({ length }: { length: number }): number {
 
 /** @returns pixels above the map that a slanted label takes */
 function slope(label: number): number {
-  return Math.ceil(label * Math.sin(-SLANT) + 16);
+  return Math.ceil(label * Math.sin(SLANT) + 16);
 }
 
 /** @returns in whole device pixels */

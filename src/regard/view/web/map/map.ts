@@ -4,7 +4,7 @@ import { signal } from "@preact/signals-core";
 import type { TwoAxes } from "../data/axes";
 import { coarsest, isDifference, shownName } from "../data/compare";
 import type { Which } from "../data/source";
-import { context2d, resize } from "../dom";
+import { context2d, resize, svgElement } from "../dom";
 import { paletteOf, type Palette } from "../look";
 import { TILE, type Place } from "../maths/blocks";
 import { tintOf } from "../maths/colours";
@@ -25,13 +25,10 @@ const LEAST = 0.0005; // a smaller weight is 0.0 % and leaves its cell empty
 
 export class HeadMap {
   private status = this.holder.querySelector(".progress") as HTMLElement;
-  private canvases = [...this.holder.querySelectorAll("canvas")] as HTMLCanvasElement[];
-  private base = this.canvases[0];
-  readonly over = this.canvases[1];
-  private context = context2d(this.base);
-  private overContext = context2d(this.over);
+  readonly canvas = this.holder.querySelector("canvas") as HTMLCanvasElement;
+  private over = this.holder.querySelector("svg") as SVGElement; // labels and the crosshair
+  private context = context2d(this.canvas);
   private axes = new Axes(this.context);
-  private overAxes = new Axes(this.overContext);
   which = this.pick(this.session.store.state);
   private size = signal(0); // changes with that of the holder
   private news = signal(0); // tiles came, or are to be painted
@@ -48,7 +45,6 @@ export class HeadMap {
   private mosaic = new Mosaic((place) => this.tiles.find(this.tileName(place)));
   private since = 0;
   private isLost = false; // some of what is wanted cannot be had
-  private onStage = 0; // of the tiles that are wanted, the first so many
 
   readonly draws = [() => this.arrange(), () => this.draw(), () => this.point()];
 
@@ -83,15 +79,13 @@ export class HeadMap {
     const asks = [this.size.value, this.session.again.value, this.session.maps];
     const { clientWidth, clientHeight } = this.holder;
     if (clientWidth === 0 || asks.length === 0) return;
-    for (const canvas of [this.base, this.over]) {
-      resize(canvas, Math.round(clientWidth * devicePixelRatio), Math.round(clientHeight * devicePixelRatio));
-      context2d(canvas).setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
-    }
+    resize(this.canvas, Math.round(clientWidth * devicePixelRatio), Math.round(clientHeight * devicePixelRatio));
+    this.context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
+    this.over.setAttribute("viewBox", `0 0 ${clientWidth} ${clientHeight}`);
     const frame = this.framed({ zoom, row, column });
-    this.overAxes.setLimit(this.axes.limit);
     const { left, top, height, cellWidth, cellHeight } = frame;
     // The whole map scrolls with what the page stands in; a part of it is moved by the finger.
-    this.over.style.touchAction = zoom > 1 ? "none" : "";
+    this.canvas.style.touchAction = zoom > 1 ? "none" : "";
     this.holder.dataset.frame = [left, top, cellWidth, cellHeight].join();
     this.holder.style.setProperty("--used", `${top + height + 2}px`);
     const part = partOf(frame);
@@ -120,26 +114,15 @@ export class HeadMap {
 
   private ask(part: Part) {
     const { which } = this;
-    const places = placesOf(part);
-    this.onStage = places.length;
-    // A host that knows no small map is asked for the whole, to stand in.
-    if (!this.info().overview) places.push(this.whole());
     this.since = performance.now();
     this.isLost = false;
-    this.tiles.want(places.map((place) => ({ name: this.tileName(place), which, place })));
+    this.tiles.want(placesOf(part).map((place) => ({ name: this.tileName(place), which, place })));
     setTimeout(() => this.showProgress(), QUIET);
-  }
-
-  /** @returns the one tile that holds the whole */
-  private whole(): Place {
-    const { q_len, kv_len } = this.info();
-    return { level: Math.max(0, Math.ceil(Math.log2(Math.max(q_len, kv_len) / TILE))), row: 0, column: 0 };
   }
 
   /** What is still on its way, and how long it will take. */
   private showProgress() {
-    const { kept, progress } = this.tiles;
-    const wanted = this.tiles.wanted.slice(0, this.onStage);
+    const { kept, progress, wanted } = this.tiles;
     const there = wanted.filter(({ name }) => kept.has(name)).length;
     const every = this.sampled();
     let text = "";
@@ -162,7 +145,7 @@ export class HeadMap {
   private draw() {
     const isArranged = this.frame && this.news.value >= 0 && this.holder.clientWidth > 0;
     if (!isArranged) return;
-    this.context.clearRect(0, 0, this.base.width, this.base.height);
+    this.context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     const isWhole = this.drawMap();
     this.showProgress();
     this.mark(isWhole);
@@ -171,7 +154,7 @@ export class HeadMap {
 
   /** @returns is it there in full? */
   private drawMap(): boolean {
-    const { axes, context } = this;
+    const { context } = this;
     const frame = this.frame as Frame;
     const part = this.part as Part;
     const { look, layers, store } = this.session;
@@ -192,7 +175,6 @@ export class HeadMap {
     context.strokeStyle = look.ink.line;
     context.lineWidth = 1;
     context.strokeRect(frame.left - 0.5, frame.top - 0.5, frame.width + 1, frame.height + 1);
-    axes.draw(frame, this.texts, look.ink);
     return isWhole;
   }
 
@@ -258,55 +240,17 @@ export class HeadMap {
 
   /** @returns of how many queries one was asked; 1: the numbers are exact */
   sampled(): number {
-    const { kept } = this.tiles;
-    const samples = this.tiles.wanted.slice(0, this.onStage).map(({ name }) => kept.get(name));
+    const { kept, wanted } = this.tiles;
+    const samples = wanted.map(({ name }) => kept.get(name));
     return Math.max(1, ...samples.map((tile) => (tile?.exact === false ? (tile.sampled ?? 1) : 1)));
   }
 
+  /** Names the tokens on both axes, those of the pointed or chosen cell with the crosshair over it. */
   private point() {
-    if (!this.frame) return;
-    this.overContext.clearRect(0, 0, this.over.width, this.over.height);
-    this.drawCross();
-  }
-
-  /** The crosshair over the pointed or chosen cell, its two tokens named. */
-  private drawCross() {
-    const { overAxes: axes, overContext: context } = this;
-    const frame = this.frame as Frame;
-    const { ink } = this.session.look;
+    const { frame } = this;
+    if (!frame) return;
     const { query, key } = this.session.cell(this.session.store.drawn);
-    const { left, top, width, height, cellWidth, cellHeight } = frame;
-    const [x, y] = [left + (key - frame.column) * cellWidth, top + (query - frame.row) * cellHeight];
-    const onMap = {
-      row: y + cellHeight / 2 >= top && y + cellHeight / 2 <= top + height,
-      column: x + cellWidth / 2 >= left && x + cellWidth / 2 <= left + width,
-    };
-    context.strokeStyle = ink.accent;
-    context.lineWidth = 1;
-    context.beginPath();
-    if (onMap.row) {
-      for (const edge of cellHeight < 6 ? [y + cellHeight / 2] : [y, y + cellHeight])
-        if (edge >= top && edge <= top + height)
-          lineTo(context, left - 4, edge, onMap.column ? Math.max(left, x) : left + width, edge);
-    }
-    if (onMap.column) {
-      for (const edge of cellWidth < 6 ? [x + cellWidth / 2] : [x, x + cellWidth])
-        if (edge >= left && edge <= left + width)
-          lineTo(context, edge, top - 4, edge, onMap.row ? Math.max(top, y) : top + height);
-    }
-    context.stroke();
-    if (onMap.row && onMap.column) {
-      const grown = Math.max(0, 7 - Math.min(cellWidth, cellHeight)) / 2;
-      context.lineWidth = 2;
-      context.save();
-      context.beginPath();
-      context.rect(left - 2, top - 2, width + 4, height + 4);
-      context.clip();
-      context.strokeRect(x - grown, y - grown, cellWidth + 2 * grown, cellHeight + 2 * grown);
-      context.restore();
-    }
-    if (onMap.row) axes.name(frame, "query", this.texts.queries[query], query, ink);
-    if (onMap.column) axes.name(frame, "key", this.texts.keys[key], key, ink);
+    this.over.replaceChildren(...this.axes.labels(frame, this.texts, { query, key }), ...cross(frame, query, key));
   }
 
   at({ offsetX, offsetY }: { offsetX: number; offsetY: number }): { query: number; key: number } | null {
@@ -329,7 +273,25 @@ export function inCell(weight: number, isDifference: boolean): string {
   return isDifference ? `${weight < 0 ? "\u2212" : "+"}${text}` : text;
 }
 
-function lineTo(context: Pen, fromX: number, fromY: number, toX: number, toY: number) {
-  context.moveTo(fromX, fromY);
-  context.lineTo(toX, toY);
+/** The crosshair over a cell, where it is on the map. */
+function cross(frame: Frame, query: number, key: number): SVGElement[] {
+  const { left, top, width, height, cellWidth, cellHeight } = frame;
+  const [right, bottom] = [left + width, top + height];
+  const [x, y] = [left + (key - frame.column) * cellWidth, top + (query - frame.row) * cellHeight];
+  const [middleX, middleY] = [x + cellWidth / 2, y + cellHeight / 2];
+  const inRow = middleY >= top && middleY <= bottom;
+  const inColumn = middleX >= left && middleX <= right;
+  const rows = (cellHeight < 6 ? [middleY] : [y, y + cellHeight]).filter((edge) => edge >= top && edge <= bottom);
+  const columns = (cellWidth < 6 ? [middleX] : [x, x + cellWidth]).filter((edge) => edge >= left && edge <= right);
+  const lines = [
+    ...(inRow ? rows.map((edge) => `M${left - 4} ${edge}H${inColumn ? Math.max(left, x) : right}`) : []),
+    ...(inColumn ? columns.map((edge) => `M${edge} ${top - 4}V${inRow ? Math.max(top, y) : bottom}`) : []),
+  ];
+  const path = svgElement("path", { d: lines.join("") });
+  if (!inRow || !inColumn) return [path];
+  const grown = Math.max(0, 7 - Math.min(cellWidth, cellHeight)) / 2;
+  const cell = { x: x - grown, y: y - grown, width: cellWidth + 2 * grown, height: cellHeight + 2 * grown };
+  const clip = { x: left - 2, y: top - 2, width: width + 4, height: height + 4 };
+  const viewBox = Object.values(clip).join(" ");
+  return [path, svgElement("svg", { ...clip, viewBox }, svgElement("rect", cell))];
 }

@@ -61,19 +61,19 @@ function isAlone(): boolean {
 
 /** One pointer points, chooses and drags; two pinch. */
 export function followPointer(map: HeadMap) {
-  const { over, holder, session } = map;
+  const { canvas, holder, session } = map;
   const pointers = new Map<number, { x: number; y: number }>();
   let [moved, pinched] = [false, false];
   const onMap = ({ offsetX, offsetY }: MouseEvent) =>
     map.frame ? { x: offsetX - map.frame.left, y: offsetY - map.frame.top } : undefined;
-  over.addEventListener("pointerdown", (event) => {
+  canvas.addEventListener("pointerdown", (event) => {
     if (!map.frame) return;
     if (pointers.size === 0) [moved, pinched] = [false, false];
     pointers.set(event.pointerId, { x: event.clientX, y: event.clientY });
     pinched ||= pointers.size > 1;
-    over.setPointerCapture(event.pointerId);
+    canvas.setPointerCapture(event.pointerId);
   });
-  over.addEventListener("pointermove", (event) => {
+  canvas.addEventListener("pointermove", (event) => {
     const before = pointers.get(event.pointerId);
     if (!before || !map.frame) return session.hover(map.at(event));
     const now = { x: event.clientX, y: event.clientY };
@@ -84,19 +84,19 @@ export function followPointer(map: HeadMap) {
     if (other) pinch(map, other, before, now);
     else drag(map, now.x - before.x, now.y - before.y);
   });
-  over.addEventListener("pointerup", (event) => {
+  canvas.addEventListener("pointerup", (event) => {
     const cell = map.at(event);
     if (pointers.delete(event.pointerId) && !moved && !pinched && cell) session.choose(cell);
     holder.focus({ preventScroll: true });
   });
-  over.addEventListener("pointercancel", (event) => pointers.delete(event.pointerId));
+  canvas.addEventListener("pointercancel", (event) => pointers.delete(event.pointerId));
   // Two fingers belong to the map; one scrolls what the page stands in while the whole map is seen.
-  over.addEventListener("touchstart", (event) => event.touches.length > 1 && event.preventDefault(), {
+  canvas.addEventListener("touchstart", (event) => event.touches.length > 1 && event.preventDefault(), {
     passive: false,
   });
-  over.addEventListener("pointerleave", () => session.hover(null));
-  over.addEventListener("dblclick", (event) => zoomBy(map, 2, onMap(event)));
-  over.addEventListener(
+  canvas.addEventListener("pointerleave", () => session.hover(null));
+  canvas.addEventListener("dblclick", (event) => zoomBy(map, 2, onMap(event)));
+  canvas.addEventListener(
     "wheel",
     (event) => {
       // Where something scrolls (a notebook, a phone), a plain wheel does that, and Ctrl or a pinch zooms.
@@ -126,7 +126,7 @@ function pinch(
   now: { x: number; y: number },
 ) {
   const far = ({ x, y }: { x: number; y: number }) => Math.max(20, Math.hypot(x - still.x, y - still.y));
-  const { left, top } = map.over.getBoundingClientRect();
+  const { left, top } = map.canvas.getBoundingClientRect();
   const frame = map.frame as Frame;
   const point = { x: (before.x + still.x) / 2 - left - frame.left, y: (before.y + still.y) / 2 - top - frame.top };
   zoomBy(map, far(now) / far(before), point);
