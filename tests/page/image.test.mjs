@@ -2,11 +2,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { sinksOf } from "../../src/regard/view/web/data/axes";
 import * as patches from "../../src/regard/view/web/data/patches";
-import { inBlocks, perToken } from "../../src/regard/view/web/data/reading";
 import { rowHeight } from "../../src/regard/view/web/map/patch_picture";
 import { parted } from "../../src/regard/view/web/text/parts";
 import * as words from "../../src/regard/view/web/text/picture_words";
-import { layer, recording, tokens } from "./recordings.mjs";
+import { recording, tokens } from "./recordings.mjs";
 
 const PICTURE = { name: "a.png", width: 40, height: 20, type: null, data: null };
 const thin = (text) => text.replaceAll("\u202f", " ");
@@ -96,15 +95,6 @@ test("patches are named by their places, are no sinks, and are one part of a tex
 });
 
 // Numbers
-
-test("the mean of a block is that of each of its tokens", () => {
-  const layers = [layer({ kind: "pyramid", block: 4, q_len: 9, kv_len: 9 })];
-  const means = Float32Array.from([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2]);
-  const reading = { layer: 0, head: 0, hidden: false, query: 0, key: 8, row: means, mask: null, column: means };
-  const found = perToken(inBlocks(reading, layers), layers);
-  assert.deepEqual(found.row, means);
-  assert.deepEqual(found.column, means);
-});
 
 test("quarters share a patch that lies over their border, and padding is in none", () => {
   const [grid] = grids(info({ rows: 1, columns: 1, tokens: [[1, 2]], box: [0, -20, 40, 20] }));

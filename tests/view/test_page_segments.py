@@ -59,16 +59,16 @@ def test_shares_of_parts_are_those_of_the_library(show: Open) -> None:
     with step("pointing at a cell reads it"):
         visit(page, "#view=segments&layer=2&head=0")
         line(page, "of a part, layer 2 head 0")
-        page.hover('#view-segments td[data-row="2"][data-column="0"]')
+        page.hover('#view-segments [data-row="2"] [data-column="0"]')
         share = pages.three_digits(float(drawn[2, 0, 2, 0]))
         line(page, f"“Then rest.” gives {share} of its attention to “Life is short.”, layer 2 head")
     with step("the next head leaves the focus where it is"):
         page.mouse.move(2, 2)
-        page.focus("#view-segments td[data-row='0'][data-column='2']")
+        page.focus("#view-segments [data-row='0'] [data-column='2']")
         page.keyboard.press("ArrowDown")
         page.keyboard.press("]")
         line(page, "layer 2 head 1")
-        focused = page.locator("#view-segments td[data-row='1'][data-column='2']:focus")
+        focused = page.locator("#view-segments [data-row='1'] [data-column='2']:focus")
         expect(focused).to_have_count(1)
 
 

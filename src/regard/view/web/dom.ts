@@ -42,6 +42,51 @@ export function moving(move: (down: number, right: number) => void, moves = ARRO
   };
 }
 
+/** A table whose rows have data-row and cells data-column: Tab reaches one of them, and the arrows go on from there. */
+export class Cells {
+  active = [0, 0]; // row and column of the cell that the arrows are on
+
+  /** @param point a cell is pointed at or reached; null: none */
+  constructor(
+    private readonly table: HTMLElement,
+    private readonly point: (place: number[] | null) => void,
+    moves = ARROWS,
+  ) {
+    table.addEventListener("pointerover", (event) => point(placeOf(event)));
+    table.addEventListener("focusin", (event) => this.activate(placeOf(event) ?? this.active));
+    const go = (down: number, right: number) => this.at(this.nearest(this.active[0] + down, this.active[1] + right));
+    table.addEventListener(
+      "keydown",
+      moving((down, right) => go(down, right)?.focus(), moves),
+    );
+  }
+
+  at([row, column]: number[]): HTMLElement | null {
+    return this.table.querySelector(`[data-row="${row}"] [data-column="${column}"]`);
+  }
+
+  private nearest(row: number, column: number): number[] {
+    const rows = this.table.querySelectorAll("[data-row]").length;
+    const columns = this.table.querySelectorAll('[data-row="0"] [data-column]').length;
+    return [Math.max(0, Math.min(rows - 1, row)), Math.max(0, Math.min(columns - 1, column))];
+  }
+
+  /** From a cell, or the nearest that is there, the arrows go on. */
+  activate([row, column]: number[]) {
+    this.at(this.active)?.setAttribute("tabindex", "-1");
+    this.active = this.nearest(row, column);
+    this.at(this.active)?.setAttribute("tabindex", "0");
+    this.point(this.active);
+  }
+}
+
+/** @returns row and column of the cell that an event is about */
+export function placeOf({ target }: Event): number[] | null {
+  const cell = (target as HTMLElement).closest<HTMLElement>("[data-column]");
+  const row = cell?.closest<HTMLElement>("[data-row]");
+  return cell && row ? [Number(row.dataset.row), Number(cell.dataset.column)] : null;
+}
+
 /** Gives a list so many numbers to choose from, from 0. */
 export function offerNumbers(select: HTMLSelectElement, count: number, name: (at: number) => string = String) {
   const names = Array.from({ length: count }, (_, i) => name(i));

@@ -2,15 +2,13 @@
 
 import { differenceLevel, differenceRamp, level, logFloor, ramp, type Ramp, type Scale } from "./maths/colours";
 
-const INKS = ["ground", "ink", "grey", "faint", "line", "accent"] as const;
-export type Ink = Record<(typeof INKS)[number], string>;
+const INKS = ["ground", "line", "accent"] as const;
 
 export interface Look {
   name: "light" | "dark";
   ramp: Ramp;
   differences: Ramp;
-  ink: Ink;
-  family: string; // of letters
+  ink: Record<(typeof INKS)[number], string>;
   mono: string; // of numbers
 }
 
@@ -19,11 +17,10 @@ export function lookOf(theme: "auto" | "light" | "dark"): Look {
   const root = document.documentElement;
   root.dataset.theme = theme;
   const style = getComputedStyle(root);
-  const ink = Object.fromEntries(INKS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()])) as Ink;
+  const ink = Object.fromEntries(INKS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()])) as Look["ink"];
   const name = style.colorScheme === "dark" ? "dark" : "light";
   const mono = style.getPropertyValue("--mono");
-  const { fontFamily: family } = getComputedStyle(document.body);
-  return { name, ramp: ramp(name, ink.ground), differences: differenceRamp(name, ink.ground), ink, family, mono };
+  return { name, ramp: ramp(name, ink.ground), differences: differenceRamp(name, ink.ground), ink, mono };
 }
 
 export interface Palette {

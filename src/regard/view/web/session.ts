@@ -4,13 +4,14 @@
  */
 
 import { batch, computed, effect, signal } from "@preact/signals-core";
-import { forAxis, sinksOf, type TwoAxes } from "./data/axes";
+import { forAxis, sinksOf, type Axis, type TwoAxes } from "./data/axes";
 import { fitted } from "./data/bounds";
 import { Client } from "./data/client";
 import { gridsOf, withPatches, type Grid } from "./data/patches";
 import { CAUSES, inBlocks, Reader, type Reading } from "./data/reading";
 import { ceilingOfAll, smallMap, type Maps } from "./data/small";
 import { Source, type Host } from "./data/source";
+import type { Latest } from "./data/waiting";
 import { lookOf, type Look } from "./look";
 import type { Opening } from "./protocol/questions";
 import type { LayerInfo, Recording } from "./protocol/recording";
@@ -29,6 +30,7 @@ export class Session implements Maps {
   private readonly isDark = signal(this.darkness.matches);
   private readonly looks = computed(() => (this.isDark.value, lookOf(this.store.drawn.theme)));
   private readonly read = signal<Reading | null>(null);
+  private readonly shares = computed(() => this.read.value && inBlocks(this.read.value, this.layers));
   private readonly troubles = signal<ReadonlyMap<object, Error>>(new Map()); // who has no answer, and why
   private readonly stage = signal<View | undefined>(undefined);
   private readonly gathers = signal(this.isLive);
@@ -55,7 +57,7 @@ export class Session implements Maps {
       this.source,
       (reading) => this.onReading(reading),
       (error) => this.damaged(error, this.reader),
-      (at) => this.axes(at).queries === this.axes(at).keys,
+      (at) => this.isOneText(at),
     );
     this.darkness.addEventListener("change", ({ matches }) => (this.isDark.value = matches));
   }
@@ -135,8 +137,29 @@ export class Session implements Maps {
     return axes;
   }
 
+  /** @returns are the queries of the layer its keys, too? */
+  isOneText(layer: number = this.store.state.layer): boolean {
+    return this.axes(layer).queries === this.axes(layer).keys;
+  }
+
+  /** @returns a token as the cell that is read: one of both axes where it looks, and who looks at it */
+  cellOf(axis: Axis, at: number): Cell {
+    return axis === "query" || this.isOneText() ? { query: at, key: null } : { query: null, key: at };
+  }
+
+  /** Keeps a token, in the direction of its axis. */
+  chooseToken(axis: Axis, at: number) {
+    if (this.isOneText()) return this.choose({ query: at });
+    this.store.set({ ...this.cellOf(axis, at), side: axis === "query" ? "looks" : "looked", hover: null });
+  }
+
   /** What is read off; null: not known yet, or not known at all. */
   get reading(): Reading | null {
+    return this.shares.value;
+  }
+
+  /** The same with the weights of single tokens where `inBlocks` has the shares of blocks. */
+  get perToken(): Reading | null {
     return this.read.value;
   }
 
@@ -149,7 +172,7 @@ export class Session implements Maps {
     // In the next frame another one is asked for; this one must not fill in the new cell.
     if (this.store.isPending([...CAUSES])) return;
     if (reading.column) this.mended(this.reader);
-    this.read.value = inBlocks(reading, this.layers);
+    this.read.value = reading;
     const { hover, query, key } = this.store.state;
     if (!hover && (query === null || key === null)) this.store.set({ query: reading.query, key: reading.key });
   }
@@ -183,6 +206,19 @@ export class Session implements Maps {
 
   set view(view: View | undefined) {
     this.stage.value = view;
+  }
+
+  /** Asks for what a view shows, and once more when a host answers again; until then the trouble of the view is said. */
+  ask<T>(
+    view: object,
+    latest: Latest,
+    question: (signal: AbortSignal) => Promise<T>,
+    onAnswer: (answer: T) => void,
+    onError: () => void = () => {},
+  ) {
+    if (this.again.value < 0) return;
+    const answered = (answer: T) => (this.mended(view), onAnswer(answer));
+    void latest.ask(question, answered, (error) => (onError(), this.damaged(error, view)));
   }
 
   /** @param asker who has no answer */

@@ -6,7 +6,7 @@
 
 import { headNumber, layerName, type Head, type LayerInfo, type Recording } from "../protocol/recording";
 import type { State } from "../state";
-import type { Which } from "./source";
+import { termsOf, type Which } from "./source";
 
 /** The parts of the state that say which heads are shown. */
 export type Chosen = Pick<State, "layer" | "head" | "heads" | "with" | "compare" | "hidden">;
@@ -15,10 +15,6 @@ export type Chosen = Pick<State, "layer" | "head" | "heads" | "with" | "compare"
 function headOf(text: string): Head {
   const [layer, head] = text.split(".").map(Number);
   return { layer, head };
-}
-
-function word({ layer, head }: Head): string {
-  return `${layer}.${head}`;
 }
 
 /** A comparison with a head that is there and has the open layer's shape; with the next head where none was chosen. */
@@ -35,28 +31,22 @@ export function fittedComparison(
     // The same head of the other recording, whose text may be longer or shorter.
     const layer = Math.min(layers.length - 1, state.layer + other.first);
     const at = { layer, head: Math.min(state.head, layers[layer].num_heads - 1) };
-    return { with: word(at), compare: isThere(at) ? compare : "beside" };
+    return { with: `${at.layer}.${at.head}`, compare: isThere(at) ? compare : "beside" };
   }
   const next = { layer: state.layer, head: (state.head + 1) % open.num_heads };
-  return { with: isThere(headOf(state.with)) ? state.with : word(next), compare };
-}
-
-/** @returns the heads of the mean, or the one */
-export function chosenHeads(
-  { layer, head, heads }: Pick<State, "layer" | "head" | "heads">,
-  layers: LayerInfo[],
-): Head[] {
-  if (heads === "one") return [{ layer, head }];
-  return Array.from({ length: layers[layer].num_heads }, (_, i) => ({ layer, head: i }));
+  return { with: isThere(headOf(state.with)) ? state.with : `${next.layer}.${next.head}`, compare };
 }
 
 /** What the map shows. */
-export function shown(state: Chosen, layers: LayerInfo[]): Which {
-  const { layer, head, hidden } = state;
-  const mine = chosenHeads(state, layers);
-  const terms = mine.map((at) => ({ ...at, factor: 1 / mine.length }));
-  if (state.compare === "difference") terms.push({ ...headOf(state.with), factor: -1 });
-  return terms.length > 1 || state.heads !== "one" ? { layer, head, hidden, terms } : { layer, head, hidden };
+export function shown({ layer, head, heads, hidden, compare, with: other }: Chosen, layers: LayerInfo[]): Which {
+  const count = heads === "one" ? 1 : layers[layer].num_heads;
+  const terms = Array.from({ length: count }, (_, i) => ({
+    layer,
+    head: heads === "one" ? head : i,
+    factor: 1 / count,
+  }));
+  if (compare === "difference") terms.push({ ...headOf(other), factor: -1 });
+  return terms.length > 1 || heads !== "one" ? { layer, head, hidden, terms } : { layer, head, hidden };
 }
 
 /** What stands beside it. */
@@ -69,10 +59,10 @@ export function isDifference({ terms }: Which): boolean {
 }
 
 /** Heads in words. */
-export function headsName({ layer, head, terms }: Which, layers: LayerInfo[]): string {
-  const mine = terms?.filter(({ factor }) => factor > 0) ?? [{ layer, head }];
+export function headsName(which: Which, layers: LayerInfo[]): string {
+  const mine = termsOf(which).filter(({ factor }) => factor > 0);
   if (mine.length === 1) return headName(mine[0], layers);
-  return `mean of the ${mine.length} heads of layer ${layerName(layers, layer)}`;
+  return `mean of the ${mine.length} heads of layer ${layerName(layers, which.layer)}`;
 }
 
 /** @returns what is on the stage, in words */

@@ -81,25 +81,12 @@ export class Reader {
  * number in the sentence, the tables and the text.
  */
 export function inBlocks(reading: Reading, layers: LayerInfo[]): Reading {
-  if (!coarsest(reading, layers)) return reading;
-  const keysAt = keysIn(reading, layers);
+  const info = coarsest(reading, layers);
+  if (!info) return reading;
+  const keysAt = (key: number) => Math.min(info.block, info.kv_len - key + (key % info.block));
   // A mean is rounded to a byte: what nearly all attention goes to could get more than there is.
   const shares = (means: Float32Array, at: (place: number) => number) =>
     means.map((mean, place) => Math.min(1, mean * keysAt(at(place))));
   const column = reading.column && shares(reading.column, () => reading.key);
   return { ...reading, row: shares(reading.row, (key) => key), column };
-}
-
-/** @returns the weights of `inBlocks` for single tokens again: of each block the mean */
-export function perToken(reading: Reading, layers: LayerInfo[]): Pick<Reading, "row" | "column"> {
-  if (!coarsest(reading, layers)) return reading;
-  const keysAt = keysIn(reading, layers);
-  const row = reading.row.map((share, key) => share / keysAt(key));
-  return { row, column: reading.column?.map((share) => share / keysAt(reading.key)) ?? null };
-}
-
-/** @returns how many keys share the number of a key; 1: each has its own */
-function keysIn(reading: Reading, layers: LayerInfo[]): (key: number) => number {
-  const info = coarsest(reading, layers);
-  return (key) => (info ? Math.min(info.block, info.kv_len - key + (key % info.block)) : 1);
 }

@@ -7,14 +7,13 @@ import { blockOf, edge } from "../maths/blocks";
 import { NO_NUMBER } from "../maths/block_means";
 import type { LayerInfo } from "../protocol/recording";
 import { sinksOf, type TwoAxes } from "./axes";
-import type { Which } from "./source";
+import { termsOf, type Which } from "./source";
 import { Damaged, fromBase64 } from "./unpack";
 
 export interface SmallMap {
   rows: number;
   columns: number;
-  means: Float32Array; // (num_heads, rows, columns): mean weight of each cell
-  shares: Float32Array; // the same times the keys in a cell: what the cell receives
+  shares: Float32Array; // (num_heads, rows, columns): what each cell receives
 }
 
 /** What the small maps of a recording are read from. */
@@ -29,19 +28,16 @@ const ROUND = [1, 1.5, 2, 3, 4, 5, 6, 8, 10];
 
 /** @returns of a layer whose small map is not known: one empty cell */
 export function smallMap(info: LayerInfo): SmallMap {
-  if (!info.overview) {
-    const none = new Float32Array(info.num_heads);
-    return { rows: 1, columns: 1, means: none, shares: none };
-  }
+  if (!info.overview) return { rows: 1, columns: 1, shares: new Float32Array(info.num_heads) };
   const { rows, columns, maximum, levels } = info.overview;
   const bytes = fromBase64(levels);
   if (bytes.length !== info.num_heads * rows * columns) throw new Damaged("a small map has the wrong size.");
-  const means = Float32Array.from(bytes, (byte) => (byte === NO_NUMBER ? NaN : maximum * (byte / 254) ** 2));
-  const shares = means.map((mean, i) => {
+  const shares = Float32Array.from(bytes, (byte, i) => {
     const column = i % columns;
-    return mean * (edge(column + 1, info.kv_len, columns) - edge(column, info.kv_len, columns));
+    const keys = edge(column + 1, info.kv_len, columns) - edge(column, info.kv_len, columns);
+    return byte === NO_NUMBER ? NaN : keys * maximum * (byte / 254) ** 2;
   });
-  return { rows, columns, means, shares };
+  return { rows, columns, shares };
 }
 
 /** The columns of a small map that hold sinks; none where every column does. */
@@ -57,11 +53,12 @@ function sinkColumns(from: Maps, layer: number): Set<number> {
  * the others of a row add up to 1.
  * @returns null: not known yet
  */
-export function smallShares(from: Maps, { layer, head, hidden, terms }: Which): Float32Array | null {
+export function smallShares(from: Maps, which: Which): Float32Array | null {
+  const { layer, hidden } = which;
   const { rows, columns } = from.maps[layer];
   const aside = hidden ? sinkColumns(from, layer) : new Set();
   const sum = new Float32Array(rows * columns);
-  for (const term of terms ?? [{ layer, head, factor: 1 }]) {
+  for (const term of termsOf(which)) {
     if (!from.layers[term.layer].overview) return null;
     const { shares } = from.maps[term.layer];
     for (let row = 0; row < rows; row++) {

@@ -24,6 +24,11 @@ export type Term = Head & { factor: number };
 /** One head, or a sum of several; hidden: sinks are set aside. */
 export type Which = Head & { hidden: boolean; terms?: Term[] };
 
+/** @returns what is added up */
+export function termsOf({ layer, head, terms }: Head & Pick<Which, "terms">): Term[] {
+  return terms ?? [{ layer, head, factor: 1 }];
+}
+
 export interface Host {
   ask: <Q extends Question>(question: Q, signal: AbortSignal) => Promise<Answers[Q["kind"]]>;
 }
@@ -39,29 +44,24 @@ export class Source {
   ) {}
 
   /** The answers of every head. */
-  private each<Q extends Question>(
-    { layer, head, hidden, terms }: Which,
-    more: Omit<Q, "layer" | "head" | "hidden">,
-    signal: AbortSignal,
-  ) {
-    const heads = terms ?? [{ layer, head }];
-    const questions = heads.map((at) => ({ layer: at.layer, head: at.head, hidden, ...more }) as unknown as Q);
+  private each<Q extends Question>(which: Which, more: Omit<Q, "layer" | "head" | "hidden">, signal: AbortSignal) {
+    const { hidden } = which;
+    const questions = termsOf(which).map(({ layer, head }) => ({ layer, head, hidden, ...more }) as unknown as Q);
     return Promise.all(questions.map((question) => this.host.ask(question, signal)));
   }
 
   /** The weights of one query, and which keys it may attend to. */
   async row(which: Which, query: number, signal: AbortSignal = NEVER): Promise<RowAnswer> {
     const rows = await this.each<Question & { kind: "row" }>(which, { kind: "row", query }, signal);
-    if (!which.terms) return rows[0];
     const mask = new Uint8Array(rows[0].mask.length);
     for (const row of rows) row.mask.forEach((may, key) => (mask[key] |= may));
-    return { values: added(which.terms, rows), mask };
+    return { values: added(which, rows), mask };
   }
 
   /** What every query gives to one key. */
   async column(which: Which, key: number, signal: AbortSignal = NEVER): Promise<Float32Array> {
     const columns = await this.each<Question & { kind: "column" }>(which, { kind: "column", key }, signal);
-    return which.terms ? added(which.terms, columns) : columns[0].values;
+    return added(which, columns);
   }
 
   /**
@@ -71,16 +71,15 @@ export class Source {
   async tile(which: Which, { level, row, column }: Place, signal: AbortSignal = NEVER): Promise<TileAnswer> {
     const place = { kind: "tile", level, row, column } as const;
     const tiles = await this.each<Question & { kind: "tile" }>(which, place, signal);
-    if (!which.terms) return tiles[0];
     const exact = tiles.every((tile) => tile.exact);
     const sampled = Math.max(...tiles.map((tile) => tile.sampled ?? 1));
-    return { ...tiles[0], values: added(which.terms, tiles), exact, sampled };
+    return { ...tiles[0], values: added(which, tiles), exact, sampled };
   }
 
   /** How far the exact numbers of large heads are; a live host goes on with them meanwhile. */
-  async progress({ terms, ...which }: Which): Promise<ProgressAnswer> {
+  async progress(which: Which): Promise<ProgressAnswer> {
     const all = [];
-    for (const { layer, head } of terms ?? [which])
+    for (const { layer, head } of termsOf(which))
       all.push(await this.host.ask({ kind: "progress", layer, head, hidden: which.hidden }, NEVER));
     const done = all.reduce((sum, one) => sum + one.done / all.length, 0);
     const isKnown = all.every(({ seconds }) => seconds !== null);
@@ -97,12 +96,12 @@ export class Source {
    * @returns (query parts, key parts)
    */
   async segments(which: Which, parts: Parts, signal: AbortSignal = NEVER): Promise<Float32Array> {
-    const { terms = [{ ...which, factor: 1 }], hidden } = which;
+    const { hidden } = which;
     const shares = [];
     // One after the other: each may wait for a pass over its head.
-    for (const { layer, head } of terms)
+    for (const { layer, head } of termsOf(which))
       shares.push(await this.host.ask({ kind: "segments", layer, head, hidden, ...parts }, signal));
-    return added(terms, shares);
+    return added(which, shares);
   }
 
   /** Of a live host. */
@@ -116,10 +115,10 @@ export class Source {
   }
 }
 
-function added(terms: Term[], answers: { values: Float32Array }[]): Float32Array {
+function added(which: Which, answers: { values: Float32Array }[]): Float32Array {
   const sum = new Float64Array(answers[0].values.length);
-  answers.forEach(({ values }, i) => {
-    const { factor } = terms[i];
+  termsOf(which).forEach(({ factor }, i) => {
+    const { values } = answers[i];
     for (let at = 0; at < sum.length; at++) sum[at] += factor * values[at];
   });
   return Float32Array.from(sum);

@@ -3,7 +3,7 @@
  * there is room.
  */
 
-import type { Source, Which } from "../data/source";
+import { termsOf, type Source, type Which } from "../data/source";
 import type { Place } from "../maths/blocks";
 import type { ProgressAnswer, TileAnswer } from "../protocol/questions";
 
@@ -20,9 +20,8 @@ const AT_ONCE = 4;
 const AGAIN = 200; // milliseconds between two questions for how far the exact numbers are
 
 /** @returns whose tiles they are */
-export function owner({ layer, head, hidden, terms }: Which): string {
-  const heads = (terms ?? [{ layer, head, factor: 1 }]).map((term) => Object.values(term).join(" "));
-  return [heads, hidden].join();
+export function owner(which: Which): string {
+  return [termsOf(which).map((term) => Object.values(term).join(" ")), which.hidden].join();
 }
 
 export function placeName({ level, row, column }: Place): string {

@@ -46,15 +46,29 @@ export class Flow {
   private labels = new Map<number, string>();
   private blocks: Block[];
 
-  /** @param scroller what scrolls the text; the text is added to it */
+  /**
+   * @param scroller what scrolls the text; the text is added to it
+   * @param hands told of the token that is pointed at (null: none), and of the one that is clicked
+   */
   constructor(
     readonly scroller: HTMLElement,
     readonly tokens: Token[],
     name: string,
+    hands: { point: (at: number | null) => void; choose: (at: number) => void },
     first: number = 0,
     end: number = tokens.length,
   ) {
-    const holder = element("div", { className: "flow", role: "group", "aria-label": name });
+    const holder = element("div", {
+      className: "flow",
+      role: "group",
+      "aria-label": name,
+      onpointermove: (event: Event) => hands.point(tokenAt(event)),
+      onpointerleave: () => hands.point(null),
+      onclick: (event: Event) => {
+        const at = tokenAt(event);
+        if (at !== null) hands.choose(at);
+      },
+    });
     const starts = cuts(tokens, first, end);
     this.blocks = starts.map((start, i) => ({
       first: start,
@@ -163,14 +177,6 @@ export class Flow {
 
   private blockOf(at: number): Block | undefined {
     return this.blocks.find(({ first, end }) => at >= first && at < end);
-  }
-
-  /** @returns the token that it is about */
-  at(event: Event): number | null {
-    const span = (event.target as HTMLElement).closest?.("[data-at]");
-    if (!span || !this.scroller.contains(span)) return null;
-    const at = Number((span as HTMLElement).dataset.at);
-    return this.span(at) === span ? at : null;
   }
 
   /**
@@ -303,4 +309,10 @@ export class Flow {
     }
     return best;
   }
+}
+
+/** @returns the token that an event is about */
+function tokenAt({ target }: Event): number | null {
+  const { at } = (target as HTMLElement).closest<HTMLElement>("[data-at]")?.dataset ?? {};
+  return at === undefined ? null : Number(at);
 }

@@ -3,7 +3,8 @@
 import { effect, signal } from "@preact/signals-core";
 import { byId, element, moving } from "../dom";
 import { darkest, legendOf } from "../map/legend";
-import { headPicture } from "../map/small_picture";
+import { paletteOf } from "../look";
+import { smallPicture } from "../map/small_picture";
 import { counted, share } from "../maths/numbers";
 import type { HeadKind } from "../protocol/questions";
 import { headNumber, layerName, ownLayers, shortName } from "../protocol/recording";
@@ -198,12 +199,15 @@ export class HeadsView implements View {
   }
 
   private repaint() {
+    const { look, gridCeilings, store } = this.session;
+    const { scale, hidden } = store.drawn;
+    const palette = (blocks: number) => paletteOf(look, scale, blocks, false, gridCeilings.value);
     for (const button of this.arranged.value) {
-      const picture = headPicture(this.session, this.tileOf.get(button) as Tile);
-      if (!picture) continue;
+      const { layer, head } = this.tileOf.get(button) as Tile;
+      const canvas = button.querySelector("canvas") as HTMLCanvasElement;
+      smallPicture(this.session, { layer, head, hidden }, palette, canvas);
       // Fewer pixels than cells: let the browser average. More: keep the cells' edges sharp.
-      picture.style.imageRendering = picture.width > this.side * devicePixelRatio ? "auto" : "pixelated";
-      button.querySelector("canvas")?.replaceWith(picture);
+      canvas.style.imageRendering = canvas.width > this.side * devicePixelRatio ? "auto" : "pixelated";
     }
   }
 

@@ -6,7 +6,7 @@
 import { signal } from "@preact/signals-core";
 import * as compare from "../data/compare";
 import * as patches from "../data/patches";
-import { perToken, type Reading } from "../data/reading";
+import type { Reading } from "../data/reading";
 import { roundedUp } from "../data/small";
 import type { Which } from "../data/source";
 import { Latest } from "../data/waiting";
@@ -90,18 +90,12 @@ export class ImageView implements View {
     this.pixels.value = pixels;
   }
 
-  /** @returns are the queries of the layer its keys, too? */
-  private isOneText(layer: number): boolean {
-    const { queries, keys } = this.session.axes(layer);
-    return queries === keys;
-  }
-
   /** @returns what stands on the stage */
   private wanted(): Part[] {
     const { drawn } = this.session.store;
     const { layer, side } = drawn;
     const grids = this.session.grids(layer);
-    const isOne = this.isOneText(layer);
+    const isOne = this.session.isOneText(layer);
     if (drawn.compare !== "beside")
       return (["row", "column"] as const).flatMap((shows) =>
         isOne || shows === "row" ? [{ shows, isOther: false, grids }] : [],
@@ -115,7 +109,7 @@ export class ImageView implements View {
   private arrange() {
     const { store } = this.session;
     const { layer } = store.drawn;
-    this.turn.hidden = store.drawn.compare !== "beside" || !this.isOneText(layer);
+    this.turn.hidden = store.drawn.compare !== "beside" || !this.session.isOneText(layer);
     const parts = this.wanted().filter(({ grids }) => grids.length > 0);
     this.line.textContent = parts.length === 0 ? NO_PATCHES : this.isDamaged.value ? LOST : "";
     const before = this.sides.peek();
@@ -143,7 +137,10 @@ export class ImageView implements View {
         tabIndex: 0,
         role: "application",
         "aria-roledescription": "picture",
-        onpointermove: (event: MouseEvent) => this.session.hover(this.cellOf(at(event))),
+        onpointermove: (event: MouseEvent) => {
+          const token = at(event);
+          this.session.hover(token === null ? null : this.session.cellOf("key", token));
+        },
         onpointerleave: () => this.session.hover(null),
         onclick: (event: MouseEvent) => {
           const token = at(event);
@@ -174,21 +171,13 @@ export class ImageView implements View {
     });
   }
 
-  /** @returns a patch as the cell that is read */
-  private cellOf(token: number | null) {
-    const isOne = this.isOneText(this.session.store.state.layer);
-    return token === null ? null : isOne ? { query: token, key: null } : { query: null, key: token };
-  }
-
   /** Keeps a token; the text beside the picture goes on in the direction of the picture. */
   private choose(token: number | null, shows?: Part["shows"]) {
     const { store } = this.session;
-    const cell = this.cellOf(token);
-    if (!cell) return;
-    if (this.isOneText(store.state.layer)) {
-      const isTurned = shows && store.state.compare !== "beside";
-      store.set({ query: token, hover: null, ...(isTurned ? { side: shows === "row" ? "looks" : "looked" } : {}) });
-    } else store.set({ ...cell, hover: null, side: "looked" });
+    if (token === null) return;
+    this.session.chooseToken("key", token);
+    if (shows && this.session.isOneText() && store.state.compare !== "beside")
+      store.set({ side: shows === "row" ? "looks" : "looked" });
   }
 
   /** Opens the window or tile of the layer that a point of the picture lies in. */
@@ -207,7 +196,7 @@ export class ImageView implements View {
   move(down: number, right: number) {
     const { layer } = this.session.store.state;
     const { query, key } = this.session.cell();
-    const from = this.isOneText(layer) ? query : key;
+    const from = this.session.isOneText(layer) ? query : key;
     const grids = this.session.grids(layer);
     const patch = patches.patchOf(grids, from);
     const beyond = patch && patches.neighbour(patches.framesOf(grids, this.pictures), patch, down, right);
@@ -223,21 +212,18 @@ export class ImageView implements View {
 
   /** Asks for the weights of the head that stands beside. */
   private askSecond() {
-    const { reading, store, layers, again } = this.session;
+    const { reading, store, layers } = this.session;
     const part = this.sides.value.find(({ isOther }) => isOther);
     this.latest.second.drop();
-    if (!part || !reading || again.value < 0) return;
+    if (!part || !reading) return;
     const which = compare.beside(store.drawn);
     const { q_len, kv_len } = layers[which.layer];
     const of = this.nameOf(part, reading);
     const at = part.shows === "row" ? reading.query : reading.key;
     const isThere = at < (part.shows === "row" ? q_len : kv_len);
     if (!isThere) return void (this.second.value = { of, values: null });
-    void this.latest.second.ask(
-      (signal) => this.ask(which, part.shows, at, signal),
-      (values) => (this.second.value = (this.session.mended(this), { of, values })),
-      (error) => this.session.damaged(error, this),
-    );
+    const question = (signal: AbortSignal) => this.ask(which, part.shows, at, signal);
+    this.session.ask(this, this.latest.second, question, (values) => (this.second.value = { of, values }));
   }
 
   /** @returns what the weights of the head beside are of */
@@ -247,7 +233,7 @@ export class ImageView implements View {
 
   /** @returns the weights that tint a side, of all tokens; null: there are none; undefined: not yet */
   private valuesOf(part: Part, reading: Reading): Float32Array | null | undefined {
-    if (!part.isOther) return perToken(reading, this.session.layers)[part.shows] ?? undefined;
+    if (!part.isOther) return this.session.perToken?.[part.shows] ?? undefined;
     const second = this.second.value;
     return second?.of === this.nameOf(part, reading) ? second.values : undefined;
   }
@@ -275,7 +261,7 @@ export class ImageView implements View {
     const around = Math.max(...painted.map(({ heading, legend, words }) => heightOf([heading, legend, words])));
     for (const side of painted) {
       this.measure(side, around);
-      const chosen = side.shows === "row" && this.isOneText(layer) ? reading.query : reading.key;
+      const chosen = side.shows === "row" && this.session.isOneText(layer) ? reading.query : reading.key;
       const values = this.isPlain.value ? null : side.values;
       const tints = { values, palette: side.palette, marked: patches.patchOf(side.grids, chosen) };
       for (const { frame, canvas } of side.frames) this.draw(canvas, frame, tints);
@@ -318,21 +304,19 @@ export class ImageView implements View {
 
   /** Asks every head of the open layer about the chosen token. */
   private askHeads() {
-    const { layers, store, again } = this.session;
+    const { layers, store } = this.session;
     const { layer, hidden, query, key, side } = store.drawn;
     const { num_heads } = layers[layer];
     const isShown = num_heads > 1 && this.sides.value.length > 0;
     this.small.hidden = this.about.hidden = !isShown;
     this.latest.heads.drop();
-    const at = query ?? (this.isOneText(layer) ? key : null);
-    if (!isShown || at === null || again.value < 0) return;
-    const shows = this.isOneText(layer) && side === "looked" ? "column" : "row";
+    const at = query ?? (this.session.isOneText(layer) ? key : null);
+    if (!isShown || at === null) return;
+    const shows = this.session.isOneText(layer) && side === "looked" ? "column" : "row";
     const heads = Array.from({ length: num_heads }, (_, head) => ({ layer, head, hidden }));
-    void this.latest.heads.ask(
-      (signal) => Promise.all(heads.map((which) => this.ask(which, shows, at, signal))),
-      (weights) => (this.heads.value = (this.session.mended(this), { layer, shows, at, weights })),
-      (error) => this.session.damaged(error, this),
-    );
+    const question = (signal: AbortSignal) => Promise.all(heads.map((which) => this.ask(which, shows, at, signal)));
+    const answered = (weights: Float32Array[]) => (this.heads.value = { layer, shows, at, weights });
+    this.session.ask(this, this.latest.heads, question, answered);
   }
 
   /** A small picture of every head on one scale: of the frame that gets most. */

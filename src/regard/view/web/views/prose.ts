@@ -10,19 +10,15 @@ import type { Session } from "../session";
 import type { Cell } from "../state";
 import { Flow } from "../text/flow";
 
+export const QUERIES = "Queries: the text that looks";
+export const KEYS = "Keys: the text that is looked at";
+
 export class Prose {
   private pane = byId("prose");
   private caption = byId("tint");
   private flows: Record<Axis, Flow> | null = null;
 
-  constructor(private readonly session: Session) {
-    this.pane.addEventListener("pointermove", (event) => session.hover(this.cellAt(event)));
-    this.pane.addEventListener("pointerleave", () => session.hover(null));
-    this.pane.addEventListener("click", (event) => {
-      const cell = this.cellAt(event);
-      if (cell) session.choose(cell);
-    });
-  }
+  constructor(private readonly session: Session) {}
 
   draw() {
     const { drawn } = this.session.store;
@@ -35,20 +31,21 @@ export class Prose {
   /** Writes the text, once or twice. */
   private write({ queries, keys }: TwoAxes) {
     this.pane.replaceChildren();
-    const text = (tokens: Token[], name: string) => {
-      if (queries !== keys) this.pane.append(element("h3", {}, name));
-      return new Flow(this.pane, tokens, queries === keys ? "The text" : name);
+    const isOne = queries === keys;
+    const text = (tokens: Token[], axis: Axis) => {
+      const name = axis === "query" ? QUERIES : KEYS;
+      const cell = (at: number): Cell => {
+        const asQuery = isOne ? this.session.store.state.side === "looks" : axis === "query";
+        return asQuery ? { query: at, key: null } : { query: null, key: at };
+      };
+      if (!isOne) this.pane.append(element("h3", {}, name));
+      return new Flow(this.pane, tokens, isOne ? "The text" : name, {
+        point: (at) => this.session.hover(at === null ? null : cell(at)),
+        choose: (at) => this.session.choose(cell(at)),
+      });
     };
-    const query = text(queries, "Queries: the text that looks");
-    this.flows = { query, key: queries === keys ? query : text(keys, "Keys: the text that is looked at") };
-  }
-
-  private cellAt(event: Event): Cell | null {
-    const query = this.flows?.query.at(event) ?? null;
-    const key = this.flows?.key.at(event) ?? null;
-    if (query === null && key === null) return null;
-    const asQuery = query !== null && (key === null || this.session.store.state.side === "looks");
-    return asQuery ? { query, key: null } : { query: null, key };
+    const query = text(queries, "query");
+    this.flows = { query, key: isOne ? query : text(keys, "key") };
   }
 
   private read(reading: Reading) {

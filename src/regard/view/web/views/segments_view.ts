@@ -3,9 +3,9 @@
 import { signal } from "@preact/signals-core";
 import { headsName, shown } from "../data/compare";
 import { roundedUp } from "../data/small";
-import type { Which } from "../data/source";
+import { termsOf, type Which } from "../data/source";
 import { Latest } from "../data/waiting";
-import { byId, choice, element, moreColumns, moving } from "../dom";
+import { byId, Cells, choice, element, moreColumns } from "../dom";
 import { inCell } from "../map/map";
 import { legendOf } from "../map/legend";
 import { level, tintOf } from "../maths/colours";
@@ -28,17 +28,8 @@ const NO_PARTS = "There are no parts: the text has special tokens only.";
 
 export class SegmentsView implements View {
   private line = element("p", { className: "line", role: "status" });
-  private body = element("div", {
-    className: "scroller",
-    onpointerover: ({ target }: Event) => this.say(target),
-    onpointerleave: () => this.sayAll(),
-    onfocusin: ({ target }: Event) => {
-      this.body.querySelector('[tabindex="0"]')?.setAttribute("tabindex", "-1");
-      (target as HTMLElement).tabIndex = 0;
-      this.say(target);
-    },
-    onkeydown: moving((down, right) => this.go(down, right)),
-  });
+  private body = element("div", { className: "scroller", onpointerleave: () => this.say(null) });
+  private cells = new Cells(this.body, (place) => this.say(place));
   private overflow = moreColumns(this.body);
   private latest = new Latest();
   private found = signal<Found | null>(null);
@@ -58,26 +49,25 @@ export class SegmentsView implements View {
   }
 
   private ask() {
-    const { layers, store, again } = this.session;
+    const { layers, store } = this.session;
     const axes = this.session.axes(store.drawn.layer);
     const [queries, keys] = [axes.queries, axes.keys].map((tokens) => parted(tokens, store.drawn.parts));
     const which = this.which();
-    const terms = which.terms ?? [which];
+    const terms = termsOf(which);
     const partial = terms.find(({ layer }) => !isWhole(layers[layer]));
     this.latest.drop();
-    if (again.value >= 0) this.session.mended(this);
+    this.session.mended(this);
     this.found.value = null;
     if (queries.length === 0 || keys.length === 0) return this.fail(NO_PARTS);
     if (partial) return this.fail(missing(layers, partial.layer, "what parts give to each other"));
     this.write(`Asking ${counted(terms.length, "head")} …`);
     const spans = { queries: queries.map(({ span }) => span), keys: keys.map(({ span }) => span) };
-    void this.latest.ask(
+    this.session.ask(
+      this,
+      this.latest,
       (signal) => this.session.source.segments(which, spans, signal),
       (shares) => (this.found.value = { queries, keys, shares }),
-      (error) => {
-        this.fail("");
-        this.session.damaged(error, this);
-      },
+      () => this.fail(""),
     );
   }
 
@@ -102,20 +92,19 @@ export class SegmentsView implements View {
   private show() {
     const found = this.found.value;
     if (!found) return; // what was there stays until there is more, or a sentence says why there is not
-    const { row, column } = this.body.contains(document.activeElement)
-      ? (document.activeElement as HTMLElement).dataset
-      : {};
+    const hasFocus = this.body.contains(document.activeElement);
     this.body.replaceChildren(this.tabled(found));
     this.overflow.look();
-    this.sayAll();
-    if (row) this.at(row, column)?.focus({ preventScroll: true });
+    this.cells.activate(this.cells.active);
+    if (hasFocus) this.cells.at(this.cells.active)?.focus({ preventScroll: true });
+    else this.say(null);
   }
 
   private tabled({ queries, keys, shares }: Found): HTMLTableElement {
     const heads = keys.map((_, at) => this.columnHead(keys, at));
     const rows = queries.map(({ name }, row) => {
-      const cells = keys.map((_, column) => this.cell(shares[row * keys.length + column], row, column, keys.length));
-      return element("tr", {}, headed("row", `${row + 1} ${isolated(name)}`, "", name), ...cells);
+      const cells = keys.map((_, column) => this.cell(shares[row * keys.length + column], column, keys.length));
+      return element("tr", { "data-row": row }, headed("row", `${row + 1} ${isolated(name)}`, "", name), ...cells);
     });
     return element(
       "table",
@@ -129,12 +118,11 @@ export class SegmentsView implements View {
     );
   }
 
-  private cell(value: number, row: number, column: number, columns: number): HTMLTableCellElement {
+  private cell(value: number, column: number, columns: number): HTMLTableCellElement {
     const { css, onTop } = tintOf(this.session.look.ramp, level(value, "fit", 0, this.darkest()));
     const properties = {
-      "data-row": row,
       "data-column": column,
-      tabIndex: row === 0 && column === 0 ? 0 : -1,
+      tabIndex: -1,
       "aria-label": share(value),
       style: `background: ${css}; color: ${onTop}`,
     };
@@ -153,21 +141,17 @@ export class SegmentsView implements View {
     return cell;
   }
 
-  /** @param target a cell */
-  private say(target: EventTarget | null) {
-    const { row, column } = (target as HTMLElement).dataset;
-    const found = this.found.value;
-    if (!found || row === undefined || column === undefined) return this.sayAll();
-    const { queries, keys, shares } = found;
-    const value = shares[Number(row) * keys.length + Number(column)];
-    const [from, to] = [isolated(queries[Number(row)].name), isolated(keys[Number(column)].name)];
-    this.write(`“${from}” gives ${share(value)} of its attention to “${to}”, ${this.over()}.`);
-  }
-
-  private sayAll() {
+  /** @param place of a cell; null: says what all of them are */
+  private say(place: number[] | null) {
     const found = this.found.value;
     if (!found) return;
     const { queries, keys, shares } = found;
+    if (place) {
+      const [row, column] = place;
+      const [from, to] = [isolated(queries[row].name), isolated(keys[column].name)];
+      const value = share(shares[row * keys.length + column]);
+      return this.write(`“${from}” gives ${value} of its attention to “${to}”, ${this.over()}.`);
+    }
     const { layer, parts } = this.session.store.drawn;
     const same = queries.length === keys.length;
     const what = same ? counted(keys.length, "part") : `${queries.length} × ${counted(keys.length, "part")}`;
@@ -178,16 +162,6 @@ export class SegmentsView implements View {
   private over(): string {
     const which = this.which();
     return `${headsName(which, this.session.layers)}${which.hidden ? ", without sinks" : ""}`;
-  }
-
-  /** The arrows go from cell to cell. */
-  private go(down: number, right: number) {
-    const { row, column } = (document.activeElement as HTMLElement).dataset;
-    this.at(Number(row) + down, Number(column) + right)?.focus();
-  }
-
-  private at(row: unknown, column: unknown): HTMLElement | null {
-    return this.body.querySelector(`[data-row="${row}"][data-column="${column}"]`);
   }
 
   isSettled(): boolean {

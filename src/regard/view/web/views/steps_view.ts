@@ -5,7 +5,7 @@
 
 import { computed, signal, untracked } from "@preact/signals-core";
 import { Latest } from "../data/waiting";
-import { ARROWS, byId, choice, element, moreColumns, moving, pixelated } from "../dom";
+import { ARROWS, byId, Cells, choice, element, moreColumns, pixelated, placeOf } from "../dom";
 import type { Ramp } from "../maths/colours";
 import { counted, grouped, share } from "../maths/numbers";
 import { columnsOf, PRODUCTS, productsOf, totalOf, weightedValue, written, type Column } from "../maths/sums";
@@ -40,22 +40,17 @@ export class StepsView implements View {
   private sum = element("p", { className: "sum", "aria-live": "polite" });
   private grid = element("table", {
     role: "grid",
-    onpointerover: (event: Event) => this.explainNumber(placeOf(event)),
     onpointerleave: () => {
       this.session.hover(null);
-      this.explainNumber(this.active);
-    },
-    onfocusin: (event: Event) => {
-      const place = placeOf(event);
-      if (place) this.activate(place);
+      this.explainNumber(this.cells.active);
     },
     onclick: (event: Event) => {
       const place = placeOf(event);
       const step = place && this.steps?.rows[place[0]];
       if (step) this.session.choose({ query: this.query, key: step.key });
     },
-    onkeydown: moving((down, right) => this.go(down, right), MOVES),
   });
+  private cells = new Cells(this.grid, (place) => this.explainNumber(place), MOVES);
   private more = element("button", {
     type: "button",
     onclick: () => this.session.store.set({ steps: this.session.store.state.steps + MORE }),
@@ -68,7 +63,6 @@ export class StepsView implements View {
   private found = signal<{ steps: Steps; query: number; layer: number; asked: string } | null>(null);
   private chosen = computed(() => this.session.cell(this.session.store.drawn).query);
   private highest: Highest = { vector: 0, value: 0, share: 0, product: 0 };
-  private active = [0, 0]; // row and column of the number that the arrows are on
 
   readonly draws = [() => this.ask(), () => this.draw(), () => this.mark()];
 
@@ -82,12 +76,6 @@ export class StepsView implements View {
     byId("view-steps").append(top, this.sum, this.overflow.line, this.scroller);
   }
 
-  private go(down: number, right: number) {
-    const rows = this.grid.querySelectorAll("[data-row]").length - 1;
-    const columns = this.grid.querySelectorAll('[data-row="0"] [data-column]').length - 1;
-    this.cell([clamp(this.active[0] + down, rows), clamp(this.active[1] + right, columns)])?.focus();
-  }
-
   private get query(): number {
     return this.found.value?.query ?? 0;
   }
@@ -97,23 +85,18 @@ export class StepsView implements View {
   }
 
   private ask() {
-    const { layers, store, again, source } = this.session;
+    const { layers, store, source } = this.session;
     const { layer, head, hidden, order, steps: count } = store.drawn;
     const query = this.chosen.value;
     this.latest.drop();
-    if (again.value < 0) return;
     if (!isWhole(layers[layer])) return this.clear(missing(layers, layer, "a row step by step"));
-    void this.latest.ask(
+    const asked = [layer, head, hidden, order, count, query].join();
+    this.session.ask(
+      this,
+      this.latest,
       (signal) => source.steps({ layer, head, hidden }, query, { by: order, start: 0, count }, signal),
-      (steps) => {
-        this.session.mended(this);
-        const asked = [layer, head, hidden, order, count, query].join();
-        this.found.value = { steps, query, layer, asked };
-      },
-      (error) => {
-        this.clear("");
-        this.session.damaged(error, this);
-      },
+      (steps) => (this.found.value = { steps, query, layer, asked }),
+      () => this.clear(""),
     );
   }
 
@@ -169,11 +152,11 @@ export class StepsView implements View {
       steps.vector ? (steps.output ? "" : NO_VALUES) : NO_VECTORS,
     ].join("");
     const chosen = hasFocus ? -1 : untracked(() => this.placeOfKey()); // `mark` follows it, without a new table
-    const at = chosen < 0 ? clamp(this.active[0], rows.length) : chosen;
-    this.activate([at, clamp(this.active[1], columns.length - 1)]);
-    if (hasFocus) this.cell(this.active)?.focus({ preventScroll: true });
+    const { cells } = this;
+    cells.activate([chosen < 0 ? cells.active[0] : chosen, cells.active[1]]);
+    if (hasFocus) cells.at(cells.active)?.focus({ preventScroll: true });
     // Where nothing is left to unfold, the focus goes on to the first key that was.
-    if (unfolded !== null && this.more.hidden) this.cell([unfolded, this.active[1]])?.focus();
+    if (unfolded !== null && this.more.hidden) cells.at([unfolded, cells.active[1]])?.focus();
     this.overflow.look();
     this.grid.dataset.ready = `${found.asked},${steps.rows.length}`;
   }
@@ -248,18 +231,6 @@ export class StepsView implements View {
     return vectorPicture(vector, highest, this.session.look.differences, name);
   }
 
-  private cell([row, column]: number[]): HTMLElement | null {
-    return this.grid.querySelector(`[data-row="${row}"] [data-column="${column}"]`);
-  }
-
-  /** One number of the table can be reached with Tab; the arrows go on from it. */
-  private activate(place: number[]) {
-    this.cell(this.active)?.setAttribute("tabindex", "-1");
-    this.active = place;
-    this.cell(place)?.setAttribute("tabindex", "0");
-    this.explainNumber(place);
-  }
-
   /** Says which sum made a number, and reads its cell. */
   private explainNumber(place: number[] | null) {
     const { steps } = this;
@@ -268,7 +239,7 @@ export class StepsView implements View {
     const step = steps.rows[place[0]];
     const { queries, keys } = this.axes();
     this.grid.querySelector(".explaining")?.classList.remove("explaining");
-    this.cell(place)?.classList.add("explaining");
+    this.cells.at(place)?.classList.add("explaining");
     if (!step) {
       this.sum.textContent = totalOf(steps, column.name).sum;
       return;
@@ -289,7 +260,8 @@ export class StepsView implements View {
     const { key } = this.session.cell(this.session.store.drawn);
     const at = this.placeOfKey();
     const isElsewhere = this.grid.matches(":hover") || this.grid.contains(document.activeElement);
-    if (at >= 0 && at !== this.active[0] && !isElsewhere) this.activate([at, this.active[1]]);
+    const [row, column] = this.cells.active;
+    if (at >= 0 && at !== row && !isElsewhere) this.cells.activate([at, column]);
     this.steps?.rows.forEach((step, i) => {
       this.grid.querySelector(`[data-row="${i}"]`)?.classList.toggle("chosen", step.key === key);
     });
@@ -324,18 +296,6 @@ export class StepsView implements View {
       ...(output.length > 0 ? [["output", "", ...none, ...vector.map(() => ""), ...output]] : []),
     ];
   }
-}
-
-/** @returns row and column */
-function placeOf(event: Event): number[] | null {
-  const target = event.target as HTMLElement;
-  const cell = target.closest("[data-column]") as HTMLElement | null;
-  const row = target.closest("[data-row]") as HTMLElement | null;
-  return cell && row ? [Number(row.dataset.row), Number(cell.dataset.column)] : null;
-}
-
-function clamp(value: number, last: number): number {
-  return Math.max(0, Math.min(last, value));
 }
 
 /**

@@ -15,13 +15,12 @@ import { share } from "../maths/numbers";
 import { strongest, top } from "../maths/weights";
 import { isWhole, type Token } from "../protocol/recording";
 import type { Session } from "../session";
-import type { Cell } from "../state";
 import { Flow } from "../text/flow";
 import { Lines, MOST_LINED } from "../text/lines";
 import { secondText } from "../text/parts";
 import { quoted, textSentence } from "../text/sentence";
 import type { Table, View } from "../view";
-import { tintText } from "./prose";
+import { KEYS, QUERIES, tintText } from "./prose";
 
 /** One of the two texts. */
 interface Side {
@@ -61,40 +60,25 @@ export class TextView implements View {
     this.pane.append(element("div", { className: "tools" }, this.direction, this.turn), this.facing, lined);
     this.lines = new Lines(lined, {
       point: (axis, at) => this.point(axis, at),
-      choose: (axis, at) => this.choose(axis, at),
+      choose: (axis, at) => this.session.chooseToken(axis, at),
     });
-  }
-
-  /** @returns are queries and keys the same tokens? */
-  private isOneText(): boolean {
-    return this.written[0] === this.written[1];
-  }
-
-  /** @returns a token as the cell that is read */
-  private cellOf(axis: Axis, at: number): Cell {
-    return axis === "query" || this.isOneText() ? { query: at, key: null } : { query: null, key: at };
-  }
-
-  private choose(axis: Axis, at: number) {
-    if (this.isOneText()) return this.session.choose({ query: at });
-    this.session.store.set({ ...this.cellOf(axis, at), side: axis === "query" ? "looks" : "looked", hover: null });
   }
 
   /** @param at pointed at; null: no longer */
   private point(axis: Axis, at: number | null) {
     this.isolated.value = at === null ? null : axis;
-    this.session.hover(at === null ? null : this.cellOf(axis, at));
+    this.session.hover(at === null ? null : this.session.cellOf(axis, at));
   }
 
   /** The arrows. */
   move(down: number, right: number) {
     const { query, key, side } = this.session.store.state;
-    const axis = !this.isOneText() && side === "looked" ? "key" : "query";
+    const axis = !this.session.isOneText() && side === "looked" ? "key" : "query";
     const from = (axis === "query" ? query : key) ?? this.session.reading?.[axis] ?? 0;
     const last = this.written[axis === "query" ? 0 : 1].length - 1;
     const next = down ? (this.sideOf(axis, from)?.flow.beside(from, down) ?? from) : from + right;
     const to = Math.max(0, Math.min(last, next));
-    this.choose(axis, to);
+    this.session.chooseToken(axis, to);
     this.sideOf(axis, to)?.flow.reveal(to);
     this.isolated.value = axis;
   }
@@ -115,20 +99,16 @@ export class TextView implements View {
     const isOne = queries === keys;
     const cut = isOne ? secondText(keys) : null;
     const { length } = keys;
-    if (!isOne)
+    if (!isOne) this.sides = [this.side(queries, "query", "column", QUERIES), this.side(keys, "key", "row", KEYS)];
+    else if (cut === null)
       this.sides = [
-        this.side(queries, "query", "column", "Queries: the text that looks", [0, queries.length]),
-        this.side(keys, "key", "row", "Keys: the text that is looked at", [0, length]),
-      ];
-    else if (cut !== null)
-      this.sides = [
-        this.side(keys, "both", "side", "First text", [0, cut]),
-        this.side(keys, "both", "side", "Second text", [cut, length]),
+        this.side(keys, "both", "row", "Where it looks"),
+        this.side(keys, "both", "column", "Who looks at it"),
       ];
     else
       this.sides = [
-        this.side(keys, "both", "row", "Where it looks", [0, length]),
-        this.side(keys, "both", "column", "Who looks at it", [0, length]),
+        this.side(keys, "both", "side", "First text", [0, cut]),
+        this.side(keys, "both", "side", "Second text", [cut, length]),
       ];
     const twice = isOne && cut === null;
     this.turn.hidden = twice;
@@ -137,24 +117,23 @@ export class TextView implements View {
     this.pane.classList.toggle("few", Math.max(queries.length, length) <= MOST_LINED);
   }
 
-  private side(tokens: Token[], axis: Side["axis"], shows: Side["shows"], name: string, range: [number, number]): Side {
+  private side(
+    tokens: Token[],
+    axis: Side["axis"],
+    shows: Side["shows"],
+    name: string,
+    range: Side["range"] = [0, tokens.length],
+  ): Side {
     const heading = element("h2", {}, name);
     const caption = element("p", { className: "caption" });
     const pointed: Axis = axis === "both" ? "query" : axis;
-    const scroller = element("div", {
-      className: "reading",
-      tabIndex: 0,
-      role: "region",
-      "aria-label": name,
-      onpointerleave: () => this.point(pointed, null),
-      onpointermove: (event: Event) => this.point(pointed, flow.at(event)),
-      onclick: (event: Event) => {
-        const at = flow.at(event);
-        if (at !== null) this.choose(pointed, at);
-      },
-    });
+    const scroller = element("div", { className: "reading", tabIndex: 0, role: "region", "aria-label": name });
     this.facing.append(element("div", { className: "side" }, heading, caption, scroller));
-    const flow = new Flow(scroller, tokens, name, ...range);
+    const hands = {
+      point: (at: number | null) => this.point(pointed, at),
+      choose: (at: number) => this.session.chooseToken(pointed, at),
+    };
+    const flow = new Flow(scroller, tokens, name, hands, ...range);
     return { flow, axis, shows, range, heading, caption, revealed: "" };
   }
 
@@ -171,11 +150,11 @@ export class TextView implements View {
     if (!this.turn.hidden) this.direction.textContent = titles[wanted];
     for (const each of this.sides) {
       const shows = each.shows === "side" ? wanted : each.shows;
-      const isTinted = this.isOneText() || shows === wanted;
+      const isTinted = this.session.isOneText() || shows === wanted;
       const mine = each.axis === "both" ? (shows === "row" ? "query" : "key") : each.axis;
-      const isChosen = this.isOneText() || mine === (side === "looks" ? "query" : "key");
+      const isChosen = this.session.isOneText() || mine === (side === "looks" ? "query" : "key");
       each.flow.mark("chosen", isChosen ? reading[mine] : null);
-      if (each.shows !== "side" && this.isOneText()) each.heading.textContent = titles[shows];
+      if (each.shows !== "side" && this.session.isOneText()) each.heading.textContent = titles[shows];
       this.tint(each, isTinted ? reading[shows] : null, reading[mine], hover === null);
       if (isTinted && !reading[shows]) each.caption.textContent = "Who looks at it is being added up …";
     }
@@ -242,26 +221,22 @@ export class TextView implements View {
 
   /** The lines of what is shown, when there are few tokens. */
   private draw() {
-    const { layers, store, look, again } = this.session;
+    const { layers, store, look, source } = this.session;
     const { layer, head, heads, hidden } = store.drawn;
     const [queries, keys] = this.written;
     const which = shown({ layer, head, heads, hidden, compare: "alone", with: "" }, layers);
     const few = Math.max(queries.length, keys.length) <= MOST_LINED && isWhole(layers[layer]);
     const colour = look.ramp.css[STROKE];
-    const wanted = few && again.value >= 0 ? JSON.stringify([which, colour]) : "";
+    const wanted = few ? JSON.stringify([which, colour]) : "";
     if (wanted !== "" && wanted === this.matrix.peek()) return;
     this.matrix.value = "";
     this.latest.drop();
     if (!few) return this.lines.clear();
-    void this.latest.ask(
-      (signal) => this.session.source.tile(which, { level: 0, row: 0, column: 0 }, signal),
-      ({ values }) => {
-        this.session.mended(this);
-        this.lines.draw(values, colour, { queries, keys });
-        this.matrix.value = wanted;
-      },
-      (error) => this.session.damaged(error, this),
-    );
+    const question = (signal: AbortSignal) => source.tile(which, { level: 0, row: 0, column: 0 }, signal);
+    this.session.ask(this, this.latest, question, ({ values }) => {
+      this.lines.draw(values, colour, { queries, keys });
+      this.matrix.value = wanted;
+    });
   }
 
   sentence(reading: Reading): string {
@@ -277,17 +252,14 @@ export class TextView implements View {
     const { reading } = this.session;
     if (!reading) return [];
     const [queries, keys] = this.written;
-    if (!this.isOneText()) {
-      const looks = this.session.store.state.side === "looks";
-      const [tokens, weights] = looks ? [keys, reading.row] : [queries, reading.column];
-      return [
-        ["position", "token", looks ? "is looked at" : "looks"],
-        ...tokens.map(({ text }, at) => [at, text, weights?.[at] ?? NaN]),
-      ];
-    }
+    const all = { "is looked at": reading.row, looks: reading.column };
+    const looks = this.session.store.state.side === "looks";
+    const one = this.session.isOneText() ? [] : [looks ? "looks" : "is looked at"];
+    const shown = Object.entries(all).filter(([name]) => !one.includes(name));
+    const tokens = one[0] === "is looked at" ? queries : keys;
     return [
-      ["position", "token", "is looked at", "looks"],
-      ...keys.map(({ text }, at) => [at, text, reading.row[at], reading.column?.[at] ?? NaN]),
+      ["position", "token", ...shown.map(([name]) => name)],
+      ...tokens.map(({ text }, at) => [at, text, ...shown.map(([, weights]) => weights?.[at] ?? NaN)]),
     ];
   }
 }
