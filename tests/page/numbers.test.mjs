@@ -5,7 +5,7 @@ import { legendOf, marks } from "../../src/regard/view/web/map/legend";
 import * as blocks from "../../src/regard/view/web/maths/blocks";
 import * as colours from "../../src/regard/view/web/maths/colours";
 import * as numbers from "../../src/regard/view/web/maths/numbers";
-import { columnsOf, totalOf } from "../../src/regard/view/web/maths/sums";
+import { columnsOf } from "../../src/regard/view/web/maths/sums";
 import { inCell } from "../../src/regard/view/web/map/map";
 import { rankOf, strongest, top } from "../../src/regard/view/web/maths/weights";
 import { tokens } from "./recordings.mjs";
@@ -231,6 +231,10 @@ function steps(more = {}, hides = () => false) {
 function sums(found, row) {
   const names = { query: "“is”", key: "“x”" };
   return Object.fromEntries(columnsOf(found).map(({ name, sum }) => [name, thin(sum(found.rows[row], names))]));
+}
+
+function totalOf(found, column) {
+  return columnsOf(found).find(({ name }) => name === column).total;
 }
 
 test("every number tells the sum that made it", () => {

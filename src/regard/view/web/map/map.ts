@@ -2,7 +2,8 @@
 
 import { signal } from "@preact/signals-core";
 import type { TwoAxes } from "../data/axes";
-import { coarsest, isDifference, shownName } from "../data/compare";
+import { beside, coarsest, isDifference, shown, shownName } from "../data/compare";
+import { ceilingOf } from "../data/small";
 import type { Which } from "../data/source";
 import { context2d, resize, svgElement } from "../dom";
 import { paletteOf, type Palette } from "../look";
@@ -29,7 +30,7 @@ export class HeadMap {
   private over = this.holder.querySelector("svg") as SVGElement; // labels and the crosshair
   private context = context2d(this.canvas);
   private axes = new Axes(this.context);
-  which = this.pick(this.session.store.state);
+  which = this.pick(this.session.store.state, this.session.layers);
   private size = signal(0); // changes with that of the holder
   private news = signal(0); // tiles came, or are to be painted
   private arranged = signal<{ frame: Frame; part: Part } | null>(null);
@@ -48,17 +49,11 @@ export class HeadMap {
 
   readonly draws = [() => this.arrange(), () => this.draw(), () => this.point()];
 
-  /**
-   * @param pick what it shows
-   * @param stage what is shown beside each other
-   * @param ceiling the weight of the darkest colour on the fitted scale
-   */
+  /** @param pick what it shows */
   constructor(
     readonly holder: HTMLElement,
     readonly session: Session,
-    private readonly pick: (state: Readonly<State>) => Which,
-    private readonly stage: (state: Readonly<State>) => Which[],
-    private readonly ceiling: () => number,
+    private readonly pick: (state: Readonly<State>, layers: LayerInfo[]) => Which,
   ) {
     new ResizeObserver(() => this.size.value++).observe(holder);
   }
@@ -75,7 +70,7 @@ export class HeadMap {
   private arrange() {
     const { drawn } = this.session.store;
     const { zoom, row, column } = drawn;
-    this.which = this.pick(drawn);
+    this.which = this.pick(drawn, this.session.layers);
     const asks = [this.size.value, this.session.again.value, this.session.maps];
     const { clientWidth, clientHeight } = this.holder;
     if (clientWidth === 0 || asks.length === 0) return;
@@ -96,7 +91,7 @@ export class HeadMap {
   /** @returns what would be shown */
   framed(at: { zoom: number; row: number; column: number }): Frame {
     const size = { width: this.holder.clientWidth, height: this.holder.clientHeight };
-    const all = this.stage(this.session.store.drawn).map(({ layer }) => this.session.axes(layer));
+    const all = onStage(this.session).map(({ layer }) => this.session.axes(layer));
     return this.axes.frame(size, this.texts, at, all);
   }
 
@@ -163,7 +158,7 @@ export class HeadMap {
     context.beginPath();
     context.rect(frame.left, frame.top, frame.width, frame.height);
     context.clip();
-    const ceiling = this.ceiling();
+    const ceiling = stageCeiling(this.session);
     const palette = (blocks: number) => paletteOf(look, scale, blocks, isDifference(this.which), ceiling);
     const small = smallPicture(this.session, this.which, palette);
     const isWhole = this.mosaic.draw(context, frame, part, palette, small, this.info());
@@ -262,6 +257,17 @@ export class HeadMap {
     const key = Math.floor(frame.column + x / frame.cellWidth);
     return { query, key };
   }
+}
+
+/** @returns what stands on the stage beside each other */
+function onStage({ store, layers }: Session): Which[] {
+  const { drawn } = store;
+  return [shown(drawn, layers), ...(drawn.compare === "beside" ? [beside(drawn)] : [])];
+}
+
+/** @returns the weight of the darkest colour on the fitted scale, one for all maps on the stage */
+export function stageCeiling(session: Session): number {
+  return Math.max(...onStage(session).map((which) => ceilingOf(session, which)));
 }
 
 /** @returns in percent with one decimal, so that the numbers of a map line up; a difference with its sign */

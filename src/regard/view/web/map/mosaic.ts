@@ -43,7 +43,7 @@ export function partOf(frame: Frame): Part {
 }
 
 /** Its tiles, those nearest to the middle first. */
-export function placesOf({ level, top, bottom, left, right }: Part): Place[] {
+export function placesOf({ level, top, bottom, left, right }: Omit<Part, "size">): Place[] {
   const places: Place[] = [];
   for (let row = Math.floor(top / TILE); row * TILE < bottom; row++) {
     for (let column = Math.floor(left / TILE); column * TILE < right; column++) places.push({ level, row, column });
@@ -59,10 +59,10 @@ export class Mosaic {
   private pictures = new WeakMap<Tile, { canvas: HTMLCanvasElement; colours: string }>();
   private until = 0;
   unfinished = false;
-  private palette: ((blocks: number) => Palette) | undefined;
-  private shape: Shape | undefined;
+  private palette!: (blocks: number) => Palette;
+  private shape!: Shape;
 
-  constructor(readonly find: (place: Place) => Tile | undefined) {}
+  constructor(private readonly find: (place: Place) => Tile | undefined) {}
 
   /**
    * @param context clipped to the map
@@ -86,27 +86,20 @@ export class Mosaic {
     const window = context2d(this.window);
     window.clearRect(0, 0, width, height);
     window.imageSmoothingEnabled = false;
-    const places = placesOf(part);
-    const missing = places.filter((place) => !this.painted(place));
-    if (missing.length > 0) {
-      if (small) this.drawSmall(window, part, small, shape);
-      for (const place of missing) this.drawStandIn(window, part, place);
-    }
-    for (const place of places) {
-      const tile = this.painted(place);
-      if (tile) window.drawImage(tile, place.column * TILE - part.left, place.row * TILE - part.top);
-    }
+    const isWhole = placesOf(part).every((place) => this.painted(place));
+    if (small && !isWhole) this.drawSmall(window, part, small, shape);
+    for (let up = isWhole ? 0 : COARSER; up >= 0; up--) this.drawLevel(window, part, up);
     this.show(context, frame, part);
-    return missing.length === 0;
+    return isWhole;
   }
 
   /** The tile's picture, if there is one or there is time to paint it. */
   painted(place: Place): HTMLCanvasElement | null {
     const tile = this.find(place);
     if (!tile) return null;
-    const { kv_len } = this.shape as Shape;
+    const { kv_len } = this.shape;
     const size = 2 ** place.level;
-    const palette = (this.palette as (blocks: number) => Palette)(kv_len / size);
+    const palette = this.palette(kv_len / size);
     const picture = this.pictures.get(tile);
     if (picture?.colours === palette.name) return picture.canvas;
     if (performance.now() > this.until) {
@@ -124,18 +117,15 @@ export class Mosaic {
     window.drawImage(small, left * across, top * down, width * across, height * down, 0, 0, width, height);
   }
 
-  /** The next coarser tile that is there. */
-  private drawStandIn(window: Pen, part: Part, place: Place) {
-    const [x, y] = [place.column * TILE - part.left, place.row * TILE - part.top];
-    for (let up = 1; up <= COARSER; up++) {
-      const times = 2 ** up;
-      const [row, column] = [Math.floor(place.row / times), Math.floor(place.column / times)];
-      const canvas = this.painted({ level: place.level + up, row, column });
-      if (!canvas) continue;
-      const side = TILE / times;
-      const [fromX, fromY] = [(place.column % times) * side, (place.row % times) * side];
-      window.drawImage(canvas, fromX, fromY, side, side, x, y, TILE, TILE);
-      break;
+  /** The tiles that are there at a level so much coarser. */
+  private drawLevel(window: Pen, { level, top, bottom, left, right }: Part, up: number) {
+    const times = 2 ** up;
+    const [from, to] = [top, bottom].map((row) => row / times);
+    const part = { level: level + up, top: from, bottom: to, left: left / times, right: right / times };
+    for (const place of placesOf(part)) {
+      const tile = this.painted(place);
+      const [x, y] = [place.column * TILE * times - left, place.row * TILE * times - top];
+      if (tile) window.drawImage(tile, x, y, tile.width * times, tile.height * times);
     }
   }
 

@@ -10,23 +10,23 @@
 import type { Frame } from "./axes";
 import type { HeadMap } from "./map";
 
-/**
- * A zoom that keeps the token under the pointer (or the chosen one) where it is.
- * @param point on the map, from its corner
- */
-export function zoomBy(map: HeadMap, factor: number, point?: { x: number; y: number }) {
+/** On the map, in pixels from its corner. */
+type Point = { x: number; y: number };
+
+/** A zoom that keeps the token under the pointer (or the chosen one) where it is, or takes it to another point. */
+export function zoomBy(map: HeadMap, factor: number, from?: Point, to?: Point) {
   if (!map.frame) return;
   const { store } = map.session;
   // Not the frame on the stage: several steps may come between two pictures.
   const frame = map.framed(store.state);
-  const { x, y } = point ?? middle(map, frame);
-  const zoom = Math.max(1, Math.min(frame.most, store.state.zoom * factor));
-  const at = { query: frame.row + y / frame.cellHeight, key: frame.column + x / frame.cellWidth };
-  const next = map.framed({ zoom: Math.round(zoom * 1000) / 1000, row: 0, column: 0 });
+  const { x, y } = from ?? middle(map, frame);
+  const zoom = Math.round(1000 * Math.max(1, Math.min(frame.most, store.state.zoom * factor))) / 1000;
+  const next = map.framed({ zoom, row: 0, column: 0 });
   store.set({
-    zoom: Math.round(zoom * 1000) / 1000,
-    row: at.query - y / next.cellHeight,
-    column: at.key - x / next.cellWidth,
+    zoom,
+    row: frame.row + y / frame.cellHeight - (to?.y ?? y) / next.cellHeight,
+    column: frame.column + x / frame.cellWidth - (to?.x ?? x) / next.cellWidth,
+    ...(to ? { hover: null } : {}),
   });
 }
 
@@ -59,30 +59,32 @@ function isAlone(): boolean {
   return window === window.top && scrollHeight <= window.innerHeight + 1;
 }
 
-/** One pointer points, chooses and drags; two pinch. */
+/** One pointer points, chooses and drags; two pinch: the part between them follows them. */
 export function followPointer(map: HeadMap) {
   const { canvas, holder, session } = map;
-  const pointers = new Map<number, { x: number; y: number }>();
+  const pointers = new Map<number, Point>();
   let [moved, pinched] = [false, false];
   const onMap = ({ offsetX, offsetY }: MouseEvent) =>
     map.frame ? { x: offsetX - map.frame.left, y: offsetY - map.frame.top } : undefined;
   canvas.addEventListener("pointerdown", (event) => {
-    if (!map.frame) return;
+    const point = onMap(event);
+    if (!point) return;
     if (pointers.size === 0) [moved, pinched] = [false, false];
-    pointers.set(event.pointerId, { x: event.clientX, y: event.clientY });
+    pointers.set(event.pointerId, point);
     pinched ||= pointers.size > 1;
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
-    const before = pointers.get(event.pointerId);
-    if (!before || !map.frame) return session.hover(map.at(event));
-    const now = { x: event.clientX, y: event.clientY };
+    const [before, now] = [pointers.get(event.pointerId), onMap(event)];
+    if (!before || !now) return session.hover(map.at(event));
     moved ||= Math.hypot(now.x - before.x, now.y - before.y) > 4;
     if (!moved) return;
-    const [other] = [...pointers].filter(([id]) => id !== event.pointerId).map(([, point]) => point);
+    const [still] = [...pointers].filter(([id]) => id !== event.pointerId).map(([, point]) => point);
     pointers.set(event.pointerId, now);
-    if (other) pinch(map, other, before, now);
-    else drag(map, now.x - before.x, now.y - before.y);
+    if (!still) return zoomBy(map, 1, before, now);
+    const far = ({ x, y }: Point) => Math.max(20, Math.hypot(x - still.x, y - still.y));
+    const between = ({ x, y }: Point) => ({ x: (x + still.x) / 2, y: (y + still.y) / 2 });
+    zoomBy(map, far(now) / far(before), between(before), between(now));
   });
   canvas.addEventListener("pointerup", (event) => {
     const cell = map.at(event);
@@ -106,29 +108,4 @@ export function followPointer(map: HeadMap) {
     },
     { passive: false },
   );
-}
-
-/** @param x pixels */
-function drag(map: HeadMap, x: number, y: number) {
-  const frame = map.framed(map.session.store.state);
-  map.session.store.set({
-    row: frame.row - y / frame.cellHeight,
-    column: frame.column - x / frame.cellWidth,
-    hover: null,
-  });
-}
-
-/** The part between two fingers follows them. */
-function pinch(
-  map: HeadMap,
-  still: { x: number; y: number },
-  before: { x: number; y: number },
-  now: { x: number; y: number },
-) {
-  const far = ({ x, y }: { x: number; y: number }) => Math.max(20, Math.hypot(x - still.x, y - still.y));
-  const { left, top } = map.canvas.getBoundingClientRect();
-  const frame = map.frame as Frame;
-  const point = { x: (before.x + still.x) / 2 - left - frame.left, y: (before.y + still.y) / 2 - top - frame.top };
-  zoomBy(map, far(now) / far(before), point);
-  drag(map, (now.x - before.x) / 2, (now.y - before.y) / 2);
 }

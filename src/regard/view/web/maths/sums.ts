@@ -6,16 +6,17 @@ import type { Step, StepsAnswer as Steps } from "../protocol/questions";
 /** A step, as a column of the table. */
 export interface Column {
   name: string;
-  of: (step: Step) => number | boolean | null; // its number
-  sum: (step: Step, names: { query: string; key: string }) => string; // how it came about
   does: string; // one sentence that says what the step is for, and the lesson that builds it
-  vector?: (step: Step) => ArrayLike<number> | null; // what it shows in place of a number
+  of?: (step: Step) => number | boolean | null; // its number
+  vector?: (step: Step) => ArrayLike<number>; // what it shows in place of a number
+  vectors?: string; // the name of these together
+  sum: (step: Step, names: { query: string; key: string }) => string; // how it came about
+  total?: { text: string; sum: string; vector?: ArrayLike<number> }; // over all keys
 }
 
 const MOST_TERMS = 6;
 const LISTED = 4; // numbers of a vector that are written
 const WEIGHTED = "weight × value";
-export const PRODUCTS = "query × key";
 const READABLE = 16; // exp of a larger score is no number that anybody reads
 
 /** A number as it stands in the table: whole ones without a point, a true minus. */
@@ -66,34 +67,38 @@ function shifted(shift: number): string {
 
 /** The steps of this query, those that do nothing left out. */
 export function columnsOf(steps: Steps): Column[] {
-  const columns: Column[] = [];
-  const { vector, scale, rows } = steps;
+  const { vector, scale, rows, output, maximum, masked } = steps;
   const has = (name: keyof Step) => rows.some((step) => step[name] !== null);
   const before = ({ dot, scaled, biased, modified }: Step) => written(modified ?? biased ?? scaled ?? dot);
-  if (vector && has("dot"))
-    columns.push({
-      name: PRODUCTS,
-      does: "Each number of the query times the same one of the key: which numbers make the two fit (lesson 2).",
-      of: () => null,
-      vector: ({ vector: key }) => productsOf(vector, key),
-      sum: ({ vector: key, dot }) => (key ? dotSum(vector, key, Number(dot)) : ""),
-    });
-  if (has("dot"))
-    columns.push({
+  const times = `× ${scaleText(scale, vector)}`;
+  const [shift, total] = [shiftOf(steps), sumOfExponentials(steps)];
+  const exp = ({ score }: Step) => (score === null ? 0 : Math.exp(score - shift));
+  const exponential = `exp(score${shifted(shift)})`;
+  const of = `over ${steps.keys === 1 ? "its one key" : `all ${grouped(steps.keys)} keys`}`;
+  const sink = steps.sink === null ? "" : `, with exp(${written(steps.sink)}) of the sink, which is no key`;
+  const added = output ? `output = the sum of ${WEIGHTED} ${of} = ${listed(output)}` : "";
+  const columns: (Column | false | null)[] = [
+    vector &&
+      has("dot") && {
+        name: "query × key",
+        does: "Each number of the query times the same one of the key: which numbers make the two fit (lesson 2).",
+        vector: ({ vector: key }) => Array.from(key ?? [], (number, d) => vector[d] * number),
+        vectors: "Products",
+        sum: ({ vector: key, dot }) => (key ? dotSum(vector, key, Number(dot)) : ""),
+      },
+    has("dot") && {
       name: "query·key",
       does: "The sum of these products: how well the query fits the key (lesson 2).",
       of: ({ dot }) => dot,
       sum: ({ vector: key, dot }) => (vector && key ? dotSum(vector, key, Number(dot)) : ""),
-    });
-  if (has("scaled"))
-    columns.push({
-      name: `× ${scaleText(scale, vector)}`,
+    },
+    has("scaled") && {
+      name: times,
       does: "Scaled, so that scores do not grow with the length of the vectors (lesson 3).",
       of: ({ scaled }) => scaled,
-      sum: ({ dot, scaled }) => `scaled = ${factor(Number(dot))} × ${scaleText(scale, vector)} = ${written(scaled)}`,
-    });
-  if (has("biased"))
-    columns.push({
+      sum: ({ dot, scaled }) => `scaled = ${factor(Number(dot))} ${times} = ${written(scaled)}`,
+    },
+    has("biased") && {
       name: "+ bias",
       does: "Plus a number for the pair of positions, such as their distance.",
       of: ({ biased }) => biased,
@@ -101,52 +106,67 @@ export function columnsOf(steps: Steps): Column[] {
         const from = scaled ?? Number(dot);
         return `biased = ${written(from)} + ${factor(Number(biased) - from)} = ${written(biased)}`;
       },
-    });
-  if (has("modified"))
-    columns.push({
+    },
+    has("modified") && {
       name: "modified",
       does: "What the model makes of the score by a function of its own.",
       of: ({ modified }) => modified,
       sum: (step) =>
         `modified: the score_mod makes ${written(step.modified)} of ${before({ ...step, modified: null })}`,
-    });
-  if (has("capped"))
-    columns.push({
+    },
+    has("capped") && {
       name: "capped",
       does: "Kept between two limits by tanh.",
       of: ({ capped }) => capped,
       sum: (step) => `capped: the softcap makes ${written(step.capped)} of ${before(step)}`,
-    });
-  return [...columns, ...maskColumn(steps), ...softmaxColumns(steps), ...valueColumns(steps)];
+    },
+    masked && {
+      name: "mask",
+      does: "Keys that the query may not attend to, such as later ones, get the score −∞ (lesson 3).",
+      of: ({ allowed }) => allowed,
+      sum: ({ allowed }, { query, key }) =>
+        `mask: ${query} ${allowed ? "may" : "may not"} attend to ${key}${allowed ? "" : ", so the score becomes −∞"}`,
+    },
+    maximum !== null && {
+      name: exponential,
+      does: "The exponential: positive, and the larger the score the more of it (lesson 3).",
+      of: exp,
+      sum: (step) =>
+        step.score === null ? "exp(−∞) = 0" : `exp(${written(step.score)}${shifted(shift)}) = ${written(exp(step))}`,
+      total: { text: written(total), sum: `The sum of ${exponential} ${of}${sink} = ${written(total)}` },
+    },
+    {
+      name: "weight",
+      does: "Divided by the sum of the row, so that all weights add up to 100 % (lesson 3).",
+      of: ({ weight }) => weight,
+      sum: (step) => {
+        const quotient = `${written(exp(step))} / ${written(total)}, the sum over all keys = `;
+        return `weight = ${maximum === null ? "" : quotient}${share(step.weight)}`;
+      },
+      total: { text: share(steps.total), sum: `The weights add up to ${share(steps.total)} ${of}.` },
+    },
+    output && {
+      name: "value",
+      does: "What the key hands over when it is attended to (lesson 4).",
+      vector: ({ value }) => value ?? [],
+      vectors: "Values",
+      sum: ({ value }) => `value = ${listed(value ?? [])}`,
+      total: { text: "output", sum: added },
+    },
+    output && {
+      name: WEIGHTED,
+      does: "The value by its weight; the sum over all keys is the output of the head (lesson 4).",
+      vector: weightedValue,
+      vectors: "Their shares and the output",
+      sum: (step) =>
+        `${WEIGHTED} = ${share(step.weight)} × ${listed(step.value ?? [])} = ${listed(weightedValue(step))}`,
+      total: { text: "", sum: added, vector: output },
+    },
+  ];
+  return columns.filter((column): column is Column => Boolean(column));
 }
 
-/** What each number of the two vectors adds to query·key. */
-export function productsOf(query: ArrayLike<number> | null, key: ArrayLike<number> | null): number[] {
-  return query && key ? Array.from(query, (number, d) => number * key[d]) : [];
-}
-
-function valueColumns({ output }: Steps): Column[] {
-  if (!output) return [];
-  const none = () => null;
-  const value: Column = {
-    name: "value",
-    does: "What the key hands over when it is attended to (lesson 4).",
-    of: none,
-    vector: (step) => step.value,
-    sum: (step) => `value = ${listed(step.value ?? [])}`,
-  };
-  const weighted: Column = {
-    name: WEIGHTED,
-    does: "The value by its weight; the sum over all keys is the output of the head (lesson 4).",
-    of: none,
-    vector: weightedValue,
-    sum: (step) => `${WEIGHTED} = ${share(step.weight)} × ${listed(step.value ?? [])} = ${listed(weightedValue(step))}`,
-  };
-  return [value, weighted];
-}
-
-/** @returns weight × value */
-export function weightedValue({ value, weight }: Step): number[] {
+function weightedValue({ value, weight }: Step): number[] {
   return Array.from(value ?? [], (number) => weight * number);
 }
 
@@ -156,57 +176,9 @@ function listed(vector: ArrayLike<number>): string {
   return `(${[...first, ...(vector.length > LISTED ? ["…"] : [])].join(", ")})`;
 }
 
-function maskColumn({ masked }: Steps): Column[] {
-  if (!masked) return [];
-  const sum = ({ allowed }: Step, { query, key }: { query: string; key: string }) =>
-    `mask: ${query} ${allowed ? "may" : "may not"} attend to ${key}${allowed ? "" : ", so the score becomes −∞"}`;
-  const does = "Keys that the query may not attend to, such as later ones, get the score −∞ (lesson 3).";
-  return [{ name: "mask", does, of: ({ allowed }) => allowed, sum }];
-}
-
-function softmaxColumns(steps: Steps): Column[] {
-  const [shift, total] = [shiftOf(steps), sumOfExponentials(steps)];
-  const known = steps.maximum !== null;
-  const exp = ({ score }: Step) => (score === null ? 0 : Math.exp(score - shift));
-  const exponential: Column = {
-    name: `exp(score${shifted(shift)})`,
-    does: "The exponential: positive, and the larger the score the more of it (lesson 3).",
-    of: exp,
-    sum: (step) =>
-      step.score === null ? "exp(−∞) = 0" : `exp(${written(step.score)}${shifted(shift)}) = ${written(exp(step))}`,
-  };
-  const weight: Column = {
-    name: "weight",
-    does: "Divided by the sum of the row, so that all weights add up to 100 % (lesson 3).",
-    of: (step) => step.weight,
-    sum: (step) =>
-      known
-        ? `weight = ${written(exp(step))} / ${written(total)}, the sum over all keys = ${share(step.weight)}`
-        : `weight = ${share(step.weight)}`,
-  };
-  return known ? [exponential, weight] : [weight];
-}
-
 /** The scale as people know it. */
 function scaleText(scale: number, vector: ArrayLike<number> | null): string {
   const usual = vector && Math.abs(scale * Math.sqrt(vector.length) - 1) < 1e-6;
   if (usual && Number.isInteger(Math.sqrt(vector.length))) return `1/${Math.sqrt(vector.length)}`;
   return usual ? `1/√${vector.length}` : written(scale);
-}
-
-/**
- * The last row: what a column adds up to, over all keys.
- * @param name of the column
- */
-export function totalOf(steps: Steps, name: string): { text: string; sum: string; vector?: ArrayLike<number> } {
-  const of = `over ${steps.keys === 1 ? "its one key" : `all ${grouped(steps.keys)} keys`}`;
-  if (name === "weight") return { text: share(steps.total), sum: `The weights add up to ${share(steps.total)} ${of}.` };
-  if (steps.output && (name === WEIGHTED || name === "value")) {
-    const sum = `output = the sum of ${WEIGHTED} ${of} = ${listed(steps.output)}`;
-    return name === WEIGHTED ? { text: "", sum, vector: steps.output } : { text: "output", sum };
-  }
-  if (!name.startsWith("exp")) return { text: "", sum: "" };
-  const total = written(sumOfExponentials(steps));
-  const sink = steps.sink === null ? "" : `, with exp(${written(steps.sink)}) of the sink, which is no key`;
-  return { text: total, sum: `The sum of ${name} ${of}${sink} = ${total}` };
 }

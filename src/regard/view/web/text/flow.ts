@@ -292,22 +292,16 @@ export class Flow {
   beside(at: number, down: number): number {
     const from = this.span(at)?.getBoundingClientRect();
     if (!from) return at;
-    let best = at;
-    let distance = Infinity;
-    let line = from.top;
-    for (let next = at + down; ; next += down) {
-      const box = this.span(next)?.getBoundingClientRect();
-      if (!box) break;
-      if (Math.abs(box.top - line) > from.height / 2) {
-        if (best !== at) break;
-        line = box.top;
-      }
-      if (line === from.top) continue;
-      const apart = Math.abs(box.left - from.left);
-      if (apart >= distance) continue;
-      [best, distance] = [next, apart];
-    }
-    return best;
+    const boxes = this.blocks.flatMap(
+      ({ first, spans }) => spans?.map((span, i) => ({ next: first + i, box: span.getBoundingClientRect() })) ?? [],
+    );
+    const beyond = boxes
+      .map(({ next, box }) => ({ next, lines: (down * (box.top - from.top)) / from.height, left: box.left }))
+      .filter(({ lines }) => lines > 0.5);
+    const nearest = Math.min(...beyond.map(({ lines }) => lines));
+    const far = ({ left }: { left: number }) => Math.abs(left - from.left);
+    const line = beyond.filter(({ lines }) => lines < nearest + 0.5).sort((one, other) => far(one) - far(other));
+    return line[0]?.next ?? at;
   }
 }
 

@@ -46,7 +46,7 @@ export class HeadsView implements View {
     onfocusout: () => (this.pointed.value = null),
     onkeydown: moving((down, right) => this.go(down, right)),
   });
-  private details = element("p", { className: "details", hidden: true });
+  private details = element("p", { className: "details" });
   private tiles: Tile[] = [];
   private tileOf = new Map<Element, Tile>();
   private columns = 1;
@@ -54,6 +54,7 @@ export class HeadsView implements View {
   private isLarge = false; // on the stage, with the kinds
   private inLayers = true; // a row for each layer
   private pane = byId("overview");
+  private heading = this.pane.querySelector("h2") as HTMLElement;
   private about = this.pane.querySelector(".caption") as HTMLElement;
   private stage = byId("view-overview");
   private size = signal(0); // changes with that of the stage
@@ -83,12 +84,12 @@ export class HeadsView implements View {
     const { sort, view } = this.session.store.drawn;
     const all = this.session.maps && this.all();
     this.isLarge = view === "overview";
-    const before = this.isLarge ? this.details : this.about;
-    if (this.grid.nextSibling !== before) {
+    const before = this.isLarge ? this.details : this.heading;
+    if (this.grid.previousSibling !== before) {
       this.grid.replaceChildren(); // large tiles would make the pane as wide as they are
-      before.before(this.grid);
+      before.after(this.grid);
     }
-    if (this.size.value < 0 || before.parentElement?.clientWidth === 0) return;
+    if (this.size.value < 0 || this.grid.parentElement?.clientWidth === 0) return;
     const known = this.isLarge && all.some(({ kind }) => Boolean(kind));
     this.choices.hidden = !known;
     this.order.value = sort;
@@ -235,21 +236,12 @@ export class HeadsView implements View {
     store.set({ layer, head, ...(this.isLarge && { view: "map" }) });
   }
 
-  /** What there is to know of the head that is pointed at, at its tile; beside the stage under them all. */
+  /** What there is to know of the head that is pointed at, over the tiles; beside the stage under them all. */
   private say() {
     const { drawn } = this.session.store;
     const button = this.arranged.value && this.pointed.value;
     const tile = button && this.tileOf.get(button);
-    this.details.hidden = !tile || !this.isLarge;
-    if (tile && this.isLarge) {
-      this.details.textContent = described(tile.kind, this.headName(tile));
-      const [box, pane] = [button.getBoundingClientRect(), this.stage.getBoundingClientRect()];
-      const left = Math.min(box.left - pane.left, pane.width - this.details.offsetWidth);
-      this.details.style.left = `${Math.max(0, left)}px`;
-      const below = box.bottom - pane.top + 2;
-      const fits = below + this.details.offsetHeight <= pane.height;
-      this.details.style.top = `${fits ? below : box.top - pane.top - this.details.offsetHeight - 2}px`;
-    }
+    this.details.textContent = tile ? described(tile.kind, this.headName(tile)) : "";
     const at = tile ?? drawn;
     const { kind } = this.layers[at.layer];
     const missing = kind === "pyramid" ? ", block means only" : "";

@@ -1,14 +1,12 @@
 /** The map view: one map, or two side by side, and what chooses their heads. */
 
 import { beside, headline, isDifference, shown } from "../data/compare";
-import { ceilingOf } from "../data/small";
 import { byId, offerNumbers } from "../dom";
 import { headNumber, layerName } from "../protocol/recording";
 import type { Session } from "../session";
-import type { State } from "../state";
 import { cellTable } from "../map/cells";
 import { legendOf } from "../map/legend";
-import { HeadMap } from "../map/map";
+import { HeadMap, stageCeiling } from "../map/map";
 import { followPointer } from "../map/travel";
 import type { Legend, Table, View } from "../view";
 
@@ -24,11 +22,8 @@ export class MapView implements View {
 
   constructor(readonly session: Session) {
     const { layers, store } = session;
-    const ceiling = () => this.ceiling();
-    const first = (state: Readonly<State>) => shown(state, layers);
-    const stage = (state: Readonly<State>) => [first(state), ...(state.compare === "beside" ? [beside(state)] : [])];
-    this.first = new HeadMap(this.holders[0], session, first, stage, ceiling);
-    this.second = new HeadMap(this.holders[1], session, beside, stage, ceiling);
+    this.first = new HeadMap(this.holders[0], session, shown);
+    this.second = new HeadMap(this.holders[1], session, beside);
     const second = this.second.draws.map((draw) => () => this.isBeside() && draw());
     this.draws = [() => this.name(), ...this.first.draws, ...second];
     followPointer(this.first);
@@ -61,11 +56,6 @@ export class MapView implements View {
   /** @returns those on the stage */
   parts(): HeadMap[] {
     return this.isBeside() ? [this.first, this.second] : [this.first];
-  }
-
-  /** @returns the weight of the darkest colour on the fitted scale, one for all maps on the stage */
-  private ceiling(): number {
-    return Math.max(...this.parts().map(({ which }) => ceilingOf(this.session, which)));
   }
 
   isSettled(): boolean {
@@ -103,6 +93,12 @@ export class MapView implements View {
     const which = shown(store.drawn, layers);
     const { ramp, differences } = look;
     const blocks = layers[which.layer].kv_len / (this.first.part?.size ?? 1);
-    return legendOf(store.drawn.scale, blocks, this.unit(), isDifference(which) ? differences : ramp, this.ceiling());
+    return legendOf(
+      store.drawn.scale,
+      blocks,
+      this.unit(),
+      isDifference(which) ? differences : ramp,
+      stageCeiling(this.session),
+    );
   }
 }

@@ -8,7 +8,7 @@ import { Latest } from "../data/waiting";
 import { ARROWS, byId, Cells, choice, element, moreColumns, pixelated, placeOf } from "../dom";
 import type { Ramp } from "../maths/colours";
 import { counted, grouped, share } from "../maths/numbers";
-import { columnsOf, PRODUCTS, productsOf, totalOf, weightedValue, written, type Column } from "../maths/sums";
+import { columnsOf, written, type Column } from "../maths/sums";
 import type { Step, StepsAnswer as Steps } from "../protocol/questions";
 import { isWhole } from "../protocol/recording";
 import type { Session } from "../session";
@@ -30,9 +30,6 @@ const OUTPUT =
   "The weighted values of all keys added up; another matrix takes the outputs of all heads back to the embeddings (lessons 6 and 7).";
 const NO_VECTORS =
   "Of this layer only the weights are known here; a recording that is served keeps every step of most models.";
-
-/** Magnitudes that have the full colour. */
-type Highest = { vector: number; value: number; share: number; product: number };
 
 export class StepsView implements View {
   private heading = element("h2");
@@ -62,7 +59,7 @@ export class StepsView implements View {
   private latest = new Latest();
   private found = signal<{ steps: Steps; query: number; layer: number; asked: string } | null>(null);
   private chosen = computed(() => this.session.cell(this.session.store.drawn).query);
-  private highest: Highest = { vector: 0, value: 0, share: 0, product: 0 };
+  private columns: Column[] = [];
 
   readonly draws = [() => this.ask(), () => this.draw(), () => this.mark()];
 
@@ -122,22 +119,20 @@ export class StepsView implements View {
       ? `the ${grouped(steps.allowed)} of ${counted(steps.keys, "key")} it may attend to`
       : counted(steps.keys, "key");
     this.heading.textContent = `How ${name} comes to its weights on ${keys}`;
-    const columns = columnsOf(steps);
     const { rows } = steps;
-    this.highest = {
-      vector: largest([steps.vector, ...rows.map(({ vector }) => vector)]),
-      value: largest(rows.map(({ value }) => value)),
-      share: largest([steps.output, ...rows.map(weightedValue)]),
-      product: largest(rows.map(({ vector }) => productsOf(steps.vector, vector))),
-    };
+    this.columns = columnsOf(steps);
+    const vectors = largest([steps.vector, ...rows.map(({ vector }) => vector)]);
+    const highest = this.columns.map(({ vector, total }) =>
+      vector ? largest([total?.vector ?? null, ...rows.map(vector)]) : 0,
+    );
     this.grid.replaceChildren(
-      element("thead", {}, this.head(columns)),
-      element("tbody", {}, ...rows.map((step, i) => this.row(step, i, columns))),
-      element("tfoot", {}, this.last(columns, rows.length)),
+      element("thead", {}, this.head(vectors)),
+      element("tbody", {}, ...rows.map((step, i) => this.row(step, i, vectors, highest))),
+      element("tfoot", {}, this.last(rows.length, highest)),
     );
     this.grid.style.setProperty("--rows", String(rows.length + 1));
     this.grid.setAttribute("aria-label", this.heading.textContent);
-    this.explain(columns);
+    this.explain();
     this.grid.classList.toggle("with-values", steps.output !== null);
     const rest = steps.keys - steps.rows.length;
     this.more.hidden = rest <= 0;
@@ -145,10 +140,10 @@ export class StepsView implements View {
     const aside = hidden ? "The first and the special tokens are set aside, as if masked. " : "";
     this.notes.textContent = [
       aside,
-      coloursText("Vectors", steps.vector, this.highest.vector),
-      coloursText("Products", steps.vector, this.highest.product),
-      coloursText("Values", steps.output, this.highest.value),
-      coloursText("Their shares and the output", steps.output, this.highest.share),
+      coloursText("Vectors", steps.vector, vectors),
+      ...this.columns.map(({ vectors: name = "", vector }, i) =>
+        coloursText(name, vector ? vector(rows[0]) : null, highest[i]),
+      ),
       steps.vector ? (steps.output ? "" : NO_VALUES) : NO_VECTORS,
     ].join("");
     const chosen = hasFocus ? -1 : untracked(() => this.placeOfKey()); // `mark` follows it, without a new table
@@ -166,8 +161,8 @@ export class StepsView implements View {
   }
 
   /** A sentence for each step, from the vectors to the output. */
-  private explain(columns: Column[]) {
-    const steps = columns.map(({ name, does }) => ({ name, does }));
+  private explain() {
+    const steps = this.columns.map(({ name, does }) => ({ name, does }));
     if (this.steps?.vector) steps.unshift({ name: "query, key", does: VECTORS });
     if (this.steps?.output) steps.push({ name: "output", does: OUTPUT });
     this.meanings.replaceChildren(
@@ -176,33 +171,32 @@ export class StepsView implements View {
     );
   }
 
-  private head(columns: Column[]) {
+  /** @param vectors the magnitude in them that has the full colour */
+  private head(vectors: number) {
     const row = element("tr", {}, columnHead("key"));
     const vector = this.steps?.vector;
     if (vector) {
       const name = element("span", { className: "name" }, "query, and each key");
-      row.append(columnHead("", name, this.drawn(vector, this.highest.vector, "query vector")));
+      row.append(columnHead("", name, this.drawn(vector, vectors, "query vector")));
     }
-    row.append(...columns.map(({ name }) => columnHead(name)));
+    row.append(...this.columns.map(({ name }) => columnHead(name)));
     return row;
   }
 
-  private row(step: Step, at: number, columns: Column[]) {
+  private row(step: Step, at: number, vectors: number, highest: number[]) {
     const token = this.axes().keys[step.key];
     const name = element("bdi", { className: token.special ? "special" : "" }, named(token, 18));
     const position = element("span", { className: "position" }, String(step.key));
     const row = element("tr", { "data-row": at, className: step.allowed ? "" : "masked" });
     row.append(element("th", { scope: "row" }, name, " ", position));
     if (this.steps?.vector) {
-      const vector = step.vector ? [this.drawn(step.vector, this.highest.vector, "key vector")] : [];
+      const vector = step.vector ? [this.drawn(step.vector, vectors, "key vector")] : [];
       row.append(element("td", {}, ...vector));
     }
-    columns.forEach(({ name: column, of, vector }, i) => {
-      const { value, share: most, product } = this.highest;
-      const full = column === PRODUCTS ? product : column === "value" ? value : most;
-      if (vector) row.append(numberCell(i, this.drawn(vector(step) ?? [], full, column)));
+    this.columns.forEach(({ name: column, of, vector }, i) => {
+      if (vector) row.append(numberCell(i, this.drawn(vector(step), highest[i], column)));
       else if (column === "weight") row.append(numberCell(i, share(step.weight), this.bar(step.weight)));
-      else row.append(numberCell(i, written(of(step))));
+      else row.append(numberCell(i, written(of?.(step) ?? null)));
     });
     return row;
   }
@@ -215,12 +209,11 @@ export class StepsView implements View {
   }
 
   /** The sums over all keys. */
-  private last(columns: Column[], at: number) {
+  private last(at: number, highest: number[]) {
     const row = element("tr", { "data-row": at }, element("th", { scope: "row" }, "all"));
     if (this.steps?.vector) row.append(element("td"));
-    columns.forEach(({ name }, i) => {
-      const { text, vector } = totalOf(this.steps as Steps, name);
-      const cell = numberCell(i, vector ? this.drawn(vector, this.highest.share, "output") : text);
+    this.columns.forEach(({ name, total }, i) => {
+      const cell = numberCell(i, total?.vector ? this.drawn(total.vector, highest[i], "output") : (total?.text ?? ""));
       cell.classList.toggle("of-weight", name === "weight");
       row.append(cell);
     });
@@ -235,15 +228,12 @@ export class StepsView implements View {
   private explainNumber(place: number[] | null) {
     const { steps } = this;
     if (!place || !steps) return;
-    const column = columnsOf(steps)[place[1]];
+    const column = this.columns[place[1]];
     const step = steps.rows[place[0]];
     const { queries, keys } = this.axes();
     this.grid.querySelector(".explaining")?.classList.remove("explaining");
     this.cells.at(place)?.classList.add("explaining");
-    if (!step) {
-      this.sum.textContent = totalOf(steps, column.name).sum;
-      return;
-    }
+    if (!step) return void (this.sum.textContent = column.total?.sum ?? "");
     const names = { query: quoted(queries, this.query), key: quoted(keys, step.key) };
     this.sum.textContent = `${names.key}: ${column.sum(step, names)}`;
     if (this.grid.matches(":hover")) this.session.hover({ query: this.query, key: step.key });
@@ -277,13 +267,13 @@ export class StepsView implements View {
     const { steps } = this;
     if (!steps) return [];
     const { queries, keys } = this.axes();
-    const columns = columnsOf(steps).filter(({ vector }) => !vector);
+    const columns = this.columns.filter(({ vector }) => !vector);
     const none = columns.map(() => "");
     const [vector, output] = [Array.from(steps.vector ?? []), Array.from(steps.output ?? [])];
     const rows = steps.rows.map((step) => [
       step.key,
       keys[step.key].text,
-      ...columns.map(({ of }) => Number(of(step) ?? NaN)),
+      ...columns.map(({ of }) => Number(of?.(step) ?? NaN)),
       ...Array.from(step.vector ?? []),
       ...Array.from(step.value ?? []),
     ]);
