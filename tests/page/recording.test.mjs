@@ -8,7 +8,7 @@ import { smallMap } from "../../src/regard/view/web/data/small";
 import { blockAt, missing, strongestBlocks } from "../../src/regard/view/web/text/block_words";
 import { sorted } from "../../src/regard/view/web/views/heads_view";
 import { countRefused, notes } from "../../src/regard/view/web/views/notes";
-import { introduced } from "../../src/regard/view/web/text/head_words";
+import { introduced } from "../../src/regard/view/web/views/notable_heads";
 import { layer, recording, tokens } from "./recordings.mjs";
 
 // What stands in the file

@@ -27,7 +27,7 @@ for (const [name, { html, plugins }] of Object.entries(pages)) {
   await build({
     ...options,
     plugins,
-    entryPoints: [from("main.ts")],
+    entryPoints: [from("page.ts")],
     banner: { js: notice },
     format: "iife",
     outfile: to(`${name}.js`),

@@ -5,6 +5,11 @@ export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
   return document.getElementById(id) as T;
 }
 
+/** @returns a part of it */
+export function inside<T extends HTMLElement = HTMLElement>(whole: HTMLElement, selector: string): T {
+  return whole.querySelector(selector) as T;
+}
+
 /** @param properties or attributes, where there is no such property; "onclick" and the like are listeners */
 export function element<Tag extends keyof HTMLElementTagNameMap>(
   tag: Tag,
@@ -106,27 +111,16 @@ export function svgElement<Name extends keyof SVGElementTagNameMap>(
 }
 
 /**
- * Words to press, one for each value of a part of the state; controls.ts listens to them.
- * @param name of the part
+ * Says that the scroller of a view has more columns than fit: its scroll bar may be invisible until it is used.
+ * @returns what looks again
  */
-export function choice(label: string, name: string, ways: Record<string, string>): HTMLElement {
-  const buttons = Object.entries(ways).map(([value, text]) =>
-    element("button", { type: "button", "data-set": `${name}=${value}` }, text),
-  );
-  return element("span", { role: "group", "aria-label": label }, ...buttons);
-}
-
-/**
- * Says that a scroller has more columns than fit: its scroll bar may be invisible until it is used.
- * @returns the line that says it, and what looks again
- */
-export function moreColumns(scroller: HTMLElement): { line: HTMLElement; look: () => void } {
-  const line = element("p", { className: "overflow", hidden: true }, "More columns on the right: scroll →");
+export function moreColumns(view: HTMLElement): () => void {
+  const [line, scroller] = [inside(view, ".overflow"), inside(view, ".scroller")];
   const look = () => {
     line.hidden = scroller.scrollWidth - scroller.clientWidth - scroller.scrollLeft < 2;
   };
   scroller.addEventListener("scroll", look);
-  return { line, look };
+  return look;
 }
 
 /**

@@ -10,7 +10,6 @@ const ORDER = [
   "views/",
   "no_pictures\\.ts",
   "page\\.ts",
-  "main\\.ts",
 ];
 const from = (level) => `^src/regard/view/web/${level}`;
 

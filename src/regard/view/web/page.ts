@@ -1,10 +1,10 @@
-/** The page: makes the views and keeps them in step. */
+/** The script of the page, which makes the views and keeps them in step, and of its worker. */
 
 import { effect, untracked } from "@preact/signals-core";
 import { beside } from "./data/compare";
-import { framed } from "./data/framed";
-import { Remote } from "./data/remote";
-import type { Host } from "./data/source";
+import { engine } from "./data/engine";
+import { hostOf } from "./data/remote";
+import { Damaged, readRecording } from "./data/unpack";
 import { byId, element } from "./dom";
 import { showLegend } from "./map/legend";
 import type { Recording } from "./protocol/recording";
@@ -40,7 +40,7 @@ const VIEWS: Record<Exclude<State["view"], "map">, (session: Session) => View> =
 };
 
 /** Makes a page of a recording. */
-export function openPage(recording: Recording) {
+function openPage(recording: Recording) {
   const isLive = recording.layers.some(({ kind }) => kind === "live");
   const isPictured = recording.grids !== undefined;
   const isOfOneHead = recording.layers.length === 1 && recording.layers[0].num_heads === 1;
@@ -49,7 +49,7 @@ export function openPage(recording: Recording) {
   const names = WORDS.view.filter((name) => !without[name]);
   const session = new Session(
     recording,
-    isLive ? liveHost(recording) : null,
+    isLive ? hostOf(recording) : null,
     // One sentence has no other parts than its words.
     ({ keys }) => (parted(keys, "sentences").length > 1 ? "sentences" : "words"),
     (name) => names.includes(name),
@@ -132,12 +132,6 @@ function remember({ store }: Session) {
   return { reload };
 }
 
-/** What answers for the heads of a recording that is not in the file. */
-function liveHost({ run }: Recording): Host {
-  // A notebook's frame has no address of its own.
-  return location.protocol === "about:" ? framed() : new Remote(run);
-}
-
 /** Asks a live host for the small maps and the kinds of all heads, those of the open layer first. */
 async function gather(session: Session): Promise<void> {
   const { layers, recording, source, store } = session;
@@ -160,4 +154,26 @@ async function gather(session: Session): Promise<void> {
     // The map and the sentence say that a host is lost; without kinds the maps stand in layers.
   }
   session.gathered([], true);
+}
+
+function start() {
+  try {
+    openPage(readRecording(document.getElementById("recording")?.textContent));
+  } catch (error) {
+    const reason = error instanceof Error ? error.message : String(error);
+    byId("failure").textContent =
+      error instanceof Damaged
+        ? `This file is damaged: ${reason} Write it again with regard to see its attention.`
+        : `The page went wrong: ${reason}`;
+    document.body.classList.add("failed");
+  }
+}
+
+// The page and its worker run the same script.
+if (typeof document === "undefined") {
+  const ask = engine((answer) => postMessage(answer));
+  onmessage = (event) => void ask(event.data);
+  postMessage("here"); // Without this word the page works beside itself.
+} else {
+  start();
 }

@@ -163,11 +163,6 @@ export class Session implements Maps {
     return this.read.value;
   }
 
-  /** Is a cell still being read? */
-  get isReading(): boolean {
-    return this.reader.isReading;
-  }
-
   private onReading(reading: Reading) {
     // In the next frame another one is asked for; this one must not fill in the new cell.
     if (this.store.isPending([...CAUSES])) return;

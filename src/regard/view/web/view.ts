@@ -20,7 +20,7 @@ export interface Legend {
 export interface View {
   /** Each draws a part of the view while it is open, and again when a signal that it has read changes. */
   draws: (() => void)[];
-  isSettled: () => boolean; // is all that is seen there, or known to be missing?
+  isSettled?: () => boolean; // is what it has asked for on the stage?
   parts?: () => object[]; // whose troubles are said, beside those of the view itself
   legend?: () => Legend; // of the colours; none: it has no scale
   move?: (down: number, right: number) => void; // the arrows, where they do not move the crosshair

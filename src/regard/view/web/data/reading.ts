@@ -44,10 +44,6 @@ export class Reader {
     private readonly isOneText: (layer: number) => boolean,
   ) {}
 
-  get isReading(): boolean {
-    return this.latest.isWaiting;
-  }
-
   read(drawn: Cause) {
     const state = Object.fromEntries(CAUSES.map((name) => [name, drawn[name]])) as Cause;
     void this.latest.ask((signal) => this.ask(state, signal), this.onReading, this.onDamage);

@@ -4,7 +4,9 @@
  */
 
 import type { Answers, Question } from "../protocol/questions";
+import type { Recording } from "../protocol/recording";
 import type { Host } from "./source";
+import { Waiting } from "./waiting";
 
 const GONE = "The server does not answer any more. Start regard serve again, and open the address that it prints.";
 
@@ -35,6 +37,22 @@ export class Remote implements Host {
     const [height, width, exact] = [header("X-Height"), header("X-Width"), header("X-Exact") === 1];
     return { values, height, width, exact, sampled: header("X-Sampled") || undefined };
   }
+}
+
+/** What answers for the heads of a recording that is not in the file. */
+export function hostOf({ run }: Recording): Host {
+  // A notebook's frame has no address of its own.
+  return location.protocol === "about:" ? framed() : new Remote(run);
+}
+
+/** A host for a page in a frame: whoever frames it is asked by messages. `widget.ts` is the other side. */
+function framed(): Host {
+  // To anyone: the page does not know where it stands, and asks for nothing secret.
+  const host = new Waiting((message) => window.parent.postMessage({ regard: message }, "*"));
+  window.addEventListener("message", ({ source, data }) => {
+    if (source === window.parent) host.settle(data);
+  });
+  return host;
 }
 
 /** Asks the page's own server. */

@@ -38,16 +38,23 @@ export type Parts = Pick<SegmentsQuestion, "queries" | "keys">;
 const NEVER = new AbortController().signal; // of questions that nobody gives up
 
 export class Source {
+  open = 0; // questions of what is seen, whose answers are on their way
+
   constructor(
     readonly layers: LayerInfo[],
     private readonly host: Host,
   ) {}
 
+  private async ask<Q extends Question>(question: Q, signal: AbortSignal): Promise<Answers[Q["kind"]]> {
+    this.open++;
+    return this.host.ask(question, signal).finally(() => this.open--);
+  }
+
   /** The answers of every head. */
   private each<Q extends Question>(which: Which, more: Omit<Q, "layer" | "head" | "hidden">, signal: AbortSignal) {
     const { hidden } = which;
     const questions = termsOf(which).map(({ layer, head }) => ({ layer, head, hidden, ...more }) as unknown as Q);
-    return Promise.all(questions.map((question) => this.host.ask(question, signal)));
+    return Promise.all(questions.map((question) => this.ask(question, signal)));
   }
 
   /** The weights of one query, and which keys it may attend to. */
@@ -72,7 +79,7 @@ export class Source {
     const place = { kind: "tile", level, row, column } as const;
     const tiles = await this.each<Question & { kind: "tile" }>(which, place, signal);
     const exact = tiles.every((tile) => tile.exact);
-    const sampled = Math.max(...tiles.map((tile) => tile.sampled ?? 1));
+    const sampled = exact ? tiles[0].sampled : Math.max(...tiles.map((tile) => tile.sampled ?? 1));
     return { ...tiles[0], values: added(which, tiles), exact, sampled };
   }
 
@@ -88,7 +95,7 @@ export class Source {
 
   /** How one query comes to its weights, for some of its keys. */
   steps({ layer, head, hidden }: Which, query: number, keys: Part, signal: AbortSignal = NEVER): Promise<StepsAnswer> {
-    return this.host.ask({ kind: "steps", layer, head, hidden, query, ...keys }, signal);
+    return this.ask({ kind: "steps", layer, head, hidden, query, ...keys }, signal);
   }
 
   /**
@@ -100,7 +107,7 @@ export class Source {
     const shares = [];
     // One after the other: each may wait for a pass over its head.
     for (const { layer, head } of termsOf(which))
-      shares.push(await this.host.ask({ kind: "segments", layer, head, hidden, ...parts }, signal));
+      shares.push(await this.ask({ kind: "segments", layer, head, hidden, ...parts }, signal));
     return added(which, shares);
   }
 

@@ -41,7 +41,6 @@ export class Waiting implements Host {
 
 /** One question at a time: a newer one takes the place of an older one, whose answer nobody gets. */
 export class Latest {
-  isWaiting = false;
   private controller = new AbortController();
 
   async ask<T>(
@@ -51,15 +50,12 @@ export class Latest {
   ) {
     this.drop();
     const { signal } = this.controller;
-    this.isWaiting = true;
     try {
       const answer = await question(signal);
       if (signal.aborted) return;
-      this.isWaiting = false;
       onAnswer(answer);
     } catch (error) {
       if (signal.aborted) return;
-      this.isWaiting = false;
       onError(error as Error);
     }
   }
@@ -68,6 +64,5 @@ export class Latest {
   drop() {
     this.controller.abort();
     this.controller = new AbortController();
-    this.isWaiting = false;
   }
 }

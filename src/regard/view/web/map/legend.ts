@@ -1,6 +1,6 @@
 /** The scale, always in sight: its colours, its units, and whether it is linear or log. */
 
-import { element, pixelated } from "../dom";
+import { element, inside, pixelated } from "../dom";
 import { logFloor, type Ramp, type Scale } from "../maths/colours";
 import { plain } from "../maths/numbers";
 import type { Legend, Mark } from "../view";
@@ -67,12 +67,12 @@ export function legendOf(scale: Scale, blocks: number, unit: string, ramp: Ramp,
 }
 
 export function showLegend(pane: HTMLElement, { ramp, marks: all, text }: Legend) {
-  pixelated(ramp.packed.length, 1, ramp.packed, pane.querySelector("canvas") as HTMLCanvasElement);
+  pixelated(ramp.packed.length, 1, ramp.packed, inside<HTMLCanvasElement>(pane, "canvas"));
   const ticks = all.map((mark) => {
     const tick = element("span", { className: mark.at === 0 ? "first" : mark.at === 1 ? "last" : "" }, mark.text);
     tick.style.left = `${mark.at * 100}%`;
     return tick;
   });
-  (pane.querySelector(".ticks") as HTMLElement).replaceChildren(...ticks);
-  (pane.querySelector(".unit") as HTMLElement).textContent = text;
+  inside(pane, ".ticks").replaceChildren(...ticks);
+  inside(pane, ".unit").textContent = text;
 }

@@ -5,7 +5,7 @@ import type { TwoAxes } from "../data/axes";
 import { beside, coarsest, isDifference, shown, shownName } from "../data/compare";
 import { ceilingOf } from "../data/small";
 import type { Which } from "../data/source";
-import { context2d, resize, svgElement } from "../dom";
+import { context2d, inside, resize, svgElement } from "../dom";
 import { paletteOf, type Palette } from "../look";
 import { TILE, type Place } from "../maths/blocks";
 import { tintOf } from "../maths/colours";
@@ -16,8 +16,7 @@ import type { State } from "../state";
 import type { Pen } from "../view";
 import { Axes, type Frame } from "./axes";
 import { rangesOf, type Grid } from "./cells";
-import { Mosaic, partOf, placesOf, type Part } from "./mosaic";
-import { smallPicture } from "./small_picture";
+import { Mosaic, partOf, placesOf, smallPicture, type Part } from "./mosaic";
 import { owner, placeName, Tiles } from "./tiles";
 
 const NUMBERS = 34; // pixels of a cell that holds a number
@@ -25,8 +24,8 @@ const QUIET = 400; // milliseconds until waiting is spoken of
 const LEAST = 0.0005; // a smaller weight is 0.0 % and leaves its cell empty
 
 export class HeadMap {
-  private status = this.holder.querySelector(".progress") as HTMLElement;
-  readonly canvas = this.holder.querySelector("canvas") as HTMLCanvasElement;
+  private status = inside(this.holder, ".progress");
+  readonly canvas = inside<HTMLCanvasElement>(this.holder, "canvas");
   private over = this.holder.querySelector("svg") as SVGElement; // labels and the crosshair
   private context = context2d(this.canvas);
   private axes = new Axes(this.context);

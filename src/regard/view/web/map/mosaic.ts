@@ -3,10 +3,13 @@
  * finer tiles are on their way coarser ones or the small map in their place.
  */
 
+import { smallShares } from "../data/small";
+import type { Which } from "../data/source";
 import { context2d, element, pixelated, resize } from "../dom";
 import type { Palette } from "../look";
 import { TILE, type Place } from "../maths/blocks";
 import { pixelOf } from "../maths/colours";
+import type { Session } from "../session";
 import type { Pen } from "../view";
 import type { Frame } from "./axes";
 import type { Tile } from "./tiles";
@@ -178,4 +181,19 @@ function paint(
 
 function isInteger(value: number): boolean {
   return Math.abs(value - Math.round(value)) < 1e-6;
+}
+
+/** @returns a pixel for each cell; null: not known yet */
+export function smallPicture(
+  session: Session,
+  which: Which,
+  palette: (blocks: number) => Palette,
+  canvas?: HTMLCanvasElement,
+): HTMLCanvasElement | null {
+  const { rows, columns } = session.maps[which.layer];
+  const shares = smallShares(session, which);
+  if (!shares) return null;
+  const { ramp, at } = palette(columns);
+  const pixels = Uint32Array.from(shares, (share) => pixelOf(ramp, at(share)));
+  return pixelated(columns, rows, pixels, canvas);
 }

@@ -1,6 +1,6 @@
 /** Lines between words: queries at the left, keys at the right, a line for each weight. */
 
-import { element, svgElement } from "../dom";
+import { element, inside, svgElement } from "../dom";
 import { counted, share } from "../maths/numbers";
 import type { Axis, TwoAxes } from "../data/axes";
 import type { Token } from "../protocol/recording";
@@ -14,15 +14,14 @@ const ABOVE = 460; // pixels over and under them, where the screen is no phone
 const WIDEST = 6; // pixels of the line of a weight of 1
 
 export class Lines {
-  private caption = element("p", { className: "caption" });
-  private picture = element("div", { className: "lined" });
+  private caption = inside(this.holder, ".caption");
+  private picture = inside(this.holder, ".lined");
   private drawn: SVGLineElement[] = [];
 
   constructor(
-    holder: HTMLElement,
+    private readonly holder: HTMLElement,
     listener: { point: (axis: Axis, at: number | null) => void; choose: (axis: Axis, at: number) => void },
   ) {
-    holder.append(this.caption, this.picture);
     for (const kind of ["pointerover", "click"])
       this.picture.addEventListener(kind, ({ target }) => {
         const name = (target as HTMLElement).closest("[data-line]");

@@ -1,10 +1,10 @@
 /** All heads at once: a small map of each. Beside the stage it is the way to move; as a view it has their kinds. */
 
 import { effect, signal } from "@preact/signals-core";
-import { byId, element, moving } from "../dom";
+import { byId, element, inside, moving } from "../dom";
 import { darkest, legendOf } from "../map/legend";
 import { paletteOf } from "../look";
-import { smallPicture } from "../map/small_picture";
+import { smallPicture } from "../map/mosaic";
 import { counted, share } from "../maths/numbers";
 import type { HeadKind } from "../protocol/questions";
 import { headNumber, layerName, ownLayers, shortName } from "../protocol/recording";
@@ -19,7 +19,6 @@ export interface Tile {
   kind: HeadKind | null | undefined; // null: it has none; undefined: not known yet
 }
 
-const ORDERS = { place: "Place", kind: "Kind", score: "Score", entropy: "Entropy" };
 const NO_KIND = "no kind: not numbers (NaN)";
 const LABELS = 92; // pixels left of the tiles, for the layer's number and its entropy
 const SORTED = 108; // pixels of a tile that is in no layer; its kind takes one line
@@ -29,24 +28,12 @@ const NUMBERS = 24; // the same beside the stage, for the number alone
 export class HeadsView implements View {
   private layers = ownLayers(this.session.recording);
   private most = Math.max(...this.layers.map(({ num_heads }) => num_heads));
-  private order = element(
-    "select",
-    { onchange: () => this.session.store.set({ sort: this.order.value as State["sort"] }) },
-    ...Object.entries(ORDERS).map(([value, text]) => new Option(text, value)),
-  );
-  private choices = element("div", { className: "filters pressed" }, element("label", {}, "Sort by ", this.order));
-  private count = element("p", { className: "count", role: "status" });
-  private grid = element("div", {
-    role: "group",
-    "aria-label": "Small maps of the heads. Arrow keys move, Enter opens.",
-    onclick: (event: MouseEvent) => this.open(event),
-    onpointerover: ({ target }: Event) => (this.pointed.value = this.buttonOf(target)),
-    onfocusin: ({ target }: Event) => (this.pointed.value = this.buttonOf(target)),
-    onpointerleave: () => (this.pointed.value = null),
-    onfocusout: () => (this.pointed.value = null),
-    onkeydown: moving((down, right) => this.go(down, right)),
-  });
-  private details = element("p", { className: "details" });
+  private order = byId<HTMLSelectElement>("sort");
+  private stage = byId("view-overview");
+  private choices = inside(this.stage, ".filters");
+  private count = inside(this.stage, ".count");
+  private details = inside(this.stage, ".details");
+  private grid = byId("heads");
   private tiles: Tile[] = [];
   private tileOf = new Map<Element, Tile>();
   private columns = 1;
@@ -54,16 +41,24 @@ export class HeadsView implements View {
   private isLarge = false; // on the stage, with the kinds
   private inLayers = true; // a row for each layer
   private pane = byId("overview");
-  private heading = this.pane.querySelector("h2") as HTMLElement;
-  private about = this.pane.querySelector(".caption") as HTMLElement;
-  private stage = byId("view-overview");
+  private heading = inside(this.pane, "h2");
+  private about = inside(this.pane, ".caption");
   private size = signal(0); // changes with that of the stage
   private arranged = signal<Element[]>([]); // the buttons
   private pointed = signal<HTMLElement | null>(null); // one of them
   readonly draws = []; // it is drawn beside other views, too
 
   constructor(private readonly session: Session) {
-    this.stage.append(this.choices, this.count, this.details);
+    this.order.addEventListener("change", () => session.store.set({ sort: this.order.value as State["sort"] }));
+    this.grid.addEventListener("click", ({ target }) => this.open(target));
+    this.grid.addEventListener(
+      "keydown",
+      moving((down, right) => this.go(down, right)),
+    );
+    const point = ({ type, target }: Event) => {
+      this.pointed.value = ["pointerover", "focusin"].includes(type) ? this.buttonOf(target) : null;
+    };
+    for (const name of ["pointerover", "focusin", "pointerleave", "focusout"]) this.grid.addEventListener(name, point);
     new ResizeObserver(() => this.size.value++).observe(this.stage);
     window.addEventListener("resize", () => this.size.value++);
     effect(() => this.arrange());
@@ -228,9 +223,9 @@ export class HeadsView implements View {
     return (target as HTMLElement).closest("button");
   }
 
-  private open(event: MouseEvent) {
+  private open(target: EventTarget | null) {
     const { store } = this.session;
-    const tile = this.tileOf.get(this.buttonOf(event.target) as Element);
+    const tile = this.tileOf.get(this.buttonOf(target) as Element);
     if (!tile) return;
     const { layer, head } = tile;
     store.set({ layer, head, ...(this.isLarge && { view: "map" }) });

@@ -10,7 +10,7 @@ import type { Reading } from "../data/reading";
 import { roundedUp } from "../data/small";
 import type { Which } from "../data/source";
 import { Latest } from "../data/waiting";
-import { byId, choice, element, resize } from "../dom";
+import { byId, element, inside, resize } from "../dom";
 import { paletteOf, type Palette } from "../look";
 import { darkest, legendOf, showLegend } from "../map/legend";
 import { aspectOf, decoded, drawFrame, pointed, rowHeight } from "../map/patch_picture";
@@ -53,11 +53,11 @@ const LOST = "A picture of this page is damaged; its patches stand on an empty g
 export class ImageView implements View {
   private pane = byId("view-image");
   private pictures = this.session.recording.pictures ?? [];
-  private turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
-  private line = element("p", { className: "line", role: "status" });
-  private stage = element("div", { className: "sides" });
-  private small = element("div", { className: "small-pictures pressed", role: "group", "aria-label": "Heads" });
-  private about = element("p", { className: "caption pressed" });
+  private turn = inside(this.pane, ".tools [role]");
+  private line = inside(this.pane, ".line");
+  private stage = inside(this.pane, ".sides");
+  private small = inside(this.pane, ".small-pictures");
+  private about = inside(this.pane, ".caption");
   private sides = signal<Side[]>([]);
   private pixels = signal<(ImageBitmap | null)[]>([]);
   private isDecoding = true;
@@ -76,9 +76,7 @@ export class ImageView implements View {
   ];
 
   constructor(private readonly session: Session) {
-    const hint = element("span", { className: "hint" }, matchMedia("(hover: none)").matches ? TAP : HINT);
-    this.pane.append(element("div", { className: "tools pressed" }, hint, this.turn), this.line, this.stage);
-    this.pane.append(this.about, this.small);
+    inside(this.pane, ".hint").textContent = matchMedia("(hover: none)").matches ? TAP : HINT;
     new ResizeObserver(() => this.size.value++).observe(this.stage);
     void this.decode();
   }
@@ -370,8 +368,7 @@ export class ImageView implements View {
   }
 
   isSettled(): boolean {
-    const { second, heads } = this.latest;
-    return !this.isDecoding && !second.isWaiting && !heads.isWaiting && !this.session.isReading;
+    return !this.isDecoding;
   }
 
   /** @returns a row for each patch */

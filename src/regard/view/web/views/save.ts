@@ -10,7 +10,7 @@ const NO_NUMBERS = "Nothing was saved: there are no numbers here.";
 
 export class SaveMenu {
   private menu = byId<HTMLDetailsElement>("save");
-  private status: HTMLSpanElement;
+  private status = byId("saving");
   private waiting = 0; // saves that wait
 
   constructor(private readonly session: Session) {
@@ -23,8 +23,6 @@ export class SaveMenu {
     });
     // The frame of a notebook may not print.
     if (location.protocol === "about:") this.menu.querySelector("[data-save=print]")?.remove();
-    this.status = element("span", { id: "saving", role: "status" });
-    this.menu.after(this.status);
     document.addEventListener("click", ({ target }) => {
       if (this.menu.contains(target as Node)) return;
       this.menu.open = false;
@@ -54,11 +52,12 @@ export class SaveMenu {
    * @returns false: by then something else is seen
    */
   private async settled(): Promise<boolean> {
-    const { store } = this.session;
+    const { store, source, view } = this.session;
     const place = placeOf(store.state);
     this.say("");
     this.waiting++;
-    while (placeOf(store.state) === place && (store.isPending() || !this.session.view?.isSettled())) {
+    const isMoving = () => store.isPending() || source.open > 0 || view?.isSettled?.() === false;
+    while (placeOf(store.state) === place && isMoving()) {
       this.say("Saving …");
       await new Promise(requestAnimationFrame);
     }

@@ -5,14 +5,14 @@ import { headsName, shown } from "../data/compare";
 import { roundedUp } from "../data/small";
 import { termsOf, type Which } from "../data/source";
 import { Latest } from "../data/waiting";
-import { byId, Cells, choice, element, moreColumns } from "../dom";
+import { byId, Cells, element, inside, moreColumns } from "../dom";
 import { inCell } from "../map/map";
 import { legendOf } from "../map/legend";
 import { level, tintOf } from "../maths/colours";
 import { counted, share } from "../maths/numbers";
 import { isWhole } from "../protocol/recording";
 import type { Session } from "../session";
-import { WORDS, type State } from "../state";
+import type { State } from "../state";
 import { missing } from "../text/block_words";
 import { joinedIn, parted, type Part } from "../text/parts";
 import { isolated } from "../text/tokens";
@@ -27,19 +27,17 @@ const LEAST = 0.001; // of the attention, that goes to no part, to be worth a se
 const NO_PARTS = "There are no parts: the text has special tokens only.";
 
 export class SegmentsView implements View {
-  private line = element("p", { className: "line", role: "status" });
-  private body = element("div", { className: "scroller", onpointerleave: () => this.say(null) });
+  private pane = byId("view-segments");
+  private line = inside(this.pane, ".line");
+  private body = inside(this.pane, ".scroller");
+  private lookForMore = moreColumns(this.pane);
   private cells = new Cells(this.body, (place) => this.say(place));
-  private overflow = moreColumns(this.body);
   private latest = new Latest();
   private found = signal<Found | null>(null);
   readonly draws = [() => this.ask(), () => this.show()];
 
   constructor(private readonly session: Session) {
-    const parts = choice("Parts", "parts", Object.fromEntries(WORDS.parts.map((word) => [word, word])));
-    parts.prepend(element("span", { className: "label" }, "Parts"));
-    const tools = element("div", { className: "tools pressed" }, parts);
-    byId("view-segments").append(tools, this.line, this.overflow.line, this.body);
+    this.body.addEventListener("pointerleave", () => this.say(null));
   }
 
   /** @returns the heads of the table: one, or a mean of some */
@@ -94,7 +92,7 @@ export class SegmentsView implements View {
     if (!found) return; // what was there stays until there is more, or a sentence says why there is not
     const hasFocus = this.body.contains(document.activeElement);
     this.body.replaceChildren(this.tabled(found));
-    this.overflow.look();
+    this.lookForMore();
     this.cells.activate(this.cells.active);
     if (hasFocus) this.cells.at(this.cells.active)?.focus({ preventScroll: true });
     else this.say(null);
@@ -162,10 +160,6 @@ export class SegmentsView implements View {
   private over(): string {
     const which = this.which();
     return `${headsName(which, this.session.layers)}${which.hidden ? ", without sinks" : ""}`;
-  }
-
-  isSettled(): boolean {
-    return !this.latest.isWaiting;
   }
 
   table(): Table {

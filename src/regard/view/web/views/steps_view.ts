@@ -5,7 +5,7 @@
 
 import { computed, signal, untracked } from "@preact/signals-core";
 import { Latest } from "../data/waiting";
-import { ARROWS, byId, Cells, choice, element, moreColumns, pixelated, placeOf } from "../dom";
+import { ARROWS, byId, Cells, element, inside, moreColumns, pixelated, placeOf } from "../dom";
 import type { Ramp } from "../maths/colours";
 import { counted, grouped, share } from "../maths/numbers";
 import { columnsOf, written, type Column } from "../maths/sums";
@@ -32,30 +32,15 @@ const NO_VECTORS =
   "Of this layer only the weights are known here; a recording that is served keeps every step of most models.";
 
 export class StepsView implements View {
-  private heading = element("h2");
-  private order = choice("Order of the keys", "order", { weight: "By weight", position: "By position" });
-  private sum = element("p", { className: "sum", "aria-live": "polite" });
-  private grid = element("table", {
-    role: "grid",
-    onpointerleave: () => {
-      this.session.hover(null);
-      this.explainNumber(this.cells.active);
-    },
-    onclick: (event: Event) => {
-      const place = placeOf(event);
-      const step = place && this.steps?.rows[place[0]];
-      if (step) this.session.choose({ query: this.query, key: step.key });
-    },
-  });
+  private pane = byId("view-steps");
+  private heading = inside(this.pane, "h2");
+  private sum = inside(this.pane, ".sum");
+  private grid = inside<HTMLTableElement>(this.pane, "table");
   private cells = new Cells(this.grid, (place) => this.explainNumber(place), MOVES);
-  private more = element("button", {
-    type: "button",
-    onclick: () => this.session.store.set({ steps: this.session.store.state.steps + MORE }),
-  });
-  private notes = element("p", { className: "note" });
-  private scroller = element("div", { className: "scroller" });
-  private overflow = moreColumns(this.scroller);
-  private meanings = element("dl");
+  private more = byId("more");
+  private notes = inside(this.pane, ".note");
+  private lookForMore = moreColumns(this.pane);
+  private meanings = inside(this.pane, "dl");
   private latest = new Latest();
   private found = signal<{ steps: Steps; query: number; layer: number; asked: string } | null>(null);
   private chosen = computed(() => this.session.cell(this.session.store.drawn).query);
@@ -64,13 +49,17 @@ export class StepsView implements View {
   readonly draws = [() => this.ask(), () => this.draw(), () => this.mark()];
 
   constructor(private readonly session: Session) {
-    this.order.className = "choice pressed";
-    const summary = element("summary", {}, "What the steps are");
-    const open = matchMedia("(min-width: 700px)").matches; // on a phone it would fill the screen
-    const explained = element("details", { className: "explained pressed", open }, summary, this.meanings);
-    this.scroller.append(explained, this.grid, this.more, this.notes);
-    const top = element("div", { className: "top" }, this.heading, this.order);
-    byId("view-steps").append(top, this.sum, this.overflow.line, this.scroller);
+    const { store } = session;
+    inside<HTMLDetailsElement>(this.pane, "details").open = matchMedia("(min-width: 700px)").matches; // not on a phone
+    this.more.addEventListener("click", () => store.set({ steps: store.state.steps + MORE }));
+    this.grid.addEventListener("pointerleave", () => {
+      session.hover(null);
+      this.explainNumber(this.cells.active);
+    });
+    this.grid.addEventListener("click", (event) => {
+      const step = this.steps?.rows[placeOf(event)?.[0] ?? -1];
+      if (step) session.choose({ query: this.query, key: step.key });
+    });
   }
 
   private get query(): number {
@@ -152,7 +141,7 @@ export class StepsView implements View {
     if (hasFocus) cells.at(cells.active)?.focus({ preventScroll: true });
     // Where nothing is left to unfold, the focus goes on to the first key that was.
     if (unfolded !== null && this.more.hidden) cells.at([unfolded, cells.active[1]])?.focus();
-    this.overflow.look();
+    this.lookForMore();
     this.grid.dataset.ready = `${found.asked},${steps.rows.length}`;
   }
 
@@ -255,11 +244,6 @@ export class StepsView implements View {
     this.steps?.rows.forEach((step, i) => {
       this.grid.querySelector(`[data-row="${i}"]`)?.classList.toggle("chosen", step.key === key);
     });
-  }
-
-  /** @returns are these the steps of the chosen query? Where none is chosen, the reading chooses one. */
-  isSettled(): boolean {
-    return !this.latest.isWaiting && (this.session.store.state.query !== null || !this.session.isReading);
   }
 
   /** The numbers of vectors are written out. */

@@ -9,7 +9,7 @@ import type { Axis } from "../data/axes";
 import { shown } from "../data/compare";
 import type { Reading } from "../data/reading";
 import { Latest } from "../data/waiting";
-import { byId, choice, element } from "../dom";
+import { byId, element, inside } from "../dom";
 import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
 import { strongest, top } from "../maths/weights";
@@ -43,10 +43,13 @@ const APART = 8; // characters between two numbers that do not touch
 
 export class TextView implements View {
   private pane = byId("view-text");
-  private direction = element("p", { className: "direction" });
-  private turn = choice("What the tint shows", "side", { looks: "Where it looks", looked: "Who looks at it" });
-  private facing = element("div", { className: "facing" });
-  private lines: Lines;
+  private direction = inside(this.pane, ".tools p");
+  private turn = inside(this.pane, ".tools span");
+  private facing = inside(this.pane, ".facing");
+  private lines = new Lines(inside(this.pane, ".lines"), {
+    point: (axis, at) => this.point(axis, at),
+    choose: (axis, at) => this.session.chooseToken(axis, at),
+  });
   private sides: Side[] = [];
   private written: Token[][] = [];
   private isolated = signal<Axis | null>(null);
@@ -54,15 +57,7 @@ export class TextView implements View {
   private latest = new Latest(); // lines that are asked for
   readonly draws = [() => this.write(), () => this.read(), () => this.draw(), () => this.connect()];
 
-  constructor(private readonly session: Session) {
-    this.turn.className = "pressed";
-    const lined = element("div", { className: "lines" });
-    this.pane.append(element("div", { className: "tools" }, this.direction, this.turn), this.facing, lined);
-    this.lines = new Lines(lined, {
-      point: (axis, at) => this.point(axis, at),
-      choose: (axis, at) => this.session.chooseToken(axis, at),
-    });
-  }
+  constructor(private readonly session: Session) {}
 
   /** @param at pointed at; null: no longer */
   private point(axis: Axis, at: number | null) {
@@ -241,10 +236,6 @@ export class TextView implements View {
 
   sentence(reading: Reading): string {
     return textSentence(reading, this.session.axes(reading.layer), this.session.layers);
-  }
-
-  isSettled(): boolean {
-    return !this.latest.isWaiting && !this.session.isReading;
   }
 
   /** @returns the numbers shown; the first row names the columns */
