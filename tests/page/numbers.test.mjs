@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { cellTable, rangesOf } from "../../src/regard/view/web/map/cells";
+import { cellTable } from "../../src/regard/view/web/map/cells";
 import { legendOf, marks } from "../../src/regard/view/web/map/legend";
 import * as blocks from "../../src/regard/view/web/maths/blocks";
 import * as colours from "../../src/regard/view/web/maths/colours";
@@ -185,14 +185,9 @@ test("cells are a table with their tokens; maps of one text share a heading", ()
     name: "layer 0 head 0",
     queries: text,
     keys: text,
-    rows: rangesOf(0, 2, (at) => 2 * at),
-    columns: [
-      [0, 1],
-      [2, 2],
-    ],
+    part: { size: 2, top: 0, bottom: 2, left: 0, right: 2 },
+    at: (down, right) => (down === right ? 0.5 : null),
   };
-  grid.rows[1][1] = 2;
-  grid.at = (row, column) => (row === column ? 0.5 : null);
   const rows = [
     ["share", "query", "token", "0–1 a … b", "2 c"],
     ["layer 0 head 0", "0–1", "a … b", 0.5, ""],

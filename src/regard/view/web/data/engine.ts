@@ -21,6 +21,8 @@ import type { Message as Asked, Reply } from "./waiting";
 
 type Load = { kind: "load"; layer: number; info: LayerInfo; raw: Record<string, Uint8Array>; sinks: number[] };
 
+type Visitor = (first: number, end: number, visit: (query: number) => void) => Promise<boolean>;
+
 export type Message = Asked | ({ id: number } & Load);
 
 const SLICE = 8; // milliseconds of work between two looks at what else was asked
@@ -45,20 +47,26 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
     sliceStart = performance.now();
   }
 
-  /** @returns still wanted? */
-  async function goesOn({ id }: { id: number }): Promise<boolean> {
-    await turn();
-    return wanted.has(id);
+  /** @returns visits rows; false once nobody waits */
+  function visitor({ id }: { id: number }): Visitor {
+    return async (first, end, visit) => {
+      for (let query = first; query < end; query++) {
+        visit(query);
+        await turn();
+        if (!wanted.has(id)) return false;
+      }
+      return true;
+    };
   }
 
   /** @returns null: nobody waits */
   async function answerTo(question: { id: number } & Question, layer: Layer) {
-    const still = () => goesOn(question);
+    const rows = visitor(question);
     switch (question.kind) {
       case "row":
         return rowAnswer(question, layer);
       case "column":
-        return columnAnswer(question, layer, still);
+        return columnAnswer(question, layer, rows);
       case "tile":
         return tile(question, layer);
       case "steps":
@@ -66,7 +74,7 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
         return rowSteps(layer, question, question.query, question);
       case "segments":
         checkWhole(layer);
-        return shares(layer, question, question, still);
+        return shares(layer, question, question, rows);
       case "progress":
         return passes.get(passName(question))?.progress() ?? { done: 1, seconds: 0 };
       default:
@@ -81,7 +89,7 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
     if (pass?.has(part)) return { values: pass.tile(part), height, width, exact: true };
     const exact = size < blockSize(layer, question) || products(layer, question, part) <= direct;
     if (!exact) begin(question, layer);
-    const values = await tileValues(question, layer, part, exact, () => goesOn(question));
+    const values = await tileValues(question, layer, part, exact, visitor(question));
     return values && { values, height, width, exact, ...(exact ? {} : { sampled: size }) };
   }
 
@@ -151,16 +159,15 @@ function rowAnswer(question: RowQuestion, layer: Layer) {
   return { values: Float32Array.from(row), mask: maskOf(layer, question, question.query, row) };
 }
 
-async function columnAnswer(question: ColumnQuestion, layer: Layer, goesOn: () => Promise<boolean>) {
+async function columnAnswer(question: ColumnQuestion, layer: Layer, rows: Visitor) {
   const { q_len, kv_len } = layer.info;
   const row = new Float64Array(kv_len);
   const values = new Float32Array(q_len);
-  for (let query = 0; query < q_len; query++) {
+  const isThere = await rows(0, q_len, (query) => {
     weightsOf(layer, question, query, question.key, question.key + 1, row);
     values[query] = row[question.key];
-    if (query % 16 === 0 && !(await goesOn())) return null;
-  }
-  return { values };
+  });
+  return isThere ? { values } : null;
 }
 
 /**
@@ -172,26 +179,22 @@ async function shares(
   layer: Layer,
   which: Which,
   { queries, keys }: Pick<SegmentsQuestion, "queries" | "keys">,
-  goesOn: () => Promise<boolean>,
+  rows: Visitor,
 ): Promise<{ values: Float32Array } | null> {
   const row = new Float64Array(layer.info.kv_len);
   const values = new Float32Array(queries.length * keys.length);
   for (const [place, [first, end]] of queries.entries()) {
     const sums = new Float64Array(keys.length);
     let counted = 0;
-    for (let query = first; query < end; query++) {
+    const isThere = await rows(first, end, (query) => {
       rowWeights(layer, which, query, row);
-      let whole = 0;
       keys.forEach(([from, to], part) => {
-        let sum = 0;
-        for (let key = from; key < to; key++) sum += row[key];
-        sums[part] += sum;
-        whole += sum;
+        for (let key = from; key < to; key++) sums[part] += row[key];
       });
       // Without sinks, a query that attends to nothing else says nothing.
-      if (!which.hidden || whole > 0 || row.some((weight) => weight > 0)) counted++;
-      if (!(await goesOn())) return null;
-    }
+      if (!which.hidden || row.some((weight) => weight > 0)) counted++;
+    });
+    if (!isThere) return null;
     sums.forEach((sum, part) => (values[place * keys.length + part] = sum / Math.max(1, counted)));
   }
   return { values };
@@ -213,7 +216,7 @@ async function tileValues(
   layer: Layer,
   part: Extent,
   exact: boolean,
-  goesOn: () => Promise<boolean>,
+  rows: Visitor,
 ): Promise<Float32Array | null> {
   const { size, first, end, from, to, height, width } = part;
   const row = new Float64Array(layer.info.kv_len);
@@ -221,11 +224,11 @@ async function tileValues(
   for (let cell = 0; cell < height; cell++) {
     const start = exact ? first + cell * size : middle(cell, part);
     const stop = exact ? Math.min(end, start + size) : start + 1;
-    for (let query = start; query < stop; query++) {
+    const isThere = await rows(start, stop, (query) => {
       weightsOf(layer, question, query, from, to, row);
       addRow(row, from, to, size, values, cell * width, stop - start);
-      if (!(await goesOn())) return null;
-    }
+    });
+    if (!isThere) return null;
   }
   return values;
 }

@@ -52,11 +52,9 @@ export class Latest {
     const { signal } = this.controller;
     try {
       const answer = await question(signal);
-      if (signal.aborted) return;
-      onAnswer(answer);
+      if (!signal.aborted) onAnswer(answer);
     } catch (error) {
-      if (signal.aborted) return;
-      onError(error as Error);
+      if (!signal.aborted) onError(error as Error);
     }
   }
 

@@ -6,42 +6,36 @@
 import type { Token } from "../protocol/recording";
 import { named } from "../text/tokens";
 import type { Table } from "../view";
+import type { Part } from "./mosaic";
 
 /** First and last token of a cell. */
-export type Range = [number, number];
+type Range = [number, number];
 
 export interface Grid {
   name: string; // whose weights
   queries: Token[];
   keys: Token[];
-  rows: Range[]; // the queries of each
-  columns: Range[]; // the keys of each
-  at: (row: number, column: number) => number | null; // a share; null: not there yet
+  part: Part;
+  at: (down: number, right: number) => number | null; // the share of a cell; null: not there yet
 }
 
 /** @param unit what a cell is */
 export function cellTable(grids: Grid[], unit: string): Table {
-  const heads = grids.map(({ keys, columns }) => [
-    unit,
-    "query",
-    "token",
-    ...columns.map((range) => `${places(range)} ${words(keys, range)}`),
-  ]);
-  return grids.flatMap(({ name, queries, rows, columns, at }, i) => [
-    // Maps of one text have one head.
-    ...(i > 0 && heads[i].join("\n") === heads[i - 1].join("\n") ? [] : [heads[i]]),
-    ...rows.map((range, row) => [
-      name,
-      range[0] === range[1] ? range[0] : places(range),
-      words(queries, range),
-      ...columns.map((_, column) => at(row, column) ?? ""),
-    ]),
-  ]);
-}
-
-/** @param start of a cell */
-export function rangesOf(first: number, end: number, start: (at: number) => number): Range[] {
-  return Array.from({ length: end - first }, (_, i) => [start(first + i), start(first + i + 1) - 1] as Range);
+  const tables = grids.map(({ name, queries, keys, part: { size, top, bottom, left, right }, at }) => {
+    const cells = (first: number, end: number) => Array.from({ length: end - first }, (_, i) => first + i);
+    const range = (cell: number, { length }: Token[]): Range => [cell * size, Math.min(length, (cell + 1) * size) - 1];
+    const columns = cells(left, right).map((column) => range(column, keys));
+    const rows = cells(top, bottom).map((row) => {
+      const [first, last] = range(row, queries);
+      const place = first === last ? first : places([first, last]);
+      return [name, place, words(queries, [first, last]), ...cells(left, right).map((column) => at(row, column) ?? "")];
+    });
+    return [[unit, "query", "token", ...columns.map((one) => `${places(one)} ${words(keys, one)}`)], ...rows];
+  });
+  // Maps of one text have one head.
+  return tables.flatMap(([head, ...rows], i) =>
+    i > 0 && head.join() === tables[0][0].join() ? rows : [head, ...rows],
+  );
 }
 
 function places([first, last]: Range): string {

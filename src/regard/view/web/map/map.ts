@@ -15,7 +15,7 @@ import type { Session } from "../session";
 import type { State } from "../state";
 import type { Pen } from "../view";
 import { Axes, type Frame } from "./axes";
-import { rangesOf, type Grid } from "./cells";
+import type { Grid } from "./cells";
 import { Mosaic, partOf, placesOf, smallPicture, type Part } from "./mosaic";
 import { owner, placeName, Tiles } from "./tiles";
 
@@ -220,16 +220,8 @@ export class HeadMap {
 
   /** @returns the cells on the stage, with their tokens */
   cells(): Grid {
-    const { session, which } = this;
-    const { q_len, kv_len } = this.info();
-    const { size, top, bottom, left, right } = this.part as Part;
-    return {
-      name: shownName(which, session.layers),
-      ...this.texts,
-      rows: rangesOf(top, bottom, (at) => Math.min(q_len, at * size)),
-      columns: rangesOf(left, right, (at) => Math.min(kv_len, at * size)),
-      at: (row, column) => this.cellAt(top + row, left + column),
-    };
+    const name = shownName(this.which, this.session.layers);
+    return { name, ...this.texts, part: this.part as Part, at: (down, right) => this.cellAt(down, right) };
   }
 
   /** @returns of how many queries one was asked; 1: the numbers are exact */

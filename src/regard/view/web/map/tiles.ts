@@ -33,9 +33,7 @@ export class Tiles {
   private running = new Map<string, AbortController>();
   wanted: Wanted[] = [];
   progress: ProgressAnswer | null = null;
-  private looking = 0;
   private isFollowing = false;
-  private took = 0; // milliseconds, the last answer about progress
 
   /** @param onNews a tile came, or how far the exact numbers are */
   constructor(
@@ -70,7 +68,7 @@ export class Tiles {
       const tile = this.kept.get(wish.name);
       if (!this.running.has(wish.name) && (!tile || tile.stale)) void this.fetch(wish);
     }
-    if (this.running.size === 0) this.look();
+    if (this.running.size === 0) void this.follow();
   }
 
   private async fetch({ name, which, place }: Wanted) {
@@ -102,41 +100,26 @@ export class Tiles {
     }
   }
 
-  /** @returns a tile that is there from a sample */
-  private sample(): Wanted | undefined {
-    return this.wanted.find(({ name }) => this.kept.get(name)?.exact === false);
-  }
-
-  /** Asks for samples again once the exact numbers are there. */
-  private look() {
-    clearTimeout(this.looking);
-    const sample = this.sample();
-    if (!sample) this.progress = null;
-    else if (!this.isFollowing) {
-      const follow = () => void this.follow(sample.which);
-      // Browsers hold back the timers of hidden tabs, and the work is done while the page asks.
-      if (this.took < AGAIN) this.looking = setTimeout(follow, AGAIN - this.took);
-      else follow();
-    }
-  }
-
-  /** Asks how far the exact numbers are; a live host works on them meanwhile. */
-  private async follow(which: Which) {
+  /** Asks how far the exact numbers of samples are, on which a live host works meanwhile, and then for these. */
+  private async follow() {
+    const isSample = (tile?: Tile) => tile?.exact === false && !tile.stale;
+    const wish = this.wanted.find(({ name }) => isSample(this.kept.get(name)));
+    if (!wish) this.progress = null;
+    if (!wish || this.isFollowing) return;
     this.isFollowing = true;
     const start = performance.now();
     try {
-      this.progress = await this.source.progress(which);
+      this.progress = await this.source.progress(wish.which);
+      const rest = AGAIN - (performance.now() - start);
+      // Browsers hold back the timers of hidden tabs, and the work is done while the page asks.
+      if (rest > 0 && this.progress.done < 1) await new Promise((resolve) => setTimeout(resolve, rest));
     } catch (error) {
       return this.onTrouble(error as Error);
     } finally {
       this.isFollowing = false;
     }
-    this.took = performance.now() - start;
-    if (this.progress.done >= 1)
-      for (const { name } of this.wanted) {
-        const tile = this.kept.get(name);
-        if (tile) tile.stale = !tile.exact;
-      }
+    const samples = this.wanted.map(({ name }) => this.kept.get(name)).filter(isSample) as Tile[];
+    if (this.progress.done >= 1) for (const tile of samples) tile.stale = true;
     this.ask();
     this.onNews();
   }

@@ -35,7 +35,6 @@ export class HeadsView implements View {
   private details = inside(this.stage, ".details");
   private grid = byId("heads");
   private tiles: Tile[] = [];
-  private tileOf = new Map<Element, Tile>();
   private columns = 1;
   private side = 0; // pixels of a tile
   private isLarge = false; // on the stage, with the kinds
@@ -44,8 +43,8 @@ export class HeadsView implements View {
   private heading = inside(this.pane, "h2");
   private about = inside(this.pane, ".caption");
   private size = signal(0); // changes with that of the stage
-  private arranged = signal<Element[]>([]); // the buttons
-  private pointed = signal<HTMLElement | null>(null); // one of them
+  private arranged = signal(new Map<Element, Tile>()); // by their buttons
+  private pointed = signal<Tile | undefined>(undefined);
   readonly draws = []; // it is drawn beside other views, too
 
   constructor(private readonly session: Session) {
@@ -56,7 +55,7 @@ export class HeadsView implements View {
       moving((down, right) => this.go(down, right)),
     );
     const point = ({ type, target }: Event) => {
-      this.pointed.value = ["pointerover", "focusin"].includes(type) ? this.buttonOf(target) : null;
+      this.pointed.value = ["pointerover", "focusin"].includes(type) ? this.tileAt(target) : undefined;
     };
     for (const name of ["pointerover", "focusin", "pointerleave", "focusout"]) this.grid.addEventListener(name, point);
     new ResizeObserver(() => this.size.value++).observe(this.stage);
@@ -99,11 +98,11 @@ export class HeadsView implements View {
     this.grid.style.setProperty("--side", `${this.side}px`);
     this.grid.style.setProperty("--gap", `${step - this.side}px`);
     this.grid.className = ["heads", this.isLarge ? "" : "beside", this.side < 64 ? "small" : ""].join(" ");
-    this.tileOf.clear();
     const rows = this.isLarge && !this.inLayers ? [this.row(this.tiles)] : this.rows();
     this.grid.style.setProperty("--lines", String(Math.ceil(rows.length / abreast)));
     this.grid.replaceChildren(...(this.isLarge ? [] : [this.numbers()]), ...rows);
-    this.arranged.value = [...this.tileOf.keys()];
+    const buttons = rows.flatMap((row) => [...row.querySelectorAll("button")]);
+    this.arranged.value = new Map(buttons.map((button, at) => [button, this.tiles[at]]));
   }
 
   /** @returns the pixels of a tile that fills the width, and how many layers stand abreast where one each is far to scroll */
@@ -187,9 +186,7 @@ export class HeadsView implements View {
       const words = this.isLarge ? Object.entries(this.words(tile)) : [];
       const spans = words.map(([className, text]) => element("span", { className }, text));
       const properties = { type: "button", tabIndex: -1, "aria-label": described(tile.kind, this.headName(tile)) };
-      const button = element("button", properties, element("canvas"), ...spans);
-      this.tileOf.set(button, tile);
-      return button;
+      return element("button", properties, element("canvas"), ...spans);
     });
     return element("div", { className: "row" }, ...buttons);
   }
@@ -198,8 +195,7 @@ export class HeadsView implements View {
     const { look, gridCeilings, store } = this.session;
     const { scale, hidden } = store.drawn;
     const palette = (blocks: number) => paletteOf(look, scale, blocks, false, gridCeilings.value);
-    for (const button of this.arranged.value) {
-      const { layer, head } = this.tileOf.get(button) as Tile;
+    for (const [button, { layer, head }] of this.arranged.value) {
       const canvas = button.querySelector("canvas") as HTMLCanvasElement;
       smallPicture(this.session, { layer, head, hidden }, palette, canvas);
       // Fewer pixels than cells: let the browser average. More: keep the cells' edges sharp.
@@ -210,22 +206,22 @@ export class HeadsView implements View {
   /** The open head, and where the Tab key goes. */
   private outline() {
     const { layer, head } = this.session.store.drawn;
-    this.arranged.value.forEach((button, at) => {
-      const tile = this.tileOf.get(button) as Tile;
+    const [first] = this.arranged.value.keys();
+    for (const [button, tile] of this.arranged.value as Map<HTMLElement, Tile>) {
       const isOpen = tile.layer === layer && tile.head === head;
       button.setAttribute("aria-pressed", String(isOpen));
-      (button as HTMLElement).tabIndex = isOpen || at === 0 ? 0 : -1;
-      if (isOpen && !this.isLarge && this.grid.contains(document.activeElement)) (button as HTMLElement).focus();
-    });
+      button.tabIndex = isOpen || button === first ? 0 : -1;
+      if (isOpen && !this.isLarge && this.grid.contains(document.activeElement)) button.focus();
+    }
   }
 
-  private buttonOf(target: EventTarget | null): HTMLElement | null {
-    return (target as HTMLElement).closest("button");
+  private tileAt(target: EventTarget | null): Tile | undefined {
+    return this.arranged.peek().get((target as HTMLElement).closest("button") as Element);
   }
 
   private open(target: EventTarget | null) {
     const { store } = this.session;
-    const tile = this.tileOf.get(this.buttonOf(target) as Element);
+    const tile = this.tileAt(target);
     if (!tile) return;
     const { layer, head } = tile;
     store.set({ layer, head, ...(this.isLarge && { view: "map" }) });
@@ -234,8 +230,7 @@ export class HeadsView implements View {
   /** What there is to know of the head that is pointed at, over the tiles; beside the stage under them all. */
   private say() {
     const { drawn } = this.session.store;
-    const button = this.arranged.value && this.pointed.value;
-    const tile = button && this.tileOf.get(button);
+    const tile = this.arranged.value && this.pointed.value;
     this.details.textContent = tile ? described(tile.kind, this.headName(tile)) : "";
     const at = tile ?? drawn;
     const { kind } = this.layers[at.layer];
@@ -249,7 +244,7 @@ export class HeadsView implements View {
   private go(down: number, right: number) {
     const { store } = this.session;
     if (!this.isLarge) return store.set({ layer: store.state.layer + down, head: store.state.head + right });
-    const buttons = [...this.tileOf.keys()];
+    const buttons = [...this.arranged.value.keys()];
     const to = buttons.indexOf(document.activeElement as Element) + down * this.columns + right;
     (buttons[Math.max(0, Math.min(buttons.length - 1, to))] as HTMLElement).focus();
   }

@@ -3,7 +3,7 @@
  * that; two heads side by side, or their difference; every head of the layer as a small picture.
  */
 
-import { signal } from "@preact/signals-core";
+import { computed, signal, untracked } from "@preact/signals-core";
 import * as compare from "../data/compare";
 import * as patches from "../data/patches";
 import type { Reading } from "../data/reading";
@@ -58,17 +58,21 @@ export class ImageView implements View {
   private stage = inside(this.pane, ".sides");
   private small = inside(this.pane, ".small-pictures");
   private about = inside(this.pane, ".caption");
-  private sides = signal<Side[]>([]);
+  private built = computed(() =>
+    JSON.stringify(this.wanted().map(({ grids, ...part }) => [part, grids.map(({ number }) => number)])),
+  );
+  private sides = computed(() => (this.built.value, untracked(() => this.wanted().map((part) => this.side(part)))));
   private pixels = signal<(ImageBitmap | null)[]>([]);
   private isDecoding = true;
   private size = signal(0); // changes with that of the stage
   private isPlain = signal(false); // the pictures without their tints
   private isDamaged = signal(false);
-  private second = signal<{ of: string; values: Float32Array | null } | null>(null); // weights of the head beside
+  private second = signal<Float32Array | null | undefined>(undefined); // weights of the head beside; undefined: not yet
   private heads = signal<{ layer: number; shows: Part["shows"]; at: number; weights: Float32Array[] } | null>(null);
   private latest = { second: new Latest(), heads: new Latest() };
   readonly draws = [
-    () => this.arrange(),
+    () => this.stage.replaceChildren(...this.sides.value.map(({ whole }) => whole)),
+    () => this.head(),
     () => this.askSecond(),
     () => this.paint(),
     () => this.askHeads(),
@@ -94,28 +98,18 @@ export class ImageView implements View {
     const { layer, side } = drawn;
     const grids = this.session.grids(layer);
     const isOne = this.session.isOneText(layer);
-    if (drawn.compare !== "beside")
-      return (["row", "column"] as const).flatMap((shows) =>
-        isOne || shows === "row" ? [{ shows, isOther: false, grids }] : [],
-      );
-    const shows = isOne && side === "looked" ? "column" : "row";
-    const others = this.session.grids(compare.beside(drawn).layer);
-    return [false, true].map((isOther) => ({ shows, isOther, grids: isOther ? others : grids }));
+    const [row, column] = (["row", "column"] as const).map((shows) => ({ shows, isOther: false, grids }));
+    const one = isOne && side === "looked" ? column : row;
+    const others = drawn.compare === "beside" ? this.session.grids(compare.beside(drawn).layer) : null;
+    const parts = others ? [one, { ...one, isOther: true, grids: others }] : isOne ? [row, column] : [row];
+    return parts.filter((part) => part.grids.length > 0);
   }
 
-  /** Which pictures stand on the stage. */
-  private arrange() {
-    const { store } = this.session;
-    const { layer } = store.drawn;
-    this.turn.hidden = store.drawn.compare !== "beside" || !this.session.isOneText(layer);
-    const parts = this.wanted().filter(({ grids }) => grids.length > 0);
-    this.line.textContent = parts.length === 0 ? NO_PATCHES : this.isDamaged.value ? LOST : "";
-    const before = this.sides.peek();
-    const sides = parts.map((part, at) => (isSame(before[at], part) ? before[at] : this.side(part)));
-    if (sides.length !== before.length || sides.some((side, at) => side !== before[at])) {
-      this.stage.replaceChildren(...sides.map(({ whole }) => whole));
-      this.sides.value = sides;
-    }
+  /** Says what stands over the pictures. */
+  private head() {
+    const { compare: how, layer } = this.session.store.drawn;
+    this.turn.hidden = how !== "beside" || !this.session.isOneText(layer);
+    this.line.textContent = this.sides.value.length === 0 ? NO_PATCHES : this.isDamaged.value ? LOST : "";
   }
 
   private side(part: Part): Side {
@@ -213,27 +207,20 @@ export class ImageView implements View {
     const { reading, store, layers } = this.session;
     const part = this.sides.value.find(({ isOther }) => isOther);
     this.latest.second.drop();
+    this.second.value = undefined;
     if (!part || !reading) return;
     const which = compare.beside(store.drawn);
     const { q_len, kv_len } = layers[which.layer];
-    const of = this.nameOf(part, reading);
     const at = part.shows === "row" ? reading.query : reading.key;
     const isThere = at < (part.shows === "row" ? q_len : kv_len);
-    if (!isThere) return void (this.second.value = { of, values: null });
+    if (!isThere) return void (this.second.value = null);
     const question = (signal: AbortSignal) => this.ask(which, part.shows, at, signal);
-    this.session.ask(this, this.latest.second, question, (values) => (this.second.value = { of, values }));
-  }
-
-  /** @returns what the weights of the head beside are of */
-  private nameOf({ shows }: Part, { query, key }: Reading): string {
-    return JSON.stringify([compare.beside(this.session.store.drawn), shows, shows === "row" ? query : key]);
+    this.session.ask(this, this.latest.second, question, (values) => (this.second.value = values));
   }
 
   /** @returns the weights that tint a side, of all tokens; null: there are none; undefined: not yet */
-  private valuesOf(part: Part, reading: Reading): Float32Array | null | undefined {
-    if (!part.isOther) return this.session.perToken?.[part.shows] ?? undefined;
-    const second = this.second.value;
-    return second?.of === this.nameOf(part, reading) ? second.values : undefined;
+  private valuesOf({ isOther, shows }: Part): Float32Array | null | undefined {
+    return isOther ? this.second.value : (this.session.perToken?.[shows] ?? undefined);
   }
 
   /** Draws the pictures, and says what is seen. */
@@ -242,7 +229,7 @@ export class ImageView implements View {
     const { layer, scale } = store.drawn;
     if (!reading || reading.layer !== layer || this.size.value < 0) return;
     const sides = this.sides.value.flatMap((side) => {
-      const values = this.valuesOf(side, reading);
+      const values = this.valuesOf(side);
       return values === undefined ? [] : [{ ...side, values, most: values ? highest(side.grids, values) : 0 }];
     });
     const most = Math.max(...sides.map((side) => side.most));
@@ -376,7 +363,7 @@ export class ImageView implements View {
     const { reading } = this.session;
     const sides = this.sides.value;
     if (!reading || sides.length === 0) return [];
-    const columns = sides.map((side) => ({ grids: side.grids, values: this.valuesOf(side, reading) }));
+    const columns = sides.map((side) => ({ grids: side.grids, values: this.valuesOf(side) }));
     const rows = sides[0].grids.flatMap((grid, number) =>
       patches
         .patchesOf(grid)
@@ -388,11 +375,6 @@ export class ImageView implements View {
     const names = ["token", "picture", "grid", "row", "column", "x0", "y0", "x1", "y1"];
     return [[...names, ...sides.map(({ heading }) => heading.textContent ?? "")], ...rows];
   }
-}
-
-function isSame(side: Side | undefined, { shows, isOther, grids }: Part): boolean {
-  if (side?.shows !== shows || side.isOther !== isOther || side.grids.length !== grids.length) return false;
-  return grids.every((grid, at) => grid === side.grids[at]);
 }
 
 /** @returns pixels of some elements one below the other, and between them */
