@@ -60,7 +60,7 @@ function openPage(recording: Recording) {
   store.go(location.hash);
   store.draw();
   session.start();
-  const { reload } = remember(session);
+  const reload = remember(session);
   const notable = new NotableHeads(session);
   effect(() => notable.list());
   effect(() => notable.show());
@@ -112,7 +112,10 @@ function drawBeside(session: Session) {
   effect(() => prose.draw());
 }
 
-/** Keeps the state in the address, and the address in the state. */
+/**
+ * Keeps the state in the address, and the address in the state.
+ * @returns loads the page once more, at an address
+ */
 function remember({ store }: Session) {
   let remembering = 0;
   // Not location.hash: the last state may have been put back before this event comes.
@@ -124,12 +127,11 @@ function remember({ store }: Session) {
     clearTimeout(remembering);
     remembering = setTimeout(() => history.replaceState(null, "", store.address()), REMEMBERED);
   });
-  const reload = (address: string) => {
+  return (address: string) => {
     clearTimeout(remembering);
     history.replaceState(null, "", address);
     location.reload();
   };
-  return { reload };
 }
 
 /** Asks a live host for the small maps and the kinds of all heads, those of the open layer first. */

@@ -51,7 +51,12 @@ export class Session implements Maps {
     hasView: (name: State["view"]) => boolean,
   ) {
     const fit = (state: State) => fitted({ ...state, view: hasView(state.view) ? state.view : "map" }, recording);
-    this.store = new Store(this.fresh(partsOf), fit);
+    const { opened, other } = recording;
+    const { layer } = opened;
+    const compare = other ? "beside" : "alone";
+    const view = this.grids(layer).length > 0 ? "image" : "map";
+    const parts = partsOf(this.axes(layer));
+    this.store = new Store(freshState({ ...opened, compare, parts, view }, this.layers[layer].kv_len), fit);
     this.source = new Source(this.layers, host ?? new Client(this.layers, (layer) => sinksOf(this.axes(layer).keys)));
     this.reader = new Reader(
       this.source,
@@ -70,16 +75,6 @@ export class Session implements Maps {
     effect(() => {
       if (this.again.value >= 0) this.reader.read(this.store.drawn);
     });
-  }
-
-  private fresh(partsOf: (axes: TwoAxes) => State["parts"]): State {
-    const { opened, other } = this.recording;
-    const parts = partsOf(this.axes(opened.layer));
-    const view = this.grids(opened.layer).length > 0 ? "image" : "map";
-    return freshState(
-      { ...opened, compare: other ? "beside" : "alone", parts, view },
-      this.layers[opened.layer].kv_len,
-    );
   }
 
   /** Opens a head at a word that shows what it does. */

@@ -6,7 +6,7 @@
 
 import { batch, signal, type Signal } from "@preact/signals-core";
 
-/** The words that a part of the state may be. */
+/** The words that a part of the state may be; on a fresh page it is the first, where nothing else is better. */
 export const WORDS = {
   view: ["overview", "map", "text", "steps", "segments", "image"],
   scale: ["fit", "linear", "log"],
@@ -52,23 +52,10 @@ export function freshState(
   open: Pick<State, "layer" | "head" | "query" | "key" | "compare" | "parts" | "view">,
   keys: number,
 ): State {
-  return {
-    ...open,
-    order: keys > SHORT ? "weight" : "position",
-    hover: null,
-    scale: "fit",
-    hidden: false,
-    side: "looks",
-    steps: FEWEST_STEPS,
-    sort: "place",
-    zoom: 1,
-    heads: "one",
-    with: "",
-    row: 0,
-    column: 0,
-    theme: "auto",
-    folded: false,
-  };
+  const words = Object.fromEntries(Object.entries(WORDS).map(([name, [first]]) => [name, first])) as unknown as Words;
+  const order = keys > SHORT ? "weight" : "position";
+  const places = { hover: null, zoom: 1, row: 0, column: 0, steps: FEWEST_STEPS, with: "" };
+  return { ...words, ...places, order, hidden: false, folded: false, ...open };
 }
 
 const HEAD = /^\d{1,4}\.\d{1,4}$/;

@@ -6,14 +6,7 @@
 import { addRow, extent, middle, type Extent } from "../maths/blocks";
 import { rowSteps } from "../maths/row_steps";
 import { allowed, maskOf, rowWeights, weightsOf, type Layer, type Which } from "../maths/softmax";
-import type {
-  ColumnQuestion,
-  Question,
-  RowQuestion,
-  SegmentsQuestion,
-  TileAnswer,
-  TileQuestion,
-} from "../protocol/questions";
+import type { Question, TileAnswer } from "../protocol/questions";
 import type { LayerInfo } from "../protocol/recording";
 import { readLayer } from "./layer";
 import { blockSize, isStored, Pass } from "./pass";
@@ -21,6 +14,7 @@ import type { Message as Asked, Reply } from "./waiting";
 
 type Load = { kind: "load"; layer: number; info: LayerInfo; raw: Record<string, Uint8Array>; sinks: number[] };
 
+type Of<Kind extends Question["kind"]> = Question & { kind: Kind };
 type Visitor = (first: number, end: number, visit: (query: number) => void) => Promise<boolean>;
 
 export type Message = Asked | ({ id: number } & Load);
@@ -82,7 +76,7 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
     }
   }
 
-  async function tile(question: { id: number } & TileQuestion, layer: Layer): Promise<TileAnswer | null> {
+  async function tile(question: { id: number } & Of<"tile">, layer: Layer): Promise<TileAnswer | null> {
     const part = extent(question, layer.info);
     const { height, width, size } = part;
     const pass = passes.get(passName(question)) ?? (isStored(layer, question) ? begin(question, layer) : null);
@@ -153,13 +147,13 @@ function passName({ layer, head, hidden }: OfHead): string {
   return `${layer} ${head} ${hidden}`;
 }
 
-function rowAnswer(question: RowQuestion, layer: Layer) {
+function rowAnswer(question: Of<"row">, layer: Layer) {
   const row = new Float64Array(layer.info.kv_len);
   rowWeights(layer, question, question.query, row);
   return { values: Float32Array.from(row), mask: maskOf(layer, question, question.query, row) };
 }
 
-async function columnAnswer(question: ColumnQuestion, layer: Layer, rows: Visitor) {
+async function columnAnswer(question: Of<"column">, layer: Layer, rows: Visitor) {
   const { q_len, kv_len } = layer.info;
   const row = new Float64Array(kv_len);
   const values = new Float32Array(q_len);
@@ -178,7 +172,7 @@ async function columnAnswer(question: ColumnQuestion, layer: Layer, rows: Visito
 async function shares(
   layer: Layer,
   which: Which,
-  { queries, keys }: Pick<SegmentsQuestion, "queries" | "keys">,
+  { queries, keys }: Pick<Of<"segments">, "queries" | "keys">,
   rows: Visitor,
 ): Promise<{ values: Float32Array } | null> {
   const row = new Float64Array(layer.info.kv_len);

@@ -13,20 +13,7 @@ export async function readLayer(info: LayerInfo, raw: Record<string, Uint8Array>
     delete raw[name];
     return (await unpack(text, dtype, length)) as Float32Array;
   };
-  const layer: Layer = {
-    info,
-    query: null,
-    key: null,
-    value: null,
-    weights: null,
-    levels: null,
-    means: meansOf(info),
-    spans: null,
-    sinks: new Uint8Array(kv_len),
-    rows: null,
-    summed: new Map(),
-    sums: null,
-  };
+  const layer: Layer = { info, means: meansOf(info), sinks: new Uint8Array(kv_len), summed: new Map() };
   for (const position of sinks) layer.sinks[position] = 1;
   const { rows, columns } = blocksOf(info);
   if (info.kind === "pyramid") {

@@ -11,7 +11,7 @@ const MOST = 2048; // blocks a side that are kept: at most 16 MB
 
 /** @returns is it in the file? */
 export function isStored({ sums, levels }: Layer, { hidden }: Which): boolean {
-  return (sums !== null && !hidden) || levels !== null;
+  return (sums !== undefined && !hidden) || levels !== undefined;
 }
 
 /** @returns tokens of a block, each way */

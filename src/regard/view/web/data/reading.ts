@@ -7,14 +7,10 @@ import { strongest } from "../maths/weights";
 import type { LayerInfo } from "../protocol/recording";
 import type { State } from "../state";
 import { coarsest, shown } from "./compare";
-import type { Source, Term } from "./source";
+import type { Source, Which } from "./source";
 import { Latest } from "./waiting";
 
-export interface Reading {
-  layer: number;
-  head: number;
-  hidden: boolean;
-  terms?: Term[]; // several heads: a mean or a difference
+export interface Reading extends Which {
   query: number;
   key: number;
   row: Float32Array; // weights of the query, one for each key

@@ -83,15 +83,12 @@ export function ceilingOf(from: Maps, which: Which): number {
   if (!shares) return 1;
   const { rows, columns } = from.maps[which.layer];
   const aside = sinkColumns(from, which.layer);
-  const highest: number[] = [];
-  for (let row = 0; row < rows; row++) {
-    let most = 0;
-    for (let column = 0; column < columns; column++) {
-      const share = aside.has(column) ? 0 : Math.abs(shares[row * columns + column]);
-      if (share > most) most = share;
-    }
-    if (most > 0) highest.push(most);
-  }
+  const highest = Array.from({ length: rows }, (_, row) =>
+    shares.subarray(row * columns, (row + 1) * columns).reduce((most, share, column) => {
+      const size = aside.has(column) ? 0 : Math.abs(share);
+      return size > most ? size : most;
+    }, 0),
+  ).filter((most) => most > 0);
   return roundedUp(quantile(highest, ENOUGH));
 }
 

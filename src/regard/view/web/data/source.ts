@@ -6,17 +6,7 @@
 
 import type { Place } from "../maths/blocks";
 import type { Part } from "../maths/row_steps";
-import type {
-  Answers,
-  HeadsAnswer,
-  ProgressAnswer,
-  Question,
-  RowAnswer,
-  SegmentsQuestion,
-  SmallNumbers,
-  StepsAnswer,
-  TileAnswer,
-} from "../protocol/questions";
+import type { Answers, Question, SegmentsQuestion } from "../protocol/questions";
 import type { Head, LayerInfo } from "../protocol/recording";
 
 export type Term = Head & { factor: number };
@@ -58,7 +48,7 @@ export class Source {
   }
 
   /** The weights of one query, and which keys it may attend to. */
-  async row(which: Which, query: number, signal: AbortSignal = NEVER): Promise<RowAnswer> {
+  async row(which: Which, query: number, signal: AbortSignal = NEVER) {
     const rows = await this.each<Question & { kind: "row" }>(which, { kind: "row", query }, signal);
     const mask = new Uint8Array(rows[0].mask.length);
     for (const row of rows) row.mask.forEach((may, key) => (mask[key] |= may));
@@ -75,7 +65,7 @@ export class Source {
    * A tile of the matrix; many may be asked at once.
    * @param signal ends the work on it
    */
-  async tile(which: Which, { level, row, column }: Place, signal: AbortSignal = NEVER): Promise<TileAnswer> {
+  async tile(which: Which, { level, row, column }: Place, signal: AbortSignal = NEVER) {
     const place = { kind: "tile", level, row, column } as const;
     const tiles = await this.each<Question & { kind: "tile" }>(which, place, signal);
     const exact = tiles.every((tile) => tile.exact);
@@ -84,7 +74,7 @@ export class Source {
   }
 
   /** How far the exact numbers of large heads are; a live host goes on with them meanwhile. */
-  async progress(which: Which): Promise<ProgressAnswer> {
+  async progress(which: Which) {
     const all = [];
     for (const { layer, head } of termsOf(which))
       all.push(await this.host.ask({ kind: "progress", layer, head, hidden: which.hidden }, NEVER));
@@ -94,7 +84,7 @@ export class Source {
   }
 
   /** How one query comes to its weights, for some of its keys. */
-  steps({ layer, head, hidden }: Which, query: number, keys: Part, signal: AbortSignal = NEVER): Promise<StepsAnswer> {
+  steps({ layer, head, hidden }: Which, query: number, keys: Part, signal: AbortSignal = NEVER) {
     return this.ask({ kind: "steps", layer, head, hidden, query, ...keys }, signal);
   }
 
@@ -112,12 +102,12 @@ export class Source {
   }
 
   /** Of a live host. */
-  overview(layer: number): Promise<SmallNumbers> {
+  overview(layer: number) {
     return this.host.ask({ kind: "overview", layer }, NEVER);
   }
 
   /** Of a live host. */
-  heads(): Promise<HeadsAnswer> {
+  heads() {
     return this.host.ask({ kind: "heads" }, NEVER);
   }
 }

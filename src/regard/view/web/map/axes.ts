@@ -111,20 +111,9 @@ export class Axes {
     const width = Math.min(whole(space.width), keys.length * cellWidth);
     const height = Math.min(whole(space.height), queries.length * cellHeight);
     const [rows, columns] = [height / cellHeight, width / cellWidth];
-    return {
-      left,
-      top,
-      width,
-      height,
-      cellWidth,
-      cellHeight,
-      row: Math.max(0, Math.min(queries.length - rows, row)),
-      column: Math.max(0, Math.min(keys.length - columns, column)),
-      rows,
-      columns,
-      most,
-      slanted,
-    };
+    const frame = { left, top, width, height, cellWidth, cellHeight, rows, columns, most, slanted };
+    const inside = (first: number, last: number) => Math.max(0, Math.min(last, first));
+    return { ...frame, row: inside(row, queries.length - rows), column: inside(column, keys.length - columns) };
   }
 
   /** All labels that have room; those that the labels of the chosen cell would overlap give way, never cut in half. */

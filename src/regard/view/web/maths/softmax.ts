@@ -19,18 +19,18 @@ export interface Row {
 
 export interface Layer {
   info: LayerInfo;
-  query: Float32Array | null; // (num_heads, q_len, head_dim)
-  key: Float32Array | null; // (num_kv_heads, kv_len, head_dim)
-  value: Float32Array | null; // (value_heads, kv_len, value_dim)
-  weights: Float32Array | null; // (num_heads, q_len, kv_len)
-  levels: Uint8Array | null; // of block means (num_heads, rows, columns), where neither is in this file
+  query?: Float32Array; // (num_heads, q_len, head_dim)
+  key?: Float32Array; // (num_kv_heads, kv_len, head_dim)
+  value?: Float32Array; // (value_heads, kv_len, value_dim)
+  weights?: Float32Array; // (num_heads, q_len, kv_len)
+  levels?: Uint8Array; // of block means (num_heads, rows, columns), where neither is in this file
   means: Float32Array; // what each of the 256 levels stands for
-  spans: Int32Array | null; // (span_heads, q_len, 2): first allowed key, and the one past the last
+  spans?: Int32Array; // (span_heads, q_len, 2): first allowed key, and the one past the last
   sinks: Uint8Array; // (kv_len): 1 where a key is set aside by `hide sinks`
-  /** (4, num_heads, q_len): maximum and log_normalizer, then both of the row without sinks; null beside weights */
-  rows: Float32Array | null;
+  /** (4, num_heads, q_len): maximum and log_normalizer, then both of the row without sinks; none beside weights */
+  rows?: Float32Array;
   summed: Map<number, Row>; // rows of which the file does not hold them, or not well enough
-  sums: Float32Array | null; // of blocks of a long layer (num_heads, rows, columns)
+  sums?: Float32Array; // of blocks of a long layer (num_heads, rows, columns)
 }
 
 export interface Which {

@@ -3,6 +3,7 @@
 import type { Reading } from "../data/reading";
 import { errorOf } from "../maths/block_means";
 import { digits, grouped, share } from "../maths/numbers";
+import { top } from "../maths/weights";
 import type { LayerInfo } from "../protocol/recording";
 
 /** What the stored means are. */
@@ -25,15 +26,9 @@ export function meanSentence({ terms, row, query, key }: Reading, info: LayerInf
  * The strongest blocks of a row or a column.
  * @param shares of blocks, one for each token
  */
-export function strongestBlocks(
-  shares: Float32Array,
-  { block }: LayerInfo,
-  count: number,
-): { first: number; places: string; share: number }[] {
-  const blocks = [];
-  for (let at = 0; at < shares.length; at += block)
-    if (shares[at] > 0) blocks.push({ ...blockAt(at, block, shares.length), share: shares[at] });
-  return blocks.sort((one, other) => other.share - one.share).slice(0, count);
+export function strongestBlocks(shares: Float32Array, { block }: LayerInfo, count: number) {
+  const starts = shares.map((share, at) => (at % block === 0 ? share : 0));
+  return top(starts, count).map((at) => ({ ...blockAt(at, block, shares.length), share: shares[at] }));
 }
 
 /**

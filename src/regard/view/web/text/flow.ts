@@ -42,7 +42,7 @@ function cuts(tokens: Token[], first: number, end: number): number[] {
 export class Flow {
   private tints = new Float32Array(this.tokens.length); // levels of the ramp; 0: no tint; NaN: no number
   private ramp: Ramp | null = null;
-  private marks = new Map<string, number>(); // classes of tokens
+  private marks = new Map<string, number | null>(); // classes of tokens
   private labels = new Map<number, string>();
   private blocks: Block[];
 
@@ -144,11 +144,8 @@ export class Flow {
       const at = first + i;
       const token = this.tokens[at];
       // A block begins a line of its own.
-      const text = token.patch
-        ? ""
-        : i === 0
-          ? inProse(token).replace(first > 0 ? /^(\n| (?! ))/ : /^ (?! )/, "")
-          : inProse(token);
+      const start = i > 0 ? "" : first > 0 ? /^(\n| (?! ))/ : /^ (?! )/;
+      const text = token.patch ? "" : inProse(token).replace(start, "");
       const [, space, word] = text.match(/^(\s*)(.*)$/s) as RegExpMatchArray;
       const properties = { "data-at": at, className: token.special ? "special" : token.patch ? "cell" : "" };
       const span = element("span", properties, word || space);
@@ -203,21 +200,21 @@ export class Flow {
   mark(name: string, at: number | null) {
     const before = this.marks.get(name) ?? null;
     if (at === before) return;
-    if (at === null) this.marks.delete(name);
-    else this.marks.set(name, at);
-    for (const changed of [before, at]) {
-      const span = changed === null ? null : this.span(changed);
-      if (span) this.dress(span, changed as number);
-    }
+    this.marks.set(name, at);
+    this.dressAgain([before, at]);
   }
 
   /** Numbers above tokens. */
   label(labels: Map<number, string>) {
     const before = this.labels;
     this.labels = labels;
-    for (const at of [...before.keys(), ...labels.keys()]) {
-      const span = this.span(at);
-      if (span) this.dress(span, at);
+    this.dressAgain([...before.keys(), ...labels.keys()]);
+  }
+
+  private dressAgain(places: (number | null)[]) {
+    for (const at of places) {
+      const span = at === null ? null : this.span(at);
+      if (span) this.dress(span, at as number);
     }
   }
 

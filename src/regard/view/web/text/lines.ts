@@ -1,7 +1,9 @@
 /** Lines between words: queries at the left, keys at the right, a line for each weight. */
 
 import { element, inside, svgElement } from "../dom";
+import { level, tintOf, type Ramp } from "../maths/colours";
 import { counted, share } from "../maths/numbers";
+import { strongest } from "../maths/weights";
 import type { Axis, TwoAxes } from "../data/axes";
 import type { Token } from "../protocol/recording";
 import { named } from "./tokens";
@@ -69,15 +71,17 @@ export class Lines {
 
   /**
    * Tints the names at one side.
+   * @param weights null: no tint
    * @param chosen underlined
    */
-  tint(axis: Axis, tintOf: (at: number) => { css: string; onTop: string } | null, chosen: number | null) {
+  tint(axis: Axis, weights: Float32Array | null, ramp: Ramp, chosen: number | null) {
+    const highest = weights ? weights[strongest(weights)] : 0;
     for (const name of this.picture.querySelectorAll(`[data-line="${axis}"]`)) {
       const { style, dataset, classList } = name as HTMLElement;
       const at = Number(dataset.place);
-      const tint = tintOf(at);
-      style.backgroundColor = tint?.css ?? "";
-      style.color = tint?.onTop ?? "";
+      const tint = weights ? level(weights[at], "fit", 0, highest) : 0;
+      const colours = tint === 0 ? { css: "", onTop: "" } : tintOf(ramp, tint);
+      [style.backgroundColor, style.color] = [colours.css, colours.onTop];
       classList.toggle("chosen", at === chosen);
     }
   }

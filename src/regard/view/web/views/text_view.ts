@@ -10,7 +10,6 @@ import { shown } from "../data/compare";
 import type { Reading } from "../data/reading";
 import { Latest } from "../data/waiting";
 import { byId, element, inside } from "../dom";
-import { level, tintOf } from "../maths/colours";
 import { share } from "../maths/numbers";
 import { strongest, top } from "../maths/weights";
 import { isWhole, type Token } from "../protocol/recording";
@@ -94,18 +93,12 @@ export class TextView implements View {
     const isOne = queries === keys;
     const cut = isOne ? secondText(keys) : null;
     const { length } = keys;
-    if (!isOne) this.sides = [this.side(queries, "query", "column", QUERIES), this.side(keys, "key", "row", KEYS)];
-    else if (cut === null)
-      this.sides = [
-        this.side(keys, "both", "row", "Where it looks"),
-        this.side(keys, "both", "column", "Who looks at it"),
-      ];
-    else
-      this.sides = [
-        this.side(keys, "both", "side", "First text", [0, cut]),
-        this.side(keys, "both", "side", "Second text", [cut, length]),
-      ];
     const twice = isOne && cut === null;
+    const both = (shows: Side["shows"], name: string, first = 0, end = length) =>
+      this.side(keys, "both", shows, name, [first, end]);
+    if (!isOne) this.sides = [this.side(queries, "query", "column", QUERIES), this.side(keys, "key", "row", KEYS)];
+    else if (twice) this.sides = [both("row", "Where it looks"), both("column", "Who looks at it")];
+    else this.sides = [both("side", "First text", 0, cut ?? 0), both("side", "Second text", cut ?? 0)];
     this.turn.hidden = twice;
     this.direction.className = twice ? "hint pressed" : "direction";
     if (twice) this.direction.textContent = matchMedia("(hover: none)").matches ? TAP : HINT;
@@ -160,12 +153,8 @@ export class TextView implements View {
    * @param scrolls to the strongest, once for each token that is chosen
    */
   private tint(side: Side, weights: Float32Array | null, chosen: number, scrolls: boolean) {
-    const {
-      flow,
-      caption,
-      shows,
-      range: [first, end],
-    } = side;
+    const { flow, caption, shows, range } = side;
+    const [first, end] = range;
     const highest = weights ? weights[strongest(weights)] : 0;
     flow.tint(weights, highest, this.session.look.ramp);
     if (!weights) {
@@ -203,15 +192,8 @@ export class TextView implements View {
     const { query, key, row, column } = reading;
     const axis = this.isolated.value;
     this.lines.isolate(axis ?? "query", axis === null ? null : axis === "query" ? query : key);
-    const tints = (weights: Float32Array | null) => {
-      const highest = weights ? weights[strongest(weights)] : 0;
-      return (at: number) => {
-        const tint = weights ? level(weights[at], "fit", 0, highest) : 0;
-        return tint === 0 ? null : tintOf(look.ramp, tint);
-      };
-    };
-    this.lines.tint("key", tints(axis === "key" ? null : row), axis === "key" ? key : null);
-    this.lines.tint("query", tints(axis === "key" ? column : null), axis === "key" ? null : query);
+    this.lines.tint("key", axis === "key" ? null : row, look.ramp, axis === "key" ? key : null);
+    this.lines.tint("query", axis === "key" ? column : null, look.ramp, axis === "key" ? null : query);
   }
 
   /** The lines of what is shown, when there are few tokens. */
@@ -257,11 +239,8 @@ export class TextView implements View {
 
 /** A button that scrolls a text. */
 function jump(flow: Flow, to: string, at: number): HTMLElement {
-  return element(
-    "button",
-    { type: "button", className: "jump pressed", onclick: () => flow.reveal(at) },
-    `Go to ${to}`,
-  );
+  const properties = { type: "button", className: "jump pressed", onclick: () => flow.reveal(at) };
+  return element("button", properties, `Go to ${to}`);
 }
 
 /**
