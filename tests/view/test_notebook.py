@@ -119,6 +119,10 @@ def test_the_page_in_a_cell_draws(executed: Any, browser: Browser, tmp_path: Pat
             frame.wait_for_selector("body.ready, body.failed")
             pages.ready(frame)
             assert "gives" in pages.sentence(frame)
+            # A frame that is not allowed forms sends none: the search works without one.
+            frame.fill("#find", "nowhere in this text")
+            frame.press("#find", "Enter")
+            assert frame.inner_text("#found") == "not in this text"
             # The address follows the state a moment later; here there is none.
             page.wait_for_timeout(300)
             page.close()

@@ -286,7 +286,7 @@ def framed(
 ) -> Iterator[Any]:
     """A page of nothing but the source, in a frame, beside a model that the widget answers."""
     source = """
-      import { framed } from "./data/framed";
+      import { framed } from "./data/remote";
       import { Source } from "./data/source";
       globalThis.source = new Source([], framed());
     """

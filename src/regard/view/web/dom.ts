@@ -59,11 +59,9 @@ export class Cells {
   ) {
     table.addEventListener("pointerover", (event) => point(placeOf(event)));
     table.addEventListener("focusin", (event) => this.activate(placeOf(event) ?? this.active));
-    const go = (down: number, right: number) => this.at(this.nearest(this.active[0] + down, this.active[1] + right));
-    table.addEventListener(
-      "keydown",
-      moving((down, right) => go(down, right)?.focus(), moves),
-    );
+    const go = (down: number, right: number) =>
+      this.at(this.nearest(this.active[0] + down, this.active[1] + right))?.focus();
+    table.addEventListener("keydown", moving(go, moves));
   }
 
   at([row, column]: number[]): HTMLElement | null {

@@ -1,6 +1,7 @@
 /** The script of the page, which makes the views and keeps them in step, and of its worker. */
 
 import { effect, untracked } from "@preact/signals-core";
+import type { TwoAxes } from "./data/axes";
 import { beside } from "./data/compare";
 import { engine } from "./data/engine";
 import { hostOf } from "./data/remote";
@@ -47,13 +48,9 @@ function openPage(recording: Recording) {
   document.body.classList.toggle("one-head", isOfOneHead);
   const without = { image: !isPictured, overview: isOfOneHead } as Partial<Record<string, boolean>>;
   const names = WORDS.view.filter((name) => !without[name]);
-  const session = new Session(
-    recording,
-    isLive ? hostOf(recording) : null,
-    // One sentence has no other parts than its words.
-    ({ keys }) => (parted(keys, "sentences").length > 1 ? "sentences" : "words"),
-    (name) => names.includes(name),
-  );
+  // One sentence has no other parts than its words.
+  const partsOf = ({ keys }: TwoAxes) => (parted(keys, "sentences").length > 1 ? "sentences" : "words");
+  const session = new Session(recording, isLive ? hostOf(recording) : null, partsOf, (name) => names.includes(name));
   const { store } = session;
   for (const layer of recording.layers) layer.of &&= visible(layer.of);
   for (const view of names) (document.querySelector(`button[data-set="view=${view}"]`) as HTMLElement).hidden = false;

@@ -8,8 +8,8 @@ import { rowSteps } from "../maths/row_steps";
 import { allowed, maskOf, rowWeights, weightsOf, type Layer, type Which } from "../maths/softmax";
 import type { Question, TileAnswer } from "../protocol/questions";
 import type { LayerInfo } from "../protocol/recording";
-import { readLayer } from "./layer";
 import { blockSize, isStored, Pass } from "./pass";
+import { readLayer } from "./unpack";
 import type { Message as Asked, Reply } from "./waiting";
 
 type Load = { kind: "load"; layer: number; info: LayerInfo; raw: Record<string, Uint8Array>; sinks: number[] };
@@ -169,12 +169,7 @@ async function columnAnswer(question: Of<"column">, layer: Layer, rows: Visitor)
  * part of the queries the mean of its rows, added up over each part of the keys.
  * @returns (query parts, key parts); null: nobody waits
  */
-async function shares(
-  layer: Layer,
-  which: Which,
-  { queries, keys }: Pick<Of<"segments">, "queries" | "keys">,
-  rows: Visitor,
-): Promise<{ values: Float32Array } | null> {
+async function shares(layer: Layer, which: Which, { queries, keys }: Of<"segments">, rows: Visitor) {
   const row = new Float64Array(layer.info.kv_len);
   const values = new Float32Array(queries.length * keys.length);
   for (const [place, [first, end]] of queries.entries()) {
@@ -205,13 +200,7 @@ function products(layer: Layer, question: Which, { first, end, from, to }: Exten
 }
 
 /** @param exact all queries; else the middle one of each block */
-async function tileValues(
-  question: Which,
-  layer: Layer,
-  part: Extent,
-  exact: boolean,
-  rows: Visitor,
-): Promise<Float32Array | null> {
+async function tileValues(question: Which, layer: Layer, part: Extent, exact: boolean, rows: Visitor) {
   const { size, first, end, from, to, height, width } = part;
   const row = new Float64Array(layer.info.kv_len);
   const values = new Float32Array(height * width);

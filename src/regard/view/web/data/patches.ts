@@ -78,11 +78,7 @@ export function withPatches(tokens: Token[], grids: Grid[], isNamed: boolean): T
 
 /** @returns null: the token stands for no part of a picture */
 export function patchOf(grids: Grid[], token: number): Patch | null {
-  for (const grid of grids) {
-    const at = grid.tokens.indexOf(token);
-    if (at >= 0) return { grid, row: Math.floor(at / grid.columns), column: at % grid.columns };
-  }
-  return null;
+  return grids.flatMap(patchesOf).find((patch) => tokenOf(patch) === token) ?? null;
 }
 
 export function tokenOf({ grid, row, column }: Patch): number {

@@ -13,7 +13,6 @@ import { lasting } from "../maths/numbers";
 import type { LayerInfo } from "../protocol/recording";
 import type { Session } from "../session";
 import type { State } from "../state";
-import type { Pen } from "../view";
 import { Axes, type Frame } from "./axes";
 import type { Grid } from "./cells";
 import { Mosaic, partOf, placesOf, smallPicture, type Part } from "./mosaic";
@@ -137,20 +136,18 @@ export class HeadMap {
   }
 
   private draw() {
-    const isArranged = this.frame && this.news.value >= 0 && this.holder.clientWidth > 0;
-    if (!isArranged) return;
+    const arranged = this.arranged.value;
+    if (!arranged || this.news.value < 0 || this.holder.clientWidth === 0) return;
     this.context.clearRect(0, 0, this.canvas.width, this.canvas.height);
-    const isWhole = this.drawMap();
+    const isWhole = this.drawMap(arranged.frame, arranged.part);
     this.showProgress();
-    this.mark(isWhole);
+    this.mark(isWhole, arranged.part);
     if (this.mosaic.unfinished) requestAnimationFrame(() => this.news.value++);
   }
 
   /** @returns is it there in full? */
-  private drawMap(): boolean {
+  private drawMap(frame: Frame, part: Part): boolean {
     const { context } = this;
-    const frame = this.frame as Frame;
-    const part = this.part as Part;
     const { look, layers, store } = this.session;
     const { scale } = store.drawn;
     context.save();
@@ -164,7 +161,7 @@ export class HeadMap {
     // A mean of a block in each of its cells would look like their weights.
     const isFine = (coarsest(this.which, layers)?.block ?? 1) === 1;
     if (isWhole && isFine && part.level === 0 && frame.cellWidth >= NUMBERS)
-      this.drawNumbers(context, palette(this.info().kv_len));
+      this.drawNumbers(frame, part, palette(this.info().kv_len));
     context.restore();
     context.strokeStyle = look.ink.line;
     context.lineWidth = 1;
@@ -173,8 +170,7 @@ export class HeadMap {
   }
 
   /** Says when all that is wanted is on the stage. */
-  private mark(isWhole: boolean) {
-    const { level, top, bottom, left, right } = this.part as Part;
+  private mark(isWhole: boolean, { level, top, bottom, left, right }: Part) {
     const numbers = [level, top, left, bottom - top, right - left];
     const name = [owner(this.which), ...numbers].join();
     this.holder.dataset.ready = isWhole && !this.mosaic.unfinished ? name : "";
@@ -187,9 +183,8 @@ export class HeadMap {
   }
 
   /** Shares in percent inside cells that are large enough. */
-  private drawNumbers(context: Pen, { ramp, at }: Palette) {
-    const frame = this.frame as Frame;
-    const { top, bottom, left, right } = this.part as Part;
+  private drawNumbers(frame: Frame, { top, bottom, left, right }: Part, { ramp, at }: Palette) {
+    const { context } = this;
     const type = [10, 11, 12, 16][[40, 50, 100].filter((width) => frame.cellWidth >= width).length];
     context.font = `${type}px ${this.session.look.mono}`;
     context.textAlign = "center";

@@ -101,15 +101,14 @@ export class Mosaic {
     const tile = this.find(place);
     if (!tile) return null;
     const { kv_len } = this.shape;
-    const size = 2 ** place.level;
-    const palette = this.palette(kv_len / size);
+    const palette = this.palette(kv_len / 2 ** place.level);
     const picture = this.pictures.get(tile);
     if (picture?.colours === palette.name) return picture.canvas;
     if (performance.now() > this.until) {
       this.unfinished = true;
       return picture?.canvas ?? null;
     }
-    const canvas = paint(tile, size, kv_len, palette, picture?.canvas);
+    const canvas = paint(tile, kv_len, palette, picture?.canvas);
     this.pictures.set(tile, { canvas, colours: palette.name });
     return canvas;
   }
@@ -162,13 +161,9 @@ export class Mosaic {
 }
 
 /** @param canvas that has its picture in other colours */
-function paint(
-  { values, height, width, place }: Tile,
-  size: number,
-  keys: number,
-  { ramp, at }: Palette,
-  canvas?: HTMLCanvasElement,
-) {
+function paint(tile: Tile, keys: number, { ramp, at }: Palette, canvas?: HTMLCanvasElement) {
+  const { values, height, width, place } = tile;
+  const size = 2 ** place.level;
   const pixels = new Uint32Array(width * height);
   const first = place.column * TILE * size;
   for (let column = 0; column < width; column++) {

@@ -1,6 +1,6 @@
 /** A picture under its patches: its own pixels in faint grey, and over them each patch in the colour of its value. */
 
-import { boxOf, patchAt, valuesOf, type Box, type Frame, type Patch } from "../data/patches";
+import { boxOf, patchAt, valuesOf, type Box, type Frame, type Grid, type Patch } from "../data/patches";
 import { fromBase64 } from "../data/unpack";
 import { context2d, pixelated } from "../dom";
 import type { Look, Palette } from "../look";
@@ -25,8 +25,10 @@ export function aspectOf({ extent: [x0, y0, x1, y1] }: Frame): number {
   return (x1 - x0) / (y1 - y0);
 }
 
+type Rectangle = [x: number, y: number, width: number, height: number];
+
 /** What is drawn on a picture. */
-interface Tints {
+export interface Tints {
   values: Float32Array | null; // of all tokens; null: the picture alone
   palette: Palette;
   marked: Patch | null;
@@ -43,7 +45,7 @@ export function drawFrame(
   const pen = context2d(canvas);
   const [left, top] = frame.extent;
   const scale = canvas.width / (frame.extent[2] - left);
-  const placed = ([x0, y0, x1, y1]: Box): [number, number, number, number] => {
+  const placed = ([x0, y0, x1, y1]: Box): Rectangle => {
     const [x, y] = [Math.round((x0 - left) * scale), Math.round((y0 - top) * scale)];
     return [x, y, Math.round((x1 - left) * scale) - x, Math.round((y1 - top) * scale) - y];
   };
@@ -76,19 +78,13 @@ export function drawFrame(
       pen.drawImage(pixelated(grid.columns, grid.rows, colours), ...placed(grid.box));
     }
     pen.restore();
-    for (const { box, rows, columns } of frame.grids) drawLines(pen, placed(box), rows, columns, look);
+    for (const grid of frame.grids) drawLines(pen, placed(grid.box), grid, look);
   }
   if (marked && frame.grids.includes(marked.grid)) outline(pen, placed(boxOf(marked)), look);
 }
 
 /** Faint lines between patches that are large enough. */
-function drawLines(
-  pen: Pen,
-  [x, y, width, height]: [number, number, number, number],
-  rows: number,
-  columns: number,
-  look: Look,
-) {
+function drawLines(pen: Pen, [x, y, width, height]: Rectangle, { rows, columns }: Grid, look: Look) {
   if (Math.min(width / columns, height / rows) < LINED) return;
   pen.fillStyle = look.ink.ground;
   pen.globalAlpha = 0.35;
@@ -99,7 +95,7 @@ function drawLines(
 }
 
 /** A line around the chosen patch, with the ground on both sides, to be seen on any picture. */
-function outline(pen: Pen, [x, y, width, height]: [number, number, number, number], look: Look) {
+function outline(pen: Pen, [x, y, width, height]: Rectangle, look: Look) {
   const unit = Math.max(1, Math.round(devicePixelRatio));
   const around = (by: number, colour: string) => {
     pen.strokeStyle = colour;

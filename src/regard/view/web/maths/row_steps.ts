@@ -14,17 +14,27 @@ export function rowSteps(layer: Layer, which: Which, query: number, part: Part):
   const mask = maskOf(layer, which, query, weights);
   const count = mask.reduce((sum, may) => sum + may, 0);
   const vector = vectorOf(layer, "query", which.head, query);
+  const factor = scale / (query_unit * key_unit); // stored vectors are over a unit, which their scale makes up for
+  const stepOf = (at: number): Step => {
+    const [may, weight] = [mask[at] === 1, weights[at]];
+    const value = vectorOf(layer, "value", which.head, at);
+    const step = { key: at, allowed: may, weight, biased: null, modified: null, capped: null, value };
+    const key = vectorOf(layer, "key", which.head, at);
+    if (!vector || !key) return { ...step, vector: key, dot: null, scaled: null, score: null };
+    const dot = key.reduce((sum, number, d) => sum + number * vector[d], 0);
+    const scaled = dot * factor;
+    return { ...step, vector: key, dot, scaled: factor === 1 ? null : scaled, score: may ? scaled : null };
+  };
   return {
     vector,
-    // Stored vectors are over a unit, which their scale makes up for.
-    scale: scale / (query_unit * key_unit),
+    scale: factor,
     masked: count < kv_len,
     ...(vector && Number.isFinite(maximum) ? { maximum, log_normalizer } : { maximum: null, log_normalizer: null }),
     sink: null,
     keys: kv_len,
     allowed: count,
     total: weights.reduce((sum, weight) => sum + weight, 0),
-    rows: chosen(weights, part).map((key) => stepOf(layer, which, vector, key, mask[key] === 1, weights[key])),
+    rows: chosen(weights, part).map(stepOf),
     output: outputOf(layer, which.head, weights),
   };
 }
@@ -39,25 +49,6 @@ function outputOf(layer: Layer, head: number, weights: Float64Array): Float64Arr
     for (let d = 0; d < output.length; d++) output[d] += weights[key] * value[d];
   }
   return output;
-}
-
-function stepOf(
-  layer: Layer,
-  which: Which,
-  query: Float64Array | null,
-  at: number,
-  may: boolean,
-  weight: number,
-): Step {
-  const { scale, query_unit, key_unit } = layer.info;
-  const value = vectorOf(layer, "value", which.head, at);
-  const step = { key: at, allowed: may, weight, biased: null, modified: null, capped: null, value };
-  const vector = vectorOf(layer, "key", which.head, at);
-  if (!query || !vector) return { ...step, vector, dot: null, scaled: null, score: null };
-  const dot = vector.reduce((sum, number, d) => sum + number * query[d], 0);
-  const factor = scale / (query_unit * key_unit);
-  const scaled = dot * factor;
-  return { ...step, vector, dot, scaled: factor === 1 ? null : scaled, score: may ? scaled : null };
 }
 
 /** @param head of the queries, which some keys and values are shared by */

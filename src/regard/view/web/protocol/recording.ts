@@ -71,15 +71,15 @@ export interface Refusal {
   reason: string; // with a remedy
 }
 
-/** A second recording: its layers stand after those of the first, and each is seen beside the same one of that. */
-export interface Other {
+/**
+ * A second recording: its layers stand after those of the first, and each is seen beside the same one of that. The
+ * pictures of its grids are those of the first recording.
+ */
+export interface Other extends Pick<
+  Recording,
+  "title" | "query_tokens" | "key_tokens" | "one_text" | "refused" | "grids"
+> {
   first: number; // its first layer
-  title: string;
-  query_tokens: Token[] | null;
-  key_tokens: Token[] | null;
-  one_text: boolean;
-  refused: Refusal[];
-  grids?: GridInfo[]; // their pictures are those of the first recording
 }
 
 export interface Recording {

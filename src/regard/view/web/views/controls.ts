@@ -22,7 +22,7 @@ export class Controls {
     const { recording, store } = this.session;
     const layers = ownLayers(recording);
     this.describe();
-    byId("hint").hidden = remembered(HINT) !== null;
+    byId("hint").hidden = Boolean(storage()?.getItem(HINT));
     offerNumbers(this.layer, layers.length, (at) => layerName(layers, at));
     this.layer.addEventListener("change", () => store.set({ layer: Number(this.layer.value) }));
     this.head.addEventListener("change", () => store.set({ head: Number(this.head.value) }));
@@ -57,24 +57,22 @@ export class Controls {
     const { key } = button.dataset;
     if (key) press(this.hands, key, event);
     if (button.id === "understood") this.understand();
+    if (button.className === "close") button.closest("dialog")?.close();
     if (button.id === "theme") store.set({ theme: this.session.look.name === "dark" ? "light" : "dark" });
-    if (button.id === "close") byId<HTMLDialogElement>("help").close();
   }
 
   /** The line that explains rows and columns is dismissed; a browser may keep that. */
   private understand() {
     byId("hint").hidden = true;
-    try {
-      localStorage.setItem(HINT, "understood");
-    } catch {
-      // A frame of a notebook keeps nothing; the line comes back with the next page.
-    }
+    storage()?.setItem(HINT, "understood");
   }
 
   private search() {
     const input = byId<HTMLInputElement>("find");
-    input.form?.addEventListener("submit", (event) => {
-      event.preventDefault();
+    // The frame of a notebook lets no form be sent, not even one that a script takes up.
+    input.addEventListener("keydown", ({ key: pressed, isComposing }) => {
+      if (pressed === "Escape") input.blur();
+      if (pressed !== "Enter" || isComposing) return;
       const { layer, side } = this.session.store.state;
       const { query, key } = this.session.cell();
       const axes = this.session.axes(layer);
@@ -84,9 +82,6 @@ export class Controls {
       if (at === null) return;
       this.session.choose(looks ? { query: at, key: null } : { query: null, key: at });
       bringIntoView(this.hands.map);
-    });
-    input.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") input.blur();
     });
     input.addEventListener("blur", () => {
       byId("found").textContent = "";
@@ -136,9 +131,10 @@ export function find(tokens: Token[], phrase: string, after: number): number | n
   return next < 0 ? tokens.length - 1 : next - 1;
 }
 
-function remembered(name: string): string | null {
+/** @returns null: a frame of a notebook keeps nothing, and the line comes back with the next page */
+function storage(): Storage | null {
   try {
-    return localStorage.getItem(name);
+    return localStorage;
   } catch {
     return null;
   }

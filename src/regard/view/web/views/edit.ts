@@ -24,7 +24,6 @@ export class Edit {
     const open = byId("edit-text");
     open.hidden = false;
     open.addEventListener("click", () => this.dialog.showModal());
-    byId("leave").addEventListener("click", () => this.dialog.close());
     this.button.addEventListener("click", () => void this.run());
     this.text.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void this.run();

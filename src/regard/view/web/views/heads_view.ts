@@ -50,10 +50,8 @@ export class HeadsView implements View {
   constructor(private readonly session: Session) {
     this.order.addEventListener("change", () => session.store.set({ sort: this.order.value as State["sort"] }));
     this.grid.addEventListener("click", ({ target }) => this.open(target));
-    this.grid.addEventListener(
-      "keydown",
-      moving((down, right) => this.go(down, right)),
-    );
+    const onKey = moving((down, right) => this.go(down, right));
+    this.grid.addEventListener("keydown", onKey);
     const point = ({ type, target }: Event) => {
       this.pointed.value = ["pointerover", "focusin"].includes(type) ? this.tileAt(target) : undefined;
     };
@@ -146,11 +144,8 @@ export class HeadsView implements View {
       const tiles = this.tiles.filter((tile) => tile.layer === layer);
       if (tiles.length === 0) return [];
       const row = this.row(tiles);
-      const label = element(
-        "p",
-        { className: "layer" },
-        `${this.isLarge ? "Layer " : ""}${layerName(this.layers, layer)}`,
-      );
+      const name = `${this.isLarge ? "Layer " : ""}${layerName(this.layers, layer)}`;
+      const label = element("p", { className: "layer" }, name);
       row.prepend(label);
       if (!this.isLarge) return [row];
       const known = heads?.filter((kind) => kind !== null) ?? [];
@@ -160,11 +155,8 @@ export class HeadsView implements View {
       } else if (heads) {
         const mean = known.reduce((sum, { entropy }) => sum + entropy, 0) / known.length;
         label.title = `Mean entropy of its heads: ${share(mean)} of that of even attention`;
-        const number = element("span", { className: "number" }, `entropy ${whole(mean)}`);
-        label.append(
-          element("span", { className: "even" }, element("span", { style: `width: ${100 * mean}%` })),
-          number,
-        );
+        const bar = element("span", { className: "even" }, element("span", { style: `width: ${100 * mean}%` }));
+        label.append(bar, element("span", { className: "number" }, `entropy ${whole(mean)}`));
       }
       return [row];
     });
@@ -277,13 +269,9 @@ export class HeadsView implements View {
 /** @returns the strongest first */
 export function sorted(tiles: Tile[], by: State["sort"]): Tile[] {
   if (by === "place") return tiles;
-  const score = ({ kind }: Tile) => kind?.score ?? -1;
-  if (by === "kind") {
-    const name = ({ kind }: Tile) => kind?.kind ?? "";
-    const none = ({ kind }: Tile) => Number(!kind);
-    return [...tiles].sort((a, b) => none(a) - none(b) || name(a).localeCompare(name(b)) || score(b) - score(a));
-  }
-  return [...tiles].sort((a, b) => (b.kind?.[by] ?? -1) - (a.kind?.[by] ?? -1));
+  const value = ({ kind }: Tile) => kind?.[by === "kind" ? "score" : by] ?? -1;
+  const name = ({ kind }: Tile) => (by === "kind" ? (kind?.kind ?? "\uffff") : "");
+  return [...tiles].sort((a, b) => name(a).localeCompare(name(b)) || value(b) - value(a));
 }
 
 /** @returns a sentence for who cannot see the map */

@@ -11,9 +11,9 @@ import { roundedUp } from "../data/small";
 import type { Which } from "../data/source";
 import { Latest } from "../data/waiting";
 import { byId, element, inside, resize } from "../dom";
-import { paletteOf, type Palette } from "../look";
+import { paletteOf } from "../look";
 import { darkest, legendOf, showLegend } from "../map/legend";
-import { aspectOf, decoded, drawFrame, pointed, rowHeight } from "../map/patch_picture";
+import { aspectOf, decoded, drawFrame, pointed, rowHeight, type Tints } from "../map/patch_picture";
 import { headNumber, layerName } from "../protocol/recording";
 import type { Session } from "../session";
 import { meansName } from "../text/block_words";
@@ -240,7 +240,7 @@ export class ImageView implements View {
       const palette = paletteOf(look, scale, length, isLess, ceiling);
       const unit = `${isLess ? "points" : "share"} ${side.shows === "row" ? "per" : "from each"} patch`;
       showLegend(side.legend, legendOf(scale, length, unit, palette.ramp, ceiling));
-      this.say(side, reading);
+      this.say(side, side.values, reading);
       return { ...side, palette };
     });
     const around = Math.max(...painted.map(({ heading, legend, words }) => heightOf([heading, legend, words])));
@@ -255,11 +255,7 @@ export class ImageView implements View {
     this.pane.dataset.ready = isWhole ? [layer, reading.head, reading.query, reading.key].join() : "";
   }
 
-  private draw(
-    canvas: HTMLCanvasElement,
-    frame: patches.Frame,
-    tints: { values: Float32Array | null; palette: Palette; marked: patches.Patch | null },
-  ) {
+  private draw(canvas: HTMLCanvasElement, frame: patches.Frame, tints: Tints) {
     const { width, height } = canvas.style;
     const sharp = (length: string) => Math.max(1, Math.round(Number.parseFloat(length) * devicePixelRatio));
     resize(canvas, sharp(width), sharp(height));
@@ -267,10 +263,7 @@ export class ImageView implements View {
   }
 
   /** The heading of a side, and its alternative in words. */
-  private say(
-    { shows, isOther, grids, values, heading, words, stage }: Side & { values: Float32Array | null },
-    reading: Reading,
-  ) {
+  private say({ shows, isOther, grids, heading, words, stage }: Side, values: Float32Array | null, reading: Reading) {
     const { layers, store } = this.session;
     const which = isOther ? compare.beside(store.drawn) : reading;
     const { queries, keys } = this.session.axes(which.layer);
@@ -332,12 +325,9 @@ export class ImageView implements View {
       const open = () => store.set({ ...tile, heads: "one" });
       return small(`H${number}`, isOn, `Open head ${number}`, values, open);
     });
-    if (this.pixels.value[frame.grids[0].picture])
-      buttons.unshift(
-        small("Picture", this.isPlain.value, "The picture without its tint", null, () => {
-          this.isPlain.value = !this.isPlain.peek();
-        }),
-      );
+    const turn = () => (this.isPlain.value = !this.isPlain.peek());
+    const plain = small("Picture", this.isPlain.value, "The picture without its tint", null, turn);
+    if (this.pixels.value[frame.grids[0].picture]) buttons.unshift(plain);
     const focused = [...this.small.children].indexOf(document.activeElement as Element);
     this.small.replaceChildren(...buttons);
     if (focused >= 0) buttons[focused]?.focus({ preventScroll: true });

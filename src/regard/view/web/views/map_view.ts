@@ -82,23 +82,15 @@ export class MapView implements View {
       every > 1 && `a sample of 1 query in ${every}`,
       trouble,
     ];
-    return cellTable(
-      maps.map((map) => map.cells()),
-      units.filter(Boolean).join(", "),
-    );
+    const grids = maps.map((map) => map.cells());
+    return cellTable(grids, units.filter(Boolean).join(", "));
   }
 
   legend(): Legend {
     const { store, layers, look } = this.session;
     const which = shown(store.drawn, layers);
-    const { ramp, differences } = look;
+    const ramp = isDifference(which) ? look.differences : look.ramp;
     const blocks = layers[which.layer].kv_len / (this.first.part?.size ?? 1);
-    return legendOf(
-      store.drawn.scale,
-      blocks,
-      this.unit(),
-      isDifference(which) ? differences : ramp,
-      stageCeiling(this.session),
-    );
+    return legendOf(store.drawn.scale, blocks, this.unit(), ramp, stageCeiling(this.session));
   }
 }

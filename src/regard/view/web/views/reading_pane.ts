@@ -76,14 +76,11 @@ export class ReadingPane {
     const best = top(weights.map(Math.abs), weights.length === LISTED + 1 ? LISTED + 1 : LISTED);
     const groups: number[][] = []; // places in the text
     for (const at of best) {
-      const alike = best.filter((other) => isAlike(weights[other], weights[at]));
+      const isOne = (other: number) => isAlike(weights[other], weights[at]);
+      const alike = best.filter(isOne);
       if (alike.length < ALIKE) groups.push([at]);
       else if (alike[0] === at)
-        groups.push(
-          [at, ...weights.keys()].filter(
-            (other, i) => i === 0 || (other !== at && isAlike(weights[other], weights[at])),
-          ),
-        );
+        groups.push([at, ...[...weights.keys()].filter((other) => other !== at && isOne(other))]);
     }
     const rows = groups.map(([at, ...more]) => this.row(axis, at, weights[at], tokens, more.length));
     const listed = groups.flat();
@@ -100,12 +97,8 @@ export class ReadingPane {
     const onclick = () => this.session.choose({ [axis]: at });
     const button = element("button", { className, onclick }, named(tokens[at], 22));
     const position = isRepeated(tokens, at) ? String(at) : "";
-    return line(
-      button,
-      more > 0 ? `${position} and ${grouped(more)} more, each` : position,
-      this.written(weight),
-      full(weight),
-    );
+    const where = more > 0 ? `${position} and ${grouped(more)} more, each` : position;
+    return line(button, where, this.written(weight), full(weight));
   }
 
   /** The whole text of a token that is too long to show. */

@@ -26,7 +26,7 @@ interface Side {
   flow: Flow;
   axis: Axis | "both"; // what its tokens are
   shows: "row" | "column" | "side"; // which weights tint it; "side": as the state says
-  range: [number, number]; // its tokens: the first, and the one past the last
+  range: number[]; // its tokens: the first, and the one past the last
   heading: HTMLElement;
   caption: HTMLElement;
   revealed: string; // what it was scrolled to
@@ -79,9 +79,8 @@ export class TextView implements View {
 
   /** @returns the side that shows this token */
   private sideOf(axis: Axis, at: number): Side | undefined {
-    return this.sides.find(
-      (side) => (side.axis === axis || side.axis === "both") && at >= side.range[0] && at < side.range[1],
-    );
+    const shows = ({ range: [first, end] }: Side) => at >= first && at < end;
+    return this.sides.find((side) => (side.axis === axis || side.axis === "both") && shows(side));
   }
 
   /** Lays the texts out. */
@@ -105,13 +104,7 @@ export class TextView implements View {
     this.pane.classList.toggle("few", Math.max(queries.length, length) <= MOST_LINED);
   }
 
-  private side(
-    tokens: Token[],
-    axis: Side["axis"],
-    shows: Side["shows"],
-    name: string,
-    range: Side["range"] = [0, tokens.length],
-  ): Side {
+  private side(tokens: Token[], axis: Side["axis"], shows: Side["shows"], name: string, range = [0, tokens.length]) {
     const heading = element("h2", {}, name);
     const caption = element("p", { className: "caption" });
     const pointed: Axis = axis === "both" ? "query" : axis;
@@ -121,7 +114,7 @@ export class TextView implements View {
       point: (at: number | null) => this.point(pointed, at),
       choose: (at: number) => this.session.chooseToken(pointed, at),
     };
-    const flow = new Flow(scroller, tokens, name, hands, ...range);
+    const flow = new Flow(scroller, tokens, name, hands, range[0], range[1]);
     return { flow, axis, shows, range, heading, caption, revealed: "" };
   }
 
