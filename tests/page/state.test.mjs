@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { effect } from "@preact/signals-core";
-import { fitted } from "../../src/regard/view/web/data/bounds";
+import { fitted } from "../../src/regard/view/web/data/compare";
 import { moving } from "../../src/regard/view/web/dom";
 import { freshState, Store, WORDS as STATES } from "../../src/regard/view/web/state";
 import { bindingsOf } from "../../src/regard/view/web/views/keys";

@@ -5,7 +5,7 @@
 
 import { batch, computed, effect, signal } from "@preact/signals-core";
 import { forAxis, sinksOf, type Axis, type TwoAxes } from "./data/axes";
-import { fitted } from "./data/bounds";
+import { fitted } from "./data/compare";
 import { Client } from "./data/client";
 import { gridsOf, withPatches, type Grid } from "./data/patches";
 import { CAUSES, inBlocks, Reader, type Reading } from "./data/reading";

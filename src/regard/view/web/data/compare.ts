@@ -1,12 +1,14 @@
 /**
- * What is shown when it is more than one head: the mean of a layer, or two side by side, or their
- * difference. The state keeps it as words: heads=mean, with=3.8 (layer.head), compare=beside or
+ * The state inside the recording: no number or head of an address names what is not there. And what is shown when it
+ * is more than one head: the mean of a layer, or two side by side, or their difference. The state keeps it as words: heads=mean, with=3.8 (layer.head), compare=beside or
  * compare=difference.
  */
 
 import { headNumber, layerName, type Head, type LayerInfo, type Recording } from "../protocol/recording";
-import type { State } from "../state";
+import { FEWEST_STEPS, type State } from "../state";
 import { termsOf, type Which } from "./source";
+
+const MOST_STEPS = 1000; // that a server sends at once
 
 /** The parts of the state that say which heads are shown. */
 export type Chosen = Pick<State, "layer" | "head" | "heads" | "with" | "compare" | "hidden">;
@@ -18,7 +20,7 @@ function headOf(text: string): Head {
 }
 
 /** A comparison with a head that is there and has the open layer's shape; with the next head where none was chosen. */
-export function fittedComparison(
+function fittedComparison(
   state: Pick<State, "layer" | "head" | "with" | "compare">,
   { layers, other }: Pick<Recording, "layers" | "other">,
 ): Pick<State, "with" | "compare"> {
@@ -95,4 +97,39 @@ export function lessName({ terms }: Which, layers: LayerInfo[]): string {
 export function coarsest({ layer, terms }: Pick<Which, "layer" | "terms">, layers: LayerInfo[]): LayerInfo | null {
   const infos = (terms ?? [{ layer }]).map((term) => layers[term.layer]);
   return infos.filter(({ kind }) => kind === "pyramid").sort((one, other) => other.block - one.block)[0] ?? null;
+}
+
+/** @returns every number inside the recording */
+export function fitted(state: State, recording: Pick<Recording, "layers" | "other">): State {
+  const { layers, other } = recording;
+  const layer = within(state.layer, other?.first ?? layers.length);
+  const { num_heads, q_len, kv_len } = layers[layer];
+  const zoom = Math.max(1, state.zoom);
+  const head = within(state.head, num_heads);
+  const heads = { ...state, layer, head, ...fittedComparison({ ...state, layer, head }, recording) };
+  return {
+    ...heads,
+    hidden: state.hidden && !isOfBlocks(heads, layers),
+    zoom,
+    query: state.query === null ? null : within(state.query, q_len),
+    key: state.key === null ? null : within(state.key, kv_len),
+    steps: Math.max(FEWEST_STEPS, Math.min(state.steps, kv_len, MOST_STEPS)),
+    row: thousandths(Math.max(0, Math.min(q_len - q_len / zoom, state.row))),
+    column: thousandths(Math.max(0, Math.min(kv_len - kv_len / zoom, state.column))),
+  };
+}
+
+/** Is any of the heads on the stage there as block means only, with its sinks in them? */
+export function isOfBlocks(state: Chosen, layers: LayerInfo[]): boolean {
+  const other = state.compare === "beside" && coarsest(beside(state), layers);
+  return Boolean(other || coarsest(shown(state, layers), layers));
+}
+
+/** @returns from 0 to count - 1, whole */
+function within(value: number, count: number): number {
+  return Math.max(0, Math.min(count - 1, Math.round(value)));
+}
+
+function thousandths(value: number): number {
+  return Math.round(value * 1000) / 1000;
 }

@@ -1,5 +1,5 @@
 /**
- * One pass over all rows of a head that is too large to answer at once: it sums the weights of
+ * One pass over all rows of a head that is too large to answer at once: it finds the mean weights of
  * blocks, from which every coarser tile is added up. It goes on while nothing else is asked. Of a
  * long head as it is, the file holds what the pass would find.
  */
@@ -10,8 +10,8 @@ import { allowed, levelsOf, weightsOf, type Layer, type Which } from "../maths/s
 const MOST = 2048; // blocks a side that are kept: at most 16 MB
 
 /** @returns is it in the file? */
-export function isStored({ sums, levels }: Layer, { hidden }: Which): boolean {
-  return (sums !== undefined && !hidden) || levels !== undefined;
+export function isStored({ blocks, levels }: Layer, { hidden }: Which): boolean {
+  return (blocks !== undefined && !hidden) || levels !== undefined;
 }
 
 /** @returns tokens of a block, each way */
@@ -26,7 +26,7 @@ export class Pass {
   private size = blockSize(this.layer, this.which); // tokens of a block
   private columns = Math.ceil(this.layer.info.kv_len / this.size);
   private blocks = Math.ceil(this.layer.info.q_len / this.size) * this.columns;
-  private sums: Float32Array;
+  private means: Float32Array; // of blocks; of one that is not through, what its rows bring to it
   done = 0; // rows
   private spent = 0; // milliseconds
   private numbers = 0; // weights computed, and in all
@@ -37,7 +37,7 @@ export class Pass {
     private readonly which: Which,
   ) {
     const { q_len } = layer.info;
-    this.sums = isStored(layer, which) ? this.stored() : new Float32Array(this.blocks);
+    this.means = isStored(layer, which) ? this.stored() : new Float32Array(this.blocks);
     for (let query = 0; query < q_len; query++) this.all += this.cost(query);
     if (isStored(layer, which)) [this.done, this.numbers] = [q_len, this.all];
   }
@@ -45,13 +45,9 @@ export class Pass {
   /** What the file holds of this head: all is done. */
   private stored() {
     const { head } = this.which;
-    const { info, means, sums } = this.layer;
-    if (sums) return sums.subarray(head * this.blocks).subarray(0, this.blocks);
-    const levels = levelsOf(this.layer, head, 0).subarray(0, this.blocks);
-    return Float32Array.from(levels, (level, at) => {
-      const first = Math.floor(at / this.columns) * this.size;
-      return means[level] * (Math.min(info.q_len, first + this.size) - first);
-    });
+    const { means, blocks } = this.layer;
+    if (blocks) return blocks.subarray(head * this.blocks).subarray(0, this.blocks);
+    return Float32Array.from(levelsOf(this.layer, head, 0).subarray(0, this.blocks), (level) => means[level]);
   }
 
   private cost(query: number) {
@@ -67,23 +63,24 @@ export class Pass {
   /** One more row. */
   step() {
     const start = performance.now();
-    const { layer, which, row, done } = this;
+    const { layer, which, row, done, size } = this;
     weightsOf(layer, which, done, 0, row.length, row);
-    const at = Math.floor(done / this.size) * this.columns;
-    addRow(row, 0, row.length, this.size, this.sums, at, 1);
+    const block = Math.floor(done / size);
+    const rows = Math.min(layer.info.q_len, (block + 1) * size) - block * size;
+    addRow(row, 0, row.length, size, this.means, block * this.columns, rows);
     this.numbers += this.cost(done);
     this.done += 1;
     this.spent += performance.now() - start;
   }
 
-  /** @returns are all its blocks summed? */
+  /** @returns are all its blocks through? */
   has({ size, end }: Extent): boolean {
     return size >= this.size && this.done >= end;
   }
 
   /** The cells are whole blocks, added up. */
   tile({ first, end, from, to, height, width, size: cell }: Extent): Float32Array {
-    const { size, columns, sums } = this;
+    const { size, columns, means } = this;
     const values = new Float32Array(height * width);
     for (let query = first; query < end; query += size) {
       const row = Math.floor((query - first) / cell);
@@ -91,9 +88,9 @@ export class Pass {
       for (let key = from; key < to; key += size) {
         const column = Math.floor((key - from) / cell);
         const keys = Math.min(to, from + (column + 1) * cell) - (from + column * cell);
-        // A sum over rows of means over keys; a block at the edge has fewer keys.
-        const sum = sums[(query / size) * columns + key / size] * (Math.min(to, key + size) - key);
-        values[row * width + column] += sum / (queries * keys);
+        // A block at the edge has fewer rows and keys.
+        const part = (Math.min(end, query + size) - query) * (Math.min(to, key + size) - key);
+        values[row * width + column] += (means[(query / size) * columns + key / size] * part) / (queries * keys);
       }
     }
     return values;

@@ -69,24 +69,11 @@ export async function readLayer(info: LayerInfo, raw: Record<string, Uint8Array>
     layer.query = await numbers("query", dtype, num_heads * q_len * head_dim);
     layer.key = await numbers("key", dtype, num_kv_heads * kv_len * head_dim);
     layer.rows = await numbers("rows", "float32", 4 * num_heads * q_len);
-    if (info.block > 1) layer.sums = summedRows(info, await numbers("means", "float32", num_heads * rows * columns));
+    if (info.block > 1) layer.blocks = await numbers("means", "float32", num_heads * rows * columns);
   }
   if (value_heads > 0) layer.value = await numbers("value", dtype, value_heads * kv_len * value_dim);
   if (span_heads > 0) layer.spans = (await unpack(raw.spans, "int32", span_heads * q_len * 2)) as Int32Array;
   return layer;
-}
-
-/**
- * Means of blocks as a pass sums them: over the rows of a block, the means over its keys.
- * @param means (num_heads, rows, columns), overwritten
- */
-function summedRows(info: LayerInfo, means: Float32Array) {
-  const { rows, columns } = blocksOf(info);
-  for (let i = 0; i < means.length; i++) {
-    const first = (Math.floor(i / columns) % rows) * info.block;
-    means[i] *= Math.min(info.q_len, first + info.block) - first;
-  }
-  return means;
 }
 
 /** @param text base64 */

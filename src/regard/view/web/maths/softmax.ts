@@ -30,7 +30,7 @@ export interface Layer {
   /** (4, num_heads, q_len): maximum and log_normalizer, then both of the row without sinks; none beside weights */
   rows?: Float32Array;
   summed: Map<number, Row>; // rows of which the file does not hold them, or not well enough
-  sums?: Float32Array; // of blocks of a long layer (num_heads, rows, columns)
+  blocks?: Float32Array; // means of a long layer (num_heads, rows, columns)
 }
 
 export interface Which {

@@ -8,6 +8,7 @@ import { named, visible } from "./tokens";
 const QUARTERS = ["upper left", "upper right", "lower left", "lower right"];
 const NAMED = 5; // pictures whose names are written out
 const PADDED = 0.01; // of the attention, that lies outside of a picture, to be worth words
+const OVERLAPPING = "Patches have seen more than their boxes: each box is the middle of what its token has seen.";
 
 /** What is drawn, and on what. */
 export interface Overlay {
@@ -65,15 +66,11 @@ export function pictureNotes({ pictures = [], grids = [] }: Pick<Recording, "pic
   const held = pictures.filter(({ data }) => data !== null);
   const names = held.map(({ name }) => visible(name)).filter(Boolean);
   const listed = names.length === held.length && names.length <= NAMED ? `: ${names.join(", ")}` : "";
-  return [
-    ...(held.length > 0 ? [`This page holds ${counted(held.length, "picture")} that the model saw${listed}.`] : []),
-    ...(held.length < pictures.length
-      ? [
-          `${counted(pictures.length - held.length, "picture")} that the model saw, without pixels: only the size is here.`,
-        ]
-      : []),
-    ...(grids.some(({ overlapping }) => overlapping)
-      ? ["Patches have seen more than their boxes: each box is the middle of what its token has seen."]
-      : []),
-  ];
+  const bare = counted(pictures.length - held.length, "picture");
+  const said = {
+    [`This page holds ${counted(held.length, "picture")} that the model saw${listed}.`]: held.length > 0,
+    [`${bare} that the model saw, without pixels: only the size is here.`]: held.length < pictures.length,
+    [OVERLAPPING]: grids.some(({ overlapping }) => overlapping),
+  };
+  return Object.keys(said).filter((text) => said[text]);
 }

@@ -1,6 +1,6 @@
 /** The bar and the stage's head: words to press, each showing the state it changes. */
 
-import { isOfBlocks } from "../data/bounds";
+import { isOfBlocks } from "../data/compare";
 import { byId, element, offerNumbers } from "../dom";
 import { bringIntoView } from "../map/travel";
 import { counted, grouped } from "../maths/numbers";

@@ -1,7 +1,7 @@
 /** The keyboard: one table, read by the page and shown as its help. */
 
 import { sinksOf } from "../data/axes";
-import { isOfBlocks } from "../data/bounds";
+import { isOfBlocks } from "../data/compare";
 import { ARROWS, byId, element } from "../dom";
 import type { HeadMap } from "../map/map";
 import { bringIntoView, zoomBy } from "../map/travel";

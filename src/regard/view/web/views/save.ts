@@ -88,11 +88,8 @@ export class SaveMenu {
       .replace(/[^A-Za-z0-9]+/g, "-")
       .replace(/^-+|-+$/g, "")
       .slice(0, 40);
-    return [
-      title || "attention",
-      view,
-      ...(view === "overview" ? [] : [`layer-${layerName(layers, layer)}-head-${headNumber(layers, { layer, head })}`]),
-    ].join("-");
+    const which = `-layer-${layerName(layers, layer)}-head-${headNumber(layers, { layer, head })}`;
+    return `${title || "attention"}-${view}${view === "overview" ? "" : which}`;
   }
 }
 
