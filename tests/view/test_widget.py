@@ -275,6 +275,7 @@ def embedded(
     page.goto(host.as_uri())
     module = (pages.FOLDER / "data" / "widget.ts").read_text()
     module = module.replace("10_000", "300").replace("2_000", "100")  # milliseconds
+    module = module.replace("../dom", "./dom")  # it is bundled from the folder above
     page.evaluate(MODEL.replace("MODULE", pages.script_of(module)), inner)
     page.wait_for_selector("iframe")
     return page, page.frames[1]

@@ -155,7 +155,12 @@ async function gather(session: Session): Promise<void> {
   session.gathered([], true);
 }
 
-function start() {
+// The page and its worker run the same script.
+if (typeof document === "undefined") {
+  const ask = engine((answer) => postMessage(answer));
+  onmessage = (event) => void ask(event.data);
+  postMessage("here"); // Without this word the page works beside itself.
+} else {
   try {
     openPage(readRecording(document.getElementById("recording")?.textContent));
   } catch (error) {
@@ -166,13 +171,4 @@ function start() {
         : `The page went wrong: ${reason}`;
     document.body.classList.add("failed");
   }
-}
-
-// The page and its worker run the same script.
-if (typeof document === "undefined") {
-  const ask = engine((answer) => postMessage(answer));
-  onmessage = (event) => void ask(event.data);
-  postMessage("here"); // Without this word the page works beside itself.
-} else {
-  start();
 }

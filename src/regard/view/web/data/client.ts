@@ -11,8 +11,7 @@ import { Damaged } from "./unpack";
 import { Waiting, type Reply } from "./waiting";
 
 export class Client implements Host {
-  private loaded = new Set<number>();
-  private taken = new Set<number>(); // layers whose numbers a page took out before it was saved
+  private isWhole = new Map<number, boolean>(); // false: a page took the numbers of the layer out before it was saved
   private post = connect((reply) => this.waiting.settle(reply));
   private waiting = new Waiting(this.post);
 
@@ -26,7 +25,7 @@ export class Client implements Host {
     const { layer } = question;
     const name = layerName(this.layers, layer);
     this.load(layer);
-    if (this.taken.has(layer))
+    if (!this.isWhole.get(layer))
       throw new Damaged(
         `Layer ${name} is not in this copy: a browser saved it from an open page. Open the file itself to see the whole.`,
       );
@@ -39,12 +38,13 @@ export class Client implements Host {
 
   /** Hands over a layer the first time it is needed. */
   private load(layer: number) {
-    if (this.loaded.has(layer)) return;
-    this.loaded.add(layer);
+    if (this.isWhole.has(layer)) return;
     const info = this.layers[layer];
     const start = `layer-${layer}-`;
     const blocks = [...document.querySelectorAll(`script[id^="${start}"]`)];
-    if (blocks.some((block) => !block.hasChildNodes())) return void this.taken.add(layer);
+    const isWhole = blocks.every((block) => block.hasChildNodes());
+    this.isWhole.set(layer, isWhole);
+    if (!isWhole) return;
     const raw = Object.fromEntries(blocks.map((block) => [block.id.slice(start.length), taken(block)]));
     this.post({ id: 0, kind: "load", layer, info, raw, sinks: this.sinksOf(layer) });
   }

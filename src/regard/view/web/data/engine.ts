@@ -56,6 +56,8 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
   /** @returns null: nobody waits */
   async function answerTo(question: { id: number } & Question, layer: Layer) {
     const rows = visitor(question);
+    if (layer.levels && (question.kind === "steps" || question.kind === "segments"))
+      throw new Error("not every weight of this layer is in this file.");
     switch (question.kind) {
       case "row":
         return rowAnswer(question, layer);
@@ -64,10 +66,8 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
       case "tile":
         return tile(question, layer);
       case "steps":
-        checkWhole(layer);
         return rowSteps(layer, question, question.query, question);
       case "segments":
-        checkWhole(layer);
         return shares(layer, question, question, rows);
       case "progress":
         return passes.get(passName(question))?.progress() ?? { done: 1, seconds: 0 };
@@ -135,10 +135,6 @@ export function engine(answer: (reply: Reply) => void, direct = DIRECT): (messag
       urgent.delete(id);
     }
   };
-}
-
-function checkWhole({ levels }: Layer) {
-  if (levels) throw new Error("not every weight of this layer is in this file.");
 }
 
 type OfHead = { layer: number } & Which;

@@ -3,6 +3,7 @@
  * and whose answers come back from there. anywidget runs this module; nothing else imports it.
  */
 
+import { element } from "../dom";
 import type { Message, Reply } from "./waiting";
 
 /** What the kernel sends: the id of a question has the view that asked in front. */
@@ -26,20 +27,10 @@ const NOTE =
 
 /** @returns takes it away again */
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
-  const frame = document.createElement("iframe");
-  frame.title = model.get("title");
-  frame.setAttribute("sandbox", model.get("sandbox"));
-  frame.width = "100%";
-  frame.height = model.get("height");
-  frame.style.border = "0";
-  frame.srcdoc = model.get("page");
-  const note = document.createElement("p");
-  note.setAttribute("role", "status");
-  note.style.cssText = NOTE;
-  note.hidden = true;
-  const box = document.createElement("div");
-  box.style.position = "relative";
-  box.append(frame, note);
+  const [title, sandbox, height, srcdoc] = ["title", "sandbox", "height", "page"].map((name) => model.get(name));
+  const frame = element("iframe", { title, sandbox, width: "100%", height, style: "border: 0", srcdoc });
+  const note = element("p", { role: "status", style: NOTE, hidden: true });
+  const box = element("div", { style: "position: relative" }, frame, note);
   // Several cells may show one model; each answer goes to the frame that asked.
   const view = `${Date.now()} ${Math.random()}`;
   const waiting = new Set<number>();

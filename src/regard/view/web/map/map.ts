@@ -31,7 +31,7 @@ export class HeadMap {
   which = this.pick(this.session.store.state, this.session.layers);
   private size = signal(0); // changes with that of the holder
   private news = signal(0); // tiles came, or are to be painted
-  private arranged = signal<{ frame: Frame; part: Part } | null>(null);
+  readonly arranged = signal<{ frame: Frame; part: Part } | null>(null);
   private tiles = new Tiles(
     this.session.source,
     () => this.news.value++,
@@ -58,10 +58,6 @@ export class HeadMap {
 
   get frame(): Frame | null {
     return this.arranged.value?.frame ?? null;
-  }
-
-  get part(): Part | null {
-    return this.arranged.value?.part ?? null;
   }
 
   /** The part of the matrix that is shown, and where; asks for the tiles that are not there. */
@@ -205,7 +201,7 @@ export class HeadMap {
    * @returns null: not there yet
    */
   cellAt(down: number, right: number): number | null {
-    const { level, size } = this.part as Part;
+    const { level, size } = this.arranged.value?.part as Part;
     const [row, column] = [Math.floor(down / TILE), Math.floor(right / TILE)];
     const tile = this.tiles.find(this.tileName({ level, row, column }));
     if (!tile) return null;
@@ -216,7 +212,12 @@ export class HeadMap {
   /** @returns the cells on the stage, with their tokens */
   cells(): Grid {
     const name = shownName(this.which, this.session.layers);
-    return { name, ...this.texts, part: this.part as Part, at: (down, right) => this.cellAt(down, right) };
+    return {
+      name,
+      ...this.texts,
+      part: this.arranged.value?.part as Part,
+      at: (down, right) => this.cellAt(down, right),
+    };
   }
 
   /** @returns of how many queries one was asked; 1: the numbers are exact */
@@ -234,11 +235,15 @@ export class HeadMap {
     this.over.replaceChildren(...this.axes.labels(frame, this.texts, { query, key }), ...cross(frame, query, key));
   }
 
-  at({ offsetX, offsetY }: { offsetX: number; offsetY: number }): { query: number; key: number } | null {
-    const frame = this.frame;
-    if (!frame) return null;
-    const [x, y] = [offsetX - frame.left, offsetY - frame.top];
-    if (x < 0 || y < 0 || x >= frame.width || y >= frame.height) return null;
+  /** @returns pixels from the corner of the map */
+  pointOf({ offsetX, offsetY }: MouseEvent): { x: number; y: number } | null {
+    return this.frame && { x: offsetX - this.frame.left, y: offsetY - this.frame.top };
+  }
+
+  at(event: MouseEvent): { query: number; key: number } | null {
+    const { frame } = this;
+    const { x, y } = this.pointOf(event) ?? { x: -1, y: -1 };
+    if (!frame || x < 0 || y < 0 || x >= frame.width || y >= frame.height) return null;
     const query = Math.floor(frame.row + y / frame.cellHeight);
     const key = Math.floor(frame.column + x / frame.cellWidth);
     return { query, key };

@@ -14,7 +14,7 @@ import type { HeadMap } from "./map";
 type Point = { x: number; y: number };
 
 /** A zoom that keeps the token under the pointer (or the chosen one) where it is, or takes it to another point. */
-export function zoomBy(map: HeadMap, factor: number, from?: Point, to?: Point) {
+export function zoomBy(map: HeadMap, factor: number, from?: Point | null, to?: Point) {
   if (!map.frame) return;
   const { store } = map.session;
   // Not the frame on the stage: several steps may come between two pictures.
@@ -53,21 +53,13 @@ function seen(first: number, at: number, shown: number) {
   return at + 1 > first + shown ? at + 1 - shown : first;
 }
 
-/** Nothing around the map scrolls, so a plain wheel may zoom. */
-function isAlone(): boolean {
-  const { scrollHeight } = document.scrollingElement as Element;
-  return window === window.top && scrollHeight <= window.innerHeight + 1;
-}
-
 /** One pointer points, chooses and drags; two pinch: the part between them follows them. */
 export function followPointer(map: HeadMap) {
   const { canvas, holder, session } = map;
   const pointers = new Map<number, Point>();
   let [moved, pinched] = [false, false];
-  const onMap = ({ offsetX, offsetY }: MouseEvent) =>
-    map.frame ? { x: offsetX - map.frame.left, y: offsetY - map.frame.top } : undefined;
   canvas.addEventListener("pointerdown", (event) => {
-    const point = onMap(event);
+    const point = map.pointOf(event);
     if (!point) return;
     if (pointers.size === 0) [moved, pinched] = [false, false];
     pointers.set(event.pointerId, point);
@@ -75,7 +67,7 @@ export function followPointer(map: HeadMap) {
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
-    const [before, now] = [pointers.get(event.pointerId), onMap(event)];
+    const [before, now] = [pointers.get(event.pointerId), map.pointOf(event)];
     if (!before || !now) return session.hover(map.at(event));
     moved ||= Math.hypot(now.x - before.x, now.y - before.y) > 4;
     if (!moved) return;
@@ -97,14 +89,16 @@ export function followPointer(map: HeadMap) {
     passive: false,
   });
   canvas.addEventListener("pointerleave", () => session.hover(null));
-  canvas.addEventListener("dblclick", (event) => zoomBy(map, 2, onMap(event)));
+  canvas.addEventListener("dblclick", (event) => zoomBy(map, 2, map.pointOf(event)));
   canvas.addEventListener(
     "wheel",
     (event) => {
       // Where something scrolls (a notebook, a phone), a plain wheel does that, and Ctrl or a pinch zooms.
-      if (!event.ctrlKey && !event.metaKey && !isAlone()) return;
+      const { scrollHeight } = document.scrollingElement as Element;
+      const isAlone = window === window.top && scrollHeight <= window.innerHeight + 1;
+      if (!event.ctrlKey && !event.metaKey && !isAlone) return;
       event.preventDefault();
-      zoomBy(map, 2 ** (-event.deltaY / 200), onMap(event));
+      zoomBy(map, 2 ** (-event.deltaY / 200), map.pointOf(event));
     },
     { passive: false },
   );

@@ -163,9 +163,8 @@ export class HeadsView implements View {
   }
 
   /** What stands under a tile. */
-  private words({ layer, head, kind }: Tile) {
+  private words({ kind, ...at }: Tile) {
     const shown = this.session.store.state.sort === "entropy" ? "entropy" : "score";
-    const at = { layer, head };
     return {
       name: this.inLayers ? `H${headNumber(this.layers, at)}` : shortName(this.layers, at),
       score: kind && (shown !== "score" || kind.kind !== "mixed") ? whole(kind[shown]) : "",

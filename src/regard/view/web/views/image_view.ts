@@ -44,8 +44,6 @@ const LEAST = 64; // pixels of a row of pictures
 const SCROLLS = "(max-width: 1099px)"; // the page, so that a picture need not fit
 const TALL = 0.62; // of such a screen
 const SMALL = [40, 96]; // pixels of the longer side of a small picture
-const HINT = "Point at a patch or a word; click to keep it.";
-const TAP = "Tap a patch or a word.";
 const NO_PATCHES = "The tokens of this layer stand for no picture: choose another layer.";
 const NOTHING = "There is no such token here, or its weights are not in this file.";
 const LOST = "A picture of this page is damaged; its patches stand on an empty ground.";
@@ -80,16 +78,13 @@ export class ImageView implements View {
   ];
 
   constructor(private readonly session: Session) {
-    inside(this.pane, ".hint").textContent = matchMedia("(hover: none)").matches ? TAP : HINT;
     new ResizeObserver(() => this.size.value++).observe(this.stage);
     void this.decode();
   }
 
   private async decode() {
     const found = this.pictures.map((picture) => decoded(picture).catch(() => ((this.isDamaged.value = true), null)));
-    const pixels = await Promise.all(found);
-    this.isDecoding = false;
-    this.pixels.value = pixels;
+    [this.isDecoding, this.pixels.value] = [false, await Promise.all(found)];
   }
 
   /** @returns what stands on the stage */
@@ -243,7 +238,8 @@ export class ImageView implements View {
       this.say(side, side.values, reading);
       return { ...side, palette };
     });
-    const around = Math.max(...painted.map(({ heading, legend, words }) => heightOf([heading, legend, words])));
+    const rest = painted.map(({ heading, legend, words }) => [heading, legend, words].map((each) => each.offsetHeight));
+    const around = Math.max(...rest.map(([heading, legend, words]) => heading + legend + words + 2 * GAP));
     for (const side of painted) {
       this.measure(side, around);
       const chosen = side.shows === "row" && this.session.isOneText(layer) ? reading.query : reading.key;
@@ -365,11 +361,6 @@ export class ImageView implements View {
     const names = ["token", "picture", "grid", "row", "column", "x0", "y0", "x1", "y1"];
     return [[...names, ...sides.map(({ heading }) => heading.textContent ?? "")], ...rows];
   }
-}
-
-/** @returns pixels of some elements one below the other, and between them */
-function heightOf(elements: HTMLElement[]): number {
-  return elements.reduce((sum, each) => sum + each.offsetHeight, 2 * GAP);
 }
 
 /** Gives a canvas its size on the page. */

@@ -66,7 +66,7 @@ export class MapView implements View {
   private unit(): string {
     const { layers, store } = this.session;
     const which = shown(store.drawn, layers);
-    const size = this.first.part?.size ?? 1;
+    const size = this.first.arranged.value?.part.size ?? 1;
     const what = isDifference(which) ? "points more or less" : "share of attention";
     return `${what}${size > 1 ? ` per ${size} keys` : ""}`;
   }
@@ -90,7 +90,7 @@ export class MapView implements View {
     const { store, layers, look } = this.session;
     const which = shown(store.drawn, layers);
     const ramp = isDifference(which) ? look.differences : look.ramp;
-    const blocks = layers[which.layer].kv_len / (this.first.part?.size ?? 1);
+    const blocks = layers[which.layer].kv_len / (this.first.arranged.value?.part.size ?? 1);
     return legendOf(store.drawn.scale, blocks, this.unit(), ramp, stageCeiling(this.session));
   }
 }

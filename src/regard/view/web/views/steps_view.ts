@@ -99,7 +99,6 @@ export class StepsView implements View {
     const found = this.found.value;
     if (!found) return;
     const { steps, query } = found;
-    const { hidden } = this.session.store.state;
     const axes = this.axes();
     const hasFocus = this.grid.contains(document.activeElement);
     const unfolded = document.activeElement === this.more ? this.grid.tBodies[0].rows.length : null;
@@ -126,7 +125,9 @@ export class StepsView implements View {
     const rest = steps.keys - steps.rows.length;
     this.more.hidden = rest <= 0;
     this.more.textContent = `${Math.min(MORE, rest)} more of ${grouped(rest)}`;
-    const aside = hidden ? "The first and the special tokens are set aside, as if masked. " : "";
+    const aside = this.session.store.state.hidden
+      ? "The first and the special tokens are set aside, as if masked. "
+      : "";
     this.notes.textContent = [
       aside,
       coloursText("Vectors", steps.vector, vectors),

@@ -33,8 +33,6 @@ interface Side {
 }
 
 const STROKE = 150; // level of the ramp, of the lines
-const HINT = "Point at a word; click to keep it.";
-const TAP = "Tap a word to see where it looks.";
 const LABELLED = 6; // of the strongest tokens have their number above them
 const LEAST = 0.04; // of the strongest: less is not worth a number
 const STANDS_OUT = 4; // times the even share: less is not worth scrolling to
@@ -42,8 +40,9 @@ const APART = 8; // characters between two numbers that do not touch
 
 export class TextView implements View {
   private pane = byId("view-text");
-  private direction = inside(this.pane, ".tools p");
-  private turn = inside(this.pane, ".tools span");
+  private hint = inside(this.pane, ".hint");
+  private direction = inside(this.pane, ".direction");
+  private turn = inside(this.pane, ".tools [role]");
   private facing = inside(this.pane, ".facing");
   private lines = new Lines(inside(this.pane, ".lines"), {
     point: (axis, at) => this.point(axis, at),
@@ -98,9 +97,8 @@ export class TextView implements View {
     if (!isOne) this.sides = [this.side(queries, "query", "column", QUERIES), this.side(keys, "key", "row", KEYS)];
     else if (twice) this.sides = [both("row", "Where it looks"), both("column", "Who looks at it")];
     else this.sides = [both("side", "First text", 0, cut ?? 0), both("side", "Second text", cut ?? 0)];
-    this.turn.hidden = twice;
-    this.direction.className = twice ? "hint pressed" : "direction";
-    if (twice) this.direction.textContent = matchMedia("(hover: none)").matches ? TAP : HINT;
+    this.turn.hidden = this.direction.hidden = twice;
+    this.hint.hidden = !twice;
     this.pane.classList.toggle("few", Math.max(queries.length, length) <= MOST_LINED);
   }
 
@@ -218,11 +216,11 @@ export class TextView implements View {
     const { reading } = this.session;
     if (!reading) return [];
     const [queries, keys] = this.written;
-    const all = { "is looked at": reading.row, looks: reading.column };
+    const one = this.session.isOneText();
     const looks = this.session.store.state.side === "looks";
-    const one = this.session.isOneText() ? [] : [looks ? "looks" : "is looked at"];
-    const shown = Object.entries(all).filter(([name]) => !one.includes(name));
-    const tokens = one[0] === "is looked at" ? queries : keys;
+    const all = Object.entries({ "is looked at": reading.row, looks: reading.column });
+    const shown = all.filter(([name]) => one || looks === (name === "is looked at"));
+    const tokens = one || looks ? keys : queries;
     return [
       ["position", "token", ...shown.map(([name]) => name)],
       ...tokens.map(({ text }, at) => [at, text, ...shown.map(([, weights]) => weights?.[at] ?? NaN)]),
