@@ -99,14 +99,12 @@ export class StepsView implements View {
     const found = this.found.value;
     if (!found) return;
     const { steps, query } = found;
-    const axes = this.axes();
     const hasFocus = this.grid.contains(document.activeElement);
     const unfolded = document.activeElement === this.more ? this.grid.tBodies[0].rows.length : null;
-    const name = quoted(axes.queries, query);
     const keys = steps.masked
       ? `the ${grouped(steps.allowed)} of ${counted(steps.keys, "key")} it may attend to`
       : counted(steps.keys, "key");
-    this.heading.textContent = `How ${name} comes to its weights on ${keys}`;
+    this.heading.textContent = `How ${quoted(this.axes().queries, query)} comes to its weights on ${keys}`;
     const { rows } = steps;
     this.columns = columnsOf(steps);
     const vectors = largest([steps.vector, ...rows.map(({ vector }) => vector)]);

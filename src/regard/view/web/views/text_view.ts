@@ -90,16 +90,15 @@ export class TextView implements View {
     this.facing.replaceChildren();
     const isOne = queries === keys;
     const cut = isOne ? secondText(keys) : null;
-    const { length } = keys;
     const twice = isOne && cut === null;
-    const both = (shows: Side["shows"], name: string, first = 0, end = length) =>
+    const both = (shows: Side["shows"], name: string, first = 0, end = keys.length) =>
       this.side(keys, "both", shows, name, [first, end]);
     if (!isOne) this.sides = [this.side(queries, "query", "column", QUERIES), this.side(keys, "key", "row", KEYS)];
     else if (twice) this.sides = [both("row", "Where it looks"), both("column", "Who looks at it")];
     else this.sides = [both("side", "First text", 0, cut ?? 0), both("side", "Second text", cut ?? 0)];
     this.turn.hidden = this.direction.hidden = twice;
     this.hint.hidden = !twice;
-    this.pane.classList.toggle("few", Math.max(queries.length, length) <= MOST_LINED);
+    this.pane.classList.toggle("few", Math.max(queries.length, keys.length) <= MOST_LINED);
   }
 
   private side(tokens: Token[], axis: Side["axis"], shows: Side["shows"], name: string, range = [0, tokens.length]) {
