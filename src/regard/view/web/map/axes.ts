@@ -116,27 +116,42 @@ export class Axes {
     return { ...frame, row: inside(row, queries.length - rows), column: inside(column, keys.length - columns) };
   }
 
-  /** All labels that have room; those that the labels of the chosen cell would overlap give way, never cut in half. */
-  labels(frame: Frame, { queries, keys }: TwoAxes, chosen: { query: number; key: number }): SVGElement[] {
+  /** All labels that have room. */
+  labels(frame: Frame, { queries, keys }: TwoAxes): SVGElement[] {
     const x = frame.left - 8;
     const base = frame.top - Math.max(7, 12 - frame.cellHeight / 2); // above the first label
-    return [
+    const labels: SVGElement[] = [
       svgElement("text", { x, y: base - 17, class: "count end" }, "keys →"),
       svgElement("text", { x, y: base - 4, class: "count end" }, "queries ↓"),
-      ...this.along(frame, "query", queries, chosen.query),
-      ...this.along(frame, "key", keys, chosen.key),
     ];
+    for (const [axis, tokens] of Object.entries({ query: queries, key: keys }) as [Axis, Token[]][]) {
+      const { start, last, every } = this.span(frame, axis);
+      for (let at = aligned(start, every); at <= last; at += every)
+        labels.push(this.label(frame, axis, tokens[at], at, false));
+    }
+    return labels;
   }
 
-  private along(frame: Frame, axis: Axis, tokens: Token[], chosen: number): SVGElement[] {
-    const { row, rows, cellHeight, column, columns, cellWidth } = frame;
-    const [first, count, cell] = axis === "query" ? [row, rows, cellHeight] : [column, columns, cellWidth];
-    const [start, last] = [first - 0.5, first + count - 0.5];
-    const every = this.stride(cell);
-    const places = chosen >= start && chosen <= last ? [chosen] : [];
-    for (let i = aligned(start, every); i <= last; i += every)
-      if (places.length === 0 || Math.abs(i - chosen) * cell >= this.type + APART - 1) places.push(i);
-    return places.map((at) => this.label(frame, axis, tokens[at], at, every > 1, at === chosen));
+  /**
+   * The labels of the chosen cell.
+   * @param others that give way where they would overlap, never cut in half
+   */
+  chosen(frame: Frame, { queries, keys }: TwoAxes, cell: Record<Axis, number>, others: SVGElement[]): SVGElement[] {
+    return (["query", "key"] as const).flatMap((axis) => {
+      const { start, last, side } = this.span(frame, axis);
+      const at = cell[axis];
+      const isThere = at >= start && at <= last;
+      const isNear = (other: number) => isThere && Math.abs(other - at) * side < this.type + APART - 1;
+      for (const { dataset, classList } of others)
+        if (dataset.axis === axis) classList.toggle("aside", isNear(Number(dataset.at)));
+      return isThere ? [this.label(frame, axis, (axis === "query" ? queries : keys)[at], at, true)] : [];
+    });
+  }
+
+  /** @returns what of an axis is shown, and every how many tokens there is room for a label */
+  private span({ row, rows, cellHeight, column, columns, cellWidth }: Frame, axis: Axis) {
+    const [first, count, side] = axis === "query" ? [row, rows, cellHeight] : [column, columns, cellWidth];
+    return { start: first - 0.5, last: first + count - 0.5, side, every: this.stride(side) };
   }
 
   /**
@@ -150,8 +165,7 @@ export class Axes {
     return power * ([1, 2, 5, 10].find((n) => n * power >= least) as number);
   }
 
-  /** @param counts with its position */
-  private label(frame: Frame, axis: Axis, token: Token, at: number, counts: boolean, isChosen: boolean): SVGElement {
+  private label(frame: Frame, axis: Axis, token: Token, at: number, isChosen: boolean): SVGElement {
     const { left, top, row, column, cellWidth, cellHeight, slanted } = frame;
     const isQuery = axis === "query";
     const x = isQuery ? left - 8 : left + (at - column + 0.5) * cellWidth;
@@ -162,8 +176,13 @@ export class Axes {
     const name = `${anchor} ${token.special ? "special" : ""} ${isChosen ? "chosen" : ""}`;
     const position = svgElement("text", { x: isQuery ? -width - 7 : width + 7, class: `count ${anchor}` }, String(at));
     const transform = `translate(${x} ${y})${turned ? ` rotate(${(-180 * SLANT) / Math.PI})` : ""}`;
-    const isCounted = counts && text !== String(at);
-    return svgElement("g", { transform }, svgElement("text", { class: name }, text), ...(isCounted ? [position] : []));
+    const isCounted = this.span(frame, axis).every > 1 && text !== String(at);
+    return svgElement(
+      "g",
+      { transform, "data-axis": axis, "data-at": at },
+      svgElement("text", { class: name }, text),
+      ...(isCounted ? [position] : []),
+    );
   }
 }
 

@@ -26,6 +26,7 @@ export class HeadMap {
   private status = inside(this.holder, ".progress");
   readonly canvas = inside<HTMLCanvasElement>(this.holder, "canvas");
   private over = this.holder.querySelector("svg") as SVGElement; // labels and the crosshair
+  private named: Frame | null = null; // whose labels the names are
   private context = context2d(this.canvas);
   private axes = new Axes(this.context);
   which = this.pick(this.session.store.state, this.session.layers);
@@ -232,7 +233,11 @@ export class HeadMap {
     const { frame } = this;
     if (!frame) return;
     const { query, key } = this.session.cell(this.session.store.drawn);
-    this.over.replaceChildren(...this.axes.labels(frame, this.texts, { query, key }), ...cross(frame, query, key));
+    const [names, marks] = this.over.children;
+    if (this.named !== frame) names.replaceChildren(...this.axes.labels(frame, this.texts));
+    this.named = frame;
+    const chosen = this.axes.chosen(frame, this.texts, { query, key }, [...names.children] as SVGElement[]);
+    marks.replaceChildren(...chosen, ...cross(frame, query, key));
   }
 
   /** @returns pixels from the corner of the map */
