@@ -76,26 +76,14 @@ function openPage(recording: Recording) {
     for (const name of names) byId(`view-${name}`).hidden = name !== opened;
     session.view = views[opened];
   });
-  drawBeside(session);
-  // The views last: what stands around them says how much room they have.
-  effect(() => {
-    const ends = session.view?.draws.map((draw) => untracked(() => effect(draw)));
-    return () => ends?.forEach((end) => end());
-  });
-  byId("failure").textContent = "";
-  document.body.classList.add("ready");
-  if (isLive) void gather(session);
-}
-
-/** What is said around the view: the cell, the text, the notes, the legend, what is missing. */
-function drawBeside(session: Session) {
+  // What is said around the view: the cell, the text, the notes, the legend, what is missing.
   const [prose, pane] = [new Prose(session), new ReadingPane(session)];
   effect(() => {
     byId("damage").hidden = session.trouble === "";
     byId("damage").textContent = session.trouble;
   });
   effect(() => {
-    const { drawn } = session.store;
+    const { drawn } = store;
     const other = drawn.compare === "alone" ? drawn.layer : beside(drawn).layer;
     const said = session.maps && notes(session.recording, drawn.layer, other);
     byId("notes").replaceChildren(...said.map((text) => element("li", {}, text)));
@@ -107,6 +95,14 @@ function drawBeside(session: Session) {
   });
   effect(() => pane.draw());
   effect(() => prose.draw());
+  // The views last: what stands around them says how much room they have.
+  effect(() => {
+    const ends = session.view?.draws.map((draw) => untracked(() => effect(draw)));
+    return () => ends?.forEach((end) => end());
+  });
+  byId("failure").textContent = "";
+  document.body.classList.add("ready");
+  if (isLive) void gather(session);
 }
 
 /**

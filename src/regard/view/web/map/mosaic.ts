@@ -90,7 +90,11 @@ export class Mosaic {
     window.clearRect(0, 0, width, height);
     window.imageSmoothingEnabled = false;
     const isWhole = placesOf(part).every((place) => this.painted(place));
-    if (small && !isWhole) this.drawSmall(window, part, small, shape);
+    if (small && !isWhole) {
+      const [across, down] = [(small.width / shape.kv_len) * part.size, (small.height / shape.q_len) * part.size];
+      const from = [part.left * across, part.top * down, width * across, height * down] as const;
+      window.drawImage(small, ...from, 0, 0, width, height);
+    }
     for (let up = isWhole ? 0 : COARSER; up >= 0; up--) this.drawLevel(window, part, up);
     this.show(context, frame, part);
     return isWhole;
@@ -111,12 +115,6 @@ export class Mosaic {
     const canvas = paint(tile, kv_len, palette, picture?.canvas);
     this.pictures.set(tile, { canvas, colours: palette.name });
     return canvas;
-  }
-
-  private drawSmall(window: Pen, { size, left, right, top, bottom }: Part, small: HTMLCanvasElement, shape: Shape) {
-    const [across, down] = [(small.width / shape.kv_len) * size, (small.height / shape.q_len) * size];
-    const [width, height] = [right - left, bottom - top];
-    window.drawImage(small, left * across, top * down, width * across, height * down, 0, 0, width, height);
   }
 
   /** The tiles that are there at a level so much coarser. */

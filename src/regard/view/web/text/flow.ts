@@ -230,13 +230,9 @@ export class Flow {
     const label = this.labels.get(at);
     if (label) span.dataset.share = label;
     else delete span.dataset.share;
-    if (label) span.classList.toggle("at-end", this.isAtEnd(span, label));
-  }
-
-  /** Would the number above a token be cut at the right edge? */
-  private isAtEnd(span: HTMLSpanElement, label: string) {
-    const { right } = this.scroller.getBoundingClientRect();
-    return span.getBoundingClientRect().left + label.length * LABEL_LETTER > right;
+    // Would the number above the token be cut at the right edge?
+    const room = label ? this.scroller.getBoundingClientRect().right - span.getBoundingClientRect().left : 0;
+    if (label) span.classList.toggle("at-end", label.length * LABEL_LETTER > room);
   }
 
   clear() {

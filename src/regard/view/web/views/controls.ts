@@ -56,15 +56,12 @@ export class Controls {
     if (name) store.set({ [name]: value });
     const { key } = button.dataset;
     if (key) press(this.hands, key, event);
-    if (button.id === "understood") this.understand();
+    if (button.id === "understood") {
+      byId("hint").hidden = true;
+      storage()?.setItem(HINT, "understood");
+    }
     if (button.className === "close") button.closest("dialog")?.close();
     if (button.id === "theme") store.set({ theme: this.session.look.name === "dark" ? "light" : "dark" });
-  }
-
-  /** The line that explains rows and columns is dismissed; a browser may keep that. */
-  private understand() {
-    byId("hint").hidden = true;
-    storage()?.setItem(HINT, "understood");
   }
 
   private search() {

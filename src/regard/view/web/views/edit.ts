@@ -43,11 +43,8 @@ export class Edit {
         body: JSON.stringify({ text: this.text.value }),
       });
       this.say("The model has read the text.");
-      const kept = this.session.store
-        .address()
-        .slice(1)
-        .split("&")
-        .filter((part) => !PLACES.includes(part.split("=")[0]));
+      const parts = this.session.store.address().slice(1).split("&");
+      const kept = parts.filter((part) => !PLACES.includes(part.split("=")[0]));
       this.reload(`#${kept.join("&")}`);
     } catch (error) {
       this.button.disabled = this.text.readOnly = false;

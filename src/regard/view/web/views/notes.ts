@@ -26,16 +26,14 @@ export function notes(recording: Recording, layer: number, beside: number = laye
     const stored = rounded.kind === "weights" ? "Weights are" : "Queries and keys are";
     const { spacing = 1, deviation } = rounded;
     const measured = spacing > 1 ? `, measured in 1 row of ${spacing}` : "";
-    found.push(
-      `${stored} stored in 16 bits: weights are within ${digits(deviation * 100)} percentage points of the recording${measured}.`,
-    );
+    const within = `weights are within ${digits(deviation * 100)} percentage points of the recording${measured}.`;
+    found.push(`${stored} stored in 16 bits: ${within}`);
   }
-  const info = layers[layer];
-  if ((info.part ?? null) !== null)
-    found.push(
-      `Layer ${layerName(layers, layer)} is one window or tile of the picture; the others have a number after the point, too.`,
-    );
-  if (info.heads?.includes(null)) found.push(NO_KINDS);
+  const { part = null, heads } = layers[layer];
+  const name = layerName(layers, layer);
+  const one = `Layer ${name} is one window or tile of the picture; the others have a number after the point, too.`;
+  if (part !== null) found.push(one);
+  if (heads?.includes(null)) found.push(NO_KINDS);
   if (recording.batch > 1) {
     const held = counted(recording.batch, "sequence");
     found.push(`The recording holds ${held}; this is the first. Show another with recording.entry(1).`);
