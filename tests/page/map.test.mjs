@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Axes } from "../../src/regard/view/web/map/axes";
-import { shown, shownName } from "../../src/regard/view/web/data/compare";
+import { headline, shown, shownName } from "../../src/regard/view/web/data/compare";
 import { paletteOf } from "../../src/regard/view/web/look";
 import { partOf, placesOf } from "../../src/regard/view/web/map/mosaic";
 import { ceilingOf, ceilingOfAll, smallMap, smallShares } from "../../src/regard/view/web/data/small";
@@ -163,6 +163,7 @@ test("heads on the stage have a name", () => {
   assert.equal(name({}), "layer 0 head 0");
   assert.equal(name({ heads: "mean" }), "mean of the 2 heads of layer 0");
   assert.equal(name({ compare: "difference", with: "1.2" }), "layer 0 head 0 less layer 1 head 2");
+  assert.equal(headline({ layer: 1, head: 2, hidden: true }, LAYERS), "Layer 1 head 2");
 });
 
 // Small maps

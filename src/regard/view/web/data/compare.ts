@@ -73,6 +73,12 @@ export function shownName(which: Which, layers: LayerInfo[]): string {
   return isDifference(which) ? `${name} less ${lessName(which, layers)}` : name;
 }
 
+/** @returns the same, over a map */
+export function headline(which: Which, layers: LayerInfo[]): string {
+  const name = shownName(which, layers);
+  return `${name[0].toUpperCase()}${name.slice(1)}`;
+}
+
 function headName(one: Head, layers: LayerInfo[]): string {
   const { of } = layers[one.layer];
   return `layer ${layerName(layers, one.layer)} head ${headNumber(layers, one)}${of === undefined ? "" : ` (${of})`}`;

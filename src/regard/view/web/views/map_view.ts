@@ -1,6 +1,6 @@
 /** The map view: one map, or two side by side, and what chooses their heads. */
 
-import { beside, isDifference, shown, shownName } from "../data/compare";
+import { beside, headline, isDifference, shown } from "../data/compare";
 import { byId, offerNumbers } from "../dom";
 import { headNumber, layerName } from "../protocol/recording";
 import type { Session } from "../session";
@@ -42,10 +42,10 @@ export class MapView implements View {
     const { layers, store } = this.session;
     const { compare, heads, with: other } = store.drawn;
     document.body.dataset.compare = compare;
-    this.titles[0].textContent = shownName(shown(store.drawn, layers), layers);
+    this.titles[0].textContent = headline(shown(store.drawn, layers), layers);
     this.titles[0].hidden = compare === "alone" && heads === "one";
     (this.second.holder.parentElement as HTMLElement).hidden = compare !== "beside";
-    if (compare === "beside") this.titles[1].textContent = shownName(beside(store.drawn), layers);
+    if (compare === "beside") this.titles[1].textContent = headline(beside(store.drawn), layers);
     byId("with").hidden = compare === "alone" || this.session.recording.other !== undefined;
     if (byId("with").hidden) return;
     const [layer, head] = other.split(".").map(Number);
