@@ -253,8 +253,8 @@ def test_a_text_without_anything_to_read_is_refused(
 
 
 MISSING = {
-    "path": ("./missing", "is no folder here, and cannot be loaded from the"),
-    "unknown name": ("a/b", "is no folder here, and cannot be loaded from the"),
+    "path": ("./missing", "is no folder here, no packaged model ('all-MiniLM-L6-v2' and"),
+    "unknown name": ("a/b", "is no folder here, no packaged model ('all-MiniLM-L6-v2' and"),
     "file": (__file__, "cannot be loaded: OSError: It looks like the config file"),
     "folder": (str(Path(__file__).parent), "cannot be loaded: ValueError: Unrecognized"),
 }

@@ -340,6 +340,17 @@ def test_the_bundle_is_that_of_the_sources(tmp_path: Path) -> None:
     assert stale == [], "run `make page`"
 
 
+def test_a_matrix_is_no_recording(tmp_path: Path) -> None:
+    A = regard.AttentionMatrix.from_weights(torch.eye(2)[None])
+    for name, ask in (
+        ("recording", lambda: regard.page(A, tmp_path / "page.html")),
+        ("seen", lambda: regard.heads(A)),
+        ("seen", lambda: regard.segment_shares(A, {"all": (0, 2)})),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} is an AttentionMatrix; it must be a Record"):
+            ask()
+
+
 def test_an_empty_recording_makes_no_page(tmp_path: Path) -> None:
     with pytest.raises(
         regard.RegardError, match="recording has no layers; a page needs at least one"

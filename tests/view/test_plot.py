@@ -324,9 +324,9 @@ def test_a_dark_style_has_dark_ground(name: str) -> None:
         pytest.param(
             lambda: regard.plot.heads(head(3)),
             TypeError,
-            "seen is an AttentionMatrix; plot.heads() draws a Recording.\n"
+            "seen is an AttentionMatrix; it must be a Recording.\n"
             "    Make one with regard.observe(model), regard.load(path) or "
-            "regard.Recording({name: A}).",
+            "regard.Recording({name: A}); regard.show(A) draws a matrix itself.",
             id="no recording",
         ),
         *(

@@ -10,7 +10,7 @@ from regard.analysis.head_kinds import KINDS, MIXED, Head, kind_of
 from regard.analysis.head_survey import Survey, of_each_head
 from regard.errors import RegardError, check_progress
 from regard.recording.layers import Layer, one_text
-from regard.recording.recording import Recording
+from regard.recording.recording import Recording, check_recording
 from regard.text.tables import Cell, Table
 from regard.text.tokens import Token
 
@@ -117,6 +117,7 @@ def heads(
         the kind needs positions.
 
     Raises:
+        TypeError: seen is no recording.
         ValueError: a trial belongs to another model.
         RegardError: query and key were not recorded, or the weights contain NaN.
 
@@ -127,7 +128,7 @@ def heads(
         ('uniform', 'uniform')
     """
     classified = classify(
-        seen.layers,
+        check_recording("seen", seen).layers,
         seen.query_tokens,
         seen.key_tokens,
         trials=(*trials_of(seen), *trials),

@@ -17,7 +17,7 @@ from regard.errors import (
     kind_text,
 )
 from regard.recording.layers import one_text, shape_of_all
-from regard.recording.recording import Recording
+from regard.recording.recording import Recording, check_recording
 from regard.recording.without_keys import without_keys
 from regard.reductions.sums import Segments
 from regard.text.tables import Cell, Table
@@ -194,7 +194,7 @@ def segment_shares(
         tensor([[0., 0.],
                 [0., 1.]])
     """
-    layers = seen.layers
+    layers = check_recording("seen", seen).layers
     check_progress(progress)
     _, q_len, kv_len = shape_of_all("segment_shares", layers)
     key_parts = checked_parts("parts", parts, "kv_len", kv_len)

@@ -154,7 +154,11 @@ class Pretrained:
         offline = source.exists() or not _hub_answers(name)
         where = str(source) if source.exists() else name
         options = {"trust_remote_code": False, "local_files_only": offline, **_gguf(packaged)}
-        no_folder = "is no folder here, and cannot be loaded from the Hugging Face hub"
+        packaged = " and ".join(map(repr, NAMED_MODELS))
+        no_folder = (
+            f"is no folder here, no packaged model ({packaged} are), and cannot be loaded from the "
+            "Hugging Face hub"
+        )
         with loading_errors(name, "cannot be loaded" if source.exists() else no_folder):
             config = transformers.AutoConfig.from_pretrained(where, **options)
         with loading_errors(name, "has no tokenizer that can be loaded"):

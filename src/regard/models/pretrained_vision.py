@@ -84,6 +84,7 @@ class PretrainedVision:
                 text, or reads none.
         """
         name, transformers = str(model), transformers_library()
+        optional_module("PIL.Image", "pictures need Pillow", "'regard[images]'")
         check_device(device)
         if name == DEFAULT_VISION_MODEL and not reads_text:
             loaded, processor = _packaged_dinov2(transformers)

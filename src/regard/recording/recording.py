@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError, check_path, is_whole
+from regard.errors import RegardError, check_path, is_whole, kind_text
 from regard.images.patch_grid import Grid
 from regard.images.picture import Picture, keep
 from regard.matrix.attention_matrix import AttentionMatrix
@@ -617,6 +617,17 @@ class Recording(Mapping[str, AttentionMatrix]):
 
 def _rank_of(recording: Recording, index: int) -> str:
     return f"recording {index}" if recording.shard is None else f"rank {recording.shard.rank}"
+
+
+def check_recording(name: str, seen: object) -> Recording:
+    """Return a recording; raise a TypeError for anything else, such as a matrix."""
+    if isinstance(seen, Recording):
+        return seen
+    raise TypeError(
+        f"{name} is {kind_text(seen)}; it must be a Recording.\n"
+        "    Make one with regard.observe(model), regard.load(path) or "
+        "regard.Recording({name: A}); regard.show(A) draws a matrix itself."
+    )
 
 
 def merged(recordings: Sequence[Recording], names: Sequence[str]) -> Recording:

@@ -18,7 +18,7 @@ from regard.analysis.head_kinds import Head, stand_out
 from regard.errors import RegardError
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import layer_at
-from regard.recording.recording import Recording
+from regard.recording.recording import Recording, check_recording
 from regard.reductions.sums import Pool
 from regard.view.export.complete_layer import (
     Block,
@@ -106,6 +106,7 @@ def write_page(
         The path.
 
     Raises:
+        TypeError: no recording, such as a matrix.
         RegardError: the recording is empty.
         KeyError: no layer of a name in ``layers``.
         IndexError: no layer at a place in ``layers``.
@@ -119,7 +120,7 @@ def write_page(
         ('attention.html', True)
     """
     for name, each in (("recording", recording), ("other", other)):
-        if each is not None and not each.layers:
+        if each is not None and not check_recording(name, each).layers:
             raise RegardError(f"{name} has no layers; a page needs at least one.")
     wanted = _places(recording, layers, *opened)
     recording, wanted = _apart(recording, wanted)

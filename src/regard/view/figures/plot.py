@@ -20,7 +20,7 @@ from regard.analysis.span_shares import Shares
 from regard.errors import check_index_bounds, check_path, kind_text
 from regard.matrix.attention_matrix import AttentionMatrix
 from regard.recording.layers import Layer
-from regard.recording.recording import Recording
+from regard.recording.recording import Recording, check_recording
 from regard.reductions.sums import Pool
 from regard.text.tokens import Token
 from regard.training.run_table import SHOWN, read_history
@@ -483,13 +483,7 @@ def _checked_scale(scale: style.Scale | None, keys: int) -> style.Scale:
 
 
 def _check_recording(call: str, seen: object) -> None:
-    if not isinstance(seen, Recording):
-        raise TypeError(
-            f"seen is {kind_text(seen)}; {call} draws a Recording.\n"
-            "    Make one with regard.observe(model), regard.load(path) or "
-            "regard.Recording({name: A})."
-        )
-    if not seen.layers:
+    if not check_recording("seen", seen).layers:
         raise ValueError(
             f"seen has no layers; {call} draws at least one.\n"
             "    Record attention with regard.observe(model), or take a part that has layers."
