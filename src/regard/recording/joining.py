@@ -69,7 +69,7 @@ def _by_part(pieces: Sequence[Piece]) -> dict[tuple[int, ...], Piece]:
         if shard.part in by_part:
             raise RegardError(
                 f"{piece.name} and {by_part[shard.part].name} are the same part of the run, "
-                f"{part_text(shard.part, shard.counts)}.\n    Leave one of them out."
+                f"{shard.text}.\n    Leave one of them out."
             )
         by_part[shard.part] = piece
     counts = _shard(pieces[0]).counts

@@ -38,6 +38,11 @@ class Shard(NamedTuple):
         """The number of parts on each of ``AXES``."""
         return self.batch[1], self.heads[1]
 
+    @property
+    def text(self) -> str:
+        """A description of the part, without axes that are not split."""
+        return part_text(self.part, self.counts)
+
     def file(self, path: Path) -> Path:
         """Return the path of this part's file in a folder, and create the folder if necessary.
 
