@@ -264,7 +264,9 @@ def test_the_version_of_what_is_not_installed_is_unknown(
         pytest.param(["see", "x", "--layer", "-1"], "Invalid value for '--layer'", id="layer"),
         pytest.param(["see", "x", "--head", "a"], "Invalid value for '--head'", id="no number"),
         pytest.param(["see", "x", "--head", "1"], "head is 1 and no layer is given", id="head"),
-        pytest.param(["see", "x", "-m", "./none"], "is no folder here, no packaged model", id="no such model"),
+        pytest.param(
+            ["see", "x", "-m", "./none"], "is no folder here, no packaged model", id="no such model"
+        ),
         pytest.param(["see", "x", "-m", "a/b"], "couldn't connect to", id="hub"),
         pytest.param(["see", "x", "-o", "."], "it is a folder", id="to a folder"),
         pytest.param(

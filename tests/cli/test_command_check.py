@@ -135,7 +135,7 @@ def test_arguments_that_no_name_tells_are_one_clear_error(run: Run) -> None:
     assert err == (
         "regard: attention needs b, c, d, e, f; check knows embeddings, query, key, value, scores, "
         "masks and lengths by their names.\n"
-        "    Pass an example call: regard.check(attention, args=(torch.randn(2, 7, 16),), "
+        "    Pass an example call: regard.check(attention, args=(torch.randn(2, 7, 24),), "
         "kwargs={'b': ..., 'c': ..., 'd': ..., 'e': ..., 'f': ...}).\n"
         "    In a shell: --example example.py:call, where call() returns those args and kwargs.\n"
     )
