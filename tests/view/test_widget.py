@@ -238,6 +238,19 @@ def test_what_waits_for_a_pass_holds_up_nothing_else(
     assert answered.isdisjoint({"column", "heads"})
 
 
+def test_many_columns_hold_up_no_row(
+    widget: PageWidget, sent: "queue.Queue[Any]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_tiles, "AT_ONCE", 0)  # every head is a long one
+    monkeypatch.setattr(
+        head_tiles.HeadTiles, "advance", lambda _, pause: (time.sleep(0.01), pause())
+    )
+    for number in range(50):  # a mean of so many heads
+        widget.take(None, {"id": number, "kind": "column", **HEAD, "key": 2}, [])
+    widget.take(None, {"id": "row", "kind": "row", **HEAD, "query": 3}, [])
+    assert sent.get(timeout=60)[0]["id"] == "row"
+
+
 def test_it_tells_the_notebook_the_page_and_nothing_of_the_numbers(widget: PageWidget) -> None:
     state = widget.get_state()
     assert '"title":"A run"' in state["page"]

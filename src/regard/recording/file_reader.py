@@ -277,8 +277,10 @@ class _Contents:
         except _WRONG as error:
             what = f": {_reason(error)}".replace(": it has ", " has ")
             raise _damaged(self._path, f"layer {layer!r}{what}") from error
-        of_matrix = isinstance(content, AttentionMatrix)
-        tensors = content.source.tensors if of_matrix else cast(Any, content)
+        tensors = cast(Any, content)
+        if isinstance(content, AttentionMatrix):
+            mask = content.mask
+            tensors = (*content.source.tensors, *(() if mask is None else mask.tensors))
         return content, sum(
             each.nbytes for each in ([tensors] if isinstance(tensors, Tensor) else tensors)
         )

@@ -16,8 +16,8 @@ def without_keys(matrix: AttentionMatrix, keys: Sequence[int]) -> AttentionMatri
     """Return a matrix with some keys masked, and without a sink beside the scores.
 
     The softmax is computed again over the other keys, because next to a dominant sink their weights
-    would round to 0. A row that attends to the masked keys alone is 0: a score so low that it masks
-    is one of no other key.
+    would round to 0. A row that attends to the masked keys alone is 0: a bias or a given score so
+    low that it masks (-5,000) is one of no other key, unless all keys of the row are as low.
 
     Example:
         >>> import torch, regard

@@ -22,9 +22,9 @@ class SharedSetting(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         with self._lock:
-            self._count += 1
-            if self._count == 1:
+            if not self._count:
                 self._made.enter_context(self._setting())
+            self._count += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:

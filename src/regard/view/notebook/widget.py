@@ -26,7 +26,8 @@ from regard.view.tiles.protocol import QUESTIONS
 
 _MIB = 2**20
 _MOST_WAITING = 1000
-_MOST_THREADS = 40  # as Starlette has; all but one of them wait
+_MOST_THREADS = 40  # as Starlette has
+_QUICK = ("row", "tile", "steps")  # have threads of their own: the page may ask for many columns
 _MOST_WEIGHTS = 2**28  # whose means take a few seconds
 
 
@@ -48,7 +49,9 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
         # First, for a widget that cannot be made is closed all the same.
         seen = seen.apart()
         self._answers = Answers(seen, limit=128 * _MIB)
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, "regard")
+        self._quick, self._long = (
+            ThreadPoolExecutor(count, "regard") for count in (len(_QUICK), _MOST_THREADS)
+        )
         self._waiting: set[str] = set()
         live, self.still = _pages(seen, title)
         super().__init__(page=live, title=title)
@@ -63,7 +66,8 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
             self._waiting.discard(name)
         elif len(self._waiting) < _MOST_WAITING:
             self._waiting.add(name)
-            self._threads.submit(self._answer, question, name)
+            threads = self._quick if question.get("kind") in _QUICK else self._long
+            threads.submit(self._answer, question, name)
         else:
             self.send({"id": question.get("id"), "error": "too much is asked at once."})
 
@@ -76,7 +80,8 @@ class PageWidget(anywidget.AnyWidget):  # pyright: ignore[reportUntypedBaseClass
     def close(self) -> None:
         """Stop the background work, and close the widget."""
         self._waiting.clear()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._quick, self._long):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._answers.close()
         super().close()
 

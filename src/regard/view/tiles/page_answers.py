@@ -47,7 +47,7 @@ from regard.view.tiles.query_steps import query_steps
 MIB = 2**20
 _LOOK_AGAIN = 0.25  # seconds
 # A question waits, at each of its pauses, while one of a lower rank is answered. Quick ones go one
-# after the other, whatever memory each takes; of long ones one may only wait for what others do.
+# after the other, whatever memory each takes; long ones of one rank share the time.
 _QUICK, _LONG, _KINDS = range(3)
 _MOST_CELLS = 2**24  # of a head whose small map is exact: some 50 ms each
 _SAMPLED_ROWS = 256

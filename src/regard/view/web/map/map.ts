@@ -184,6 +184,7 @@ export class HeadMap {
     const { context } = this;
     const type = [10, 11, 12, 16][[40, 50, 100].filter((width) => frame.cellWidth >= width).length];
     context.font = `${type}px ${this.session.look.mono}`;
+    context.letterSpacing = "0px";
     context.textAlign = "center";
     context.textBaseline = "middle";
     for (let query = top; query < bottom; query++) {
