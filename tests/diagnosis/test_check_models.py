@@ -133,6 +133,12 @@ def test_heads_side_by_side_are_one_attention() -> None:
     assert f"{HEADS} heads of" in str(regard.check(Heads()))
 
 
+@pytest.mark.parametrize("seed", [15, 33])  # two neighbours of 2,048 are 0 for the first inputs
+def test_numbers_that_a_relu_leaves_out_of_few_tokens_are_not_idle(seed: int) -> None:
+    torch.manual_seed(seed)
+    assert regard.check(nn.TransformerEncoderLayer(16, 2, batch_first=True)).ok
+
+
 @pytest.mark.full
 def test_a_layer_of_pytorch_has_no_line_of_its_caller() -> None:
     report = regard.check(nn.TransformerEncoderLayer(DIM, HEADS, batch_first=True))
