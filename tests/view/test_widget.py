@@ -216,13 +216,19 @@ def test_what_is_forgotten_is_not_answered(widget: PageWidget, sent: "queue.Queu
     assert len(answered) < 41
 
 
-def test_what_waits_for_a_pass_holds_up_nothing_else(
-    widget: PageWidget, sent: "queue.Queue[Any]", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(head_tiles, "AT_ONCE", 0)  # every head is a long one
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every head is a long one, and its pass never ends."""
+    monkeypatch.setattr(head_tiles, "AT_ONCE", 0)
     monkeypatch.setattr(
         head_tiles.HeadTiles, "advance", lambda _, pause: (time.sleep(0.01), pause())
     )
+
+
+@pytest.mark.usefixtures("endless")
+def test_what_waits_for_a_pass_holds_up_nothing_else(
+    widget: PageWidget, sent: "queue.Queue[Any]"
+) -> None:
     part = {"level": 0, "row": 0, "column": 0}
     widget.take(None, {"id": "progress", "kind": "progress", **HEAD}, [])
     assert sent.get(timeout=60)[0]["id"] == "progress"
@@ -238,13 +244,8 @@ def test_what_waits_for_a_pass_holds_up_nothing_else(
     assert answered.isdisjoint({"column", "heads"})
 
 
-def test_many_columns_hold_up_no_row(
-    widget: PageWidget, sent: "queue.Queue[Any]", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(head_tiles, "AT_ONCE", 0)  # every head is a long one
-    monkeypatch.setattr(
-        head_tiles.HeadTiles, "advance", lambda _, pause: (time.sleep(0.01), pause())
-    )
+@pytest.mark.usefixtures("endless")
+def test_many_columns_hold_up_no_row(widget: PageWidget, sent: "queue.Queue[Any]") -> None:
     for number in range(50):  # a mean of so many heads
         widget.take(None, {"id": number, "kind": "column", **HEAD, "key": 2}, [])
     widget.take(None, {"id": "row", "kind": "row", **HEAD, "query": 3}, [])

@@ -101,7 +101,7 @@ def keep(image: "Image | Picture", name: str = "", *, data: bool = True) -> Pict
     """
     if isinstance(image, Picture):
         return image
-    pillow = _pillow()
+    pillow = pillow_library()
     if not isinstance(image, pillow.Image):
         raise TypeError(
             f"image is {kind_text(image)}; it must be an image of Pillow.\n"
@@ -148,7 +148,7 @@ def decode(source: "str | Path | bytes", name: str = "") -> "Image":
         >>> image.mode, image.size
         ('RGB', (3, 2))
     """
-    pillow, ops = _pillow(), import_module("PIL.ImageOps")
+    pillow, ops = pillow_library(), import_module("PIL.ImageOps")
     name = visible(name or (str(source) if not isinstance(source, bytes) else "the picture"))
     try:
         content = _content(source, name)
@@ -225,5 +225,6 @@ def _to_8_bits(value: Any) -> Any:
     return value * (255 / _WHITE)
 
 
-def _pillow() -> Any:
+def pillow_library() -> Any:
+    """Return the module of Pillow's images; raise a RegardError if it is not installed."""
     return optional_module("PIL.Image", "pictures need Pillow", "'regard[images]'")

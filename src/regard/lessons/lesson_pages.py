@@ -8,7 +8,7 @@ from typing import Literal
 
 _NAME = re.compile(r"(\d+)_(\w+)\.md")
 _FIGURE = re.compile(r"^!\[(?P<description>.*)\]\(figures/(?P<name>\S+)\)\n", re.MULTILINE)
-# What ends a piece of text: a block, a figure, the first or the last line of a solution.
+# A piece of text ends at a block, at a figure, and at the first or last line of a solution.
 _MARK = re.compile(
     r"^```(?P<language>\w+)\n(?P<block>(?s:.*?))^```\n|^</?details>\n(?:<summary>.*\n)?|"
     + _FIGURE.pattern,

@@ -14,6 +14,7 @@ from regard.capture.locating import locate
 from regard.capture.observer import observe
 from regard.errors import RegardError, optional_module
 from regard.images.picture import keep as keep_picture
+from regard.images.picture import pillow_library
 from regard.models.pretrained import (
     Packaged,
     check_device,
@@ -84,7 +85,7 @@ class PretrainedVision:
                 text, or reads none.
         """
         name, transformers = str(model), transformers_library()
-        optional_module("PIL.Image", "pictures need Pillow", "'regard[images]'")
+        pillow_library()
         check_device(device)
         if name == DEFAULT_VISION_MODEL and not reads_text:
             loaded, processor = _packaged_dinov2(transformers)

@@ -102,8 +102,8 @@ class _Search:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        # Of each mask the form, with the meaning that the runs showed; all forms of a mask that
-        # could be read in none.
+        # Each mask has one form, with the meaning that the runs showed, or all its forms if none
+        # of them could be read.
         self._mask_forms: tuple[tuple[Form, ...], ...] = ()
 
     def computed(self) -> Computed:
